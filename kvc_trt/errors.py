@@ -1,0 +1,36 @@
+"""The exceptions that reach a user, and the exit code of each.
+
+Every message is one line: what is wrong, where, what was expected against what was found.
+`hint` is the next command or the way out; the CLI prints it on a line of its own.
+"""
+
+from __future__ import annotations
+
+
+class KvcError(Exception):
+    """Base of every error that kvc-trt raises on purpose."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class VerificationFailed(KvcError):
+    """The engine ran, and its answers are outside the recorded thresholds."""
+
+    exit_code = 1
+
+
+class InputError(KvcError):
+    """Wrong usage, or an input (file, field, prompt) that cannot be right."""
+
+    exit_code = 2
+
+
+class UnsupportedEnvironment(KvcError):
+    """The request is valid, but this machine cannot carry it out."""
+
+    exit_code = 3

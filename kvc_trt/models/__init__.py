@@ -1,0 +1,1 @@
+"""What a model is: its architecture, its weights, where both come from."""
