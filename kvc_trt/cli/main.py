@@ -1,0 +1,134 @@
+"""The `kvc-trt` command: finds the subcommand, and turns every outcome into one line and an exit code.
+
+Subcommands are imported when they are asked for, so that `--help` needs click alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+import click
+
+from kvc_trt import __version__
+from kvc_trt.errors import KvcError
+
+COMMANDS = {
+    "build": "Build an engine directory from a checkpoint and a KV-cache policy.",
+    "run": "Generate text with an engine.",
+    "verify": "Check an engine against the PyTorch reference, from single ops up to tasks.",
+    "profile": "Measure an engine's speed and memory beside the floor and the dense twin.",
+    "plan": "Predict cache size, traffic and the floor; needs neither weights nor a GPU.",
+    "inspect": "Check an engine's integrity and show what it holds.",
+    "models": "List the model presets.",
+    "policies": "List the KV-cache policies.",
+    "doctor": "Say which backends this machine can use, and what is missing.",
+}
+EXIT_CODES = """\b
+Exit codes:
+  0    done (for build also: the engine is up to date)
+  1    verification failed
+  2    wrong usage or wrong input
+  3    the request is valid, but this machine cannot carry it out
+  70   internal error; KVC_TRT_TRACEBACK=1 shows the traceback
+  130  interrupted (143 when terminated); nothing is left half-written"""
+INTERNAL_ERROR, INTERRUPTED, TERMINATED = 70, 130, 143
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and one-line help, and imports one when it is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Names in the order a user meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Import the command's module; None for an unknown name."""
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"kvc_trt.cli.{name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve the first argument, suggesting the nearest command for a mistyped one."""
+        if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
+            near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+            suggestion = f"; did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"no such command '{arguments[0]}'{suggestion}", context)
+        return super().resolve_command(context, arguments)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command list without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True},
+)
+@click.version_option(__version__, prog_name="kvc-trt")
+def group() -> None:
+    """Compile long-context LLMs into engines that decode from a compressed KV cache."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; a user's mistake is one line on stderr, never a traceback."""
+    try:
+        result = group.main(list(arguments) if arguments is not None else None, "kvc-trt", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except KvcError as error:
+        return _report(error.message, error.hint, error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help" if context is not None else None
+        return _report(error.format_message(), hint, error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _report("interrupted", None, INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): stop quietly, and keep the interpreter from flushing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("KVC_TRT_TRACEBACK") == "1":
+            raise
+        return _report(
+            f"internal error: {type(error).__name__}: {error}",
+            "this is a bug in kvc-trt; set KVC_TRT_TRACEBACK=1 to see the traceback and report it",
+            INTERNAL_ERROR,
+        )
+
+
+def _report(message: str, hint: str | None, code: int) -> int:
+    print(f"error: {_one_line(message)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {_one_line(hint)}", file=sys.stderr)
+    return code
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    # SystemExit unwinds the stack, so every `finally` removes what it had begun to write.
+    raise SystemExit(TERMINATED)

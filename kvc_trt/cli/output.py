@@ -1,0 +1,52 @@
+"""What commands print: JSON alone on stdout, aligned tables, sizes for people; progress goes to stderr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from kvc_trt.progress import Progress, progress_on
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def json_option(function: Function) -> Function:
+    """Add `--json` (parameter name `as_json`) to a command."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON alone on stdout.")(function)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document; NaN and infinities are refused (they are not JSON)."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> str:
+    """Return an aligned text table; columns whose index is in `right` are right-aligned."""
+    lines = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *lines, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = (
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join(aligned).rstrip()
+
+    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, lines)])
+
+
+def size(count: float) -> str:
+    """Return bytes for people, in powers of 1024: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def progress() -> Progress:
+    """Return the progress display for this terminal: animated on a terminal, plain lines elsewhere."""
+    return progress_on()

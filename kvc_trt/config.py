@@ -1,0 +1,119 @@
+"""The one schema of a build: what a YAML file, `--set` and the flags may say, and how they are laid over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvc_trt.errors import InputError
+from kvc_trt.schema import read_mapping, suggest, validated
+
+__all__ = ["OVERRIDES", "POLICY_INPUTS", "BuildConfig", "layered", "parse_settings", "read_configuration", "suggest"]
+
+OVERRIDES = ("prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers")
+"""Derived numbers of a policy that a user may set one by one."""
+
+POLICY_INPUTS = ("policy", "token_budget", "max_input_len", "max_output_len", "split", *OVERRIDES)
+"""Everything the resolved parameters follow from, besides the model and `dense_until`."""
+
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class BuildConfig(BaseModel):
+    """One build. None means: the preset's value, or what the policy derives."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: str = Field(min_length=1)
+    """A preset's name, or a Hugging Face directory."""
+    policy: str = "rocketkv"
+    token_budget: Positive | None = None
+    max_input_len: Positive | None = None
+    max_output_len: Positive | None = None
+    max_batch_size: Positive = 8
+    split: Literal["adaptive"] | Annotated[float, Field(gt=0, lt=1)] = "adaptive"
+    dense_until: Count | Literal["auto"] | None = None
+    backend: Literal["auto", "onnxruntime", "tensorrt", "tensorrt-llm", "torch", "reference"] = "auto"
+    weights: Literal["auto", "fp32", "fp16", "int8", "int4"] = "auto"
+    checkpoint: str | None = None
+    revision: str | None = None
+    random_weights: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    verify: bool = True
+    """Run the quick ladder after the build. Not part of the engine's identity."""
+
+    prompt_budget: Positive | None = None
+    page_size: Positive | None = None
+    top_r: Positive | None = None
+    top_k: Positive | None = None
+    pool_kernel: Positive | None = None
+    window: Positive | None = None
+    skip_layers: Count | None = None
+
+    @model_validator(mode="after")
+    def _one_source_of_weights(self) -> BuildConfig:
+        if self.random_weights is not None and self.checkpoint is not None:
+            raise ValueError("checkpoint and random_weights exclude each other")
+        return self
+
+    def overrides(self) -> dict[str, int]:
+        """Return the derived numbers that were set by hand."""
+        return {name: value for name in OVERRIDES if (value := getattr(self, name)) is not None}
+
+    def stored(self) -> dict[str, Any]:
+        """Return what an engine records and a replay reads: every setting given, without `verify`."""
+        return self.model_dump(exclude={"verify"}, exclude_none=True)
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """Parse `--set key=value` arguments; values are read as YAML scalars (`8`, `auto`, `0.25`)."""
+    import yaml
+
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not separator or not key:
+            raise InputError(f"--set {setting}: expected key=value")
+        if key not in BuildConfig.model_fields:
+            raise InputError(f"--set {setting}: unknown key '{key}'{suggest(key, BuildConfig.model_fields)}")
+        if key in parsed:
+            raise InputError(f"--set {setting}: '{key}' is set twice")
+        try:
+            parsed[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(f"--set {setting}: the value is not a YAML scalar") from error
+    return parsed
+
+
+def read_configuration(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a build's YAML file or an engine's config.json: (settings, the derived numbers the engine recorded)."""
+    mapping = read_mapping(path)
+    if "kv_compression" not in mapping:
+        return mapping, {}
+    recorded = mapping.get("build_config")
+    settings = recorded.get("kvc_trt") if isinstance(recorded, dict) else None
+    compression = mapping["kv_compression"]
+    parameters = compression.get("parameters") if isinstance(compression, dict) else None
+    if not isinstance(settings, dict) or not isinstance(parameters, dict):
+        raise InputError(f"{path}: expected an engine's config.json with build_config.kvc_trt and kv_compression")
+    return dict(settings), dict(parameters)
+
+
+def layered(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> BuildConfig:
+    """Return the build that `layers` of (source, settings) describe, later ones winning.
+
+    Each layer is checked alone first, so that an error names the file or flag it stands in.
+    """
+    merged: dict[str, Any] = {}
+    sources: list[str] = []
+    for source, settings in layers:
+        if settings:
+            validated(BuildConfig, {"model": "any", **settings}, source)
+            sources.append(source)
+        merged.update(settings)
+    if "model" not in merged:
+        raise InputError("no model given", hint="--model NAME (see `kvc-trt models`) or --model DIRECTORY")
+    return validated(BuildConfig, merged, ", ".join(sources))

@@ -1,0 +1,125 @@
+"""How long work says how far it is: a protocol, a silent form, a form for logs and an animated one.
+
+Libraries take a `Progress` and never print themselves; the command line chooses the form (`progress_on`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichBar
+
+Advance = Callable[[int], None]
+"""Called with the amount of work done since the last call, in the unit of the task's total."""
+
+SECONDS_BETWEEN_LINES = 5.0
+SECONDS_WORTH_REPORTING = 1.0
+
+
+class Progress(Protocol):
+    """Where a long task reports."""
+
+    def task(self, description: str, total: int | None) -> AbstractContextManager[Advance]:
+        """Open one task of `total` units (None: unknown) and yield its `advance(n)`."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Say one thing that is worth a line of its own."""
+        ...
+
+
+class NullProgress:
+    """Says nothing."""
+
+    @contextlib.contextmanager
+    def task(self, description: str, total: int | None) -> Iterator[Advance]:
+        """Ignore the task."""
+        yield lambda amount: None
+
+    def note(self, message: str) -> None:
+        """Ignore the message."""
+
+
+class LineProgress:
+    """Plain lines for logs: one every few seconds, one at the end of whatever took over a second."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+
+    @contextlib.contextmanager
+    def task(self, description: str, total: int | None) -> Iterator[Advance]:
+        """Print `description: 40%` now and then."""
+        started = last = time.monotonic()
+        done = 0
+
+        def advance(amount: int) -> None:
+            nonlocal done, last
+            done += amount
+            now = time.monotonic()
+            if now - last >= SECONDS_BETWEEN_LINES:
+                last = now
+                self.note(f"{description}: {_share(done, total)}")
+
+        yield advance
+        seconds = time.monotonic() - started
+        if seconds >= SECONDS_WORTH_REPORTING:
+            self.note(f"{description}: done in {seconds:.1f} s")
+
+    def note(self, message: str) -> None:
+        """Print one line."""
+        print(message, file=self._stream, flush=True)
+
+
+class RichProgress:
+    """An animated bar per task on a terminal; a finished task leaves no line behind, notes stay."""
+
+    def __init__(self) -> None:
+        self._bar: RichBar | None = None
+
+    @contextlib.contextmanager
+    def task(self, description: str, total: int | None) -> Iterator[Advance]:
+        """Draw a bar with the share done and the time left."""
+        bar, outermost = self._bar or _new_bar(), self._bar is None
+        if outermost:
+            bar.start()
+            self._bar = bar
+        identifier = bar.add_task(description, total=total)
+        try:
+            yield lambda amount: bar.advance(identifier, amount)
+        finally:
+            bar.remove_task(identifier)
+            if outermost:
+                bar.stop()
+                self._bar = None
+
+    def note(self, message: str) -> None:
+        """Print one line above the bars."""
+        if self._bar is None:
+            print(message, file=sys.stderr, flush=True)
+        else:
+            self._bar.console.print(message, markup=False, highlight=False)
+
+
+def progress_on(stream: TextIO | None = None) -> Progress:
+    """Return the animated form where `stream` (default stderr) is a terminal, plain lines elsewhere."""
+    stream = stream if stream is not None else sys.stderr
+    return RichProgress() if stream.isatty() else LineProgress(stream)
+
+
+def _new_bar() -> RichBar:
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichBar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return RichBar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+
+
+def _share(done: int, total: int | None) -> str:
+    return f"{100 * done / total:.0f}%" if total else f"{done} done"

@@ -1,0 +1,90 @@
+"""Strict reading of configuration files: no unknown keys, no repeated keys, and errors that name the nearest key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvc_trt.errors import InputError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+    Schema = TypeVar("Schema", bound=BaseModel)
+else:
+    Schema = TypeVar("Schema")
+
+LARGEST_CONFIGURATION = 4 << 20
+"""Bytes; a configuration file beyond this is not one."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML (or JSON) file that holds one mapping; repeated keys are errors.
+
+    Raises InputError for a missing, oversized or malformed file.
+    """
+    import yaml
+
+    try:
+        if path.stat().st_size > LARGEST_CONFIGURATION:
+            raise InputError(f"{path}: a configuration file of more than {LARGEST_CONFIGURATION >> 20} MiB")
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{path} must hold one mapping of names to values")
+    return value
+
+
+def validated(schema: type[Schema], mapping: Mapping[str, Any], source: str) -> Schema:
+    """Return `schema` filled from `mapping`; every problem becomes an InputError that names `source` and the key."""
+    from pydantic import ValidationError
+
+    try:
+        return schema.model_validate(dict(mapping))
+    except ValidationError as error:
+        raise InputError(f"{source}: {_first_problem(error, schema)}") from error
+
+
+def _first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
+    problem = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in problem["loc"][:1])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{suggest(key, schema.model_fields)}"
+    if problem["type"] == "missing":
+        return f"missing key '{key}'"
+    found = "" if isinstance(problem["input"], dict) else f", found {problem['input']!r}"
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{key}: {message}{found}" if key else message
+
+
+def _loader() -> type[Any]:
+    """SafeLoader that refuses a key given twice (YAML would silently keep the last)."""
+    import yaml
+
+    class UniqueKeyLoader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not text", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is repeated", key_node.start_mark)
+            seen.add(key)
+        return loader.construct_mapping(node, deep=True)
+
+    UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    return UniqueKeyLoader
