@@ -1,0 +1,121 @@
+"""What every source of weights offers, which tensors a decoder needs, and the check that they are there.
+
+Nothing here holds a model in memory: a source hands out one tensor, or a range of its rows, at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+from kvc_trt.models.config import ModelConfig
+
+Array = NDArray[Any]
+FLOAT_DTYPES = ("float32", "float16", "bfloat16")
+CHUNK_ELEMENTS = 1 << 23
+"""Elements in one chunk of rows: 32 MiB of float32."""
+
+# Tensors that some exporters store although they follow from the configuration.
+_HARMLESS = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*\.self_attn\.(bias|masked_bias)")
+
+
+class WeightSource(Protocol):
+    """Tensors by Hugging Face name, read on demand."""
+
+    def names(self) -> list[str]:
+        """Every tensor of the source."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape as stored: matrices are [out, in]."""
+        ...
+
+    def dtype(self, name: str) -> str:
+        """`float32`, `float16` or `bfloat16`."""
+        ...
+
+    def read(self, name: str) -> Array:
+        """The whole tensor: float32, float16 or `ml_dtypes.bfloat16`."""
+        ...
+
+    def read_rows(self, name: str, start: int, stop: int) -> Array:
+        """`read(name)[start:stop]` without reading the rest; the values never depend on how a tensor is cut."""
+        ...
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) that is equal for two sources only if all their tensors are equal."""
+        ...
+
+
+def row_chunks(shape: tuple[int, ...], elements: int = CHUNK_ELEMENTS) -> Iterator[tuple[int, int]]:
+    """Ranges [start, stop) that cover the first axis, each about `elements` elements large."""
+    rows = shape[0]
+    step = max(1, elements // max(1, int(np.prod(shape[1:], dtype=np.int64))))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor the decoder reads, in the order it reads them."""
+    hidden = config.hidden_size
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_hidden_layers):
+        tensors |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_tensors(config).items()}
+    tensors["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        tensors["lm_head.weight"] = (config.vocab_size, hidden)
+    return tensors
+
+
+def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_attention_heads * config.head_size, config.num_key_value_heads * config.head_size
+    tensors: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
+    for projection, width in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
+        tensors[f"self_attn.{projection}.weight"] = (width, hidden)
+        if config.qkv_bias:
+            tensors[f"self_attn.{projection}.bias"] = (width,)
+    if config.qk_norm:
+        tensors |= {f"self_attn.{name}_norm.weight": (config.head_size,) for name in ("q", "k")}
+    tensors["self_attn.o_proj.weight"] = (hidden, query)
+    if config.output_bias:
+        tensors["self_attn.o_proj.bias"] = (hidden,)
+    tensors["post_attention_layernorm.weight"] = (hidden,)
+    tensors |= {"mlp.gate_proj.weight": (inner, hidden), "mlp.up_proj.weight": (inner, hidden)}
+    tensors["mlp.down_proj.weight"] = (hidden, inner)
+    return tensors
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Number of weights of the model (a tied embedding counts once)."""
+    return sum(int(np.prod(shape, dtype=np.int64)) for shape in expected_tensors(config).values())
+
+
+def check_weights(config: ModelConfig, source: WeightSource) -> None:
+    """Raise `InputError` unless the source holds exactly the decoder's tensors, in their shapes, as floats.
+
+    Copies of what the configuration already says (rotary tables, the head of a tied embedding) are ignored.
+    """
+    expected, found = expected_tensors(config), set(source.names())
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise InputError(f"weights: {_listing(missing)} missing; {config.architecture} needs {len(expected)} tensors")
+    harmless = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    extra = sorted(name for name in found - set(expected) - harmless if not _HARMLESS.fullmatch(name))
+    if extra:
+        raise InputError(f"weights: {_listing(extra)} not part of the {config.architecture} that config.json describes")
+    for name, shape in expected.items():
+        if tuple(source.shape(name)) != shape:
+            raise InputError(f"weights: {name} has shape {list(source.shape(name))}, expected {list(shape)}")
+        if source.dtype(name) not in FLOAT_DTYPES:
+            raise InputError(f"weights: {name} is {source.dtype(name)}, expected one of {', '.join(FLOAT_DTYPES)}")
+
+
+def _listing(names: list[str], shown: int = 3) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(repr(name)[1:-1] for name in names[:shown]) + rest
