@@ -1,0 +1,168 @@
+"""What an engine would store, read and reach, computed from its resolved parameters: no weights, no GPU, no execution."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.profile import floor
+from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost
+from kvc_trt.profile.model_size import cache_itemsize, count_parameters, token_cache_bytes, weight_bytes
+from kvc_trt.profile.traffic import RowTraffic, cache_bytes, full_cache_bytes, row_traffic
+
+BATCHES = (1, 8, 32)
+ASSUMED_OVERHEADS_US = (5, 10, 20)
+"""Time of scoring and selection per layer beyond the dense kernel, assumed for the break-even context."""
+
+ASSUMPTIONS = (
+    "floors are modelled: bytes moved over the published bandwidth; good kernels reach 75-90% of them",
+    "a row is at its longest: max_input_len + max_output_len tokens",
+    "the ceiling is the best possible speed-up over an ideal dense step of the same engine",
+    "fits: weights and caches within 90% of the memory; the largest batch keeps one layer's full prompt free for prefill",
+    "break-even: the overhead per layer is assumed, not measured, and taken not to grow with the batch",
+)
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """The two sides that every line of a plan compares."""
+
+    resident_weights: float
+    dense: StepCost
+    compressed: StepCost
+    dense_row: int
+    """Bytes of one row's full cache."""
+    compressed_row: int
+    """Bytes of one row's compressed cache, page bounds included."""
+    prefill_bytes: float
+    """One layer's keys and values of the longest prompt, alive while it is compacted."""
+
+
+def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) -> dict[str, Any]:
+    """Return the plan as a JSON-able mapping; sizes in bytes, times in milliseconds.
+
+    `weights` is one of `model_size.WEIGHT_FORMATS`; it decides the cache's element size as well.
+    """
+    itemsize = cache_itemsize(weights)
+    tokens = parameters.max_sequence_len
+    traffic = row_traffic(model, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
+    costs = _costs(model, parameters, weights, traffic)
+    stored = cache_bytes(model, parameters, itemsize)
+    return {
+        "model": _describe_model(model),
+        "policy": {
+            **asdict(parameters),
+            "max_sequence_len": tokens,
+            "dense_limit": parameters.dense_limit,
+            "pages": parameters.num_pages() if parameters.decode_selection == "hybrid" else 0,
+        },
+        "weights": {
+            "format": weights,
+            "parameters": count_parameters(model).total,
+            "resident_bytes": round(costs.resident_weights),
+            "read_bytes_per_step": round(costs.dense.weight_bytes),
+        },
+        "cache": {
+            "bytes_per_element": itemsize,
+            "full_bytes_per_row": costs.dense_row,
+            "compressed_bytes_per_row": costs.compressed_row,
+            "keys_values_bytes_per_row": stored.keys_values,
+            "page_bounds_bytes_per_row": stored.page_bounds,
+            "batches": [
+                {
+                    "batch": batch,
+                    "full_bytes": batch * costs.dense_row,
+                    "compressed_bytes": batch * costs.compressed_row,
+                }
+                for batch in BATCHES
+            ],
+        },
+        "traffic": {
+            "full_pairs_per_layer": tokens,
+            "pairs_per_layer": traffic.pairs,
+            "entries_per_layer": traffic.entries,
+            "full_bytes_per_row": round(costs.dense.row_bytes),
+            "bytes_per_row": round(costs.compressed.row_bytes),
+        },
+        "speed": [_speed(costs, accelerator, batch) for accelerator in ACCELERATORS for batch in BATCHES],
+        "largest_batch": [_largest_batch(costs, accelerator) for accelerator in ACCELERATORS],
+        "break_even": _break_even(model, parameters, itemsize, traffic.pairs),
+        "assumptions": list(ASSUMPTIONS),
+    }
+
+
+def _describe_model(model: ModelConfig) -> dict[str, Any]:
+    return {
+        "architecture": model.architecture,
+        "layers": model.num_hidden_layers,
+        "query_heads": model.num_attention_heads,
+        "kv_heads": model.num_key_value_heads,
+        "head_size": model.head_size,
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+    }
+
+
+def _costs(model: ModelConfig, parameters: PolicyParameters, weights: str, traffic: RowTraffic) -> _Costs:
+    itemsize = cache_itemsize(weights)
+    size = weight_bytes(model, weights)
+    counts = count_parameters(model)
+    flops = 2.0 * (counts.linear + counts.lm_head)
+    dense_row = full_cache_bytes(model, parameters.max_sequence_len, itemsize)
+    return _Costs(
+        resident_weights=size.resident,
+        dense=StepCost(size.per_step, dense_row, flops),
+        compressed=StepCost(size.per_step, traffic.bytes, flops),
+        dense_row=dense_row,
+        compressed_row=cache_bytes(model, parameters, itemsize).total,
+        prefill_bytes=parameters.max_input_len * token_cache_bytes(model, itemsize),
+    )
+
+
+def _speed(costs: _Costs, accelerator: Accelerator, batch: int) -> dict[str, Any]:
+    def side(cost: StepCost, row_bytes: int) -> dict[str, Any]:
+        seconds = floor.floor_seconds(cost, batch, accelerator.bandwidth, accelerator.flops_16bit)
+        resident = costs.resident_weights + batch * row_bytes
+        return {
+            "floor_ms": 1e3 * seconds,
+            "floor_tokens_per_s": batch / seconds,
+            "fits": floor.fits(accelerator, resident),
+        }
+
+    return {
+        "accelerator": accelerator.name,
+        "batch": batch,
+        "full": side(costs.dense, costs.dense_row),
+        "compressed": side(costs.compressed, costs.compressed_row),
+        "ceiling_speedup": floor.ceiling_speedup(costs.dense, costs.compressed, batch),
+    }
+
+
+def _largest_batch(costs: _Costs, accelerator: Accelerator) -> dict[str, Any]:
+    def rows(row_bytes: int) -> int:
+        return floor.largest_batch(accelerator, costs.resident_weights, row_bytes, costs.prefill_bytes)
+
+    return {"accelerator": accelerator.name, "full": rows(costs.dense_row), "compressed": rows(costs.compressed_row)}
+
+
+def _break_even(model: ModelConfig, parameters: PolicyParameters, itemsize: int, pairs: float) -> list[dict[str, Any]]:
+    """No selection, no overhead: a policy without decode selection is never slower than dense in this model."""
+    if parameters.decode_selection == "dense":
+        return []
+    token = token_cache_bytes(model, itemsize)
+    return [
+        {
+            "accelerator": accelerator.name,
+            "batch": batch,
+            "overhead_us_per_layer_assumed": overhead,
+            "context_tokens": round(
+                floor.break_even_tokens(pairs, overhead * 1e-6, accelerator.bandwidth, token, batch)
+            ),
+        }
+        for accelerator in ACCELERATORS
+        for batch in BATCHES
+        for overhead in ASSUMED_OVERHEADS_US
+    ]
