@@ -1,0 +1,139 @@
+"""An engine directory, opened: everything is checked first, and only then does anybody load a byte of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt import __version__
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.files import read_bytes
+from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, check_files, file_records, read_manifest, rebuild_hint
+from kvc_trt.errors import InputError
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.progress import Progress
+from kvc_trt.schema import validated
+
+if TYPE_CHECKING:
+    from kvc_trt.graph.state import StateTensor
+    from kvc_trt.graph.weights import EngineWeights
+
+CONFIG_FILE, PREFILL_FILE, DECODE_FILE = "config.json", "prefill.onnx", "decode.onnx"
+WEIGHTS_FILE, TOKENIZER_DIRECTORY = "weights.safetensors", "tokenizer"
+REQUIRED_FILES = (CONFIG_FILE, PREFILL_FILE, DECODE_FILE, WEIGHTS_FILE)
+LARGEST_CONFIG = 16 << 20
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A checked engine directory. Make one with `Engine.open`."""
+
+    path: Path
+    config: Mapping[str, Any]
+    """config.json: version, pretrained_config, build_config, kv_compression."""
+    manifest: Mapping[str, Any]
+    files: Mapping[str, FileRecord]
+    model: ModelConfig
+    parameters: PolicyParameters
+    build: BuildConfig
+
+    @classmethod
+    def open(cls, path: str | Path, *, progress: Progress | None = None) -> Engine:
+        """Check the whole directory (version, names, links, sizes, hashes of every file) and return it.
+
+        Raises InputError saying what was expected, what was found, and the command that rebuilds.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            state = "is not a directory" if path.exists() else "does not exist"
+            raise InputError(f"{path} {state}; expected an engine directory", hint="build one: kvc-trt build --help")
+        if not (path / MANIFEST_FILE).exists():
+            raise InputError(f"{path} is not an engine directory: it has no {MANIFEST_FILE}")
+        manifest = read_manifest(path)
+        files = file_records(manifest, path / MANIFEST_FILE)
+        check_files(path, files, progress)
+        for name in REQUIRED_FILES:
+            if name not in files:
+                raise InputError(f"{path}: the manifest lists no {name}", hint=rebuild_hint(path))
+        config = _read_config(path)
+        return cls(path, config, manifest, files, *_interpret(config, path / CONFIG_FILE))
+
+    @property
+    def prefill_path(self) -> Path:
+        """The prefill graph."""
+        return self.path / PREFILL_FILE
+
+    @property
+    def decode_path(self) -> Path:
+        """The decode graph."""
+        return self.path / DECODE_FILE
+
+    @property
+    def weights_path(self) -> Path:
+        """The weights both graphs refer to."""
+        return self.path / WEIGHTS_FILE
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """tokenizer.json, or None for an engine built without one (prompts are token ids then)."""
+        name = f"{TOKENIZER_DIRECTORY}/tokenizer.json"
+        return self.path / name if name in self.files else None
+
+    @property
+    def backend(self) -> str:
+        """The backend this engine was built for."""
+        return str(self.config["build_config"]["kvc_trt"]["backend"])
+
+    @cached_property
+    def state(self) -> tuple[StateTensor, ...]:
+        """Every decode state tensor, in the order of config.json: allocate, bind and count bytes from this alone."""
+        from kvc_trt.graph.state import StateTensor
+
+        return tuple(
+            StateTensor(**{**entry, "shape": tuple(entry["shape"])}) for entry in self.config["kv_compression"]["state"]
+        )
+
+    def weights(self) -> EngineWeights:
+        """Return the engine's own weights as a source of float32 tensors, dequantised when read."""
+        from kvc_trt.graph.weights import EngineWeights
+
+        return EngineWeights(self.weights_path)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(read_bytes(path / CONFIG_FILE, LARGEST_CONFIG))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path / CONFIG_FILE} is not valid JSON", hint=rebuild_hint(path)) from error
+    if not isinstance(config, dict) or config.get("version") != __version__:
+        found = config.get("version") if isinstance(config, dict) else None
+        message = f"{path / CONFIG_FILE}: version {found!r}, expected {__version__!r}"
+        raise InputError(message, hint=rebuild_hint(path))
+    return config
+
+
+def _interpret(config: Mapping[str, Any], source: Path) -> tuple[ModelConfig, PolicyParameters, BuildConfig]:
+    from kvc_trt.models.pretrained_config import from_pretrained_config
+
+    try:
+        model = from_pretrained_config(config["pretrained_config"], source=str(source))
+        parameters = parameters_from(config["kv_compression"]["parameters"], str(source))
+        build = validated(BuildConfig, config["build_config"]["kvc_trt"], f"{source}: build_config.kvc_trt")
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{source} is incomplete: {error}", hint=rebuild_hint(source.parent)) from error
+    return model, parameters, build
+
+
+def parameters_from(mapping: Mapping[str, Any], source: str) -> PolicyParameters:
+    """Return the resolved parameters that config.json records; InputError for missing or unknown names."""
+    names = {field.name for field in dataclasses.fields(PolicyParameters)}
+    if set(mapping) != names:
+        different = ", ".join(sorted(names.symmetric_difference(mapping)))
+        raise InputError(f"{source}: kv_compression.parameters differs from this version's in: {different}")
+    return PolicyParameters(**mapping)

@@ -1,0 +1,115 @@
+"""manifest.json: what an engine consists of, byte by byte, and how it came to be.
+
+The file is its own canonical form (sorted keys, two spaces, one final newline) and carries the SHA-256 of that form
+without the field itself, so no byte of it can change unnoticed. That is integrity, not authenticity: whoever can write
+the directory can also write a new manifest. Engines are executable code; take them from where you take programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvc_trt import __version__
+from kvc_trt.engine.files import check_name, listing, read_bytes, sha256
+from kvc_trt.errors import InputError
+from kvc_trt.progress import NullProgress, Progress
+
+MANIFEST_FILE = "manifest.json"
+LARGEST_MANIFEST = 16 << 20
+SELF_DIGEST = "sha256"
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of the engine."""
+
+    sha256: str
+    size: int
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """Return the one byte form of a JSON document that an engine stores."""
+    text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=True, allow_nan=False)
+    return text.encode("ascii") + b"\n"
+
+
+def sealed(fields: Mapping[str, Any]) -> bytes:
+    """Return manifest.json's bytes for `fields`, the digest of the canonical form added."""
+    return canonical({**fields, SELF_DIGEST: hashlib.sha256(canonical(fields)).hexdigest()})
+
+
+def rebuild_hint(engine: Path) -> str:
+    """Return the command that builds an engine anew from its recorded configuration."""
+    return f"rebuild it: kvc-trt build --config {engine / 'config.json'} -o {engine} --force"
+
+
+def read_manifest(engine: Path) -> dict[str, Any]:
+    """Read manifest.json and check its version and its own digest; InputError for anything else than a whole one."""
+    path = engine / MANIFEST_FILE
+    hint = rebuild_hint(engine)
+    content = read_bytes(path, LARGEST_MANIFEST)
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: damaged, or not a manifest", hint=hint) from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{path} is not a manifest: expected a JSON object", hint=hint)
+    if fields.get("version") != __version__:
+        found = fields.get("version")
+        raise InputError(f"{engine} was built by kvc-trt {found!r}, expected {__version__!r} (this version)", hint=hint)
+    recorded = fields.pop(SELF_DIGEST, None)
+    computed = hashlib.sha256(_canonical_or_empty(fields)).hexdigest()
+    if recorded != computed or content != sealed(fields):
+        raise InputError(f"{path} was changed: its digest is {recorded!r}, its content has {computed!r}", hint=hint)
+    return fields
+
+
+def file_records(fields: Mapping[str, Any], path: Path) -> dict[str, FileRecord]:
+    """Return the manifest's file table, every name and value checked."""
+    files = fields.get("files")
+    if not isinstance(files, dict):
+        raise InputError(f"{path}: 'files' is missing")
+    records = {}
+    for name, entry in files.items():
+        digest, size = (entry.get("sha256"), entry.get("size")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(digest, str) or not _HEX.fullmatch(digest) or type(size) is not int or size < 0:
+            raise InputError(f"{path}: the entry of {name!r} is malformed")
+        records[check_name(name, path)] = FileRecord(digest, size)
+    return records
+
+
+def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progress | None = None) -> None:
+    """Compare every file below `engine` with the manifest: none missing, none more, sizes and hashes equal."""
+    hint = rebuild_hint(engine)
+    found = listing(engine)
+    found.pop(MANIFEST_FILE, None)
+    for name in sorted(records.keys() - found.keys()):
+        raise InputError(f"{engine / name} is missing", hint=hint)
+    for name in sorted(found.keys() - records.keys()):
+        raise InputError(f"{engine / name} is not in the manifest; an engine directory holds nothing else", hint=hint)
+    for name, record in records.items():
+        if found[name] != record.size:
+            message = f"{engine / name} has the wrong size: expected {record.size} bytes, found {found[name]}"
+            raise InputError(message, hint=hint)
+    total = sum(record.size for record in records.values())
+    with (progress or NullProgress()).task(f"checking {engine.name}", total) as advance:
+        for name, record in records.items():
+            digest = sha256(engine / name, advance)
+            if digest != record.sha256:
+                message = f"{engine / name} was changed: expected SHA-256 {record.sha256}, found {digest}"
+                raise InputError(message, hint=hint)
+
+
+def _canonical_or_empty(fields: Mapping[str, Any]) -> bytes:
+    # json.loads accepts NaN, which the canonical form refuses: such a file is simply not a whole manifest.
+    try:
+        return canonical(fields)
+    except ValueError:
+        return b""

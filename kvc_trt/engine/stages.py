@@ -1,0 +1,165 @@
+"""Stages of a build that survive an interruption.
+
+A stage's files are made in a private cache, `~/.cache/kvc-trt` (or `$KVC_TRT_CACHE`), under the digest of everything
+they follow from. A finished stage has a receipt with its files' hashes; the next build of the same inputs checks those
+and goes on behind it. When the engine is put together the files are *moved* there (one rename on the same file system,
+so weights are never written twice; a copy if the cache lies on another one) and the cache entry is removed: it only
+ever holds what an unfinished build left. Entries untouched for a week are dropped by the next build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kvc_trt.engine.files import disk_error, make_durable, sha256, write_durably
+from kvc_trt.engine.manifest import FileRecord, canonical
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.progress import NullProgress, Progress
+
+KEEP_SECONDS = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one stage did."""
+
+    name: str
+    inputs: str
+    """Digest of everything the stage follows from."""
+    seconds: float
+    peak_rss_bytes: int
+    """Largest resident size of the process up to the end of the stage."""
+    files: dict[str, FileRecord] = field(default_factory=dict)
+
+
+def cache_root() -> Path:
+    """Return the private cache directory, made with mode 0700; UnsupportedEnvironment if it is not ours alone."""
+    chosen = os.environ.get("KVC_TRT_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(chosen) if chosen else home / "kvc-trt"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.lstat()
+    except OSError as error:
+        message = f"cannot make the cache directory {root}: {error.strerror}"
+        raise UnsupportedEnvironment(message, hint="set KVC_TRT_CACHE to a directory you may write") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        message = f"the cache {root} must be a directory of yours that nobody else may write"
+        raise UnsupportedEnvironment(message, hint=f"chmod 700 {root}, or set KVC_TRT_CACHE to another directory")
+    return root
+
+
+class Stages:
+    """The stages of one build; use as `with Stages.open(digest) as stages`."""
+
+    def __init__(self, directory: Path, digest: str, progress: Progress) -> None:
+        self.directory = directory
+        self.receipts: list[Receipt] = []
+        self.resumed: list[str] = []
+        self._digest = digest
+        self._progress = progress
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, digest: str, progress: Progress | None = None) -> Iterator[Stages]:
+        """Enter the cache entry of `digest`; one build at a time.
+
+        Raises UnsupportedEnvironment while another process builds the same inputs.
+        """
+        root = cache_root() / "stages"
+        root.mkdir(mode=0o700, exist_ok=True)
+        _drop_old_entries(root)
+        directory = root / digest
+        directory.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                message = f"another process is building the same engine (it holds {directory})"
+                raise UnsupportedEnvironment(message, hint="wait for it, then repeat the command") from error
+            os.utime(directory)
+            stages = cls(directory, digest, progress or NullProgress())
+            try:
+                yield stages
+            finally:
+                stages._clear_partial()
+        finally:
+            os.close(descriptor)
+
+    def run(self, name: str, files: Sequence[str], make: Callable[[Path], None]) -> None:
+        """Make `files` by `make(directory)`, or keep them when a finished stage of the same inputs left them whole."""
+        receipt = self._finished(name, files)
+        if receipt is not None:
+            self.receipts.append(receipt)
+            self.resumed.append(name)
+            self._progress.note(f"{name}: finished by an earlier build, kept")
+            return
+        self._clear_partial()
+        partial = self.directory / "partial"
+        partial.mkdir(mode=0o700)
+        started = time.monotonic()
+        try:
+            make(partial)
+            records = {file: FileRecord(sha256(partial / file), (partial / file).stat().st_size) for file in files}
+            for file in files:
+                make_durable(partial / file)
+                os.rename(partial / file, self.directory / file)
+            seconds = round(time.monotonic() - started, 3)
+            receipt = Receipt(name, self._digest, seconds, peak_rss_bytes(), records)
+            self._receipt_path(name).unlink(missing_ok=True)
+            write_durably(self._receipt_path(name), canonical(asdict(receipt)))
+        except OSError as error:
+            raise disk_error(error, f"building {name}") from error
+        self.receipts.append(receipt)
+
+    def discard(self) -> None:
+        """Remove the entry: its files are in the engine now."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _finished(self, name: str, files: Sequence[str]) -> Receipt | None:
+        try:
+            recorded = json.loads(self._receipt_path(name).read_bytes())
+            records = {file: FileRecord(**recorded["files"][file]) for file in files}
+            receipt = Receipt(**{**recorded, "files": records})
+            whole = receipt.inputs == self._digest and all(
+                (self.directory / file).lstat().st_size == record.size
+                and sha256(self.directory / file) == record.sha256
+                for file, record in records.items()
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return receipt if whole else None
+
+    def _receipt_path(self, name: str) -> Path:
+        return self.directory / f"{name}.receipt.json"
+
+    def _clear_partial(self) -> None:
+        shutil.rmtree(self.directory / "partial", ignore_errors=True)
+
+
+def peak_rss_bytes() -> int:
+    """Return the largest resident size of this process so far (Linux reports KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _drop_old_entries(root: Path) -> None:
+    for entry in root.iterdir():
+        with contextlib.suppress(OSError):
+            descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - os.fstat(descriptor).st_mtime > KEEP_SECONDS:
+                    shutil.rmtree(entry, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,122 @@
+"""Putting a directory in place whole: written beside its target, made durable, then renamed.
+
+What stood there before stays until the new one is whole, and comes back if the last step fails. Whatever a killed
+process left beside the target is recognised by its unlocked name and removed by the next build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvc_trt.engine.directory import REQUIRED_FILES, TOKENIZER_DIRECTORY
+from kvc_trt.engine.files import listing, make_durable
+from kvc_trt.engine.manifest import MANIFEST_FILE
+from kvc_trt.errors import InputError
+
+ENGINE_ENTRIES = frozenset((*REQUIRED_FILES, MANIFEST_FILE, TOKENIZER_DIRECTORY))
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise InputError unless `target` holds nothing but (possibly damaged) parts of an engine.
+
+    `--force` must never delete what no build has written.
+    """
+    if target.is_symlink() or not target.is_dir():
+        raise InputError(f"{target} exists and is not a directory; --force replaces engine directories only")
+    foreign = sorted({entry.name for entry in os.scandir(target)} - ENGINE_ENTRIES)
+    if foreign:
+        raise InputError(
+            f"{target} holds {foreign[0]!r}, which is no part of an engine; --force replaces engine directories only",
+            hint="choose another directory with -o, or move that file away",
+        )
+
+
+@contextlib.contextmanager
+def new_directory(target: Path, *, replace: bool) -> Iterator[Path]:
+    """Yield an empty directory beside `target`; on a clean exit it becomes `target`, otherwise it disappears.
+
+    Raises InputError when something stands at `target` then and `replace` is false.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _clear_leftovers(target)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
+    try:
+        with _locked(temporary):
+            yield temporary
+            for name in listing(temporary):
+                make_durable(temporary / name)
+            for directory in (*filter(Path.is_dir, temporary.iterdir()), temporary):
+                make_durable(directory)
+            temporary.chmod(0o777 & ~_umask())
+            _put_in_place(temporary, target, replace=replace)
+            make_durable(target.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def move(source: Path, destination: Path) -> None:
+    """Move a file: a rename on one file system, a copy between two."""
+    try:
+        os.rename(source, destination)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, destination)
+        source.unlink()
+
+
+def _put_in_place(new: Path, target: Path, *, replace: bool) -> None:
+    if not os.path.lexists(target):
+        os.rename(new, target)
+        return
+    if not replace:
+        raise InputError(f"{target} appeared while the engine was being built; nothing was overwritten")
+    check_replaceable(target)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+    with _locked(aside):
+        try:
+            os.rename(target, aside / target.name)
+            os.rename(new, target)
+        except BaseException:
+            if not os.path.lexists(target):
+                os.rename(aside / target.name, target)
+            raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _clear_leftovers(target: Path) -> None:
+    for leftover in target.parent.glob(f".{target.name}.*-*"):
+        kind = leftover.name.removeprefix(f".{target.name}.").split("-")[0]
+        if kind not in ("tmp", "old") or leftover.is_symlink() or not leftover.is_dir():
+            continue
+        with contextlib.suppress(BlockingIOError), _locked(leftover):
+            if kind == "old" and (leftover / target.name).is_dir() and not os.path.lexists(target):
+                # Killed between the two renames: the engine that stood here goes back.
+                os.rename(leftover / target.name, target)
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock, which dies with the process; BlockingIOError when somebody else holds it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
