@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.weights import expected_tensors
 
 QUANTISATION_BLOCK = 32
 """Weights that share one float32 scale in the MatMulNBits layout."""
+
+_EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _MATRIX_BYTES = {
     "fp32": 4.0,
@@ -44,23 +48,13 @@ class ParameterCount:
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
-    """Counts a Llama-like decoder: q, k, v, o, the gated MLP, norms, biases, embedding and output matrix."""
-    hidden, layers = model.hidden_size, model.num_hidden_layers
-    queries = model.num_attention_heads * model.head_size
-    keys = model.num_key_value_heads * model.head_size
-    matrices = hidden * (2 * queries + 2 * keys) + 3 * hidden * model.intermediate_size
-    vectors = 2 * hidden
-    vectors += queries + 2 * keys if model.qkv_bias else 0
-    vectors += hidden if model.output_bias else 0
-    vectors += 2 * model.head_size if model.qk_norm else 0
-    table = model.vocab_size * hidden
-    return ParameterCount(
-        linear=layers * matrices,
-        lm_head=table,
-        embedding=table,
-        vectors=layers * vectors + hidden,
-        tied=model.tie_word_embeddings,
-    )
+    """Sorts the decoder's tensors by their use."""
+    sizes = {name: math.prod(shape) for name, shape in expected_tensors(model).items()}
+    embedding = sizes.pop(_EMBEDDING)
+    lm_head = sizes.pop(_LM_HEAD, embedding)
+    vectors = sum(size for name, size in sizes.items() if name.endswith(("norm.weight", ".bias")))
+    linear = sum(sizes.values()) - vectors
+    return ParameterCount(linear, lm_head, embedding, vectors, tied=model.tie_word_embeddings)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What an engine would store, read and reach, computed from its resolved parameters: no weights, no GPU, no execution."""
+"""What an engine would store, read and reach, from its resolved parameters alone: no weights, no GPU, no execution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ASSUMPTIONS = (
     "floors are modelled: bytes moved over the published bandwidth; good kernels reach 75-90% of them",
     "a row is at its longest: max_input_len + max_output_len tokens",
     "the ceiling is the best possible speed-up over an ideal dense step of the same engine",
-    "fits: weights and caches within 90% of the memory; the largest batch keeps one layer's full prompt free for prefill",
+    "fits: weights and caches within 90% of the memory",
+    "largest batch: beside weights and caches, one layer's keys and values of one full prompt are kept free for prefill",
     "break-even: the overhead per layer is assumed, not measured, and taken not to grow with the batch",
 )
 
@@ -120,6 +121,10 @@ def _costs(model: ModelConfig, parameters: PolicyParameters, weights: str, traff
         compressed_row=cache_bytes(model, parameters, itemsize).total,
         prefill_bytes=parameters.max_input_len * token_cache_bytes(model, itemsize),
     )
+
+
+def _batch_bytes(costs: _Costs, batch: int) -> dict[str, int]:
+    return {"batch": batch, "full_bytes": batch * costs.dense_row, "compressed_bytes": batch * costs.compressed_row}
 
 
 def _speed(costs: _Costs, accelerator: Accelerator, batch: int) -> dict[str, Any]:
