@@ -1,0 +1,72 @@
+"""Text from tokens, one token at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_TRY_TO_CUT = 16
+"""Undecided tokens from which a place to cut is looked for: only broken text comes this far."""
+_CUT_ANYWAY = 64
+
+
+class Detokeniser:
+    """Turns one row's tokens into text that, put together, equals decoding all of them at once.
+
+    A token's text depends on its neighbours (spaces, characters spread over several tokens), so each new token is
+    decoded together with the piece before it, and shown once the text no longer ends in a broken character. Only these
+    few tokens are decoded again: the work per token does not grow with the length of the text. Where a tokenizer with
+    byte fallback turns a whole run of bytes into replacement characters because one of them is wrong, characters
+    already shown stay as they are.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """New text after this token; empty while a character is incomplete. Special tokens have no text."""
+        if token_id in self._special or self._tokenizer.id_to_token(token_id) is None:
+            return ""
+        self._pending.append(token_id)
+        text = self._new_text()
+        if text and not text.endswith(REPLACEMENT):
+            return self._accept(text)
+        return self._cut_broken_text() if len(self._pending) >= _TRY_TO_CUT else ""
+
+    def flush(self) -> str:
+        """The text held back, at the end of a row."""
+        return self._accept(self._new_text()) if self._pending else ""
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+
+    def _new_text(self) -> str:
+        before = self._decode(self._context)
+        both = self._decode(self._context + self._pending)
+        # Byte fallback can change the context's own text when a wrong byte follows it.
+        return both[len(before) :] if both.startswith(before) else self._decode(self._pending)
+
+    def _accept(self, text: str) -> str:
+        self._context, self._pending = self._pending, []
+        return text
+
+    def _cut_broken_text(self) -> str:
+        """Bound the undecided tokens: accept up to a token boundary where no character is cut.
+
+        A character has at most four bytes, so one of any four boundaries is such a place in text made of bytes.
+        """
+        whole = self._decode(self._pending)
+        for end in range(len(self._pending) - 1, len(self._pending) - 5, -1):
+            head, tail = self._pending[:end], self._pending[end:]
+            if self._decode(head) + self._decode(tail) == whole:
+                self._pending = head
+                text = self._accept(self._new_text())
+                self._pending = tail
+                return text
+        return self.flush() if len(self._pending) >= _CUT_ANYWAY else ""

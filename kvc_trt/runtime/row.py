@@ -1,0 +1,121 @@
+"""One row of a session: what it has to feed next, and when it is done."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.runtime.detokenise import Detokeniser
+from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.request import Event, FinishReason, Output, Request
+from kvc_trt.runtime.sampling import Sampler
+from kvc_trt.runtime.stopping import StopStrings
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class Row:
+    """The state of one row besides its cache; `logits` are those after the last token fed."""
+
+    def __init__(
+        self,
+        identity: int,
+        request: Request,
+        prompt: list[int],
+        max_new_tokens: int,
+        *,
+        logits: NDArray[np.float32],
+        cache_lengths: NDArray[np.int64],
+        limits: Limits,
+        end_token_ids: Iterable[int],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.identity = identity
+        self.logits = logits
+        self.position = len(prompt)
+        """Logical position of the next token fed."""
+        self.cache_lengths = cache_lengths
+        """[caches], tokens stored."""
+        self.forced: deque[int] = deque()
+        """Tokens to feed before anything is sampled again."""
+        self.next_token: int | None = None
+        """Sampled, not fed yet."""
+        self._prompt = tuple(prompt)
+        self._limits = limits
+        self._max_new_tokens = max_new_tokens
+        self._sampler = Sampler(request.sampling)
+        self._stop_token_ids = {*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)}
+        self._detokeniser = None if tokenizer is None else Detokeniser(tokenizer)
+        self._stop_strings = StopStrings(request.stop_strings)
+        self._token_ids: list[int] = []
+        self._text: list[str] = []
+
+    def room(self) -> int:
+        """Tokens that can still be fed: free slots of the fullest cache, and logical positions left."""
+        free_slots = int(
+            min(np.asarray(self._limits.capacities) - self.cache_lengths, default=self._limits.max_sequence_len)
+        )
+        return min(free_slots, self._limits.max_sequence_len - self.position)
+
+    def sample(self) -> Event:
+        """Draw the next token and decide whether the row is done."""
+        token = self._sampler.choose(self.logits)
+        self._token_ids.append(token)
+        text, reason = self._take(token)
+        if reason is None and len(self._token_ids) >= self._max_new_tokens:
+            reason = "length"
+        if reason is None and self.room() == 0:
+            reason = "capacity"
+        if reason in ("length", "capacity"):
+            tail, stopped = self._finish_text()
+            text, reason = text + tail, "stop" if stopped else reason
+        self._text.append(text)
+        self.next_token = token
+        return Event(self.identity, token, text, None if reason is None else self._output(reason))
+
+    def feed(self) -> int:
+        """The token to feed now; the caller runs the model and then calls `fed`."""
+        if self.next_token is not None:
+            return self.next_token
+        assert self.forced, "sample() first"
+        return self.forced[0]
+
+    def fed(self, logits: NDArray[np.float32]) -> None:
+        """One token was appended to every cache of this row."""
+        if self.next_token is not None:
+            self.next_token = None
+        else:
+            self.forced.popleft()
+        self.position += 1
+        self.cache_lengths = self.cache_lengths + 1
+        self.logits = logits
+
+    def _take(self, token: int) -> tuple[str, FinishReason | None]:
+        if token in self._stop_token_ids:
+            tail, _ = self._finish_text()
+            return tail, "stop"
+        if self._detokeniser is None:
+            return "", None
+        text, stopped = self._stop_strings.push(self._detokeniser.push(token))
+        return text, "stop" if stopped else None
+
+    def _finish_text(self) -> tuple[str, bool]:
+        if self._detokeniser is None:
+            return "", False
+        text, stopped = self._stop_strings.push(self._detokeniser.flush())
+        return (text, True) if stopped else (text + self._stop_strings.flush(), False)
+
+    def _output(self, reason: FinishReason) -> Output:
+        return Output(
+            prompt_token_ids=self._prompt,
+            token_ids=tuple(self._token_ids),
+            text=None if self._detokeniser is None else "".join(self._text),
+            finish_reason=reason,
+            logical_length=self.position,
+            physical_lengths=tuple(int(length) for length in self.cache_lengths),
+        )

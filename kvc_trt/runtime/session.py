@@ -1,0 +1,241 @@
+"""Rows that join a running decode batch, advance together and leave when they are done."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.executor import Executor, Prefilled
+from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
+from kvc_trt.runtime.row import Row
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass
+class Timings:
+    """Wall-clock seconds spent in the executor, and what they bought."""
+
+    prefill_seconds: float = 0.0
+    prompt_tokens: int = 0
+    decode_seconds: float = 0.0
+    decode_runs: int = 0
+    decode_tokens: int = 0
+
+
+class Session:
+    """A decode batch over one executor.
+
+    There is one buffer per state tensor and the active rows are its prefix: a leaving row's hole takes the last row, a
+    joining row is copied in behind the others. A row is known by the number that `add` returned, wherever it lies.
+    Nothing of one row depends on the others. Not safe for use from several threads.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        max_batch_size: int,
+        *,
+        end_token_ids: Iterable[int] = (),
+    ) -> None:
+        if max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, found {max_batch_size}")
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.max_batch_size = max_batch_size
+        self.timings = Timings()
+        self._end_token_ids = frozenset(end_token_ids)
+        self._rows: list[Row] = []
+        self._next_identity = 0
+        executor.allocate(max_batch_size)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The active rows, in buffer order."""
+        return tuple(row.identity for row in self._rows)
+
+    @property
+    def free(self) -> int:
+        """Rows that can still join."""
+        return self.max_batch_size - len(self._rows)
+
+    def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
+        """Let rows join: one batched prefill, then each row is copied into the batch. Nothing is sampled yet.
+
+        Returns their numbers. InputError for a request that cannot be right, ValueError for more rows than are free;
+        in both cases no row has joined.
+        """
+        if not requests:
+            return ()
+        if len(requests) > self.free:
+            raise ValueError(f"{len(requests)} rows cannot join: {self.free} of {self.max_batch_size} are free")
+        prompts = [
+            self._checked(request, f"prompt {i}" if len(requests) > 1 else "prompt")
+            for i, request in enumerate(requests)
+        ]
+        prefilled = self._prefill([prompt for prompt, _, _ in prompts])
+        joining = [self._row(request, *prompts[i], prefilled, i) for i, request in enumerate(requests)]
+        for i, row in enumerate(joining):
+            self.executor.insert(prefilled, i, len(self._rows))
+            self._rows.append(row)
+        return tuple(row.identity for row in joining)
+
+    def extend(self, row: int, token_ids: Iterable[int]) -> None:
+        """Queue tokens to be fed to one row through decode (a query that arrives after the cache was compacted).
+
+        They follow everything the row has seen. Each `step` feeds one of them, while the other rows go on; the row
+        samples again, from the logits after the last of them, once its queue is empty. InputError if they do not fit.
+        """
+        found = self._find(row)
+        checked = check_token_ids(token_ids, self.executor.limits, f"row {row}")
+        unfed = len(found.forced) + (found.next_token is not None)
+        _check_room(found, unfed + len(checked), f"row {row}")
+        found.forced.extend(checked)
+
+    def remove(self, row: int) -> None:
+        """Let a row leave before it is done."""
+        self._leave(self._find(row))
+
+    def step(self) -> list[Event]:
+        """Sample for every row that has nothing queued, then one decode run for the rows that are not done.
+
+        Exactly one run, or none where every row was done. `sample` and `advance` are its two halves: who streams shows
+        the events of the first before waiting for the second.
+        """
+        events = self.sample()
+        self.advance()
+        return events
+
+    def sample(self) -> list[Event]:
+        """Draw the next token of every row with nothing queued and none drawn yet; rows that are done leave."""
+        ready = [row for row in self._rows if not row.forced and row.next_token is None]
+        for row in ready:
+            if not np.isfinite(row.logits.max()):
+                raise InputError(
+                    f"row {row.identity}: the engine's logits are not finite after {row.position} tokens",
+                    hint="kvc-trt verify ENGINE_DIR",
+                )
+        events = [row.sample() for row in ready]
+        for row, event in zip(ready, events, strict=True):
+            if event.output is not None:
+                self._leave(row)
+        return events
+
+    def advance(self) -> None:
+        """One decode run: every active row is fed its queued or its sampled token. Call `sample` first."""
+        if not self._rows:
+            return
+        start = time.perf_counter()
+        logits = self.executor.decode(
+            np.array([row.feed() for row in self._rows], np.int64),
+            np.array([row.position for row in self._rows], np.int64),
+            np.stack([row.cache_lengths for row in self._rows], axis=1),
+        )
+        self.timings.decode_seconds += time.perf_counter() - start
+        self.timings.decode_runs += 1
+        self.timings.decode_tokens += len(self._rows)
+        for i, row in enumerate(self._rows):
+            row.fed(logits[i])
+
+    def generate(
+        self, requests: Sequence[Request], on_token: Callable[[int, Event], None] | None = None
+    ) -> list[Output]:
+        """Answer all requests, as many at a time as there are rows; outputs are in the order of the requests.
+
+        `on_token(index of the request, event)` sees each token before the next decode run. InputError for any bad
+        request before anything runs. The session must have no rows of its own; whatever happens, none stay behind.
+        """
+        if self._rows:
+            raise ValueError(f"generate needs an idle session, found rows {self.rows}")
+        for i, request in enumerate(requests):
+            self._checked(request, f"prompt {i}" if len(requests) > 1 else "prompt")
+        waiting = deque(enumerate(requests))
+        index_of: dict[int, int] = {}
+        outputs: dict[int, Output] = {}
+        try:
+            while waiting or self._rows:
+                batch = [waiting.popleft() for _ in range(min(self.free, len(waiting)))]
+                joined = self.add([request for _, request in batch])
+                index_of.update(zip(joined, (index for index, _ in batch), strict=True))
+                for event in self.sample():
+                    index = index_of[event.row]
+                    if event.output is not None:
+                        outputs[index] = event.output
+                    if on_token is not None:
+                        on_token(index, event)
+                if not (waiting and self.free):  # else the next one joins before the run
+                    self.advance()
+        finally:
+            self._rows.clear()
+        return [outputs[i] for i in range(len(requests))]
+
+    def _checked(self, request: Request, what: str) -> tuple[list[int], list[int], int]:
+        if request.stop_strings and self.tokenizer is None:
+            raise InputError(f"{what}: stop strings need a tokenizer, and this engine has none")
+        return check_request(request, self.executor.limits, what)
+
+    def _prefill(self, prompts: list[list[int]]) -> Prefilled:
+        block = self.executor.limits.prompt_block
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        input_ids = np.zeros((len(prompts), -(-int(lengths.max()) // block) * block), np.int64)
+        for i, prompt in enumerate(prompts):
+            input_ids[i, : len(prompt)] = prompt
+        start = time.perf_counter()
+        prefilled = self.executor.prefill(input_ids, lengths)
+        self.timings.prefill_seconds += time.perf_counter() - start
+        self.timings.prompt_tokens += int(lengths.sum())
+        return prefilled
+
+    def _row(
+        self,
+        request: Request,
+        prompt: list[int],
+        continuation: list[int],
+        max_new_tokens: int,
+        prefilled: Prefilled,
+        i: int,
+    ) -> Row:
+        row = Row(
+            self._next_identity,
+            request,
+            prompt,
+            max_new_tokens,
+            logits=prefilled.logits[i],
+            cache_lengths=prefilled.cache_lengths[:, i].copy(),
+            limits=self.executor.limits,
+            end_token_ids=self._end_token_ids,
+            tokenizer=self.tokenizer,
+        )
+        _check_room(row, len(continuation), "continuation")
+        row.forced.extend(continuation)
+        self._next_identity += 1
+        return row
+
+    def _find(self, identity: int) -> Row:
+        for row in self._rows:
+            if row.identity == identity:
+                return row
+        raise ValueError(f"row {identity} is not active; active rows: {self.rows}")
+
+    def _leave(self, leaving: Row) -> None:
+        hole = self._rows.index(leaving)
+        last = self._rows.pop()
+        if last is not leaving:
+            self.executor.move(len(self._rows), hole)
+            self._rows[hole] = last
+
+
+def _check_room(row: Row, tokens: int, what: str) -> None:
+    if tokens > row.room():
+        raise InputError(
+            f"{what}: {tokens} tokens do not fit behind {row.position} tokens, found room for {row.room()}",
+            hint="build the engine with a larger --max-output-len",
+        )

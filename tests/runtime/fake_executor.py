@@ -1,0 +1,76 @@
+"""An executor without a model: logits are a hash of every token a row has stored, so a lost or foreign row shows."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from kvc_trt.runtime.executor import Limits, Prefilled
+
+EMPTY = -1
+
+
+class FakeExecutor:
+    """Two caches: one keeps the last `budget` prompt tokens, one keeps everything."""
+
+    def __init__(self, *, vocab_size=50, max_input_len=40, max_output_len=10, budget=12, prompt_block=8):
+        total = max_input_len + max_output_len
+        self.limits = Limits(
+            vocab_size, max_input_len, max_output_len, total, (budget + max_output_len, total), prompt_block
+        )
+        self.budget = budget
+        self.runs = 0
+        self.prefills = 0
+        self.batch_sizes = []
+        self.poisoned = set()
+
+    def allocate(self, max_batch_size):
+        self.buffers = [np.full((max_batch_size, c), EMPTY, np.int64) for c in self.limits.capacities]
+
+    def state_bytes(self):
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def prefill(self, input_ids, prompt_lengths):
+        assert input_ids.dtype == np.int64
+        assert input_ids.shape[1] % self.limits.prompt_block == 0
+        self.prefills += 1
+        rows = len(prompt_lengths)
+        state = [np.full((rows, c), EMPTY, np.int64) for c in self.limits.capacities]
+        lengths = np.zeros((2, rows), np.int64)
+        for row, length in enumerate(prompt_lengths):
+            prompt = input_ids[row, :length]
+            for cache, kept in enumerate((prompt[-self.budget :], prompt)):
+                state[cache][row, : len(kept)] = kept
+                lengths[cache, row] = len(kept)
+        logits = [self._logits([buffer[row] for buffer in state], int(n)) for row, n in enumerate(prompt_lengths)]
+        return Prefilled(np.stack(logits), lengths, state)
+
+    def insert(self, prefilled, source_row, row):
+        for buffer, source in zip(self.buffers, prefilled.state, strict=True):
+            buffer[row] = source[source_row]
+
+    def move(self, source_row, row):
+        for buffer in self.buffers:
+            buffer[row] = buffer[source_row]
+            buffer[source_row] = EMPTY
+
+    def decode(self, tokens, positions, cache_lengths):
+        self.runs += 1
+        self.batch_sizes.append(len(tokens))
+        logits = []
+        for row, (token, position) in enumerate(zip(tokens, positions, strict=True)):
+            for cache, buffer in enumerate(self.buffers):
+                length = cache_lengths[cache, row]
+                assert buffer[row, length] == EMPTY, "the slot of the new token must be empty"
+                assert length == 0 or buffer[row, length - 1] != EMPTY, "no hole before the new token"
+                buffer[row, length] = token
+            logits.append(self._logits([buffer[row] for buffer in self.buffers], int(position) + 1))
+        return np.stack(logits)
+
+    def _logits(self, stored, position):
+        digest = zlib.crc32(b"".join(part.tobytes() for part in stored) + str(position).encode())
+        logits = np.random.default_rng(digest).standard_normal(self.limits.vocab_size).astype(np.float32)
+        if position in self.poisoned:
+            logits[3] = np.nan
+        return logits

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime import Sampling
+from kvc_trt.runtime.sampling import Sampler, candidates
+
+LOGITS = st.lists(st.sampled_from([-30.0, -1.0, 0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=40).map(
+    lambda values: np.array(values, np.float32)
+)
+
+
+def softmax(scores):
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+@given(LOGITS)
+def test_greedy_takes_the_lowest_id_among_equals(logits):
+    assert Sampler(Sampling()).choose(logits) == logits.tolist().index(logits.max())
+
+
+@given(LOGITS, st.integers(1, 50))
+def test_top_k_keeps_the_best_with_the_lowest_ids_among_equals(logits, top_k):
+    ids, probabilities = candidates(logits, Sampling(temperature=0.7, top_k=top_k))
+    best = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:top_k]
+    assert ids.tolist() == sorted(best)
+    np.testing.assert_allclose(probabilities, softmax(logits[ids].astype(np.float64) / 0.7), rtol=1e-12)
+
+
+@given(LOGITS, st.sampled_from([0.01, 0.3, 0.5, 0.9, 0.999]), st.sampled_from([0, 3]))
+def test_top_p_keeps_the_smallest_set_that_reaches_it(logits, top_p, top_k):
+    sampling = Sampling(temperature=1.3, top_k=top_k, top_p=top_p)
+    ids, _ = candidates(logits, sampling)
+    kept, probabilities = candidates(logits, Sampling(temperature=1.3, top_k=top_k))
+    order = sorted(range(len(kept)), key=lambda i: (-probabilities[i], i))
+    expected, mass = [], 0.0
+    for i in order:
+        expected.append(int(kept[i]))
+        mass += probabilities[i]
+        if mass >= top_p * (1 - 1e-12):
+            break
+    # A set whose mass is top_p up to rounding may have one more member.
+    assert ids.tolist()[: len(expected)] == expected
+    assert len(ids) <= len(expected) + 1
+
+
+def test_draws_follow_the_probabilities():
+    logits = np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
+    sampler = Sampler(Sampling(temperature=1.0, seed=0))
+    counts = np.bincount([sampler.choose(logits) for _ in range(4000)], minlength=4)
+    assert counts / 4000 == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.03)
+
+
+def test_a_tiny_temperature_is_greedy_and_overflows_nothing():
+    logits = np.array([1.0, 3e38, -3e38, 2.0], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        assert Sampler(Sampling(temperature=1e-30, seed=1)).choose(logits) == 1
+
+
+def test_minus_infinity_is_never_drawn():
+    logits = np.array([-np.inf, 0.0, -np.inf, 0.0], np.float32)
+    sampler = Sampler(Sampling(temperature=2.0, top_p=0.99, seed=1))
+    assert {sampler.choose(logits) for _ in range(100)} == {1, 3}
+
+
+def test_equal_seeds_draw_equal_tokens():
+    logits = np.zeros(1000, np.float32)
+
+    def draw(seed):
+        sampler = Sampler(Sampling(temperature=1.0, seed=seed))
+        return [sampler.choose(logits) for _ in range(20)]
+
+    assert draw(5) == draw(5)
+    assert draw(5) != draw(6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperature": -1.0}, "temperature must be a finite number >= 0, found -1.0"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_k": -1}, "top-k must be >= 0"),
+        ({"top_p": 0.0}, r"top-p must be in \(0, 1\], found 0.0"),
+        ({"top_p": 1.1}, "top-p"),
+        ({"seed": -1}, "seed must be >= 0"),
+    ],
+)
+def test_wrong_settings(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Sampling(**arguments)
