@@ -12,30 +12,27 @@ _REQUIRED = object()
 
 
 class Fields:
-    """Fields of a mapping with their checks. `spelling` translates names where the file uses others."""
+    """Fields of a mapping with their checks. `messages` renames fields in errors, where the file has other names."""
 
-    def __init__(self, mapping: object, source: str, spelling: Mapping[str, str] | None = None) -> None:
+    def __init__(self, mapping: object, source: str, messages: Mapping[str, str] | None = None) -> None:
         if not isinstance(mapping, Mapping):
             raise InputError(f"{source}: expected an object of fields, found {describe(mapping)}")
         self.mapping: Mapping[str, Any] = mapping
         self.source = source
-        self._spelling = spelling or {}
+        self._messages = messages or {}
 
     def raw(self, name: str, default: Any = _REQUIRED) -> Any:
         """The value as it stands; null and absent fields give the default."""
-        spelled = self._spelling.get(name, name)
-        value = self.mapping.get(spelled)
+        value = self.mapping.get(name)
         if value is None:
             if default is _REQUIRED:
-                raise InputError(f"{self.source}: field {spelled!r} is missing")
+                raise InputError(f"{self.source}: field {self._messages.get(name, name)!r} is missing")
             return default
         return value
 
     def fail(self, name: str, expected: str, value: object) -> InputError:
         """The error for a field whose value cannot be right."""
-        return InputError(
-            f"{self.source}: {self._spelling.get(name, name)} is {describe(value)}, expected {expected}"
-        )
+        return InputError(f"{self.source}: {self._messages.get(name, name)} is {describe(value)}, expected {expected}")
 
     def integer(self, name: str, minimum: int, maximum: int, default: Any = _REQUIRED) -> int:
         """An integer within [minimum, maximum]; booleans and floats are refused."""

@@ -20,6 +20,7 @@ ROPE_KINDS = ("default", "linear", "llama3")
 _DTYPES = ("float32", "float16", "bfloat16")
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_LENGTH = 1 << 26
+_MAX_EOS_IDS = 64
 
 
 def read_config(directory: str | Path) -> ModelConfig:
@@ -29,8 +30,8 @@ def read_config(directory: str | Path) -> ModelConfig:
     generation = directory / "generation_config.json"
     if generation.is_file():
         extra = read_json_object(generation).get("eos_token_id")
-        ids = [i for value in (config.get("eos_token_id"), extra) for i in (value if isinstance(value, list) else [value])]
-        config["eos_token_id"] = [i for i in dict.fromkeys(map(_hashable, ids)) if i is not None]
+        ids = (_as_list(config.get("eos_token_id")) + _as_list(extra))[: _MAX_EOS_IDS + 1]
+        config["eos_token_id"] = [token for position, token in enumerate(ids) if token not in ids[:position]]
     return parse_config(config, str(directory / "config.json"))
 
 
@@ -49,12 +50,12 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[str, str] | None = None) -> ModelConfig:
+def parse_config(mapping: Mapping[str, Any], source: str, *, messages: Mapping[str, str] | None = None) -> ModelConfig:
     """Validate every field; `source` (a path or preset name) opens each error message.
 
-    `spelling` maps Hugging Face's field names to those of `mapping`, for error messages and look-up alike.
+    `messages` renames fields in error messages, for a mapping that was translated from other names.
     """
-    fields = Fields(mapping, source, spelling)
+    fields = Fields(mapping, source, messages)
     architecture = _architecture(fields)
     _refuse_what_changes_numbers(fields)
     heads = fields.integer("num_attention_heads", 1, 1024)
@@ -62,7 +63,8 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     if heads % kv_heads:
         raise fields.fail("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
     hidden = fields.integer("hidden_size", 1, 1 << 18)
-    attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and fields.boolean("attention_bias", False)
+    has_bias_switch = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    attention_bias = has_bias_switch and fields.boolean("attention_bias", False)
     base, scaling = _rotary(fields)
     vocab_size = fields.integer("vocab_size", 1, 1 << 23)
     return ModelConfig(
@@ -89,8 +91,8 @@ def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[s
     )
 
 
-def _hashable(value: object) -> object:
-    return value if isinstance(value, (int, str, float, type(None))) else describe(value)
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _architecture(fields: Fields) -> str:
@@ -114,7 +116,7 @@ def _head_size(fields: Fields, hidden: int, heads: int) -> int:
     size = fields.raw("head_dim", None)
     if size is None:
         if hidden % heads:
-            raise fields.fail("hidden_size", f"a multiple of num_attention_heads ({heads}) as head_dim is absent", hidden)
+            raise fields.fail("hidden_size", f"a multiple of num_attention_heads ({heads})", hidden)
         size = hidden // heads
     if type(size) is not int or not 2 <= size <= 1024 or size % 2:
         raise fields.fail("head_dim", "an even integer in 2..1024", size)
@@ -178,7 +180,7 @@ def _bos(fields: Fields, vocab_size: int) -> int | None:
 
 def _eos(fields: Fields, vocab_size: int) -> tuple[int, ...]:
     value = fields.raw("eos_token_id", None)
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if len(ids) > 64 or any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
+    ids = _as_list(value)
+    if len(ids) > _MAX_EOS_IDS or any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
         raise fields.fail("eos_token_id", f"token ids below vocab_size ({vocab_size})", value)
     return tuple(ids)

@@ -108,4 +108,5 @@ def _pack(levels: Packed, bits: int) -> Packed:
     if bits == 8:
         return levels
     pairs = levels.view("<u2")  # low byte: even element, high byte: odd element
-    return (pairs | (pairs >> 4)).astype(np.uint8)
+    packed: Packed = (pairs | (pairs >> 4)).astype(np.uint8)
+    return packed

@@ -24,7 +24,8 @@ def inverse_frequencies(config: ModelConfig) -> Float32Array:
     if scaling is None:
         return frequencies
     if scaling.kind == "linear":
-        return frequencies / np.float32(scaling.factor)
+        frequencies /= np.float32(scaling.factor)
+        return frequencies
     return _llama3(frequencies, scaling)
 
 

@@ -1,0 +1,88 @@
+"""`ModelConfig` <-> the `pretrained_config` section of an engine's config.json (TensorRT-LLM's field names).
+
+Reading goes through the validation of Hugging Face configurations, so an engine's file is trusted no more than theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from kvc_trt.models.config import ModelConfig, RopeScaling
+from kvc_trt.models.fields import Fields
+from kvc_trt.models.hugging_face import parse_config
+
+SPELLING = {
+    "head_dim": "head_size",
+    "rms_norm_eps": "norm_epsilon",
+    "rope_theta": "rotary_base",
+    "rope_scaling": "rotary_scaling",
+    "eos_token_id": "eos_token_ids",
+    "architectures": "architecture",
+}
+"""Hugging Face's field name -> TensorRT-LLM's, where they differ."""
+
+
+def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
+    """Every field of the configuration, and the constants that TensorRT-LLM's readers expect beside them."""
+    return {
+        "architecture": config.architecture,
+        "dtype": config.dtype,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_size": config.head_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "hidden_act": "silu",
+        "norm_epsilon": config.norm_epsilon,
+        "position_embedding_type": "rope_gpt_neox",
+        "max_position_embeddings": config.max_position_embeddings,
+        "rotary_base": config.rotary_base,
+        "rotary_scaling": None if config.rotary_scaling is None else _rope_scaling(config.rotary_scaling),
+        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "qkv_bias": config.qkv_bias,
+        "output_bias": config.output_bias,
+        "qk_norm": config.qk_norm,
+        "sliding_window": config.sliding_window,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_ids": list(config.eos_token_ids),
+    }
+
+
+def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConfig:
+    """The inverse of `to_pretrained_config`; every field but `mapping` and `quantization` is validated."""
+    fields = Fields(mapping, source)
+    for name in ("qkv_bias", "output_bias", "qk_norm", "tie_word_embeddings"):
+        fields.boolean(name)
+    translated = {ours: fields.raw(theirs, None) for ours, theirs in SPELLING.items()}
+    translated |= {name: value for name, value in mapping.items() if name not in SPELLING.values()}
+    translated["architectures"] = [fields.text("architecture")]
+    translated["attention_bias"] = fields.boolean("output_bias")
+    translated["use_sliding_window"] = fields.raw("sliding_window", None) is not None
+    translated.setdefault("sliding_window", None)
+    config = parse_config(translated, source, messages=SPELLING)
+    for field in dataclass_fields(ModelConfig):
+        if field.type == "bool" and getattr(config, field.name) != mapping[field.name]:
+            expected = f"{getattr(config, field.name)} for {config.architecture}"
+            raise fields.fail(field.name, expected, mapping[field.name])
+    if config.sliding_window != fields.raw("sliding_window", None):
+        raise fields.fail("sliding_window", f"none for {config.architecture}", mapping["sliding_window"])
+    return config
+
+
+def _rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
+    """In Hugging Face's spelling, which TensorRT-LLM keeps for this field."""
+    if scaling.kind == "linear":
+        return {"rope_type": "linear", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_frequency_factor,
+        "high_freq_factor": scaling.high_frequency_factor,
+        "original_max_position_embeddings": scaling.original_max_position_embeddings,
+    }
