@@ -21,7 +21,7 @@ ASSUMPTIONS = (
     "a row is at its longest: max_input_len + max_output_len tokens",
     "the ceiling is the best possible speed-up over an ideal dense step of the same engine",
     "fits: weights and caches within 90% of the memory",
-    "largest batch: beside weights and caches, one layer's keys and values of one full prompt are kept free for prefill",
+    "largest batch: one layer's keys and values of one full prompt are kept free beside it, for prefill",
     "break-even: the overhead per layer is assumed, not measured, and taken not to grow with the batch",
 )
 
