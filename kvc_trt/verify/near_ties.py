@@ -1,0 +1,223 @@
+"""Are two index lists the same choice? Equal, or proven in float64 to differ only where rounding can swap scores.
+
+Ties are structural here (a max-pool makes plateaus, the tokens of a page share one score), so the lowest index wins by
+rule and lists are compared for equality. Only different summation orders may still swap positions, and a swap is
+admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T. Copies of one
+score never count as a near-tie: an executor that breaks a tie towards the higher index is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.verify.scores import Float64, Int64, PageScores, channel_choices, page_scores, prompt_scores
+
+# Below the normal range float32 has no relative precision left; a few of its smallest steps are rounding too.
+_DENORMAL_ROUNDING = 2.0**-146
+
+
+@dataclass(frozen=True)
+class IndexComparison:
+    """What became of `compared` index lists (one per row and KV head)."""
+
+    compared: int = 0
+    near_ties: int = 0
+    swapped_tokens: int = 0
+    wrong: tuple[str, ...] = ()
+
+    def __add__(self, other: IndexComparison) -> IndexComparison:
+        return IndexComparison(
+            self.compared + other.compared,
+            self.near_ties + other.near_ties,
+            self.swapped_tokens + other.swapped_tokens,
+            self.wrong + other.wrong,
+        )
+
+
+@dataclass(frozen=True)
+class _Difference:
+    extra: Int64
+    missing: Int64
+
+
+def compare_compaction(
+    q_window: NDArray[np.floating],
+    keys: NDArray[np.floating],
+    prompt_lengths: NDArray[np.integer],
+    expected: NDArray[np.integer],
+    actual: NDArray[np.integer],
+    *,
+    pool_kernel: int,
+) -> IndexComparison:
+    """Kept prompt positions `actual` [B, G, >=C] against the reference's `expected` [B, G, C], -1 past a row's end.
+
+    q_window [B, H, W, D], keys [B, G, S, D] and prompt_lengths [B] are the operator's own inputs.
+    """
+    groups = keys.shape[1]
+    queries = _grouped(q_window, groups)
+
+    def explain(row: int, head: int, difference: _Difference) -> str | None:
+        length = int(prompt_lengths[row])
+        if difference.extra.max() >= length:
+            return f"kept position {difference.extra.max()} of a prompt of {length} tokens"
+        return _judge_compaction(
+            queries[row, head], keys[row, head, :length].astype(np.float64), pool_kernel, difference
+        )
+
+    return _compare(expected, actual, explain)
+
+
+def compare_selection(
+    query: NDArray[np.floating],
+    keys: NDArray[np.floating],
+    lengths: NDArray[np.integer],
+    expected: NDArray[np.integer],
+    actual: NDArray[np.integer],
+    *,
+    page_size: int,
+    top_r: int,
+) -> IndexComparison:
+    """Tokens read by one step, `actual` [B, G, .] against the reference's `expected`.
+
+    query [B, H, D]; keys [B, G, C, D] with the current token stored; lengths [B] after the append.
+    """
+    queries = _grouped(query[:, :, None], keys.shape[1])[:, :, :, 0]
+
+    def explain(row: int, head: int, difference: _Difference) -> str | None:
+        length = int(lengths[row])
+        if difference.extra.max() >= length:
+            return f"read slot {difference.extra.max()} of {length} stored tokens"
+        chosen = actual[row, head][actual[row, head] >= 0].astype(np.int64)
+        if (broken := _breaks_page_order(chosen, page_size, length)) is not None:
+            return broken
+        stored = keys[row, head, :length].astype(np.float64)
+        return _judge_selection(queries[row, head], stored, page_size, top_r, difference, chosen)
+
+    return _compare(expected, actual, explain)
+
+
+def _grouped(queries: NDArray[np.floating], groups: int) -> Float64:
+    """[B, H, W, D] -> [B, G, g, W, D]."""
+    batch, heads, window, size = queries.shape
+    return queries.astype(np.float64).reshape(batch, groups, heads // groups, window, size)
+
+
+def _compare(
+    expected: NDArray[np.integer],
+    actual: NDArray[np.integer],
+    explain: Callable[[int, int, _Difference], str | None],
+) -> IndexComparison:
+    result = IndexComparison()
+    for row, head in np.ndindex(*expected.shape[:2]):
+        found, problem = _difference(expected[row, head], actual[row, head])
+        if problem is None and found is not None:
+            problem = explain(row, head, found)
+        if problem is not None:
+            result += IndexComparison(1, wrong=(f"row {row}, KV head {head}: {problem}",))
+        else:
+            swapped = 0 if found is None else found.extra.size
+            result += IndexComparison(1, near_ties=int(swapped > 0), swapped_tokens=swapped)
+    return result
+
+
+def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> tuple[_Difference | None, str | None]:
+    wanted, got = expected[expected >= 0], actual[actual >= 0]
+    if np.any(actual[: got.size] < 0) or np.any(np.diff(got) <= 0):
+        return None, "the list is not ascending with -1 behind its end"
+    if wanted.size != got.size:
+        return None, f"{got.size} tokens, expected {wanted.size}"
+    if np.array_equal(wanted, got):
+        return None, None
+    return _Difference(np.setdiff1d(got, wanted), np.setdiff1d(wanted, got)), None
+
+
+def _judge_compaction(q_window: Float64, keys: Float64, pool_kernel: int, difference: _Difference) -> str | None:
+    scores = prompt_scores(q_window, keys, pool_kernel)
+    if max(difference.extra.max(), difference.missing.max()) >= scores.pooled.size:
+        return f"the window must be kept, {difference.missing.max()} is not"
+    problem = _outside_tolerance(scores.pooled[difference.extra], scores.pooled[difference.missing], scores.tolerance)
+    if problem is not None:
+        return f"kept {_few(difference.extra)} instead of {_few(difference.missing)}: {problem}"
+
+    contenders = {
+        int(j): _contenders(scores.summed, scores.pooled, int(j), pool_kernel, scores.tolerance)
+        for j in (*difference.extra, *difference.missing)
+    }
+    for kept in difference.extra:
+        for dropped in difference.missing:
+            # Whatever rounding does, the dropped one scores at least as high and stands first.
+            if dropped < kept and contenders[int(kept)] <= contenders[int(dropped)]:
+                return f"kept {kept} instead of {dropped}: an exact tie, and the lower index wins"
+    return None
+
+
+def _contenders(summed: Float64, pooled: Float64, position: int, kernel: int, tolerance: float) -> set[int]:
+    """Positions under the pooling window of `position` that float32 may have found to be its maximum."""
+    first, last = max(0, position - kernel // 2), position + kernel // 2 + 1
+    near = summed[first:last] >= pooled[position] * (1 - tolerance) - _DENORMAL_ROUNDING
+    return {first + int(j) for j in np.flatnonzero(near)}
+
+
+def _judge_selection(
+    query: Float64, keys: Float64, page_size: int, top_r: int, difference: _Difference, chosen: Int64
+) -> str | None:
+    """None if one admissible channel choice explains the list; else what is wrong under the exact choice."""
+    first_problem: str | None = None
+    for choice in channel_choices(query, top_r):
+        scores = page_scores(query, keys, page_size, choice)
+        problem = _judge_pages(scores, keys[:, choice.channels], page_size, chosen)
+        if problem is None:
+            return None
+        first_problem = first_problem or problem
+    return f"read {_few(difference.extra)} instead of {_few(difference.missing)}: {first_problem}"
+
+
+def _judge_pages(scores: PageScores, used_keys: Float64, page_size: int, chosen: Int64) -> str | None:
+    """`chosen` against the best tokens under these scores; used_keys [m, r] are the keys on the scoring channels."""
+    weight = np.repeat(scores.token_weight, page_size)[: len(used_keys)]
+    order = np.lexsort((np.arange(weight.size), -weight))
+    best = np.sort(order[: chosen.size])
+    extra, missing = np.setdiff1d(chosen, best), np.setdiff1d(best, chosen)
+    if not extra.size:
+        return None
+    problem = _outside_tolerance(weight[extra], weight[missing], scores.tolerance)
+    if problem is not None:
+        return problem
+    for kept in np.unique(extra // page_size):
+        for dropped in np.unique(missing // page_size):
+            if dropped < kept and _same_page(used_keys, page_size, int(kept), int(dropped)):
+                return f"pages {dropped} and {kept} are exact copies, and the lower index wins"
+    return None
+
+
+def _same_page(keys: Float64, page_size: int, one: int, other: int) -> bool:
+    a, b = (keys[page * page_size : (page + 1) * page_size] for page in (one, other))
+    return len(a) == len(b) and np.array_equal(a.max(0), b.max(0)) and np.array_equal(a.min(0), b.min(0))
+
+
+def _breaks_page_order(chosen: Int64, page_size: int, length: int) -> str | None:
+    """Tokens of a page share one score, so a page gives its lowest tokens, and at most one page is cut."""
+    pages, first, counts = np.unique(chosen // page_size, return_index=True, return_counts=True)
+    starts = pages * page_size
+    not_lowest = (chosen[first] != starts) | (chosen[first + counts - 1] != starts + counts - 1)
+    if not_lowest.any():
+        return f"page {pages[not_lowest][0]} did not give its lowest tokens: an exact tie, and the lower index wins"
+    cut = counts < np.minimum(page_size, length - starts)
+    return f"pages {_few(pages[cut])} are cut, at most one may be" if cut.sum() > 1 else None
+
+
+def _outside_tolerance(extra: Float64, missing: Float64, tolerance: float) -> str | None:
+    highest = max(extra.max(), missing.max())
+    gap = highest - min(extra.min(), missing.min())
+    if gap <= tolerance * highest + _DENORMAL_ROUNDING:
+        return None
+    return f"float64 scores differ by {gap / highest:.1e} relative, a near-tie allows {tolerance:.1e}"
+
+
+def _few(values: NDArray[np.integer]) -> str:
+    shown = ", ".join(str(v) for v in values[:4])
+    return f"[{shown}{', ...' if values.size > 4 else ''}]"

@@ -1,0 +1,142 @@
+"""Both selection rules once more, in float64 and for one row and one KV head: the judge of a disagreement.
+
+Written apart from the reference on purpose. It runs only where two executors chose differently, so it may be slow, and
+it returns the magnitudes that bound what float32 rounding can do to a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, islice, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+RELATIVE_ROUNDING = 2.0**-20
+_MOST_CHANNEL_CHOICES = 256
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """Stage 1 before the window: `summed` [n-W] and `pooled` [n-W]; `magnitude` is M of the tolerance 2^-20 (1+M)."""
+
+    summed: Float64
+    pooled: Float64
+    magnitude: float
+
+    @property
+    def tolerance(self) -> float:
+        """Largest relative difference that float32 rounding explains."""
+        return RELATIVE_ROUNDING * (1 + self.magnitude)
+
+
+def prompt_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> PromptScores:
+    """Scores of prompt eviction for one KV head (RocketKV, stage 1).
+
+    q_window [g, W, D]: the last W queries of the group; keys [n, D]: the row's prompt, padding removed.
+    Queries before position 0 (a prompt shorter than the window) are dropped.
+    """
+    n, head_size = keys.shape
+    window = min(q_window.shape[1], n)
+    queries = q_window[:, q_window.shape[1] - window :]
+
+    logits = queries @ keys.T / np.sqrt(head_size)
+    future = np.arange(n) > (n - window + np.arange(window))[:, None]
+    weights = np.exp(np.where(future, -np.inf, logits - np.where(future, -np.inf, logits).max(-1, keepdims=True)))
+    weights /= weights.sum(-1, keepdims=True)
+    summed = weights[:, :, : n - window].sum(axis=(0, 1))
+
+    magnitude = float((np.abs(queries) @ np.abs(keys).T).max() / np.sqrt(head_size))
+    return PromptScores(summed, _max_pool(summed, pool_kernel), magnitude)
+
+
+def _max_pool(values: Float64, kernel: int) -> Float64:
+    if not values.size:
+        return values
+    padded = np.pad(values, kernel // 2, constant_values=-np.inf)
+    pooled: Float64 = np.lib.stride_tricks.sliding_window_view(padded, kernel).max(-1)
+    return pooled
+
+
+@dataclass(frozen=True)
+class ChannelChoice:
+    """Channels that score the pages, and per channel whether the page's maximum (else its minimum) is read."""
+
+    channels: Int64
+    take_maximum: NDArray[np.bool_]
+
+
+def channel_choices(query: Float64, top_r: int) -> Iterator[ChannelChoice]:
+    """Every channel set that float32 may have chosen for `query` [g, D]; the exact choice first.
+
+    Channels whose sum of |q| equals the cut to 2^-20 may be swapped; a sum of q that is 0 to 2^-20 has either sign.
+    Channels with the same |q| in every head are exact copies: among those the lower index wins on every executor.
+    """
+    weight = np.abs(query).sum(0)
+    order = np.lexsort((np.arange(weight.size), -weight))
+    cut = weight[order[top_r - 1]]
+    close = np.abs(weight - cut) <= RELATIVE_ROUNDING * cut
+    certain = np.flatnonzero((weight > cut) & ~close)
+    contenders = [int(d) for d in order if close[d]]
+
+    alternatives = combinations(contenders, top_r - certain.size)
+    for chosen in islice(alternatives, _MOST_CHANNEL_CHOICES):
+        if _skips_a_copy(query, contenders, chosen):
+            continue
+        channels = np.sort(np.concatenate([certain, np.array(chosen, dtype=np.int64)])).astype(np.int64)
+        yield from _sign_choices(query, channels)
+
+
+def _skips_a_copy(query: Float64, contenders: list[int], chosen: tuple[int, ...]) -> bool:
+    """Whether a chosen channel has an unchosen, exactly equal one below it."""
+    magnitudes = np.abs(query)
+    left = [d for d in contenders if d not in chosen]
+    return any(d < taken and np.array_equal(magnitudes[:, d], magnitudes[:, taken]) for taken in chosen for d in left)
+
+
+def _sign_choices(query: Float64, channels: Int64) -> Iterator[ChannelChoice]:
+    total, weight = query[:, channels].sum(0), np.abs(query[:, channels]).sum(0)
+    # Two terms are added exactly enough for the sign, whatever their order.
+    doubtful = np.flatnonzero((np.abs(total) <= RELATIVE_ROUNDING * weight) & (weight > 0) & (len(query) > 2))
+    exact = total > 0
+    for flips in islice(product((False, True), repeat=len(doubtful)), _MOST_CHANNEL_CHOICES):
+        signs = exact.copy()
+        signs[doubtful] ^= np.array(flips, dtype=bool)
+        yield ChannelChoice(channels, signs)
+
+
+@dataclass(frozen=True)
+class PageScores:
+    """Stage 2: `token_weight` [pages] is f of every token of a page; M of the tolerance as in `PromptScores`."""
+
+    token_weight: Float64
+    magnitude: float
+
+    @property
+    def tolerance(self) -> float:
+        """Largest relative difference that float32 rounding explains."""
+        return RELATIVE_ROUNDING * (1 + self.magnitude)
+
+
+def page_scores(query: Float64, keys: Float64, page_size: int, choice: ChannelChoice) -> PageScores:
+    """Scores of one KV head in hybrid attention (RocketKV, stage 2): query [g, D]; keys [m, D] with the current one."""
+    starts = np.arange(0, len(keys), page_size)
+    sizes = np.minimum(page_size, len(keys) - starts)
+    used = keys[:, choice.channels]
+    maximum, minimum = np.maximum.reduceat(used, starts), np.minimum.reduceat(used, starts)
+    bound = np.where(choice.take_maximum, maximum, minimum)
+    q = query[:, choice.channels]
+
+    total, part = np.abs(query).sum(-1), np.abs(q).sum(-1)
+    coverage = np.where((total > 0) & (part > 0), part / np.where(total > 0, total, 1), 1.0)
+    temperature = np.sqrt(keys.shape[1] * coverage)[:, None]
+
+    logits = q @ bound.T / temperature
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= (weights * sizes).sum(-1, keepdims=True)
+    magnitude = float((np.abs(q) @ np.abs(bound).T / temperature).max())
+    return PageScores(weights.mean(0), magnitude)

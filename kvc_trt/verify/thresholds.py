@@ -1,0 +1,60 @@
+"""The bars of `kvc-trt verify`, in one place: recorded in every report, and never moved for one engine or one machine.
+
+Indices have no bar: they are equal, or proven near-ties. Figures of the compression itself (what the policy loses
+against the full cache) have none either: they are a property of the chosen budget, and stand beside the engine's error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Bars for one kind of weights: the engine against the reference under the same policy and the same weights."""
+
+    value_error: float
+    """Operator outputs: largest absolute error over the largest reference value (at least 1)."""
+    logits_max_error: float
+    """Teacher-forced logits: largest absolute error over the largest reference logit (at least 1)."""
+    logits_mean_kl: float
+    """Mean KL divergence of the engine's next-token distribution from the reference's, in nats."""
+    near_equal_logits: float
+    """Two logits this close may change places: such top-1 differences are counted as exceptions, not as errors."""
+    unexplained_tokens: int
+    """Greedy or top-1 tokens that differ although their logits do not nearly tie."""
+    unexplained_retrieval: int
+    """Retrieval answers that differ from the reference's although no logits nearly tie."""
+
+    def to_json(self) -> dict[str, float]:
+        """The bars by name."""
+        return asdict(self)
+
+
+_SINGLE = Thresholds(
+    value_error=1e-5,
+    logits_max_error=1e-4,
+    logits_mean_kl=1e-6,
+    near_equal_logits=1e-3,
+    unexplained_tokens=0,
+    unexplained_retrieval=0,
+)
+_HALF = Thresholds(
+    value_error=2e-3,
+    logits_max_error=2e-2,
+    logits_mean_kl=1e-3,
+    near_equal_logits=5e-2,
+    unexplained_tokens=0,
+    unexplained_retrieval=0,
+)
+
+_BY_WEIGHTS = {"fp32": _SINGLE, "fp16": _HALF, "bf16": _HALF, "int8": _SINGLE, "int4": _SINGLE}
+
+
+def thresholds_for(weights: str) -> Thresholds:
+    """Bars for an engine whose weights are fp32, fp16, bf16, int8 or int4.
+
+    int8 and int4 engines compute in float32 from the same dequantised weights as the reference, so float32's bars hold;
+    what quantisation itself costs is its own column.
+    """
+    return _BY_WEIGHTS[weights]
