@@ -40,6 +40,7 @@ class PolicyParameters:
 
     @property
     def max_sequence_len(self) -> int:
+        """S: the longest prompt and everything generated after it."""
         return self.max_input_len + self.max_output_len
 
     @property
@@ -57,7 +58,9 @@ class PolicyParameters:
         return self.max_sequence_len if layer < self.skip_layers else self.capacity
 
     def is_compressed(self, layer: int) -> bool:
+        """Whether this layer evicts or selects at all."""
         return layer >= self.skip_layers and (self.prompt_eviction != "none" or self.decode_selection != "dense")
 
     def num_pages(self) -> int:
+        """Pages of a compressed layer, the last one possibly partial."""
         return -(-self.capacity // self.page_size)

@@ -1,0 +1,40 @@
+"""RocketKV's division of one token budget into cache, pages, channels and tokens (arXiv 2502.14051).
+
+The budget t is traffic: K+V pairs that one attention module reads per step and KV head. Half is spent on scores, half
+on exact attention. Everything is computed once on the host in double precision and stored as integers.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def cache_capacity(sequence: int, budget: int, new_tokens: int, split: str | float) -> int:
+    """Slots of the compressed cache: the overall compression S/t to the power that `split` leaves to stage 1.
+
+    At least twice the new tokens (the prompt keeps as many as will be generated), never more than the sequence.
+    """
+    compression = max(1.0, sequence / budget)
+    if split == "adaptive":
+        share = min(0.2 + 0.06 * math.log2(compression), 0.8)
+    else:
+        share = 0.5 if split == "even" else float(split)
+    return max(math.floor(sequence / math.pow(compression, share)), min(2 * new_tokens, sequence))
+
+
+def default_page_size(capacity: int, budget: int) -> int:
+    """Tokens per page: the square root of what stage 2 still has to compress, 1 where that is less than a page."""
+    compression = max(1.0, capacity / budget)
+    pages = math.ceil(math.sqrt(compression))
+    return 1 if pages > compression else pages
+
+
+def default_channels(capacity: int, budget: int, page_size: int, head_size: int) -> int:
+    """Channels read per page, so that scoring costs the other half of the budget, in 1..head_size."""
+    compression = max(1.0, capacity / budget)
+    return min(max(math.floor(head_size * page_size / compression), 1), head_size)
+
+
+def traffic(capacity: int, page_size: int, top_r: int, top_k: int, head_size: int) -> float:
+    """K+V pairs read per step and KV head at a full cache: one channel of one page is 1/(2 head_size) of a pair."""
+    return capacity / page_size * top_r / head_size / 2 + min(top_k, capacity)

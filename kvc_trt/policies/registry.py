@@ -1,0 +1,141 @@
+"""The policies a user can name. A new method is one file beside this one, and one line here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from kvc_trt.errors import InputError
+from kvc_trt.policies import full, hybrid, rocketkv, snapkv_gqa, snapkv_plus_plus
+from kvc_trt.policies.request import OVERRIDES, Request, check_request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.policies.parameters import PolicyParameters
+    from kvc_trt.reference import Compacted
+
+
+class Method(Protocol):
+    """What every method's module offers: three pure functions and how it introduces itself."""
+
+    SUMMARY: str
+    SOURCE: str
+    OVERRIDES: tuple[str, ...]
+
+    def resolve(self, request: Request) -> PolicyParameters:
+        """All constants of the policy for one engine."""
+
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
+    ) -> Compacted:
+        """What is left of a prompt's cache, [B,H,W,D] queries, [B,G,S,D] keys and values."""
+
+    def select(
+        self, query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, page_min: Tensor | None,
+        page_max: Tensor | None, parameters: PolicyParameters,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Attention of one step: output [B,H,D] and the selected slots [B,G,k], None where all are read."""
+
+
+class _Entry(NamedTuple):
+    module: object
+    note: str = ""
+    split: str | None = None
+    pool_kernel: int | None = None
+
+    @property
+    def method(self) -> Method:
+        return cast("Method", self.module)
+
+
+_POLICIES = {
+    "full": _Entry(full),
+    "rocketkv": _Entry(rocketkv),
+    "rocketkv-v1": _Entry(rocketkv, "even split, as the paper's first version", split="even"),
+    "rocketkv-v2": _Entry(rocketkv, "adaptive split, kernel 63, as released", split="adaptive", pool_kernel=63),
+    "snapkv++": _Entry(snapkv_plus_plus),
+    "hybrid": _Entry(hybrid),
+    "snapkv-gqa": _Entry(snapkv_gqa),
+}
+
+
+class Description(NamedTuple):
+    """One policy as `kvc-trt policies` lists it."""
+
+    name: str
+    summary: str
+    source: str
+    overrides: tuple[str, ...] = ()
+
+
+def resolve(
+    policy: str, *, model: ModelConfig, token_budget: int | None, max_input_len: int, max_output_len: int,
+    split: str | float = "adaptive", **overrides: int | str | None,
+) -> PolicyParameters:  # fmt: skip
+    """Derive every constant of a policy from a token budget and the longest request an engine will serve.
+
+    Overrides (prompt_budget, window, pool_kernel, page_size, top_r, top_k, dense_until, skip_layers) fix one number by
+    hand; None, and "auto" for pool_kernel and dense_until, leave it derived. Counts are tokens. Pure.
+    InputError for an unknown policy or override (with the nearest name), one that this policy has no use for, and any
+    value that cannot be right.
+    """
+    entry = _entry(policy)
+    given = _given(overrides)
+    for name in given:
+        if name not in entry.method.OVERRIDES:
+            raise InputError(f"policy {policy} has no {name}", hint=f"it takes {', '.join(entry.method.OVERRIDES)}")
+    if entry.pool_kernel is not None:
+        given.setdefault("pool_kernel", entry.pool_kernel)
+    if entry.split is not None and split not in (entry.split, "adaptive"):
+        raise InputError(f"policy {policy} fixes the split to {entry.split}, found {split!r}", hint="--policy rocketkv")
+    request = Request(policy, model, token_budget, max_input_len, max_output_len, entry.split or split, given)
+    check_request(request)
+    return entry.method.resolve(request)
+
+
+def applicable(policy: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The given ones that this policy has a use for: how a model's defaults are offered to any policy."""
+    names = _entry(policy).method.OVERRIDES
+    return {name: value for name, value in overrides.items() if name in names}
+
+
+def method(parameters: PolicyParameters) -> Method:
+    """The functions of the policy that these parameters were resolved for."""
+    return _entry(parameters.policy).method
+
+
+def available() -> list[Description]:
+    """Every policy in the order a user should read them."""
+    return [
+        Description(name, entry.note or entry.method.SUMMARY, entry.method.SOURCE, entry.method.OVERRIDES)
+        for name, entry in _POLICIES.items()
+    ]
+
+
+def describe(policy: str) -> Description:
+    """One policy by name; InputError with the nearest name if there is none."""
+    _entry(policy)
+    return next(description for description in available() if description.name == policy)
+
+
+def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    for name in overrides:
+        if name not in OVERRIDES:
+            hint = f"known: {', '.join(OVERRIDES)}"
+            raise InputError(f"unknown policy override {name!r}{_nearest(name, OVERRIDES)}", hint=hint)
+    derived = (("pool_kernel", "auto"), ("dense_until", "auto"))
+    return {name: value for name, value in overrides.items() if value is not None and (name, value) not in derived}
+
+
+def _entry(policy: str) -> _Entry:
+    if policy not in _POLICIES:
+        raise InputError(f"unknown policy {policy!r}{_nearest(policy, _POLICIES)}", hint="kvc-trt policies lists them")
+    return _POLICIES[policy]
+
+
+def _nearest(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,90 @@
+"""What a user asks of a policy, checked before any method sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.models.config import ModelConfig
+
+MINIMUM_TOKEN_BUDGET = 16
+DEFAULT_WINDOW = 32
+
+EVERY_POLICY = ("skip_layers",)
+EVICTION = ("prompt_budget", "window", "pool_kernel")
+SELECTION = ("page_size", "top_r", "top_k", "dense_until")
+OVERRIDES = (*EVICTION, *SELECTION, *EVERY_POLICY)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A budget for one model at one maximal length, plus what the user fixed by hand."""
+
+    policy: str
+    model: ModelConfig
+    token_budget: int | None
+    max_input_len: int
+    max_output_len: int
+    split: str | float = "adaptive"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sequence(self) -> int:
+        """S: the longest prompt and everything generated after it."""
+        return self.max_input_len + self.max_output_len
+
+    @property
+    def budget(self) -> int:
+        """The token budget; InputError where the policy needs one and none was given."""
+        if self.token_budget is None:
+            raise InputError(f"policy {self.policy} needs a token budget", hint="--token-budget 512")
+        return self.token_budget
+
+    def value(self, name: str, default: int) -> int:
+        """The override of that name, or the derived default."""
+        chosen: int = self.overrides.get(name, default)
+        return chosen
+
+
+def check_request(request: Request) -> None:
+    """InputError for a length, budget, split or override that cannot be right, naming its range."""
+    model = request.model
+    _integer("max_input_len", request.max_input_len, 1, model.max_position_embeddings, "what the model can hold")
+    _integer("max_output_len", request.max_output_len, 1)
+    if model.sliding_window is not None and request.sequence > model.sliding_window:
+        raise InputError(
+            f"max_input_len + max_output_len is {request.sequence}; {model.architecture} attends to a sliding window "
+            f"of {model.sliding_window} tokens, which is exact only up to that length",
+            hint=f"--max-input-len {max(1, model.sliding_window - request.max_output_len)}",
+        )
+    if request.token_budget is not None:
+        _integer("token_budget", request.token_budget, MINIMUM_TOKEN_BUDGET)
+    _split(request.split)
+    ranges: dict[str, tuple[int, int | None, str]] = {
+        "prompt_budget": (1, None, ""),
+        "window": (1, None, ""),
+        "pool_kernel": (1, None, ""),
+        "page_size": (1, request.sequence, "max_input_len + max_output_len"),
+        "top_r": (1, model.head_size, "the head size"),
+        "top_k": (1, None, ""),
+        "dense_until": (0, None, ""),
+        "skip_layers": (0, model.num_hidden_layers, "the number of layers"),
+    }
+    for name, value in request.overrides.items():
+        _integer(name, value, *ranges[name])
+    if request.value("pool_kernel", 1) % 2 == 0:
+        raise InputError(f"pool_kernel is {request.overrides['pool_kernel']}; expected an odd number (it is centred)")
+
+
+def _integer(name: str, value: object, low: int, high: int | None = None, limit: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        expected = f"at least {low}" if high is None else f"in {low}..{high} ({limit})"
+        raise InputError(f"{name} is {value!r}; expected an integer {expected}")
+
+
+def _split(split: object) -> None:
+    share = split if isinstance(split, (int, float)) and not isinstance(split, bool) else -1
+    if not 0 <= share <= 1 and split not in ("adaptive", "even"):
+        raise InputError(f"split is {split!r}; expected adaptive, even, or a number in 0..1")

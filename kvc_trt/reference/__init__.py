@@ -1,0 +1,13 @@
+"""The normative semantics of every compression op, in PyTorch: literal, float32 and float64, never in place.
+
+Every other executor is compared with these functions, index by index. They are written to be read: one file per step of
+the method, rows of a batch taken one at a time, so that no row can ever see its neighbour or its own padding.
+`kvc_trt.reference.decoder` is a whole model built from them.
+"""
+
+from kvc_trt.reference.bounds import append, page_bounds
+from kvc_trt.reference.compaction import Compacted, compact
+from kvc_trt.reference.dense import dense_attention
+from kvc_trt.reference.hybrid import hybrid_attention
+
+__all__ = ["Compacted", "append", "compact", "dense_attention", "hybrid_attention", "page_bounds"]

@@ -1,0 +1,69 @@
+"""Per-page minimum and maximum of the stored keys, and the append that keeps them up to date."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvc_trt.reference import checks
+
+
+def page_bounds(keys: Tensor, lengths: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
+    """Element-wise extremes of each page of `page_size` consecutive slots; empty slots do not take part.
+
+    keys [B,G,C,D], lengths [B] -> page_min, page_max [B,G,P,D] with P = ceil(C / page_size). An empty page is
+    (+inf, -inf); a NaN in a page makes that channel's bounds NaN.
+    """
+    checks.tensor("keys", keys, "[B,G,C,D]", None, None, None, None)
+    checks.number("page_size", page_size, 1)
+    batch, heads, slots, size = keys.shape
+    checks.lengths("lengths", lengths, batch, 0, slots)
+    pages = -(-slots // page_size)
+    empty = torch.arange(slots, device=keys.device) >= lengths[:, None]
+    extremes = []
+    for fill, reduce in ((torch.inf, torch.amin), (-torch.inf, torch.amax)):
+        padded = keys.new_full((batch, heads, pages * page_size, size), fill)
+        padded[:, :, :slots] = keys.masked_fill(empty[:, None, :, None], fill)
+        extremes.append(reduce(padded.view(batch, heads, pages, page_size, size), dim=3))
+    return extremes[0], extremes[1]
+
+
+def append(
+    keys: Tensor, values: Tensor, page_min: Tensor, page_max: Tensor, lengths: Tensor, k_new: Tensor, v_new: Tensor,
+    *, page_size: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Store one token per row at slot lengths[b] and widen the bounds of its page (algorithm 4, step 1).
+
+    keys, values [B,G,C,D]; page_min, page_max [B,G,P,D]; lengths [B], each < C: the length before the append;
+    k_new, v_new [B,G,D]. Returns new (keys, values, page_min, page_max); the caller increments its lengths.
+    """
+    checks.tensor("keys", keys, "[B,G,C,D]", None, None, None, None)
+    batch, heads, slots, size = keys.shape
+    checks.number("page_size", page_size, 1)
+    bounds = (batch, heads, -(-slots // page_size), size)
+    wanted = (
+        ("values", values, tuple(keys.shape)),
+        ("page_min", page_min, bounds),
+        ("page_max", page_max, bounds),
+        ("k_new", k_new, (batch, heads, size)),
+        ("v_new", v_new, (batch, heads, size)),
+    )
+    for name, value, shape in wanted:
+        checks.tensor(name, value, f"{list(shape)} of {keys.dtype}", *shape, dtype=keys.dtype)
+    checks.lengths("lengths", lengths, batch, 0, slots - 1)
+    copies = keys.clone(), values.clone(), page_min.clone(), page_max.clone()
+    append_in_place(*copies, lengths, k_new, v_new, page_size=page_size)
+    return copies
+
+
+def append_in_place(
+    keys: Tensor, values: Tensor, page_min: Tensor | None, page_max: Tensor | None, lengths: Tensor, k_new: Tensor,
+    v_new: Tensor, *, page_size: int,
+) -> None:  # fmt: skip
+    """`append` into the caller's own tensors, unchecked (the decoder owns its cache); bounds may be None."""
+    for row, slot in enumerate(lengths.tolist()):
+        keys[row, :, slot], values[row, :, slot] = k_new[row], v_new[row]
+        if page_min is not None and page_max is not None:
+            page = slot // page_size
+            page_min[row, :, page] = torch.minimum(page_min[row, :, page], k_new[row])
+            page_max[row, :, page] = torch.maximum(page_max[row, :, page], k_new[row])

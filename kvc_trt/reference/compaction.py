@@ -1,0 +1,112 @@
+"""Stage 1 of RocketKV, "SnapKV++": which prompt tokens stay (arXiv 2502.14051, algorithm 1; docs/policies/snapkv++.md).
+
+The last W prompt queries vote for every earlier token with their softmax probability; votes are summed over the window,
+then over the query heads that share a KV head, and only then spread to neighbours by max-pooling. Summing after pooling
+keeps other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvc_trt.reference import checks
+from kvc_trt.reference.selection import best_ascending, gather_rows
+
+
+class Compacted(NamedTuple):
+    """What is left of a prompt's cache: C = min(prompt_budget, S) slots, zeros past a row's length."""
+
+    keys: Tensor
+    """[B,G,C,D]"""
+    values: Tensor
+    """[B,G,C,D]"""
+    indices: Tensor
+    """int32 [B,G,C]: the prompt position in each slot, ascending; -1 past the row's length."""
+    lengths: Tensor
+    """[B]: slots in use."""
+
+
+class PromptScores(NamedTuple):
+    """The ranked values of stage 1, for proofs that a differing choice was a near-tie."""
+
+    values: Tensor
+    """[B,G,S]: the pooled score v; -inf on window and padding, which are not ranked."""
+    magnitude: Tensor
+    """[B,G]: M = the largest sum_d |q_d k_d| / sqrt(D) over the group's queries: rounding scales with it."""
+
+
+def compact(
+    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, prompt_budget: int, pool_kernel: int
+) -> Compacted:
+    """Keep `prompt_budget` tokens per KV head of every prompt longer than that, all tokens of the others.
+
+    q_window [B,H,W,D]: the last W queries after RoPE, row i at position n-W+i (rows below 0 are ignored);
+    keys, values [B,G,S,D] after RoPE; prompt_lengths [B], each in 1..S. The window itself is always kept.
+    """
+    batch, heads, size, rows = _check(q_window, keys, values, prompt_lengths, pool_kernel)
+    window, slots = q_window.shape[2], min(prompt_budget, keys.shape[2])
+    checks.number("prompt_budget", prompt_budget, 1 if max(rows) <= prompt_budget else window)
+    kept = keys.new_zeros(batch, heads, slots, size), keys.new_zeros(batch, heads, slots, size)
+    indices = torch.full((batch, heads, slots), -1, dtype=torch.int32, device=keys.device)
+    for b, n in enumerate(rows):
+        index = torch.arange(n, device=keys.device).expand(heads, n)
+        if n > prompt_budget:
+            votes, _ = _row_scores(q_window[b], keys[b, :, :n], pool_kernel)
+            winners = best_ascending(votes, prompt_budget - window)
+            index = torch.cat([winners, index[:, n - window :]], dim=-1)
+        length = index.shape[1]
+        indices[b, :, :length] = index
+        for target, source in zip(kept, (keys, values), strict=True):
+            target[b, :, :length] = gather_rows(source[b], index)
+    return Compacted(*kept, indices, prompt_lengths.clamp(max=prompt_budget))
+
+
+def scores(q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, *, pool_kernel: int) -> PromptScores:
+    """The values that `compact` ranks, for every row (also those it would not rank because they fit)."""
+    batch, heads, _, rows = _check(q_window, keys, keys, prompt_lengths, pool_kernel)
+    ranked = keys.new_full((batch, heads, keys.shape[2]), -torch.inf)
+    magnitude = keys.new_zeros(batch, heads)
+    for b, n in enumerate(rows):
+        window = min(q_window.shape[2], n)
+        ranked[b, :, : n - window], magnitude[b] = _row_scores(q_window[b, :, -window:], keys[b, :, :n], pool_kernel)
+    return PromptScores(ranked, magnitude)
+
+
+def _row_scores(q_window: Tensor, keys: Tensor, pool_kernel: int) -> tuple[Tensor, Tensor]:
+    """One prompt: q_window [H,W,D], keys [G,n,D] -> pooled votes [G,n-W] and M [G]; one KV head in memory at a time."""
+    heads, (_, window, size), n = keys.shape[0], q_window.shape, keys.shape[1]
+    positions = torch.arange(n, device=keys.device)
+    hidden = positions > positions[n - window :, None]
+    votes, magnitude = keys.new_empty(heads, n - window), keys.new_empty(heads)
+    for kv, queries in enumerate(q_window.reshape(heads, -1, window, size)):
+        logits = queries @ keys[kv].T / math.sqrt(size)
+        attention = torch.softmax(logits.masked_fill(hidden, -torch.inf), dim=-1)
+        per_head = attention[..., : n - window].sum(dim=1)
+        votes[kv] = per_head.sum(dim=0)
+        magnitude[kv] = (queries.abs() @ keys[kv].abs().T).max() / math.sqrt(size)
+    return _max_pool(votes, pool_kernel), magnitude
+
+
+def _max_pool(votes: Tensor, kernel: int) -> Tensor:
+    """Each position takes the best vote within (kernel-1)/2 of it, clipped to the range: [G,n] -> [G,n]."""
+    if votes.shape[1] == 0:
+        return votes
+    return torch.nn.functional.max_pool1d(votes[:, None], kernel, stride=1, padding=kernel // 2)[:, 0]
+
+
+def _check(
+    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, pool_kernel: int
+) -> tuple[int, int, int, list[int]]:
+    checks.tensor("keys", keys, "[B,G,S,D]", None, None, None, None)
+    batch, heads, length, size = keys.shape
+    checks.tensor("values", values, f"{list(keys.shape)} like keys", *keys.shape, dtype=keys.dtype)
+    expected = f"[B={batch},H,W,D={size}] of {keys.dtype}"
+    checks.tensor("q_window", q_window, expected, batch, None, None, size, dtype=keys.dtype)
+    checks.group_size(q_window.shape[1], heads, "q_window", q_window.shape)
+    checks.number("the window (q_window.shape[2])", q_window.shape[2], 1)
+    checks.number("pool_kernel", pool_kernel, 1, odd=True)
+    return batch, heads, size, checks.lengths("prompt_lengths", prompt_lengths, batch, 1, length)

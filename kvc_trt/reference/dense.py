@@ -1,0 +1,40 @@
+"""Exact attention of one decode step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kvc_trt.reference import checks
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of one row over all it is given: [H,D], [G,n,D], [G,n,D] -> [H,D]; zeros if n = 0."""
+    heads, size = query.shape
+    if keys.shape[1] == 0:
+        return torch.zeros_like(query)
+    grouped = query.reshape(keys.shape[0], -1, size)
+    logits = grouped @ keys.transpose(1, 2) / math.sqrt(size)
+    return (torch.softmax(logits, dim=-1) @ values).reshape(heads, size)
+
+
+def dense_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+    """Attention over the first `lengths[b]` slots of each row; the current token is already stored.
+
+    query [B,H,D]; keys, values [B,G,C,D]; lengths [B]. Returns [B,H,D]. Raises ValueError for shapes that do not fit.
+    """
+    rows = check_cache(query, keys, values, lengths)
+    return torch.stack([attend(query[b], keys[b, :, :m], values[b, :, :m]) for b, m in enumerate(rows)])
+
+
+def check_cache(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> list[int]:
+    """Raise ValueError unless query and cache belong together; returns the row lengths."""
+    checks.tensor("query", query, "[B,H,D]", None, None, None)
+    batch, heads, size = query.shape
+    cache = f"[B={batch},G,C,D={size}] of {query.dtype}"
+    checks.tensor("keys", keys, cache, batch, None, None, size, dtype=query.dtype)
+    checks.tensor("values", values, f"{list(keys.shape)} like keys", *keys.shape, dtype=query.dtype)
+    checks.group_size(heads, keys.shape[1], "query", query.shape)
+    return checks.lengths("lengths", lengths, batch, 0, keys.shape[2])

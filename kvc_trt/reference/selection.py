@@ -1,0 +1,25 @@
+"""Top-k with the tie rule. Ties are structural here (max-pooling makes plateaus, pages repeat scores), so the order
+among equals is part of the semantics: larger value first, then the lower index; NaN below every finite value."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def best(scores: Tensor, k: int) -> Tensor:
+    """Positions of the k best along the last axis, best first: scores [..., n] -> int64 [..., k]."""
+    if not 0 <= k <= scores.shape[-1]:
+        raise ValueError(f"scores has shape {list(scores.shape)}; cannot take k={k} of its last axis")
+    ranked = torch.where(torch.isnan(scores), -torch.inf, scores)
+    return torch.sort(ranked, dim=-1, descending=True, stable=True).indices[..., :k]
+
+
+def best_ascending(scores: Tensor, k: int) -> Tensor:
+    """The same positions in ascending order of index."""
+    return best(scores, k).sort(dim=-1).values
+
+
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of every KV head by that head's own list: table [G,n,D], index [G,k] -> [G,k,D]."""
+    return table.gather(1, index[..., None].expand(-1, -1, table.shape[-1]))
