@@ -1,0 +1,142 @@
+"""Writes ONNX nodes as if they were function calls.
+
+    emit = Emitter()
+    scores = emit.MatMul(query, keys)
+    values, indices = emit.TopK(scores, [8], outputs=2, axis=-1)
+
+Operands are value names; Python numbers, lists and numpy arrays become constants, each written once. `None` is an
+omitted input. The same class fills graphs, function bodies and the branches of If and Loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+Value = str
+Operand = Any
+
+
+class Emitter:
+    """Collects the nodes of one graph, function body or branch, in order."""
+
+    def __init__(self, parent: Emitter | None = None) -> None:
+        self.nodes: list[NodeProto] = []
+        self._parent = parent
+        self._constants: dict[Any, Value] = {}
+        self._serial: Iterator[int] = parent._serial if parent else itertools.count()
+        self._scope = parent._scope if parent else ""
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[0].isupper():
+            raise AttributeError(op_type)
+        return lambda *operands, **keywords: self.call(op_type, *operands, **keywords)
+
+    def call(
+        self,
+        op_type: str,
+        *operands: Operand,
+        outputs: int | Sequence[str] = 1,
+        domain: str = "",
+        **attributes: Any,
+    ) -> Any:
+        """Append one node; returns its output's name, or a tuple of names where it has several.
+
+        `outputs` is their number, or their names where somebody outside must find them.
+        """
+        inputs = [self._operand(operand) for operand in operands]
+        name = f"{self._scope}{op_type}_{next(self._serial)}"
+        if isinstance(outputs, int):
+            names = [name] if outputs == 1 else [f"{name}.{i}" for i in range(outputs)]
+        else:
+            names = list(outputs)
+        self.nodes.append(helper.make_node(op_type, inputs, names, name=name, domain=domain, **attributes))
+        return names[0] if len(names) == 1 else tuple(names)
+
+    def attribute(self, name: str) -> Value:
+        """The INT attribute of the enclosing function as an INT64 scalar."""
+        key = ("attribute", name)
+        if (found := self._find(key)) is None:
+            found = self.call("Constant")
+            reference = AttributeProto(name="value_int", ref_attr_name=name, type=AttributeProto.INT)
+            self.nodes[-1].attribute.append(reference)
+            self._constants[key] = found
+        return found
+
+    def constant(self, value: Operand) -> Value:
+        """A constant; int and list of int become INT64, float becomes FLOAT, arrays keep their type."""
+        array = _array(value)
+        key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
+        if (found := self._find(key)) is None:
+            found = self.call("Constant", value=numpy_helper.from_array(array))
+            self._constants[key] = found
+        return found
+
+    def branch(self, build: Callable[[Emitter], Sequence[Value]]) -> GraphProto:
+        """The graph of an If branch: `build` writes it and returns its outputs."""
+        inner = Emitter(self)
+        results = build(inner)
+        outputs = [helper.make_empty_tensor_value_info(result) for result in results]
+        return helper.make_graph(inner.nodes, f"branch_{next(self._serial)}", [], outputs)
+
+    def choose(
+        self,
+        condition: Value,
+        then: Callable[[Emitter], Sequence[Value]],
+        otherwise: Callable[[Emitter], Sequence[Value]],
+        *,
+        outputs: int,
+    ) -> Any:
+        """If: both branches return the same number of values."""
+        branches = {"then_branch": self.branch(then), "else_branch": self.branch(otherwise)}
+        return self.call("If", condition, outputs=outputs, **branches)
+
+    def collect(self, count: Value, body: Callable[[Emitter, Value], Value]) -> Value:
+        """Loop `count` times and stack what `body(emitter, iteration)` returns along a new first axis."""
+        serial = next(self._serial)
+        iteration, alive, still = f"iteration_{serial}", f"alive_{serial}", f"still_{serial}"
+        inner = Emitter(self)
+        result = body(inner, iteration)
+        inner.nodes.append(helper.make_node("Identity", [alive], [still], name=f"Identity_{serial}"))
+        inputs = [
+            helper.make_tensor_value_info(iteration, TensorProto.INT64, []),
+            helper.make_tensor_value_info(alive, TensorProto.BOOL, []),
+        ]
+        outputs = [helper.make_tensor_value_info(still, TensorProto.BOOL, []), helper.make_empty_tensor_value_info(result)]
+        graph = helper.make_graph(inner.nodes, f"loop_{serial}", inputs, outputs)
+        return str(self.call("Loop", count, None, body=graph))
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the names of everything written inside, so that profiles and errors name the layer."""
+        outer, self._scope = self._scope, f"{self._scope}{name}/"
+        yield
+        self._scope = outer
+
+    def _operand(self, operand: Operand) -> Value:
+        if operand is None:
+            return ""
+        return operand if isinstance(operand, str) else self.constant(operand)
+
+    def _find(self, key: Any) -> Value | None:
+        emitter: Emitter | None = self
+        while emitter is not None:
+            if key in emitter._constants:
+                return emitter._constants[key]
+            emitter = emitter._parent
+        return None
+
+
+def _array(value: Operand) -> np.ndarray[Any, Any]:
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if isinstance(value, bool):
+        return np.array(value)
+    if isinstance(value, float):
+        return np.array(value, dtype=np.float32)
+    return np.array(value, dtype=np.int64)

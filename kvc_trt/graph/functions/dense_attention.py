@@ -1,0 +1,44 @@
+"""KvcDenseAttention: append one token, attend to every entry. Serves `full`, skipped layers and eviction-only policies."""
+
+from __future__ import annotations
+
+from onnx import FunctionProto
+
+from kvc_trt.graph.emitter import Emitter, Value
+from kvc_trt.graph.functions import function
+from kvc_trt.graph.functions.append import append, slot_indices
+from kvc_trt.graph.functions.attend import attend_first, attend_slots, group_query, ungroup
+from kvc_trt.graph.functions.shapes import scalar, size
+
+NAME = "KvcDenseAttention"
+INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
+ATTRIBUTES = ("dense_until",)
+
+
+def dense_attention() -> FunctionProto:
+    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], cache_lengths [B]) -> (output, k_cache, v_cache).
+
+    Entries are sliced out before they are attended where that pays (less than half of the cache is in use) and for
+    at most `dense_until` entries, the lengths up to which a sparse engine attends densely on the same slice: there
+    the two agree bit for bit. Otherwise the cache is read in place.
+    """
+    emit = Emitter()
+    indices = slot_indices(emit, "cache_lengths", "k_cache")
+    keys = append(emit, "k_cache", indices, "k_new")
+    values = append(emit, "v_cache", indices, "v_new")
+    lengths = emit.Add(emit.Reshape("cache_lengths", [-1, 1, 1, 1]), 1)
+    longest = emit.ReduceMax(lengths, keepdims=0)
+    query = group_query(emit, "query", keys)
+
+    def sliced(branch: Emitter) -> list[Value]:
+        return [attend_first(branch, query, keys, values, lengths, longest)]
+
+    def in_place(branch: Emitter) -> list[Value]:
+        return [attend_slots(branch, query, keys, values, lengths)]
+
+    mostly_empty = emit.Less(emit.Mul(longest, 2), scalar(emit, size(emit, keys, 2)))
+    short = emit.LessOrEqual(longest, emit.attribute("dense_until"))
+    attended = emit.choose(emit.Or(mostly_empty, short), sliced, in_place, outputs=1)
+    output = ungroup(emit, attended, "query")
+    outputs = {"output": output, "k_cache_out": keys, "v_cache_out": values}
+    return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)

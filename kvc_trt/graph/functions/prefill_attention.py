@@ -1,0 +1,58 @@
+"""KvcPrefillAttention: exact causal attention over the prompt, in memory linear in its length.
+
+One iteration per block of queries, keys cut at the block's end. A TensorRT build replaces the node by fused attention.
+"""
+
+from __future__ import annotations
+
+from onnx import FunctionProto
+
+from kvc_trt.graph import PROMPT_BLOCK
+from kvc_trt.graph.emitter import Emitter, Value
+from kvc_trt.graph.functions import function
+from kvc_trt.graph.functions.shapes import MASKED, attention_scale, count_to, float32, one, scalar, size
+
+NAME = "KvcPrefillAttention"
+
+
+def prefill_attention() -> FunctionProto:
+    """(q [B,H,S,D], k, v [B,G,S,D]) -> o [B,H,S,D]; S is a multiple of PROMPT_BLOCK.
+
+    Rows are padded on the right: the causal mask keeps padding away from every real token.
+    """
+    emit = Emitter()
+    heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
+    query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
+    keys, values = float32(emit, "k"), float32(emit, "v")
+    block_mask = _future_of_block(emit)
+
+    def block(body: Emitter, iteration: Value) -> Value:
+        return _attend_block(body, query, keys, values, block_mask, iteration)
+
+    blocks = emit.collect(scalar(emit, emit.Div(size(emit, "q", 2), PROMPT_BLOCK)), block)
+    in_order = emit.Transpose(blocks, perm=[1, 2, 3, 0, 4, 5])
+    output = emit.CastLike(emit.Reshape(in_order, emit.Shape("q")), "q")
+    return function(NAME, ("q", "k", "v"), {"o": output}, (), emit)
+
+
+def _future_of_block(emit: Emitter) -> Value:
+    """FLOAT [block, block]: MASKED where a key of the block lies behind the query, else 0."""
+    offsets = count_to(emit, [PROMPT_BLOCK])
+    return str(emit.Where(emit.Greater(offsets, emit.Unsqueeze(offsets, [1])), MASKED, 0.0))
+
+
+def _attend_block(
+    emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, iteration: Value
+) -> Value:
+    """Attention of one block of queries, `query` [B,G,g,S,D], to all keys up to the block's end; -> [B,G,g,block,D]."""
+    start = one(emit, emit.Mul(iteration, PROMPT_BLOCK))
+    end = emit.Add(start, PROMPT_BLOCK)
+    rows = emit.Slice(query, start, end, [3])
+    matrix = emit.Reshape(rows, emit.Concat([0, 0, -1], size(emit, query, 4), axis=0))
+    past_keys, past_values = (emit.Slice(cache, [0], end, [2]) for cache in (keys, values))
+    scores = emit.MatMul(matrix, emit.Transpose(past_keys, perm=[0, 1, 3, 2]))
+    mask = emit.Pad(block_mask, emit.Concat([0], start, [0, 0], axis=0), 0.0)
+    by_head = emit.Add(emit.Reshape(scores, emit.Concat(emit.Shape(rows, end=-1), [-1], axis=0)), mask)
+    weights = emit.Reshape(emit.Softmax(by_head, axis=-1), emit.Shape(scores))
+    return str(emit.Reshape(emit.MatMul(weights, past_values), emit.Shape(rows)))
+

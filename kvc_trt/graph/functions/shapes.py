@@ -1,0 +1,51 @@
+"""Small expressions that several bodies share."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from kvc_trt.graph.emitter import Emitter, Value
+
+MASKED = np.float32(-3.4e38)
+"""Score of an entry that must not take part: finite, so that a row without entries gives no NaN."""
+
+
+def size(emit: Emitter, value: Value, axis: int) -> Value:
+    """Length of one axis as INT64 [1]; a constant wherever the dimension is static."""
+    return str(emit.Shape(value, start=axis, end=axis + 1))
+
+
+def scalar(emit: Emitter, value: Value) -> Value:
+    """INT64 [1] as a scalar."""
+    return str(emit.Squeeze(value, [0]))
+
+
+def one(emit: Emitter, value: Value) -> Value:
+    """A scalar as a tensor [1]."""
+    return str(emit.Unsqueeze(value, [0]))
+
+
+def float32(emit: Emitter, value: Value) -> Value:
+    """Scores and sums run in fp32 whatever the cache type."""
+    return str(emit.Cast(value, to=TensorProto.FLOAT))
+
+
+def int64(emit: Emitter, value: Value) -> Value:
+    """Cast to INT64."""
+    return str(emit.Cast(value, to=TensorProto.INT64))
+
+
+def int32(emit: Emitter, value: Value) -> Value:
+    """Cast to INT32, the type of every index list that leaves an operator."""
+    return str(emit.Cast(value, to=TensorProto.INT32))
+
+
+def count_to(emit: Emitter, length: Value) -> Value:
+    """INT64 [n]: 0, 1, ..., n-1 for `length` [1]."""
+    return str(emit.Range(0, scalar(emit, length), 1))
+
+
+def attention_scale(emit: Emitter, query: Value, axis: int) -> Value:
+    """1/sqrt(head size), FLOAT [1]."""
+    return str(emit.Reciprocal(emit.Sqrt(float32(emit, size(emit, query, axis)))))
