@@ -35,9 +35,9 @@ class BuildConfig(BaseModel):
     max_input_len: Positive | None = None
     max_output_len: Positive | None = None
     max_batch_size: Positive = 8
-    split: Literal["adaptive"] | Annotated[float, Field(gt=0, lt=1)] = "adaptive"
+    split: Literal["adaptive", "even"] | Annotated[float, Field(ge=0, le=1)] = "adaptive"
     dense_until: Count | Literal["auto"] | None = None
-    backend: Literal["auto", "onnxruntime", "tensorrt", "tensorrt-llm", "torch", "reference"] = "auto"
+    backend: Literal["auto", "onnxruntime", "tensorrt", "tensorrt-llm", "torch"] = "auto"
     weights: Literal["auto", "fp32", "fp16", "int8", "int4"] = "auto"
     checkpoint: str | None = None
     revision: str | None = None
@@ -49,7 +49,7 @@ class BuildConfig(BaseModel):
     page_size: Positive | None = None
     top_r: Positive | None = None
     top_k: Positive | None = None
-    pool_kernel: Positive | None = None
+    pool_kernel: Positive | Literal["auto"] | None = None
     window: Positive | None = None
     skip_layers: Count | None = None
 
@@ -59,7 +59,7 @@ class BuildConfig(BaseModel):
             raise ValueError("checkpoint and random_weights exclude each other")
         return self
 
-    def overrides(self) -> dict[str, int]:
+    def overrides(self) -> dict[str, int | str]:
         """Return the derived numbers that were set by hand."""
         return {name: value for name in OVERRIDES if (value := getattr(self, name)) is not None}
 

@@ -17,7 +17,7 @@ import resource
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -94,12 +94,17 @@ class Stages:
                 yield stages
             finally:
                 stages._clear_partial()
+                with contextlib.suppress(OSError):
+                    directory.rmdir()  # succeeds only where no stage was finished
         finally:
             os.close(descriptor)
 
-    def run(self, name: str, files: Sequence[str], make: Callable[[Path], None]) -> None:
-        """Make `files` by `make(directory)`, or keep them when a finished stage of the same inputs left them whole."""
-        receipt = self._finished(name, files)
+    def run(self, name: str, file: str, make: Callable[[Path], None]) -> None:
+        """Make `file` by `make(path)`, or keep it when a finished stage of the same inputs left it whole.
+
+        Raises UnsupportedEnvironment for a full disk; nothing unfinished stays behind.
+        """
+        receipt = self._finished(name, file)
         if receipt is not None:
             self.receipts.append(receipt)
             self.resumed.append(name)
@@ -110,13 +115,12 @@ class Stages:
         partial.mkdir(mode=0o700)
         started = time.monotonic()
         try:
-            make(partial)
-            records = {file: FileRecord(sha256(partial / file), (partial / file).stat().st_size) for file in files}
-            for file in files:
-                make_durable(partial / file)
-                os.rename(partial / file, self.directory / file)
+            make(partial / file)
+            record = FileRecord(sha256(partial / file), (partial / file).stat().st_size)
+            make_durable(partial / file)
+            os.rename(partial / file, self.directory / file)
             seconds = round(time.monotonic() - started, 3)
-            receipt = Receipt(name, self._digest, seconds, peak_rss_bytes(), records)
+            receipt = Receipt(name, self._digest, seconds, peak_rss_bytes(), {file: record})
             self._receipt_path(name).unlink(missing_ok=True)
             write_durably(self._receipt_path(name), canonical(asdict(receipt)))
         except OSError as error:
@@ -127,19 +131,16 @@ class Stages:
         """Remove the entry: its files are in the engine now."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _finished(self, name: str, files: Sequence[str]) -> Receipt | None:
+    def _finished(self, name: str, file: str) -> Receipt | None:
         try:
             recorded = json.loads(self._receipt_path(name).read_bytes())
-            records = {file: FileRecord(**recorded["files"][file]) for file in files}
-            receipt = Receipt(**{**recorded, "files": records})
-            whole = receipt.inputs == self._digest and all(
-                (self.directory / file).lstat().st_size == record.size
-                and sha256(self.directory / file) == record.sha256
-                for file, record in records.items()
-            )
+            record = FileRecord(**recorded["files"][file])
+            receipt = Receipt(**{**recorded, "files": {file: record}})
+            path = self.directory / file
+            whole = path.lstat().st_size == record.size and sha256(path) == record.sha256
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return receipt if whole else None
+        return receipt if whole and receipt.inputs == self._digest else None
 
     def _receipt_path(self, name: str) -> Path:
         return self.directory / f"{name}.receipt.json"

@@ -1,0 +1,212 @@
+"""A build from beginning to end: inputs' digest, existing output, resumable stages, and the directory put in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import kvc_trt
+from kvc_trt import __version__
+from kvc_trt.engine.directory import CONFIG_FILE, DECODE_FILE, PREFILL_FILE, TOKENIZER_DIRECTORY, WEIGHTS_FILE, Engine
+from kvc_trt.engine.files import disk_error, sha256, write_durably
+from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
+from kvc_trt.engine.model_choice import ModelSource
+from kvc_trt.engine.request import Request
+from kvc_trt.engine.stages import Stages
+from kvc_trt.engine.tokenizer import check_tokenizer
+from kvc_trt.engine.writer import check_replaceable, move, new_directory
+from kvc_trt.errors import InputError, KvcError
+from kvc_trt.models.quantisation import BLOCK
+from kvc_trt.progress import Progress
+
+STAGES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECODE_FILE}
+"""Each stage makes one file, from the files of the stages before it."""
+QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
+LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers")
+
+
+class Maker(Protocol):
+    """Writes one stage's file."""
+
+    def __call__(self, path: Path, *, finished: Path) -> None:
+        """Write `path`; the files of earlier stages are in the directory `finished`."""
+
+
+Makers = Mapping[str, Maker]
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build came to."""
+
+    engine: Engine
+    status: Literal["built", "up to date"]
+    resumed: tuple[str, ...]
+    """Stages that an interrupted build had finished."""
+    seconds: float
+
+
+def build_engine(
+    request: Request, source: ModelSource, makers: Makers, output: Path, *, force: bool, progress: Progress
+) -> BuildResult:
+    """Build `request` into `output`, or find it there already.
+
+    Raises InputError when something else stands at `output` and `force` is false; UnsupportedEnvironment for a full
+    disk. Whatever happens, `output` holds what it held before or the whole new engine.
+    """
+    started = time.monotonic()
+    check_tokenizer(source.tokenizer_files, request.model.vocab_size)
+    config_json = engine_config(request)
+    with progress.task("reading the inputs", None):
+        digest = inputs_digest(config_json, source)
+    existing = _existing(output, digest, force=force, progress=progress)
+    if existing is not None:
+        return BuildResult(existing, "up to date", (), time.monotonic() - started)
+    with Stages.open(digest, progress) as stages:
+        for name, file in STAGES.items():
+            stages.run(name, file, partial(makers[name], finished=stages.directory))
+        try:
+            _put_together(output, request, source, config_json, digest, stages, replace=force)
+        except OSError as error:
+            raise disk_error(error, f"writing {output}") from error
+        stages.discard()
+    engine = Engine.open(output, progress=progress)
+    return BuildResult(engine, "built", tuple(stages.resumed), time.monotonic() - started)
+
+
+def engine_config(request: Request) -> dict[str, Any]:
+    """Return config.json: TensorRT-LLM's three sections and field names, and the resolved compression."""
+    from kvc_trt.graph.state import state_tensors
+    from kvc_trt.models.pretrained_config import to_pretrained_config
+
+    parameters = request.parameters
+    pretrained = to_pretrained_config(request.model)
+    algorithm = QUANTISATION.get(request.config.weights)
+    if algorithm is not None:
+        pretrained["quantization"] = {**pretrained["quantization"], "quant_algo": algorithm, "group_size": BLOCK}
+    return {
+        "version": __version__,
+        "pretrained_config": pretrained,
+        "build_config": {
+            "max_input_len": parameters.max_input_len,
+            "max_seq_len": parameters.max_sequence_len,
+            "max_batch_size": request.config.max_batch_size,
+            "max_beam_width": 1,
+            "kv_cache_type": "CONTINUOUS",
+            "gather_context_logits": False,
+            "gather_generation_logits": False,
+            "strongly_typed": True,
+            "plugin_config": {},
+            "kvc_trt": request.config.stored(),
+        },
+        "kv_compression": {
+            "parameters": dataclasses.asdict(parameters),
+            "state": [dataclasses.asdict(tensor) for tensor in state_tensors(request.model, parameters, request.dtype)],
+        },
+    }
+
+
+def inputs_digest(config_json: Mapping[str, Any], source: ModelSource) -> str:
+    """Return the SHA-256 of everything an engine follows from: configuration, weights, tokenizer, our own code."""
+    inputs = {
+        "config": config_json,
+        "weights": source.weights.fingerprint(),
+        "tokenizer": {path.name: sha256(path.resolve()) for path in source.tokenizer_files},
+        "code": _code_digest(),
+    }
+    return hashlib.sha256(canonical(inputs)).hexdigest()
+
+
+def _code_digest() -> str:
+    """SHA-256 over the sources that decide what is in an engine: a changed graph is never called up to date."""
+    root = Path(kvc_trt.__file__).parent
+    digest = hashlib.sha256()
+    for package in ("models", "policies", "graph", "engine", "backends"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0{sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _existing(output: Path, digest: str, *, force: bool, progress: Progress) -> Engine | None:
+    """The engine at `output` if it is this very build and intact; otherwise it must be absent or replaceable."""
+    if not os.path.lexists(output):
+        return None
+    problem = "it was built from other inputs"
+    try:
+        engine = Engine.open(output, progress=progress)
+    except KvcError as error:
+        problem = error.message
+    else:
+        if engine.manifest.get("inputs_digest") == digest:
+            return engine
+    if not force:
+        raise InputError(f"{output} exists and is not replaced: {problem}", hint="--force, or another -o DIRECTORY")
+    check_replaceable(output)
+    return None
+
+
+def _put_together(
+    output: Path,
+    request: Request,
+    source: ModelSource,
+    config_json: Mapping[str, Any],
+    digest: str,
+    stages: Stages,
+    *,
+    replace: bool,
+) -> None:
+    with new_directory(output, replace=replace) as directory:
+        small = {CONFIG_FILE: canonical(config_json)}
+        small |= {f"{TOKENIZER_DIRECTORY}/{path.name}": path.read_bytes() for path in source.tokenizer_files}
+        for name, content in small.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            write_durably(directory / name, content)
+        records = {
+            name: FileRecord(hashlib.sha256(content).hexdigest(), len(content)) for name, content in small.items()
+        }
+        for receipt in stages.receipts:
+            records |= receipt.files
+        manifest = _manifest(request, source, digest, stages, records)
+        write_durably(directory / MANIFEST_FILE, sealed(manifest))
+        for file in STAGES.values():
+            move(stages.directory / file, directory / file)
+
+
+def _manifest(
+    request: Request, source: ModelSource, digest: str, stages: Stages, records: Mapping[str, FileRecord]
+) -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "files": {name: dataclasses.asdict(record) for name, record in records.items()},
+        "inputs_digest": digest,
+        "target": {"backend": request.config.backend, "architecture": "cpu"},
+        "versions": {"python": platform.python_version(), **_library_versions()},
+        "checkpoint": {
+            "source": source.description,
+            "commit": source.commit,
+            "fingerprint": source.weights.fingerprint(),
+        },
+        "build_config": request.config.stored(),
+        "stages": [
+            {**dataclasses.asdict(receipt), "resumed": receipt.name in stages.resumed} for receipt in stages.receipts
+        ],
+    }
+
+
+def _library_versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

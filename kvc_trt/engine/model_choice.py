@@ -1,0 +1,139 @@
+"""Which model a build means: a preset's name or a Hugging Face directory, and where its weights come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvc_trt.config import BuildConfig
+from kvc_trt.errors import InputError
+from kvc_trt.models.checkpoint import Checkpoint
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.weights import WeightSource, check_weights
+
+DEFAULT_TOKEN_BUDGET = 512
+DEFAULT_OUTPUT_LEN = 128
+LONGEST_DEFAULT_INPUT = 32768
+_SAME_SHAPE = (
+    "architecture",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_size",
+    "qkv_bias",
+    "qk_norm",
+    "rotary_base",
+    "rotary_scaling",
+)
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model, named, with the settings that suit it; no weights have been touched."""
+
+    name: str
+    config: ModelConfig
+    defaults: Mapping[str, Any]
+    """Settings of a build where the user gives none."""
+    directory: Path | None = None
+    """The checkpoint, where it is at hand."""
+    hugging_face_id: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Weights and tokenizer of a model, ready to be read tensor by tensor."""
+
+    weights: WeightSource
+    description: str
+    commit: str | None = None
+    """Resolved commit of a checkpoint that came from the Hugging Face Hub."""
+    tokenizer_files: tuple[Path, ...] = field(default=())
+
+
+def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
+    """Find a preset, or read a Hugging Face directory's config.json; with `checkpoint`, its config.json decides.
+
+    Raises InputError for an unknown name (with the nearest) and for a checkpoint of another architecture.
+    """
+    from kvc_trt.models.hugging_face import read_config
+    from kvc_trt.models.presets import load_preset
+
+    if os.sep in model or Path(model).is_dir():
+        if checkpoint is not None:
+            raise InputError("--model is a directory already; --checkpoint goes with a preset's name")
+        directory = Path(model).absolute()
+        return ModelChoice(directory.name, (config := read_config(directory)), _general_defaults(config), directory)
+    preset = load_preset(model)
+    defaults = {**_general_defaults(preset.config), **preset.defaults}
+    choice = ModelChoice(model, preset.config, defaults, None, preset.hugging_face_id, preset.revision)
+    if checkpoint is None:
+        return choice
+    directory = Path(checkpoint).absolute()
+    config = read_config(directory)
+    _check_same_model(preset.config, config, model, directory)
+    return ModelChoice(model, config, defaults, directory, preset.hugging_face_id, preset.revision)
+
+
+def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, ModelSource]:
+    """Open the weights: random ones, the checkpoint at hand, the one shipped with the package, or the Hub's.
+
+    The returned choice carries the configuration of the checkpoint that was really opened.
+    """
+    if config.random_weights is not None:
+        weights = RandomWeights(choice.config, config.random_weights)
+        return choice, ModelSource(weights, f"random weights, seed {config.random_weights}")
+    directory, commit = choice.directory or _shipped(choice.name), None
+    if directory is None:
+        directory, commit = _fetch(choice, config.revision)
+    checkpoint = Checkpoint(directory)
+    _check_same_model(choice.config, checkpoint.config, choice.name, directory)
+    check_weights(checkpoint.config, checkpoint)
+    opened = ModelChoice(
+        choice.name, checkpoint.config, choice.defaults, directory, choice.hugging_face_id, choice.revision
+    )
+    source = ModelSource(checkpoint, f"checkpoint {directory}", commit, tuple(checkpoint.tokenizer_files()))
+    return opened, source
+
+
+def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
+    from kvc_trt.models.hub import fetch
+
+    if choice.hugging_face_id is None:
+        raise InputError(
+            f"no checkpoint is known for {choice.name}", hint="give --checkpoint DIR or --random-weights SEED"
+        )
+    return fetch(choice.hugging_face_id, revision or choice.revision)
+
+
+def _shipped(name: str) -> Path | None:
+    import kvc_trt.models
+
+    directory = Path(kvc_trt.models.__file__).parent / "checkpoints" / name
+    return directory if (directory / "config.json").exists() else None
+
+
+def _general_defaults(config: ModelConfig) -> dict[str, Any]:
+    longest = max(1, config.max_position_embeddings - DEFAULT_OUTPUT_LEN)
+    return {
+        "token_budget": DEFAULT_TOKEN_BUDGET,
+        "max_input_len": min(LONGEST_DEFAULT_INPUT, longest),
+        "max_output_len": DEFAULT_OUTPUT_LEN,
+    }
+
+
+def _check_same_model(expected: ModelConfig, found: ModelConfig, name: str, directory: Path) -> None:
+    for attribute in _SAME_SHAPE:
+        wanted, got = getattr(expected, attribute), getattr(found, attribute)
+        if wanted != got:
+            raise InputError(
+                f"{directory}/config.json is not {name}: {attribute} is {got!r}, expected {wanted!r}",
+                hint=f"to build that model as it is: --model {directory}",
+            )

@@ -1,0 +1,130 @@
+"""From what a user asked to a build with nothing left open: every number derived, every default taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvc_trt import policies
+from kvc_trt.config import OVERRIDES, POLICY_INPUTS, BuildConfig
+from kvc_trt.engine.model_choice import ModelChoice
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.weights import count_parameters
+from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.schema import validated
+
+USABLE_MEMORY = 0.8
+"""Share of this machine's memory that weights may fill."""
+WeightKind = Literal["fp32", "fp16", "int8", "int4"]
+BYTES_PER_WEIGHT: dict[str, float] = {"fp32": 4, "fp16": 2, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32}
+"""Quantised matrices carry one float32 scale per block of 32."""
+MeasureBreakEven = Callable[[ModelConfig, PolicyParameters, str], int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One build, resolved: `config` names every setting, so building it again gives the same engine."""
+
+    config: BuildConfig
+    model: ModelConfig
+    """With the dtype that the engine computes in."""
+    parameters: PolicyParameters
+
+    @property
+    def dtype(self) -> str:
+        """Activations and cache: float16 for fp16 weights, float32 otherwise."""
+        return compute_dtype(self.config.weights)
+
+
+def compute_dtype(weights: str) -> str:
+    """Return the dtype of activations and cache that goes with a kind of weights."""
+    return "float16" if weights == "fp16" else "float32"
+
+
+def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
+    """Fill what the user left out from the model's defaults; a default that the policy has no use for is dropped."""
+    given = config.model_dump(include=config.model_fields_set, exclude_none=True)
+    policy = given.get("policy", choice.defaults.get("policy", config.policy))
+    overrides = {name: value for name, value in choice.defaults.items() if name in (*OVERRIDES, "dense_until")}
+    others = {name: value for name, value in choice.defaults.items() if name not in overrides}
+    defaults = {**others, **policies.applicable(policy, overrides)}
+    return validated(BuildConfig, {**defaults, **given}, f"{choice.name} with its defaults")
+
+
+def resolve_parameters(config: BuildConfig, model: ModelConfig) -> PolicyParameters:
+    """Derive the policy's numbers. `config` has its defaults; `dense_until: auto` counts as not given here.
+
+    Raises InputError for a length the model cannot serve (positions, sliding window) and for impossible numbers.
+    """
+    assert config.max_input_len is not None
+    assert config.max_output_len is not None
+    return policies.resolve(
+        config.policy,
+        model=model,
+        token_budget=config.token_budget,
+        max_input_len=config.max_input_len,
+        max_output_len=config.max_output_len,
+        split=config.split,
+        dense_until=config.dense_until,
+        **config.overrides(),
+    )
+
+
+def resolve(
+    config: BuildConfig,
+    choice: ModelChoice,
+    backend: str,
+    *,
+    recorded: Mapping[str, Any] | None = None,
+    measure_break_even: MeasureBreakEven,
+) -> Request:
+    """Resolve a build completely.
+
+    `recorded` are the parameters of an engine whose configuration is replayed unchanged: where this version would
+    derive another number, the recorded one is set by hand.
+    """
+    config = with_defaults(config, choice)
+    if config.weights == "auto":
+        config = config.model_copy(update={"weights": default_weights(choice)})
+    config = config.model_copy(update={"backend": backend})
+    parameters = resolve_parameters(config, choice.config)
+    config = _pinned(config, parameters, recorded or {})
+    if config.dense_until == "auto":
+        measured = None
+        if parameters.decode_selection == "hybrid":
+            measured = measure_break_even(choice.config, parameters, compute_dtype(config.weights))
+        config = config.model_copy(update={"dense_until": measured})
+    model = dataclasses.replace(choice.config, dtype=compute_dtype(config.weights))
+    return Request(config, model, resolve_parameters(config, choice.config))
+
+
+def replays_unchanged(later_settings: Mapping[str, Any]) -> bool:
+    """Whether settings laid over a replayed configuration leave its derived numbers valid."""
+    return not set(later_settings) & {"model", *POLICY_INPUTS}
+
+
+def default_weights(choice: ModelChoice) -> WeightKind:
+    """fp32 where it fits this machine's memory; UnsupportedEnvironment naming int8 and int4 otherwise."""
+    import psutil
+
+    memory = psutil.virtual_memory().total
+    count = count_parameters(choice.config)
+    if count * BYTES_PER_WEIGHT["fp32"] <= USABLE_MEMORY * memory:
+        return "fp32"
+    sizes = {kind: count * size / 1e9 for kind, size in BYTES_PER_WEIGHT.items()}
+    raise UnsupportedEnvironment(
+        f"{choice.name} in fp32 needs {sizes['fp32']:.0f} GB for its weights; "
+        f"this machine has {memory / 1e9:.0f} GB, of which {USABLE_MEMORY:.0%} may be used",
+        hint=f"--weights int8 ({sizes['int8']:.0f} GB) or --weights int4 ({sizes['int4']:.0f} GB)",
+    )
+
+
+def _pinned(config: BuildConfig, derived: PolicyParameters, recorded: Mapping[str, Any]) -> BuildConfig:
+    """Set by hand what an engine recorded and this version would derive differently."""
+    known = {name: recorded[name] for name in OVERRIDES if name in recorded}
+    different = {name: value for name, value in known.items() if value != getattr(derived, name)}
+    pins = policies.applicable(config.policy, different)
+    return validated(BuildConfig, {**config.stored(), **pins}, "recorded parameters") if pins else config

@@ -1,0 +1,29 @@
+"""The tokenizer that goes into an engine: it must load, and must not name tokens that the model does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvc_trt.errors import InputError
+
+
+def check_tokenizer(files: Sequence[Path], vocab_size: int) -> None:
+    """Load tokenizer.json, if it is among `files`; InputError when it is malformed or does not fit the model."""
+    path = next((path for path in files if path.name == "tokenizer.json"), None)
+    if path is None:
+        return
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for whatever is wrong with a file
+        raise InputError(f"{path} is not a tokenizer: {' '.join(str(error).split())}") from error
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise InputError(f"{path} has an empty vocabulary")
+    largest = max(vocabulary.values())
+    if largest >= vocab_size:
+        raise InputError(
+            f"{path} does not belong to this model: it has token ids up to {largest}, vocab_size is {vocab_size}"
+        )
