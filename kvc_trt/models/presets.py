@@ -1,0 +1,96 @@
+"""The models known by name: architecture, where the weights live, and settings to start from.
+
+One YAML file each in `build_configs/models/`; the architecture stands there in Hugging Face's field names, exactly as
+in the model's own config.json. Presets pin no commit: `revision` is null unless somebody has verified one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvc_trt.errors import InputError
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.hugging_face import parse_config
+from kvc_trt.schema import read_mapping, suggest, validated
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model by name."""
+
+    name: str
+    description: str
+    config: ModelConfig
+    hugging_face_id: str | None
+    """Repository on the Hugging Face Hub; None where the checkpoint is shipped."""
+    revision: str | None
+    defaults: Mapping[str, Any]
+    """Settings of a build (`BuildConfig` keys) that suit this model."""
+    checkpoint: Path | None = None
+    """Folder of the checkpoint that the package ships."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Defaults(_Strict):
+    token_budget: _Count | None = None
+    max_input_len: _Count | None = None
+    max_output_len: _Count | None = None
+    pool_kernel: _Count | None = None
+    page_size: _Count | None = None
+    skip_layers: _Count | None = None
+
+
+class _PresetFile(_Strict):
+    description: str
+    hugging_face_id: str | None = None
+    revision: str | None = None
+    checkpoint: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    defaults: dict[str, Any] = {}
+    architecture: dict[str, Any]
+
+
+def build_configs_directory() -> Path:
+    """The packaged `kvc_trt/build_configs`, or the repository's `build_configs` in a source tree."""
+    packaged = _PACKAGE / "build_configs"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "build_configs"
+
+
+def list_presets() -> list[str]:
+    """Names of all presets, sorted."""
+    return sorted(path.stem for path in (build_configs_directory() / "models").glob("*.yaml"))
+
+
+def load_preset(name: str) -> Preset:
+    """One preset; an unknown name is an `InputError` with the nearest known one."""
+    known = list_presets()
+    if name not in known:
+        raise InputError(
+            f"unknown model {name!r}{suggest(name.lower(), known)}",
+            hint="`kvc-trt models` lists the presets; --model also takes a Hugging Face directory",
+        )
+    path = build_configs_directory() / "models" / f"{name}.yaml"
+    content = validated(_PresetFile, read_mapping(path), str(path))
+    defaults = validated(_Defaults, content.defaults, f"{path}: defaults").model_dump(exclude_none=True)
+    if content.revision is not None and not re.fullmatch("[0-9a-f]{40}", content.revision):
+        raise InputError(f"{path}: revision {content.revision!r}, expected a commit of 40 hexadecimal digits")
+    return Preset(
+        name=name,
+        description=content.description,
+        config=parse_config(content.architecture, f"{path}: architecture"),
+        hugging_face_id=content.hugging_face_id,
+        revision=content.revision,
+        defaults=defaults,
+        checkpoint=None if content.checkpoint is None else _PACKAGE / "models" / "checkpoints" / content.checkpoint,
+    )
