@@ -22,15 +22,16 @@ def check_length(config: ModelConfig, max_sequence_len: int, max_output_len: int
     computes. `max_position_embeddings` (after rotary scaling, as config.json states it) limits the prompt; the last
     `max_output_len` tokens may run past it, as they may in `transformers`.
     """
-    if config.sliding_window is not None and max_sequence_len > config.sliding_window:
-        raise _too_long(max_sequence_len, "sliding window", config.sliding_window)
-    if max_sequence_len - max_output_len > config.max_position_embeddings:
-        raise _too_long(max_sequence_len - max_output_len, "max_position_embeddings", config.max_position_embeddings)
-
-
-def _too_long(length: int, name: str, limit: int) -> InputError:
-    what = "prompt and answer together" if name == "sliding window" else "the prompt"
-    return InputError(
-        f"{what} may take {length} tokens, but the model's {name} is {limit}",
-        hint=f"lower --max-input-len (and --max-output-len) to at most {limit} tokens",
-    )
+    longest_prompt = max_sequence_len - max_output_len
+    window, positions = config.sliding_window, config.max_position_embeddings
+    if window is not None and max_sequence_len > window:
+        raise InputError(
+            f"prompt and answer may take {max_sequence_len} tokens together; {config.architecture} attends to a "
+            f"sliding window of {window} tokens, and attention over everything equals it only up to that length",
+            hint=f"--max-input-len {max(1, window - max_output_len)}",
+        )
+    if longest_prompt > positions:
+        raise InputError(
+            f"max_input_len is {longest_prompt}, but the model's max_position_embeddings is {positions}",
+            hint=f"--max-input-len {positions}",
+        )

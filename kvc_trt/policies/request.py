@@ -8,6 +8,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.limits import check_length
 
 MINIMUM_TOKEN_BUDGET = 16
 DEFAULT_WINDOW = 32
@@ -51,14 +52,9 @@ class Request:
 def check_request(request: Request) -> None:
     """InputError for a length, budget, split or override that cannot be right, naming its range."""
     model = request.model
-    _integer("max_input_len", request.max_input_len, 1, model.max_position_embeddings, "what the model can hold")
+    _integer("max_input_len", request.max_input_len, 1)
     _integer("max_output_len", request.max_output_len, 1)
-    if model.sliding_window is not None and request.sequence > model.sliding_window:
-        raise InputError(
-            f"max_input_len + max_output_len is {request.sequence}; {model.architecture} attends to a sliding window "
-            f"of {model.sliding_window} tokens, which is exact only up to that length",
-            hint=f"--max-input-len {max(1, model.sliding_window - request.max_output_len)}",
-        )
+    check_length(model, request.sequence, request.max_output_len)
     if request.token_budget is not None:
         _integer("token_budget", request.token_budget, MINIMUM_TOKEN_BUDGET)
     _split(request.split)
