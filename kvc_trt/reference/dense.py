@@ -1,4 +1,4 @@
-"""Exact attention of one decode step."""
+"""Exact attention: of a prompt, and of one decode step."""
 
 from __future__ import annotations
 
@@ -27,6 +27,25 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor
     """
     rows = check_cache(query, keys, values, lengths)
     return torch.stack([attend(query[b], keys[b, :, :m], values[b, :, :m]) for b, m in enumerate(rows)])
+
+
+def causal_attention(query: Tensor, keys: Tensor, values: Tensor, block: int = 256) -> Tensor:
+    """Exact prefill attention of one prompt, position i seeing 0..i: [H,n,D], [G,n,D], [G,n,D] -> [H,n,D].
+
+    Blocked over queries, so that memory grows with n and not with its square; the result does not depend on it.
+    """
+    heads, n, size = query.shape
+    checks.tensor("keys", keys, f"[G,n={n},D={size}] of {query.dtype}", None, n, size, dtype=query.dtype)
+    checks.group_size(heads, keys.shape[0], "query", query.shape)
+    grouped = query.reshape(keys.shape[0], -1, n, size)
+    positions = torch.arange(n, device=query.device)
+    output = torch.empty_like(grouped)
+    for start in range(0, n, block):
+        end = min(start + block, n)
+        logits = grouped[:, :, start:end] @ keys[:, None, :end].transpose(2, 3) / math.sqrt(size)
+        logits.masked_fill_(positions[:end] > positions[start:end, None], -torch.inf)
+        output[:, :, start:end] = torch.softmax(logits, dim=-1) @ values[:, None, :end]
+    return output.reshape(heads, n, size)
 
 
 def check_cache(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> list[int]:

@@ -1,0 +1,88 @@
+"""The parts of a Llama-like decoder that are not attention, as `transformers` defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.rope import rotary_tables
+from kvc_trt.models.weights import WeightSource, expected_tensors, row_chunks
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Weights = Mapping[str, Tensor]
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Root-mean-square normalisation of the last axis (Zhang and Sennrich, arXiv 1910.07467)."""
+    return weight * (x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + epsilon))
+
+
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    """x [N,in] times the [out,in] matrix of that name, plus its bias if the model has one."""
+    return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def mlp(weights: Weights, x: Tensor) -> Tensor:
+    """The gated feed-forward block (SwiGLU, arXiv 2002.05202): [N,hidden] -> [N,hidden]."""
+    gate = torch.nn.functional.silu(linear(weights, "mlp.gate_proj", x))
+    return linear(weights, "mlp.down_proj", gate * linear(weights, "mlp.up_proj", x))
+
+
+class Rotary:
+    """Rotary position embedding (arXiv 2104.09864), the two halves of a head forming the pairs."""
+
+    def __init__(self, config: ModelConfig, length: int, dtype: torch.dtype) -> None:
+        self.cos, self.sin = (torch.from_numpy(table).to(dtype) for table in rotary_tables(config, length))
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x [N,heads,D] to its logical positions [N]."""
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+class DecoderWeights:
+    """Tensors of a source in the arithmetic type, read layer by layer; kept only if `resident`."""
+
+    def __init__(self, config: ModelConfig, source: WeightSource, dtype: torch.dtype, *, resident: bool) -> None:
+        self._source, self._dtype, self._resident = source, dtype, resident
+        self._names = list(expected_tensors(config))
+        self._head = EMBEDDING if config.tie_word_embeddings else HEAD
+        self._kept: dict[str, Tensor] = {}
+
+    def layer(self, index: int) -> Weights:
+        """All tensors of one layer, by their name inside it."""
+        prefix = f"model.layers.{index}."
+        return {name[len(prefix) :]: self.tensor(name) for name in self._names if name.startswith(prefix)}
+
+    def tensor(self, name: str) -> Tensor:
+        """One whole tensor."""
+        if name in self._kept:
+            return self._kept[name]
+        read = self._convert(self._source.read(name))
+        if self._resident:
+            self._kept[name] = read
+        return read
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embedding rows: tokens [N] -> [N,hidden]."""
+        if self._resident:
+            return self.tensor(EMBEDDING)[tokens]
+        ids, places = torch.unique(tokens, return_inverse=True)
+        rows = [self._convert(self._source.read_rows(EMBEDDING, i, i + 1)) for i in ids.tolist()]
+        return torch.cat(rows)[places]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The vocabulary projection: [N,hidden] -> [N,vocab]."""
+        if self._resident:
+            return x @ self.tensor(self._head).T
+        chunks = row_chunks(self._source.shape(self._head))
+        return torch.cat([x @ self._convert(self._source.read_rows(self._head, *rows)).T for rows in chunks], dim=1)
+
+    def _convert(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+        widened = np.asarray(array, dtype=np.float64 if self._dtype == torch.float64 else np.float32)
+        return torch.from_numpy(widened).to(self._dtype)

@@ -1,0 +1,58 @@
+"""Under `full`, our decoder's logits are transformers' logits: every family, token by token, prefill and decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+
+FAMILIES = ("llama", "llama-tied-biased", "llama3.1", "longchat", "mistral", "mistral-v0.1", "qwen2", "qwen3")
+
+
+def every_logit(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """transformers' logits at every position of one unpadded sequence [n] -> [n,vocab]."""
+    with torch.inference_mode():
+        return model(ids[None]).logits[0]
+
+
+def check(pair: Any, model: Any, teacher_forced: Any, lengths: list[int], steps: int, dtype: torch.dtype, bar: float) -> None:
+    """Rows of unequal length in one batch, each against transformers' answer for that row alone."""
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(0, pair.config.vocab_size, (len(lengths), max(lengths) + steps), generator=generator)
+    decoder = pair.decoder("full", 16, max(lengths), steps, dtype)
+    following = torch.stack([row[n : n + steps] for row, n in zip(ids, lengths, strict=True)])
+    found, cache = teacher_forced(decoder, ids[:, : max(lengths)], torch.tensor(lengths), following)
+    for b, n in enumerate(lengths):
+        expected = every_logit(model, ids[b, : n + steps])[n - 1 :]
+        torch.testing.assert_close(torch.stack([logits[b] for logits in found]), expected, rtol=bar, atol=bar)
+    assert cache.positions.tolist() == [n + steps for n in lengths]
+    assert {tuple(layer.lengths.tolist()) for layer in cache.layers} == {tuple(n + steps for n in lengths)}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32(name: str, family: Callable[..., Any], teacher_forced: Any) -> None:
+    pair = family(name)
+    check(pair, pair.hugging_face, teacher_forced, [1, 37, 90], 5, torch.float32, 3e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float64(name: str, family: Callable[..., Any], teacher_forced: Any, exact: Any) -> None:
+    pair = family(name)
+    check(pair, exact(pair), teacher_forced, [300, 2], 4, torch.float64, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "longchat"])
+def test_beyond_the_original_context_length(name: str, family: Callable[..., Any], teacher_forced: Any) -> None:
+    pair = family(name, max_position_embeddings=1024)
+    check(pair, pair.hugging_face, teacher_forced, [600, 700], 3, torch.float32, 5e-5)
+
+
+def test_the_scaled_rotation_matters_at_these_lengths(family: Callable[..., Any]) -> None:
+    scaled, plain = family("llama3.1"), family("llama", rope_theta=500000.0)
+    ids = torch.arange(60) % scaled.config.vocab_size
+    difference = every_logit(scaled.hugging_face, ids)[-1] - every_logit(plain.hugging_face, ids)[-1]
+    assert difference.abs().max() > 1e-2
+
