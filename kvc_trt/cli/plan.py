@@ -1,0 +1,37 @@
+"""`kvc-trt plan`: what an engine would store, read and reach, before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvc_trt.cli.output import json_option, print_json
+
+
+@click.command(name="plan")
+@click.option("--model", help="Preset name, Hugging Face directory, or its config.json.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="A build's YAML file.")
+@click.option("--policy", help="KV-cache policy (see `kvc-trt policies`).")
+@click.option("--token-budget", type=int, help="Tokens' worth of cache that one step may read per KV head.")
+@click.option("--max-input-len", type=int, help="Longest prompt, tokens.")
+@click.option("--max-output-len", type=int, help="Most tokens generated after it.")
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "bf16", "fp16", "fp32", "int8", "int4"]),
+    help="Weight format; auto is the model's own.",
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting of a build.")
+@json_option
+def command(config_file: Path | None, settings: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+    """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
+    from kvc_trt.profile.plan_request import resolve_plan
+
+    plan = resolve_plan(config_file, settings, {name: value for name, value in flags.items() if value is not None})
+    if as_json:
+        print_json(plan)
+    else:
+        from kvc_trt.cli.plan_text import plan_text
+
+        click.echo(plan_text(plan))

@@ -1,0 +1,110 @@
+"""A plan as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvc_trt.cli.output import size, table
+
+Plan = Mapping[str, Any]
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan's sections, each a heading and an aligned table."""
+    sections = (_head, _choices, _cache, _traffic, _speed, _break_even, _notes)
+    return "\n\n".join(section(plan) for section in sections)
+
+
+def _head(plan: Plan) -> str:
+    model, weights = plan["model"], plan["weights"]
+    shape = f"{model['layers']} layers, {model['query_heads']}/{model['kv_heads']} heads of {model['head_size']}"
+    return "\n".join(
+        [
+            f"{model['name']}: {model['architecture']}, {shape}, {weights['parameters'] / 1e9:.3g}B parameters",
+            f"weights: {weights['format']}, {size(weights['resident_bytes'])} resident, "
+            f"{size(weights['read_bytes_per_step'])} read per step",
+        ]
+    )
+
+
+def _choices(plan: Plan) -> str:
+    policy = plan["policy"]
+    rows = [[choice["name"], _number(choice["value"]), choice["source"]] for choice in plan["choices"]]
+    rows.append(["capacity", _number(policy["capacity"]), "derived: cache slots per compressed layer"])
+    return _section(f"policy {policy['policy']} (split {policy['split']})", ["parameter", "value", "from"], rows, [1])
+
+
+def _cache(plan: Plan) -> str:
+    cache = plan["cache"]
+    rows = [
+        [batch["batch"], size(batch["full_bytes"]), size(batch["compressed_bytes"]), _ratio(batch)]
+        for batch in cache["batches"]
+    ]
+    bounds = size(cache["page_bounds_bytes_per_row"])
+    heading = f"cache (allocated; page bounds {bounds} of each compressed row)"
+    return _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
+
+
+def _ratio(batch: Mapping[str, Any]) -> str:
+    return f"{batch['full_bytes'] / batch['compressed_bytes']:.2f}x"
+
+
+def _traffic(plan: Plan) -> str:
+    traffic = plan["traffic"]
+    rows = [
+        ["full cache", _number(traffic["full_pairs_per_layer"]), size(traffic["full_bytes_per_row"])],
+        ["this policy", f"{traffic['pairs_per_layer']:,.1f}", size(traffic["bytes_per_row"])],
+    ]
+    headers = ["", "tokens read per layer", "bytes of cache per row"]
+    return _section("one decode step of the longest row (a token is one key and one value)", headers, rows, [1, 2])
+
+
+def _speed(plan: Plan) -> str:
+    rows = [
+        [
+            entry["accelerator"],
+            entry["batch"],
+            *_side(entry["full"]),
+            *_side(entry["compressed"]),
+            f"{entry['ceiling_speedup']:.2f}x",
+        ]
+        for entry in plan["speed"]
+    ]
+    headers = ["GPU", "batch", "full: floor ms", "tokens/s", "this: floor ms", "tokens/s", "ceiling"]
+    text = _section("floor (modelled: bytes moved over published bandwidth)", headers, rows, range(1, 7))
+    batches = ", ".join(
+        f"{entry['accelerator']} {entry['full']} full, {entry['compressed']} compressed"
+        for entry in plan["largest_batch"]
+    )
+    return f"{text}\n* does not fit 90% of the memory\nlargest batch that fits: {batches}"
+
+
+def _side(side: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{side['floor_ms']:.2f}", f"{side['floor_tokens_per_s']:,.0f}{'' if side['fits'] else '*'}"
+
+
+def _break_even(plan: Plan) -> str:
+    entries = plan["break_even"]
+    if not entries:
+        return "break-even: this policy selects nothing while decoding, so it has no overhead over dense attention"
+    overheads = sorted({entry["overhead_us_per_layer_assumed"] for entry in entries})
+    rows: dict[tuple[str, int], list[object]] = {}
+    for entry in entries:
+        key = (entry["accelerator"], entry["batch"])
+        rows.setdefault(key, [*key]).append(_number(entry["context_tokens"]))
+    headers = ["GPU", "batch", *(f"{overhead} us (assumed)" for overhead in overheads)]
+    heading = "break-even context, tokens: below it dense is faster, for an assumed overhead per layer"
+    return _section(heading, headers, rows.values(), range(1, len(headers)))
+
+
+def _notes(plan: Plan) -> str:
+    return "\n".join(f"- {note}" for note in plan["assumptions"])
+
+
+def _section(heading: str, headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int]) -> str:
+    return f"{heading}\n{table(headers, rows, right=tuple(right))}"
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,63 @@
+"""From what a user asked `plan` to a plan: the same resolution as a build's, and where every number came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvc_trt.config import OVERRIDES, BuildConfig, layered, parse_settings, read_configuration
+from kvc_trt.engine.model_choice import ModelChoice, choose_model
+from kvc_trt.engine.request import resolve_parameters, with_defaults
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.profile.plan import make_plan
+
+_OWN_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_NUMBERS = ("token_budget", "max_input_len", "max_output_len", *OVERRIDES, "dense_until")
+
+
+def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Lays file, `--set` and flags over each other, resolves them as a build would, and returns the plan."""
+    flags = dict(flags)
+    # bf16 is a format of GPU engines, which a build on this machine does not offer: it is not part of its schema.
+    weights = flags.pop("weights", None)
+    config = _configuration(config_file, settings, flags)
+    choice = _choose(config.model, config.checkpoint)
+    filled = with_defaults(config, choice)
+    parameters = resolve_parameters(filled, choice.config)
+    chosen = _weight_format(weights or filled.weights, choice.config)
+    plan = make_plan(choice.config, parameters, chosen)
+    plan["model"] = {"name": choice.name, **plan["model"]}
+    plan["choices"] = _choices(config, filled, plan)
+    return plan
+
+
+def _configuration(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> BuildConfig:
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if config_file is not None:
+        layers.append((str(config_file), read_configuration(config_file)[0]))
+    layers += [("--set", parse_settings(settings)), ("the command line", flags)]
+    return layered(layers)
+
+
+def _choose(model: str, checkpoint: str | None) -> ModelChoice:
+    path = Path(model)
+    is_config = path.name == "config.json" and path.is_file()
+    return choose_model(str(path.absolute().parent) if is_config else model, checkpoint)
+
+
+def _weight_format(asked: str, model: ModelConfig) -> str:
+    return _OWN_FORMATS[model.dtype] if asked == "auto" else asked
+
+
+def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For every number: its value, and whether it was given, is the model's default, or was derived."""
+    return [{"name": name, "value": plan["policy"][name], "source": _source(name, config, filled)} for name in _NUMBERS]
+
+
+def _source(name: str, config: BuildConfig, filled: BuildConfig) -> str:
+    if getattr(filled, name) == "auto":
+        return "auto: measured when the engine is built; the token budget stands in for it here"
+    if getattr(config, name) is not None:
+        return "given"
+    return "default of the model" if getattr(filled, name) is not None else "derived"
