@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.rope import inverse_frequencies, rotary_tables
+
+torch = pytest.importorskip("torch")
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def tables_of_transformers(config, positions):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = {"rope_type": "default", "rope_theta": config.rotary_base}
+    if config.rotary_scaling is not None:
+        scaling = config.to_pretrained_config()["rotary_scaling"]
+        parameters |= scaling
+    theirs = LlamaRotaryEmbedding(
+        LlamaConfig(
+            hidden_size=config.head_size * 2,
+            num_attention_heads=2,
+            head_dim=config.head_size,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters=parameters,
+        )
+    )
+    cos, sin = theirs(torch.zeros(1, dtype=torch.float32), torch.from_numpy(positions)[None])
+    half = config.head_size // 2
+    return theirs.inv_freq.numpy(), cos[0, :, :half].numpy(), sin[0, :, :half].numpy()
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_tables_of_every_preset_equal_transformers_to_the_last_position(name):
+    config = load_preset(name).config
+    length = config.max_position_embeddings
+    positions = np.unique(np.r_[0:64, np.linspace(0, length - 1, 200).astype(np.int64), length - 4 : length])
+    inverse, cos, sin = tables_of_transformers(config, positions)
+    ours = inverse_frequencies(config)
+    # The float32 pow of torch is off by one unit in the last place for a few exponents; ours is rounded correctly.
+    np.testing.assert_array_max_ulp(ours, inverse, maxulp=1)
+    equal = ours == inverse
+    assert equal.mean() > 0.95
+    our_cos, our_sin = rotary_tables(config, length)
+    np.testing.assert_allclose(our_cos[positions][:, equal], cos[:, equal], rtol=0, atol=3e-7)
+    np.testing.assert_allclose(our_sin[positions][:, equal], sin[:, equal], rtol=0, atol=3e-7)
+    np.testing.assert_allclose(our_cos[positions], cos, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(our_sin[positions], sin, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("scaling", [None, {"type": "linear", "factor": 4.0}, LLAMA3, LLAMA3 | {"factor": 32.0}])
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+def test_tables_equal_transformers(tiny_config, scaling, head_dim, theta):
+    config = tiny_config(head_dim=head_dim, rope_theta=theta, rope_scaling=scaling, max_position_embeddings=20000)
+    positions = np.arange(0, 20000, 37)
+    inverse, cos, sin = tables_of_transformers(config, positions)
+    np.testing.assert_array_equal(inverse_frequencies(config), inverse)
+    our_cos, our_sin = rotary_tables(config, 20000)
+    np.testing.assert_allclose(our_cos[positions], cos, rtol=0, atol=3e-7)
+    np.testing.assert_allclose(our_sin[positions], sin, rtol=0, atol=3e-7)
+
+
+def test_llama3_scaling_against_its_definition(tiny_config):
+    """Independent of transformers: wavelengths below 2048 unchanged, above 8192 eight times longer."""
+    config = tiny_config(head_dim=128, rope_theta=500000.0, rope_scaling=LLAMA3, max_position_embeddings=131072)
+    plain = inverse_frequencies(tiny_config(head_dim=128, rope_theta=500000.0)).astype(np.float64)
+    scaled = inverse_frequencies(config).astype(np.float64)
+    wavelength = 2 * np.pi / plain
+    np.testing.assert_array_equal(scaled[wavelength < 2048], plain[wavelength < 2048])
+    np.testing.assert_allclose(scaled[wavelength > 8192], plain[wavelength > 8192] / 8, rtol=1e-7)
+    middle = (wavelength > 2048) & (wavelength < 8192)
+    assert middle.any()
+    smooth = (8192 / wavelength[middle] - 1) / 3
+    expected = (1 - smooth) * plain[middle] / 8 + smooth * plain[middle]
+    np.testing.assert_allclose(scaled[middle], expected, rtol=1e-5)
+
+
+def test_tables_are_float32_and_start_at_position_zero(tiny_config):
+    cos, sin = rotary_tables(tiny_config(), 5)
+    assert cos.shape == sin.shape == (5, 8)
+    assert cos.dtype == sin.dtype == np.float32
+    assert (cos[0] == 1).all()
+    assert (sin[0] == 0).all()
+    with pytest.raises(ValueError, match="length"):
+        rotary_tables(tiny_config(), 0)
