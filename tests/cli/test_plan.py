@@ -1,0 +1,114 @@
+"""`kvc-trt plan` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from kvc_trt.cli.main import run
+
+HEAVY = ("torch", "onnx", "onnxruntime", "onnxscript", "transformers", "matplotlib", "tokenizers", "huggingface_hub")
+COMMAND = ["plan", "--model", "llama3.1-8b", "--policy", "rocketkv", "--token-budget", "512"]
+
+
+def test_the_readmes_command(capsys):
+    assert run([*COMMAND, "--max-input-len", "131072"]) == 0
+    printed = capsys.readouterr().out
+    for line in ("8.03B parameters", "H200", "(assumed)", "(modelled", "32.60x", "token_budget"):
+        assert line in printed
+    assert all(len(line) <= 120 for line in printed.splitlines())
+
+
+def test_json_is_alone_on_stdout(capsys):
+    assert run([*COMMAND, "--max-input-len", "32640", "--json"]) == 0
+    captured = capsys.readouterr()
+    plan = json.loads(captured.out)
+    assert captured.err == ""
+    assert plan["policy"]["capacity"] == 3191
+    assert plan["weights"] == {
+        "format": "bf16",
+        "parameters": 8030261248,
+        "resident_bytes": 16060522496,
+        "read_bytes_per_step": 15009849344,
+    }
+    sources = {choice["name"]: choice["source"] for choice in plan["choices"]}
+    assert sources["token_budget"] == "given"
+    assert sources["max_output_len"] == "default of the model"
+    assert sources["page_size"] == "derived"
+
+
+def test_nothing_heavy_is_imported():
+    script = f"""
+import sys
+from kvc_trt.cli.main import run
+assert run({[*COMMAND, "--json"]!r}) == 0
+found = sorted(set({HEAVY!r}) & set(sys.modules))
+assert not found, found
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_hugging_face_directory_and_its_config(tmp_path, capsys):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    plans = []
+    for model in (tmp_path, tmp_path / "config.json"):
+        assert run(["plan", "--model", str(model), "--token-budget", "64", "--max-input-len", "512", "--json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0] == plans[1]
+    assert plans[0]["weights"]["format"] == "fp16"
+
+
+def test_settings_and_files_are_laid_over_each_other(tmp_path, capsys):
+    file = tmp_path / "plan.yaml"
+    file.write_text("model: llama3.1-8b\ntoken_budget: 256\nmax_input_len: 16000\n", encoding="utf-8")
+    arguments = ["plan", "--config", str(file), "--token-budget", "1024", "--set", "page_size=4", "--weights", "int8"]
+    assert run([*arguments, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["policy"]["token_budget"], plan["policy"]["page_size"]) == (1024, 4)
+    assert plan["policy"]["max_input_len"] == 16000
+    assert plan["weights"]["format"] == "int8"
+
+
+def test_dense_until_auto_is_told(capsys):
+    assert run([*COMMAND, "--set", "dense_until=auto"]) == 0
+    assert "measured when the engine is built" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["plan"], "no model given"),
+        (["plan", "--model", "lama3.1-8b"], "llama3.1-8b"),
+        (["plan", "--model", "llama3.1-8b", "--policy", "rocketvk"], "rocketkv"),
+        (["plan", "--model", "llama3.1-8b", "--token-budget", "8"], "16"),
+        (["plan", "--model", "llama3.1-8b", "--set", "pagesize=4"], "page_size"),
+        (["plan", "--model", "mistral-7b-v0.1", "--max-input-len", "16000"], "sliding window"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""

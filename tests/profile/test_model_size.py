@@ -1,0 +1,67 @@
+"""Parameter counts against transformers' own, and bytes against known models."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvc_trt.models.hugging_face import parse_config
+from kvc_trt.models.presets import load_preset
+from kvc_trt.profile.model_size import cache_itemsize, count_parameters, token_cache_bytes, weight_bytes
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 60,
+    "max_position_embeddings": 64,
+}
+FAMILIES = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama with biases": ("LlamaForCausalLM", {"attention_bias": True}),
+    "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_those_of_transformers(family):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    architecture, extra = FAMILIES[family]
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**SMALL, **extra)
+    with torch.device("meta"):
+        expected = model_class(config).num_parameters()
+    written = {**config.to_dict(), "architectures": [architecture]}
+    assert count_parameters(parse_config(written, "config.json")).total == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("llama3.1-8b", 8.030), ("llama3.1-70b", 70.554), ("qwen2.5-7b", 7.616)]
+)
+def test_published_sizes(name, billions):
+    assert count_parameters(load_preset(name).config).total / 1e9 == pytest.approx(billions, abs=0.0006)
+
+
+def test_weights_of_llama_8b():
+    model = load_preset("llama3.1-8b").config
+    counts = count_parameters(model)
+    assert (counts.linear, counts.lm_head, counts.embedding) == (6_979_321_856, 525_336_576, 525_336_576)
+    found = weight_bytes(model, "bf16")
+    assert found.per_step / 1e9 == pytest.approx(15.01, abs=0.005)
+    assert found.resident / 1e9 == pytest.approx(16.06, abs=0.005)
+    assert weight_bytes(model, "fp32").resident == 4 * counts.total
+    assert token_cache_bytes(model, cache_itemsize("bf16")) * model.num_hidden_layers == 131_072
+
+
+def test_quantised_matrices_carry_their_scales():
+    model = load_preset("llama3.1-8b").config
+    counts = count_parameters(model)
+    matrices = counts.linear + counts.lm_head
+    rest = 2 * counts.embedding + 4 * counts.vectors
+    assert weight_bytes(model, "int4").resident == matrices // 2 + matrices // 32 * 4 + rest
+    assert weight_bytes(model, "int8").resident == matrices + matrices // 32 * 4 + rest

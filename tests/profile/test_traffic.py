@@ -1,0 +1,90 @@
+"""What a step reads, against the golden budget table; what is stored, against the engine's own state list."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvc_trt.graph.state import state_tensors
+from kvc_trt.models.presets import load_preset
+from kvc_trt.policies import resolve
+from kvc_trt.profile.traffic import cache_bytes, entries_cached, full_cache_bytes, pairs_read, row_traffic
+
+LLAMA = load_preset("llama3.1-8b").config
+
+# S, t, N, traffic in pairs with the adaptive and with the even split (head size 128)
+TRAFFIC = [
+    (16384, 256, 128, 254.7, 256.0),
+    (16384, 512, 128, 508.6, 508.6),
+    (32768, 256, 128, 254.4, 255.3),
+    (32768, 512, 128, 509.5, 512.0),
+    (96000, 256, 128, 255.8, 255.8),
+    (131072, 512, 128, 511.5, 512.0),
+    (131072, 4096, 128, 4069.3, 4069.3),
+    (32768, 512, 512, 509.5, 512.0),
+    (2048, 256, 512, 256.0, 256.0),
+]
+
+
+def parameters_of(policy, sequence, budget, output=128, **overrides):
+    return resolve(
+        policy,
+        model=LLAMA,
+        token_budget=budget,
+        max_input_len=sequence - output,
+        max_output_len=output,
+        **overrides,
+    )
+
+
+@pytest.mark.parametrize(("sequence", "budget", "output", "adaptive", "even"), TRAFFIC)
+def test_pairs_of_the_golden_table(sequence, budget, output, adaptive, even):
+    for split, expected in (("adaptive", adaptive), ("even", even)):
+        parameters = parameters_of("rocketkv", sequence, budget, output, split=split)
+        found = pairs_read(parameters, 0, parameters.capacity, LLAMA.head_size)
+        # The table divides capacity by page size without rounding up: at most one page more.
+        assert expected - 0.06 <= found <= expected + 0.06 + parameters.top_r / (2 * LLAMA.head_size)
+
+
+@given(
+    policy=st.sampled_from(["full", "rocketkv", "rocketkv-v1", "snapkv++", "hybrid", "snapkv-gqa"]),
+    sequence=st.integers(600, 40_000),
+    budget=st.integers(256, 4096),
+    skip=st.integers(0, 3),
+    batch=st.integers(1, 4),
+)
+def test_modelled_cache_is_the_state_that_is_allocated(policy, sequence, budget, skip, batch):
+    parameters = parameters_of(policy, sequence, budget, 64, skip_layers=skip)
+    for dtype, itemsize in (("float32", 4), ("float16", 2)):
+        allocated = batch * sum(tensor.bytes_per_row() for tensor in state_tensors(LLAMA, parameters, dtype))
+        assert batch * cache_bytes(LLAMA, parameters, itemsize).total == allocated
+
+
+def test_short_rows_read_everything_and_long_ones_their_budget():
+    parameters = parameters_of("rocketkv", 32768, 512)
+    read = [pairs_read(parameters, 0, entries, 128) for entries in (1, 512, 513, parameters.capacity)]
+    assert read[:2] == [1, 512]
+    assert read[2] < 512
+    assert read[3] <= 512
+    denser = dataclasses.replace(parameters, dense_until=2000)
+    assert pairs_read(denser, 0, 2000, 128) == 2000
+
+
+def test_skipped_layers_keep_and_read_the_whole_row():
+    parameters = parameters_of("rocketkv", 32768, 512, skip_layers=2)
+    assert entries_cached(parameters, 0, 30000, 10) == 30010
+    assert entries_cached(parameters, 2, 30000, 10) == parameters.prompt_budget + 10
+    assert entries_cached(parameters, 2, 100, 10) == 110
+    assert pairs_read(parameters, 1, 30010, 128) == 30010
+    traffic = row_traffic(LLAMA, parameters, 2, 30000, 10)
+    compressed = parameters_of("rocketkv", 32768, 512)
+    rest = row_traffic(LLAMA, compressed, 2, 30000, 10)
+    assert traffic.bytes == pytest.approx(2 * 30010 * 4096 + rest.bytes * 30 / 32)
+
+
+def test_a_full_cache_is_read_whole():
+    parameters = parameters_of("full", 32768, 512)
+    assert row_traffic(LLAMA, parameters, 2, 32640, 128).bytes == full_cache_bytes(LLAMA, 32768, 2) == 2**32
