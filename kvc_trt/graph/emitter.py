@@ -107,7 +107,10 @@ class Emitter:
             helper.make_tensor_value_info(iteration, TensorProto.INT64, []),
             helper.make_tensor_value_info(alive, TensorProto.BOOL, []),
         ]
-        outputs = [helper.make_tensor_value_info(still, TensorProto.BOOL, []), helper.make_empty_tensor_value_info(result)]
+        outputs = [
+            helper.make_tensor_value_info(still, TensorProto.BOOL, []),
+            helper.make_empty_tensor_value_info(result),
+        ]
         graph = helper.make_graph(inner.nodes, f"loop_{serial}", inputs, outputs)
         return str(self.call("Loop", count, None, body=graph))
 

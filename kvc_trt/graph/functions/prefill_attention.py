@@ -55,4 +55,3 @@ def _attend_block(
     by_head = emit.Add(emit.Reshape(scores, emit.Concat(emit.Shape(rows, end=-1), [-1], axis=0)), mask)
     weights = emit.Reshape(emit.Softmax(by_head, axis=-1), emit.Shape(scores))
     return str(emit.Reshape(emit.MatMul(weights, past_values), emit.Shape(rows)))
-

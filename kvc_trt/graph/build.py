@@ -1,0 +1,165 @@
+"""The two graphs of an engine.
+
+    weights = GraphWeights("engine/weights.safetensors")
+    onnx.save(build_prefill(config, parameters, weights=weights), "engine/prefill.onnx")
+    onnx.save(build_decode(config, parameters, weights=weights), "engine/decode.onnx")
+
+A graph holds a few hundred bytes per tensor; the data stay in the weight file, which must lie beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+import kvc_trt
+from kvc_trt.errors import InputError
+from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, KVC_DOMAIN, OPSET
+from kvc_trt.graph.decoder import Prompt, Step, decode_layer, prefill_layer
+from kvc_trt.graph.emitter import Emitter
+from kvc_trt.graph.functions import compact, dense_attention, hybrid_attention, prefill_attention
+from kvc_trt.graph.functions.shapes import count_to
+from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
+from kvc_trt.graph.state import LOWEST, state_tensors
+from kvc_trt.graph.weights import ROTARY, GraphWeights
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.policies.parameters import PolicyParameters
+
+
+def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
+    """Prompts in, first logits and a compressed cache out.
+
+    input_ids INT64 [batch,sequence], right padded to a multiple of PROMPT_BLOCK; prompt_lengths INT64 [batch] ->
+    logits FLOAT [batch,vocab] of each row's last token, cache_lengths INT64 [caches,batch], and every state tensor of
+    `state_tensors`, ready to be bound to the decode graph.
+    """
+    _check(config, parameters, weights)
+    emit = Emitter()
+    layers = Layers(emit, config, weights)
+    prompt = _prompt(layers, parameters)
+    x = layers.embed(emit.Reshape("input_ids", [-1]))
+    for layer in range(config.num_hidden_layers):
+        with emit.scope(f"layers.{layer}"):
+            x = prefill_layer(layers, parameters, prompt, x, layer)
+    by_row = emit.Reshape(x, emit.Concat(prompt.grid, [-1], axis=0))
+    last = emit.GatherND(by_row, emit.Unsqueeze(emit.Sub("prompt_lengths", 1), [1]), batch_dims=1)
+    emit.Identity(layers.head(last), outputs=["logits"])
+    rows = [emit.Unsqueeze(f"lengths.{layer}", [0]) for layer in range(config.num_hidden_layers)]
+    emit.Concat(*rows, axis=0, outputs=["cache_lengths"])
+    inputs = [_int64("input_ids", ["batch", "sequence"]), _int64("prompt_lengths", ["batch"])]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", config.vocab_size]),
+        _int64("cache_lengths", [config.num_hidden_layers, "batch"]),
+        *_state(config, parameters, weights, "name"),
+    ]
+    return _model("prefill", layers, parameters, inputs, outputs)
+
+
+def build_decode(
+    config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights, slice_until: int | None = None
+) -> ModelProto:
+    """One token per row in, logits out; the state tensors are updated in place.
+
+    token, positions INT64 [batch] (logical), cache_lengths INT64 [caches,batch] (stored entries before this step) and
+    the state tensors -> logits FLOAT [batch,vocab] and each state tensor's `aliased_output`. An executor binds one
+    buffer as input and as output. `slice_until` is the length up to which dense layers attend to a slice instead of
+    reading the cache in place; a dense twin passes its engine's, and then both agree bit for bit (`twin.py`).
+    """
+    _check(config, parameters, weights)
+    emit = Emitter()
+    layers = Layers(emit, config, weights)
+    limit = slice_limit(parameters) if slice_until is None else slice_until
+    step = Step(layers.rotary(emit.Unsqueeze("positions", [1])), "cache_lengths", limit)
+    x = layers.embed("token")
+    for layer in range(config.num_hidden_layers):
+        with emit.scope(f"layers.{layer}"):
+            x = decode_layer(layers, parameters, step, x, layer)
+    emit.Identity(layers.head(x), outputs=["logits"])
+    inputs = [
+        _int64("token", ["batch"]),
+        _int64("positions", ["batch"]),
+        _int64("cache_lengths", [config.num_hidden_layers, "batch"]),
+        *_state(config, parameters, weights, "name"),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", config.vocab_size]),
+        *_state(config, parameters, weights, "aliased_output"),
+    ]
+    return _model("decode", layers, parameters, inputs, outputs)
+
+
+def slice_limit(parameters: PolicyParameters) -> int:
+    """Entries up to which an engine's dense attention runs on a slice: those for which it promises dense results."""
+    if parameters.decode_selection == "hybrid":
+        return parameters.dense_limit
+    return parameters.token_budget if parameters.prompt_eviction != "none" else 0
+
+
+def _prompt(layers: Layers, parameters: PolicyParameters) -> Prompt:
+    emit = layers.emit
+    grid = emit.Shape("input_ids")
+    # Padding may reach beyond the rotary tables; what is computed there is never used.
+    counted = emit.Min(count_to(emit, emit.Shape("input_ids", start=1)), parameters.max_sequence_len - 1)
+    offsets = np.arange(parameters.window, dtype=np.int64) - parameters.window
+    window = emit.Max(emit.Add(emit.Unsqueeze("prompt_lengths", [1]), offsets), 0)
+    angles = layers.rotary(emit.Expand(counted, grid))
+    return Prompt("prompt_lengths", grid, angles, emit.Unsqueeze(window, [2]))
+
+
+def _int64(name: str, shape: Sequence[int | str]) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.INT64, shape)
+
+
+def _state(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights, name: str) -> list[ValueInfoProto]:
+    return [
+        helper.make_tensor_value_info(getattr(tensor, name), ELEMENT_TYPES[tensor.dtype], ["batch", *tensor.shape])
+        for tensor in state_tensors(config, parameters, weights.dtype)
+    ]
+
+
+def _model(
+    name: str,
+    layers: Layers,
+    parameters: PolicyParameters,
+    inputs: list[ValueInfoProto],
+    outputs: list[ValueInfoProto],
+) -> ModelProto:
+    nodes = layers.emit.nodes
+    if layers.weights.bits is not None and (
+        left := [node.name for node in nodes if node.op_type in ("Gemm", "MatMul")]
+    ):
+        raise AssertionError(f"linear layers left unquantised: {', '.join(left)}")
+    lowest = numpy_dtype(layers.weights.dtype).type(LOWEST[layers.weights.dtype])
+    bodies = {
+        prefill_attention.NAME: prefill_attention.prefill_attention,
+        compact.NAME: lambda: compact.compact(parameters.pool_kernel, lowest),
+        hybrid_attention.NAME: hybrid_attention.hybrid_attention,
+        dense_attention.NAME: dense_attention.dense_attention,
+    }
+    used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
+    if layers.weights.bits is not None:
+        imports.append(helper.make_opsetid(CONTRIB_DOMAIN, 1))
+    return helper.make_model(
+        helper.make_graph(nodes, name, inputs, outputs, list(layers.initializers.values())),
+        opset_imports=imports,
+        ir_version=IR_VERSION,
+        functions=[body() for op, body in bodies.items() if op in used],
+        producer_name="kvc-trt",
+        producer_version=kvc_trt.__version__,
+    )
+
+
+def _check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights) -> None:
+    length = parameters.max_sequence_len
+    if config.sliding_window is not None and length > config.sliding_window:
+        raise InputError(
+            f"sequence length {length}: expected at most the model's sliding window of {config.sliding_window}",
+            hint="lower --max-input-len or --max-output-len",
+        )
+    rows = weights.stored(ROTARY[0]).shape[0]
+    if rows < length:
+        raise InputError(f"{weights.location}: rotary tables for {rows} positions, the engine needs {length}")

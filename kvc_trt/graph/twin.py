@@ -1,0 +1,45 @@
+"""The dense engine that a compressed one is compared with: same weights, same lengths, nothing evicted or skipped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.policies.parameters import PolicyParameters
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from kvc_trt.graph.weights import GraphWeights
+
+
+def twin_parameters(parameters: PolicyParameters) -> PolicyParameters:
+    """`full` at the lengths of an engine."""
+    length = parameters.max_sequence_len
+    return replace(
+        parameters,
+        policy="full",
+        prompt_eviction="none",
+        decode_selection="dense",
+        token_budget=length,
+        capacity=length,
+        prompt_budget=parameters.max_input_len,
+        page_size=1,
+        top_k=length,
+        dense_until=length,
+    )
+
+
+def build_twin_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
+    """The twin's prefill graph; its state tensors are `state_tensors(config, twin_parameters(parameters), dtype)`."""
+    from kvc_trt.graph.build import build_prefill
+
+    return build_prefill(config, twin_parameters(parameters), weights=weights)
+
+
+def build_twin_decode(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
+    """The twin's decode graph: bit-identical to the engine's as long as every row fits the engine's dense limit."""
+    from kvc_trt.graph.build import build_decode, slice_limit
+
+    return build_decode(config, twin_parameters(parameters), weights=weights, slice_until=slice_limit(parameters))
