@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from kvc_trt.models.limits import longest_sequence
+from kvc_trt.models.presets import build_configs_directory, list_presets, load_preset
 
 FAMILIES = ("llama", "llama-tied-biased", "llama3.1", "longchat", "mistral", "mistral-v0.1", "qwen2", "qwen3")
+CHANGED = {"vocab_size": 1000, "bos_token_id": 1, "eos_token_ids": (2,), "dtype": "float32"}
 
 
 def every_logit(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -18,7 +23,9 @@ def every_logit(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(ids[None]).logits[0]
 
 
-def check(pair: Any, model: Any, teacher_forced: Any, lengths: list[int], steps: int, dtype: torch.dtype, bar: float) -> None:
+def check(
+    pair: Any, model: Any, teacher_forced: Any, lengths: list[int], steps: int, dtype: torch.dtype, bar: float
+) -> None:
     """Rows of unequal length in one batch, each against transformers' answer for that row alone."""
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(0, pair.config.vocab_size, (len(lengths), max(lengths) + steps), generator=generator)
@@ -56,3 +63,27 @@ def test_the_scaled_rotation_matters_at_these_lengths(family: Callable[..., Any]
     difference = every_logit(scaled.hugging_face, ids)[-1] - every_logit(plain.hugging_face, ids)[-1]
     assert difference.abs().max() > 1e-2
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_presets())
+def test_true_shape_of_every_preset(name: str, true_size: Callable[..., Any], teacher_forced: Any) -> None:
+    """Everything as in the preset but two layers and a small vocabulary; the answer continues far from the prompt, at
+    positions beyond the original context of a rescaled rotation (within the window of Mistral v0.1)."""
+    path = build_configs_directory() / "models" / f"{name}.yaml"
+    mapping = yaml.safe_load(path.read_text())["architecture"]
+    small = {"num_hidden_layers": 2, "vocab_size": 1000, "bos_token_id": 1, "eos_token_id": 2}
+    pair = true_size({**mapping, **small, "torch_dtype": "float32"})
+    assert replace(load_preset(name).config, **{**CHANGED, "num_hidden_layers": 2}) == replace(pair.config, **CHANGED)
+
+    far = min(20_000, longest_sequence(pair.config) - 3)
+    ids = torch.randint(0, 1000, (16,), generator=torch.Generator().manual_seed(3))
+    decoder = pair.decoder("full", 16, far, 3)
+    first, cache = decoder.prefill(ids[None, :13], torch.tensor([13]))
+    cache.positions = torch.tensor([far])
+    found = torch.cat([first, *(decoder.decode(token[None], cache) for token in ids[13:])])
+    positions = torch.cat([torch.arange(13), torch.arange(far, far + 3)])[None]
+    with torch.inference_mode():
+        answer = pair.hugging_face(
+            ids[None], position_ids=positions, attention_mask=torch.ones(1, 16, dtype=torch.int64)
+        )
+    torch.testing.assert_close(found, answer.logits[0, 12:], rtol=2e-4, atol=2e-4)
