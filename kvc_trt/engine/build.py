@@ -23,7 +23,7 @@ from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.request import Request
 from kvc_trt.engine.stages import Stages
 from kvc_trt.engine.tokenizer import check_tokenizer
-from kvc_trt.engine.writer import check_replaceable, move, new_directory
+from kvc_trt.engine.writer import check_replaceable, new_directory, place
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.progress import Progress
@@ -178,7 +178,7 @@ def _put_together(
         manifest = _manifest(request, source, digest, stages, records)
         write_durably(directory / MANIFEST_FILE, sealed(manifest))
         for file in STAGES.values():
-            move(stages.directory / file, directory / file)
+            place(stages.directory / file, directory / file)
 
 
 def _manifest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.limits import longest_sequence
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.weights import WeightSource, check_weights
 
@@ -45,6 +46,8 @@ class ModelChoice:
     """The checkpoint, where it is at hand."""
     hugging_face_id: str | None = None
     revision: str | None = None
+    shipped: Path | None = None
+    """The checkpoint that comes with the package."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,27 @@ def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
     from kvc_trt.models.hugging_face import read_config
     from kvc_trt.models.presets import load_preset
 
-    if os.sep in model or Path(model).is_dir():
+    if is_directory(model):
         if checkpoint is not None:
             raise InputError("--model is a directory already; --checkpoint goes with a preset's name")
         directory = Path(model).absolute()
         return ModelChoice(directory.name, (config := read_config(directory)), _general_defaults(config), directory)
     preset = load_preset(model)
     defaults = {**_general_defaults(preset.config), **preset.defaults}
-    choice = ModelChoice(model, preset.config, defaults, None, preset.hugging_face_id, preset.revision)
+    choice = ModelChoice(
+        model, preset.config, defaults, None, preset.hugging_face_id, preset.revision, preset.checkpoint
+    )
     if checkpoint is None:
         return choice
     directory = Path(checkpoint).absolute()
     config = read_config(directory)
     _check_same_model(preset.config, config, model, directory)
-    return ModelChoice(model, config, defaults, directory, preset.hugging_face_id, preset.revision)
+    return replace(choice, config=config, directory=directory)
+
+
+def is_directory(model: str) -> bool:
+    """Whether `--model` names a directory rather than a preset."""
+    return os.sep in model or Path(model).is_dir()
 
 
 def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, ModelSource]:
@@ -90,15 +100,13 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
     if config.random_weights is not None:
         weights = RandomWeights(choice.config, config.random_weights)
         return choice, ModelSource(weights, f"random weights, seed {config.random_weights}")
-    directory, commit = choice.directory or _shipped(choice.name), None
+    directory, commit = choice.directory or choice.shipped, None
     if directory is None:
         directory, commit = _fetch(choice, config.revision)
     checkpoint = Checkpoint(directory)
     _check_same_model(choice.config, checkpoint.config, choice.name, directory)
     check_weights(checkpoint.config, checkpoint)
-    opened = ModelChoice(
-        choice.name, checkpoint.config, choice.defaults, directory, choice.hugging_face_id, choice.revision
-    )
+    opened = replace(choice, config=checkpoint.config, directory=directory)
     source = ModelSource(checkpoint, f"checkpoint {directory}", commit, tuple(checkpoint.tokenizer_files()))
     return opened, source
 
@@ -113,15 +121,8 @@ def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
     return fetch(choice.hugging_face_id, revision or choice.revision)
 
 
-def _shipped(name: str) -> Path | None:
-    import kvc_trt.models
-
-    directory = Path(kvc_trt.models.__file__).parent / "checkpoints" / name
-    return directory if (directory / "config.json").exists() else None
-
-
 def _general_defaults(config: ModelConfig) -> dict[str, Any]:
-    longest = max(1, config.max_position_embeddings - DEFAULT_OUTPUT_LEN)
+    longest = max(1, longest_sequence(config) - DEFAULT_OUTPUT_LEN)
     return {
         "token_budget": DEFAULT_TOKEN_BUDGET,
         "max_input_len": min(LONGEST_DEFAULT_INPUT, longest),

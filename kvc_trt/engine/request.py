@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kvc_trt import policies
 from kvc_trt.config import OVERRIDES, POLICY_INPUTS, BuildConfig
-from kvc_trt.engine.model_choice import ModelChoice
+from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
@@ -99,6 +99,19 @@ def resolve(
         config = config.model_copy(update={"dense_until": measured})
     model = dataclasses.replace(choice.config, dtype=compute_dtype(config.weights))
     return Request(config, model, resolve_parameters(config, choice.config))
+
+
+def for_source(request: Request, choice: ModelChoice, source: ModelSource) -> Request:
+    """Return the request for the weights that were really opened: their configuration, paths and commit."""
+    config = request.config
+    update: dict[str, Any] = {} if source.commit is None else {"revision": source.commit}
+    if config.checkpoint is not None:
+        update["checkpoint"] = str(choice.directory)
+    elif choice.hugging_face_id is None and choice.directory is not None and is_directory(config.model):
+        update["model"] = str(choice.directory)
+    config = config.model_copy(update=update)
+    model = dataclasses.replace(choice.config, dtype=request.dtype)
+    return Request(config, model, resolve_parameters(config, model))
 
 
 def replays_unchanged(later_settings: Mapping[str, Any]) -> bool:

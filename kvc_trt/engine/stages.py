@@ -2,9 +2,9 @@
 
 A stage's files are made in a private cache, `~/.cache/kvc-trt` (or `$KVC_TRT_CACHE`), under the digest of everything
 they follow from. A finished stage has a receipt with its files' hashes; the next build of the same inputs checks those
-and goes on behind it. When the engine is put together the files are *moved* there (one rename on the same file system,
-so weights are never written twice; a copy if the cache lies on another one) and the cache entry is removed: it only
-ever holds what an unfinished build left. Entries untouched for a week are dropped by the next build.
+and goes on behind it. When the engine is put together its files become second names (hard links) of the stages', so
+weights are written once; only a cache on another file system costs a copy. Then the cache entry is removed: the cache
+only ever holds what an unfinished build left. Entries untouched for a week are dropped by the next build.
 """
 
 from __future__ import annotations

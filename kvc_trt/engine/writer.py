@@ -62,15 +62,14 @@ def new_directory(target: Path, *, replace: bool) -> Iterator[Path]:
         raise
 
 
-def move(source: Path, destination: Path) -> None:
-    """Move a file: a rename on one file system, a copy between two."""
+def place(source: Path, destination: Path) -> None:
+    """Give a finished file a second name at `destination`; where that is impossible (two file systems), copy it."""
     try:
-        os.rename(source, destination)
+        os.link(source, destination, follow_symlinks=False)
     except OSError as error:
-        if error.errno != errno.EXDEV:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
             raise
         shutil.copyfile(source, destination)
-        source.unlink()
 
 
 def _put_in_place(new: Path, target: Path, *, replace: bool) -> None:

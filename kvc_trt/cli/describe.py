@@ -1,0 +1,26 @@
+"""A policy's numbers in one line, the same wherever a command shows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvc_trt.policies.parameters import PolicyParameters
+
+
+def describe_parameters(parameters: PolicyParameters) -> str:
+    """Return what is kept of a prompt and what a step reads."""
+    parts = [f"prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} tokens"]
+    if parameters.prompt_eviction == "none":
+        parts.append(f"the cache keeps everything ({parameters.capacity} slots)")
+    else:
+        kept = f"{parameters.prompt_budget} prompt tokens kept of each KV head, {parameters.capacity} slots"
+        parts.append(f"{kept} (window {parameters.window}, pool kernel {parameters.pool_kernel})")
+    if parameters.decode_selection == "dense":
+        parts.append("a step reads all of them")
+    else:
+        pages = f"page size {parameters.page_size}, {parameters.top_r} channels"
+        parts.append(f"a step reads {parameters.top_k} tokens ({pages}; dense up to {parameters.dense_limit} tokens)")
+    if parameters.skip_layers:
+        parts.append(f"the first {parameters.skip_layers} layers are not compressed")
+    return "; ".join(parts)

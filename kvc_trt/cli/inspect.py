@@ -1,0 +1,92 @@
+"""`kvc-trt inspect`: checks an engine's integrity and shows what it holds; needs no GPU and no runtime."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvc_trt.cli import output
+from kvc_trt.cli.describe import describe_parameters
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
+
+
+@click.command()
+@click.argument("engine_dir", type=click.Path(path_type=Path))
+@output.json_option
+def command(engine_dir: Path, as_json: bool) -> None:
+    """Check every byte of ENGINE_DIR and show what it holds."""
+    from kvc_trt.engine import Engine
+
+    engine = Engine.open(engine_dir, progress=output.progress())
+    if as_json:
+        output.print_json(_as_json(engine))
+    else:
+        click.echo("\n\n".join((_heading(engine), _files(engine), _state(engine))))
+
+
+def _heading(engine: Engine) -> str:
+    model, checkpoint, target = engine.model, engine.manifest["checkpoint"], engine.manifest["target"]
+    commit = f", commit {checkpoint['commit']}" if checkpoint["commit"] else ""
+    return "\n".join(
+        (
+            f"{engine.path}: intact, built by kvc-trt {engine.manifest['version']} for {target['backend']}",
+            f"model   {engine.build.model}: {model.architecture}, {model.num_hidden_layers} layers, "
+            f"{model.num_attention_heads} heads on {model.num_key_value_heads} KV heads of {model.head_size}, "
+            f"{engine.build.weights} weights, computes in {model.dtype}",
+            f"source  {checkpoint['source']}{commit}",
+            f"policy  {engine.parameters.policy}, token budget {engine.parameters.token_budget}: "
+            f"{describe_parameters(engine.parameters)}",
+            f"tokenizer  {'yes' if engine.tokenizer_path else 'none: prompts are token ids'}",
+        )
+    )
+
+
+def _files(engine: Engine) -> str:
+    rows = [(name, output.size(record.size), record.sha256[:12]) for name, record in sorted(engine.files.items())]
+    return output.table(("file", "size", "SHA-256"), rows, right=(1,))
+
+
+def _state(engine: Engine) -> str:
+    """Group the layers whose tensors are alike: 80 equal layers are one line."""
+    kinds: dict[tuple[str, str, tuple[int, ...], int], list[int]] = {}
+    for tensor in engine.state:
+        key = (tensor.name.split(".")[0], tensor.dtype, tensor.shape, tensor.bytes_per_row())
+        kinds.setdefault(key, []).append(tensor.layer)
+    rows = [
+        (name, _ranges(layers), dtype, "x".join(map(str, shape)), output.size(size * len(layers)))
+        for (name, dtype, shape, size), layers in kinds.items()
+    ]
+    total = sum(tensor.bytes_per_row() for tensor in engine.state)
+    headers = ("state", "layers", "dtype", "shape per row", "bytes per row")
+    return f"{output.table(headers, rows, right=(4,))}\ndecode state of one row: {output.size(total)}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Write [0, 1, 2, 5] as `0-2, 5`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def _as_json(engine: Engine) -> dict[str, Any]:
+    return {
+        "engine": str(engine.path),
+        "intact": True,
+        **engine.config,
+        "files": {name: asdict(record) for name, record in sorted(engine.files.items())},
+        "state_bytes_per_row": sum(tensor.bytes_per_row() for tensor in engine.state),
+        "tokenizer": engine.tokenizer_path is not None,
+        "target": engine.manifest["target"],
+        "versions": engine.manifest["versions"],
+        "checkpoint": engine.manifest["checkpoint"],
+        "stages": engine.manifest["stages"],
+    }

@@ -1,0 +1,56 @@
+"""`kvc-trt models`: the presets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kvc_trt.cli import output
+
+
+@click.command()
+@output.json_option
+def command(as_json: bool) -> None:
+    """List the model presets; --model also takes any Hugging Face directory of a supported architecture."""
+    presets = [_preset(name) for name in _names()]
+    if as_json:
+        output.print_json({"models": presets})
+        return
+    headers = ("name", "architecture", "layers", "heads", "KV heads", "positions", "Hugging Face id")
+    keys = ("name", "architecture", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    rows = [
+        [preset[key] for key in (*keys, "max_position_embeddings")] + [preset["hugging_face_id"] or "shipped"]
+        for preset in presets
+    ]
+    click.echo(output.table(headers, rows, right=(2, 3, 4, 5)))
+
+
+def _names() -> list[str]:
+    from kvc_trt.models.presets import list_presets
+
+    return list_presets()
+
+
+def _preset(name: str) -> dict[str, Any]:
+    from kvc_trt.models.presets import load_preset
+    from kvc_trt.models.weights import count_parameters
+
+    preset = load_preset(name)
+    config = preset.config
+    return {
+        "name": name,
+        "description": preset.description,
+        "architecture": config.architecture,
+        "hugging_face_id": preset.hugging_face_id,
+        "revision": preset.revision,
+        "parameters": count_parameters(config),
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_size": config.head_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "sliding_window": config.sliding_window,
+        "default_policy": "rocketkv",
+        "defaults": dict(preset.defaults),
+    }
