@@ -30,7 +30,7 @@ class Emitter:
         self._parent = parent
         self._constants: dict[Any, Value] = {}
         self._serial: Iterator[int] = parent._serial if parent else itertools.count()
-        self._scope = parent._scope if parent else ""
+        self._scope: str = parent._scope if parent else ""
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[0].isupper():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -169,7 +170,7 @@ class GraphWeights:
     def joined(self, name: str, parts: list[str]) -> Stored | None:
         """The rows of several tensors as one, or None where they do not touch in the file."""
         pieces = [self.stored(part) for part in parts]
-        for before, after in zip(pieces, pieces[1:], strict=False):
+        for before, after in pairwise(pieces):
             if before.offset + before.nbytes != after.offset:
                 return None
         first = pieces[0]

@@ -29,7 +29,7 @@ def group_query(emit: Emitter, query: Value, keys: Value) -> GroupedQuery:
 
 
 def attend(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value) -> Value:
-    """Softmax attention over `keys`, `values` [B,G,n,D] where `visible` (BOOL, broadcasts to [B,G,g,n]); -> [B,G,g,D]."""
+    """Softmax attention to `keys`, `values` [B,G,n,D] where `visible` (BOOL, broadcasts to [B,G,g,n]) -> [B,G,g,D]."""
     scores = emit.MatMul(query.scaled, emit.Transpose(float32(emit, keys), perm=[0, 1, 3, 2]))
     weights = emit.Softmax(emit.Where(visible, scores, MASKED), axis=-1)
     return str(emit.MatMul(weights, float32(emit, values)))

@@ -1,4 +1,7 @@
-"""KvcDenseAttention: append one token, attend to every entry. Serves `full`, skipped layers and eviction-only policies."""
+"""KvcDenseAttention: append one token, attend to every entry.
+
+Serves `full`, skipped layers and policies that only evict.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ ATTRIBUTES = ("dense_until",)
 
 
 def dense_attention() -> FunctionProto:
-    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], cache_lengths [B]) -> (output, k_cache, v_cache).
+    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], cache_lengths [B]) ->
+    (output [B,H,D], k_cache, v_cache).
 
     Entries are sliced out before they are attended where that pays (less than half of the cache is in use) and for
     at most `dense_until` entries, the lengths up to which a sparse engine attends densely on the same slice: there

@@ -10,7 +10,7 @@ from onnx import FunctionProto
 from kvc_trt.graph import PROMPT_BLOCK
 from kvc_trt.graph.emitter import Emitter, Value
 from kvc_trt.graph.functions import function
-from kvc_trt.graph.functions.shapes import MASKED, attention_scale, count_to, float32, one, scalar, size
+from kvc_trt.graph.functions.shapes import MASKED, attention_scale, float32, one, scalar, size
 
 NAME = "KvcPrefillAttention"
 
@@ -37,7 +37,7 @@ def prefill_attention() -> FunctionProto:
 
 def _future_of_block(emit: Emitter) -> Value:
     """FLOAT [block, block]: MASKED where a key of the block lies behind the query, else 0."""
-    offsets = count_to(emit, [PROMPT_BLOCK])
+    offsets = emit.Range(0, PROMPT_BLOCK, 1)
     return str(emit.Where(emit.Greater(offsets, emit.Unsqueeze(offsets, [1])), MASKED, 0.0))
 
 
