@@ -1,0 +1,62 @@
+"""A small engine with random weights, whose compaction and selection are both at work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kvc_trt.models.config import ModelConfig
+
+
+@pytest.fixture(scope="session")
+def model() -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        dtype="float32",
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_size=16,
+        norm_epsilon=1e-5,
+        rotary_base=10000.0,
+        rotary_scaling=None,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        qkv_bias=False,
+        output_bias=False,
+        qk_norm=False,
+        sliding_window=None,
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+
+
+@pytest.fixture(scope="session")
+def engine(model, tmp_path_factory):
+    """Policy rocketkv, budget 64, prompts up to 512 tokens and 32 new ones."""
+    import onnx
+
+    from kvc_trt.config import BuildConfig
+    from kvc_trt.engine import Engine
+    from kvc_trt.graph.build import build_decode, build_prefill
+    from kvc_trt.graph.state import state_tensors
+    from kvc_trt.graph.weights import GraphWeights, write_weights
+    from kvc_trt.models.random_weights import RandomWeights
+    from kvc_trt.policies import resolve
+
+    parameters = resolve("rocketkv", model=model, token_budget=64, max_input_len=512, max_output_len=32, pool_kernel=7)
+    path = tmp_path_factory.mktemp("engines") / "small"
+    path.mkdir()
+    write_weights(model, RandomWeights(model, 0), path / "weights.safetensors", weights="fp32", length=544)
+    weights = GraphWeights(path / "weights.safetensors")
+    onnx.save(build_prefill(model, parameters, weights=weights), path / "prefill.onnx")
+    onnx.save(build_decode(model, parameters, weights=weights), path / "decode.onnx")
+    state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, parameters, "float32")]
+    compression = {"parameters": dataclasses.asdict(parameters), "state": state}
+    build = BuildConfig(model="small", token_budget=64, max_input_len=512, max_output_len=32, weights="fp32")
+    config = {"kv_compression": compression, "build_config": {"kvc_trt": {**build.stored(), "backend": "onnxruntime"}}}
+    return Engine(path, config, {}, {}, model, parameters, build)
