@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
 from kvc_trt.runtime.session import Session, Timings
 
-__all__ = ["Event", "Output", "Request", "Sampling", "Session", "Timings", "open_session"]
+if TYPE_CHECKING:
+    from kvc_trt.progress import Progress
+
+__all__ = ["Event", "Output", "Request", "Sampling", "Session", "Timings", "load_tokenizer", "open_session"]
 
 
 def open_session(
-    engine_dir: str | PathLike[str], *, max_batch_size: int = 1, threads: int | None = None, **executor_options: Any
+    engine_dir: str | PathLike[str],
+    *,
+    max_batch_size: int = 1,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    **executor_options: Any,
 ) -> Session:
     """A session over an engine directory, which is checked whole before anything is loaded.
 
-    `threads` None leaves the number to the executor (all cores). Raises InputError for an engine that is not intact.
+    `threads` None leaves the number to the executor (all cores). Further options go to the executor. Raises InputError
+    for an engine that is not intact, UnsupportedEnvironment for one built for another backend.
     """
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.engine import Engine
 
-    engine = Engine.open(engine_dir)
+    engine = Engine.open(Path(engine_dir), progress=progress)
+    if engine.backend != "onnxruntime":
+        raise UnsupportedEnvironment(
+            f"{engine.path} was built for {engine.backend}, and only onnxruntime engines run here",
+            hint="rebuild it with --backend onnxruntime",
+        )
     executor = OnnxRuntimeExecutor(engine, threads=threads, **executor_options)
     return Session(
         executor,

@@ -29,6 +29,10 @@ class Timings:
     decode_runs: int = 0
     decode_tokens: int = 0
 
+    def decode_tokens_per_second(self) -> float | None:
+        """Tokens fed through decode per second, all rows together; None before the first run."""
+        return self.decode_tokens / self.decode_seconds if self.decode_runs else None
+
 
 class Session:
     """A decode batch over one executor.

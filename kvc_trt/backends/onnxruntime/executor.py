@@ -1,0 +1,214 @@
+"""Runs an engine's graphs with ONNX Runtime on the CPU; every decode step works in place on one buffer per tensor.
+
+ONNX Runtime skips its copy of a cache where the scatter node's input and output are the same memory. The same pointer
+is therefore bound as both, once per number of rows, and the small inputs are written where they were bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+from kvc_trt.backends.onnxruntime.program import Graph, Program, engine_program
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.runtime.executor import Limits, Prefilled
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession, IOBinding
+
+    from kvc_trt.engine import Engine
+    from kvc_trt.graph.state import StateTensor
+
+PREPACK_UP_TO_BYTES = 256 << 20
+"""Weights of more bytes stay mapped from the file: prepacked copies would double them, for each of the two graphs."""
+
+
+class OnnxRuntimeExecutor:
+    """The `Executor` of one engine, or of a `Program` derived from one. Each graph is loaded when it is first needed.
+
+    `threads` None takes ONNX Runtime's default (all cores). `profile` is a directory for ONNX Runtime's own profile.
+    `expose` names index lists (`indices.{layer}` of prefill, `selected.{layer}` of decode) that `exposed` then gives.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | Program,
+        *,
+        threads: int | None = None,
+        profile: Path | None = None,
+        expose: Collection[str] = (),
+    ) -> None:
+        from kvc_trt.graph import PROMPT_BLOCK
+        from kvc_trt.graph.weights import GraphWeights
+
+        program = engine if isinstance(engine, Program) else engine_program(engine)
+        parameters = program.parameters
+        self.program = program
+        self._limits = Limits(
+            vocab_size=program.model.vocab_size,
+            max_input_len=parameters.max_input_len,
+            max_output_len=parameters.max_output_len,
+            max_sequence_len=parameters.max_sequence_len,
+            capacities=program.capacities,
+            prompt_block=PROMPT_BLOCK,
+        )
+        self._threads = threads
+        self._profile = profile
+        self._quantised = GraphWeights(program.weights_path).bits is not None
+        self._expose_prefill = sorted(name for name in expose if name.startswith("indices."))
+        self._expose_decode = sorted(set(expose).difference(self._expose_prefill))
+        self._exposed: dict[str, NDArray[Any]] = {}
+        self._buffers: dict[str, NDArray[Any]] = {}
+        self._runs = 0
+        self._bound_rows = 0
+
+    @property
+    def limits(self) -> Limits:
+        """The engine's bounds."""
+        return self._limits
+
+    @property
+    def runs(self) -> int:
+        """Decode runs so far."""
+        return self._runs
+
+    @cached_property
+    def prefill_session(self) -> InferenceSession:
+        """The prefill graph. Without an arena: what a long prompt needs for a moment is given back after it.
+
+        Quantised weights are not prepacked: unpacking them once per run costs little beside a long prompt, and packed
+        copies for both graphs would take more memory than the model.
+        """
+        return self._load("prefill", self.program.prefill, self._expose_prefill, prepack=self._fits(), arena=False)
+
+    @cached_property
+    def decode_session(self) -> InferenceSession:
+        """The decode graph. Quantised weights are prepacked, without which a step takes 50 times as long."""
+        prepack = self._fits() or self._quantised
+        return self._load("decode", self.program.decode, self._expose_decode, prepack=prepack, arena=True)
+
+    @property
+    def buffers(self) -> dict[str, NDArray[Any]]:
+        """The state by tensor name, [max_batch_size, ...]; written in place by `decode`."""
+        return self._buffers
+
+    def allocate(self, max_batch_size: int) -> None:
+        """Make the state buffers and the small inputs and outputs of a step."""
+        try:
+            self._buffers = {tensor.name: filled(tensor, max_batch_size) for tensor in self.program.state}
+            self._tokens = np.zeros(max_batch_size, np.int64)
+            self._positions = np.zeros(max_batch_size, np.int64)
+            self._lengths = np.zeros(len(self._limits.capacities) * max_batch_size, np.int64)
+            self._logits = np.zeros((max_batch_size, self._limits.vocab_size), np.float32)
+        except MemoryError as error:
+            needed = max_batch_size * sum(tensor.bytes_per_row() for tensor in self.program.state)
+            raise UnsupportedEnvironment(
+                f"the caches of {max_batch_size} rows need {needed / 2**30:.1f} GiB, more than this machine gives",
+                hint="take a smaller batch, or build the engine with a smaller token budget or length",
+            ) from error
+        self._bound_rows = 0
+
+    def state_bytes(self) -> int:
+        """Bytes of the allocated state buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
+        """Run the prompts; the rows' state is [B, ...] per state tensor, in memory of its own."""
+        rows, session = len(prompt_lengths), self.prefill_session
+        outputs: dict[str, NDArray[Any]] = {
+            "logits": np.empty((rows, self._limits.vocab_size), np.float32),
+            "cache_lengths": np.empty((len(self._limits.capacities), rows), np.int64),
+        }
+        state = {tensor.name: np.empty((rows, *tensor.shape), tensor.dtype) for tensor in self.program.state}
+        binding = session.io_binding()
+        bind_input(binding, "input_ids", np.ascontiguousarray(input_ids))
+        bind_input(binding, "prompt_lengths", np.ascontiguousarray(prompt_lengths))
+        for name, array in {**outputs, **state}.items():
+            bind_output(binding, name, array)
+        self._run(session, binding, self._expose_prefill)
+        return Prefilled(outputs["logits"], outputs["cache_lengths"], state)
+
+    def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
+        """Copy one prefilled row into every buffer."""
+        for name, buffer in self._buffers.items():
+            buffer[row] = prefilled.state[name][source_row]
+
+    def move(self, source_row: int, row: int) -> None:
+        """Copy one row of every buffer over another."""
+        for buffer in self._buffers.values():
+            buffer[row] = buffer[source_row]
+
+    def decode(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """One step of the first len(tokens) rows, in place; the logits are valid until the next call."""
+        rows = len(tokens)
+        if rows != self._bound_rows:
+            self._bind(rows)
+        self._tokens[:rows] = tokens
+        self._positions[:rows] = positions
+        self._lengths[: cache_lengths.size] = cache_lengths.ravel()
+        self._run(self.decode_session, self._binding, self._expose_decode)
+        self._runs += 1
+        return self._logits[:rows]
+
+    def exposed(self, name: str) -> NDArray[Any]:
+        """An exposed index list of the latest run of its graph, INT32 [B,G,width]."""
+        return self._exposed[name]
+
+    def end_profiling(self) -> dict[str, Path]:
+        """Close ONNX Runtime's profiles and return the files of the graphs that were loaded (prefill, decode)."""
+        loaded = {name: self.__dict__.get(f"{name}_session") for name in ("prefill", "decode")}
+        return {name: Path(session.end_profiling()) for name, session in loaded.items() if session is not None}
+
+    def _fits(self) -> bool:
+        return not self._quantised and self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
+
+    def _load(self, name: str, graph: Graph, expose: list[str], *, prepack: bool, arena: bool) -> InferenceSession:
+        prefix = None if self._profile is None else self._profile / name
+        options = LoadOptions(self._threads, prepack, arena, prefix)
+        return load_graph(graph, self.program.weights_path.parent, options, expose)
+
+    def _bind(self, rows: int) -> None:
+        self._binding = self.decode_session.io_binding()
+        lengths = self._lengths[: len(self._limits.capacities) * rows].reshape(-1, rows)
+        bind_input(self._binding, "token", self._tokens[:rows])
+        bind_input(self._binding, "positions", self._positions[:rows])
+        bind_input(self._binding, "cache_lengths", lengths)
+        bind_output(self._binding, "logits", self._logits[:rows])
+        for tensor in self.program.state:
+            active = self._buffers[tensor.name][:rows]
+            bind_input(self._binding, tensor.name, active)
+            bind_output(self._binding, tensor.aliased_output, active)
+        for name in self._expose_decode:
+            self._binding.bind_output(name, "cpu")
+        self._bound_rows = rows
+
+    def _run(self, session: InferenceSession, binding: IOBinding, expose: list[str]) -> None:
+        session.run_with_iobinding(binding)
+        if expose:
+            values = binding.get_outputs()[-len(expose) :]
+            self._exposed.update((name, value.numpy()) for name, value in zip(expose, values, strict=True))
+
+
+def filled(tensor: StateTensor, rows: int) -> NDArray[Any]:
+    """A state buffer [rows, ...] that holds the tensor's fill value."""
+    shape = (rows, *tensor.shape)
+    # Zeros come from the system untouched: rows that are never used then cost no memory.
+    return np.zeros(shape, tensor.dtype) if tensor.fill == 0 else np.full(shape, tensor.fill, tensor.dtype)
+
+
+def bind_input(binding: IOBinding, name: str, array: NDArray[Any]) -> None:
+    """Let a graph input read this contiguous array where it lies; the caller keeps it alive."""
+    binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def bind_output(binding: IOBinding, name: str, array: NDArray[Any]) -> None:
+    """Let a graph output be written into this contiguous array."""
+    binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

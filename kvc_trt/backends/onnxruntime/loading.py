@@ -1,0 +1,90 @@
+"""Opening the graphs of an engine as ONNX Runtime sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvc_trt.backends.onnxruntime.program import Graph
+from kvc_trt.errors import UnsupportedEnvironment
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from onnxruntime import InferenceSession, SessionOptions
+
+_ERRORS_ONLY = 3
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How one graph is loaded."""
+
+    threads: int | None
+    """None: ONNX Runtime's default, all cores."""
+    prepack: bool
+    """Copy weights into the layout that the kernels like best; without it they stay mapped from the file."""
+    arena: bool
+    """Keep freed memory for the next run; without it a run's transient memory goes back to the system."""
+    profile_prefix: Path | None = None
+    """Write ONNX Runtime's own profile to a file whose name begins so."""
+
+
+def load_graph(
+    graph: Graph, weights_directory: Path, options: LoadOptions, expose: Sequence[str] = ()
+) -> InferenceSession:
+    """An inference session of one graph, from a file or built in memory.
+
+    `expose` names index lists to give out as well: of an in-memory copy, a file stays as it is.
+    Raises UnsupportedEnvironment where this ONNX Runtime cannot load the graph.
+    """
+    import onnxruntime
+
+    session_options = _session_options(options)
+    source: str | bytes
+    if isinstance(graph, Path) and not expose:
+        source = str(graph)
+    else:
+        source = _in_memory(graph, expose)
+        # A graph in memory has no folder of its own to find its weights in.
+        session_options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(weights_directory)
+        )
+    try:
+        return onnxruntime.InferenceSession(source, session_options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no other common base
+        what = graph if isinstance(graph, Path) else "a graph"
+        raise UnsupportedEnvironment(
+            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {str(error).splitlines()[0]}",
+            hint="kvc-trt doctor",
+        ) from error
+
+
+def _session_options(options: LoadOptions) -> SessionOptions:
+    import onnxruntime
+
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = options.threads or 0
+    session_options.enable_cpu_mem_arena = options.arena
+    session_options.log_severity_level = _ERRORS_ONLY
+    if not options.prepack:
+        session_options.add_session_config_entry("session.disable_prepacking", "1")
+    if options.profile_prefix is not None:
+        session_options.enable_profiling = True
+        session_options.profile_file_prefix = str(options.profile_prefix)
+    return session_options
+
+
+def _in_memory(graph: Graph, expose: Sequence[str]) -> bytes:
+    from kvc_trt.graph.expose import expose as exposed
+
+    model = read_graph(graph)
+    return bytes((exposed(model, expose) if expose else model).SerializeToString())
+
+
+def read_graph(graph: Graph) -> ModelProto:
+    """The graph without its weights."""
+    import onnx
+
+    return onnx.load(graph, load_external_data=False) if isinstance(graph, Path) else graph()

@@ -1,0 +1,196 @@
+"""`kvc-trt run`: answer prompts with an engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvc_trt.cli.output import json_option, print_json, progress
+from kvc_trt.errors import InputError
+
+if TYPE_CHECKING:
+    from kvc_trt.runtime import Event, Output, Request, Session
+
+PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE or --prompt-ids FILE"
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path))
+@click.option("--prompt", help="The prompt itself.")
+@click.option("--prompt-file", type=click.Path(path_type=Path), help="A UTF-8 text file with the prompt.")
+@click.option(
+    "--prompt-ids",
+    type=click.Path(path_type=Path),
+    help="A JSON file with a list of token ids, or a list of lists for a batch.",
+)
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Tokens per answer.  [default: max_output_len]")
+@click.option("--stream", is_flag=True, help="Print the text as it comes.")
+@click.option("--temperature", type=float, default=0.0, help="0 always takes the best token.")
+@click.option("--top-k", type=int, default=0, help="Draw from the k best tokens; 0: from all.")
+@click.option("--top-p", type=float, default=1.0, help="Draw from the best tokens that reach this probability.")
+@click.option("--seed", type=int, help="Equal seeds draw equal answers, alone and in a batch.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
+@json_option
+def command(
+    engine: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    prompt_ids: Path | None,
+    max_new_tokens: int | None,
+    stream: bool,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int | None,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Answer the prompt with the engine in directory ENGINE.
+
+    The text goes to stdout, a summary to stderr. An answer ends with reason stop (an end token or --stop), length
+    (--max-new-tokens) or capacity (the cache is full, or the engine's last position is reached).
+    """
+    from kvc_trt.runtime import Request, Sampling, open_session
+
+    if sum(source is not None for source in (prompt, prompt_file, prompt_ids)) != 1:
+        raise click.UsageError(f"give exactly one of {PROMPT_OPTIONS}")
+    if stream and as_json:
+        raise click.UsageError("--stream and --json exclude each other")
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    batch = None if prompt_ids is None else read_prompt_ids(prompt_ids)
+    text = prompt if prompt_file is None else read_text(prompt_file)
+    if stream and batch is not None and len(batch) > 1:
+        raise click.UsageError(f"--stream shows one answer, found {len(batch)} prompts in {prompt_ids}")
+
+    started = time.perf_counter()
+    rows = min(len(batch or [[]]), 8)
+    session = open_session(engine, max_batch_size=rows, threads=threads, progress=progress())
+    loaded = time.perf_counter() - started
+    prompts = batch if batch is not None else [encode(session, str(text), engine)]
+    requests = [
+        Request(ids, max_new_tokens, sampling=sampling, stop_strings=stop, ignore_eos=ignore_eos) for ids in prompts
+    ]
+    outputs = _generate(session, requests, stream)
+    if as_json:
+        print_json(report(outputs, session, loaded))
+        return
+    if not stream:
+        _print_answers(outputs)
+    click.echo(summary(outputs, session), err=True)
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file; InputError says what is wrong with it."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the prompt file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+        ) from error
+
+
+def read_prompt_ids(path: Path) -> list[list[Any]]:
+    """One list of token ids per prompt; InputError unless the file is a JSON list, or a list of lists.
+
+    Whether the ids are tokens of the model is checked by the session.
+    """
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(found, list) or any(isinstance(item, list) for item in found) != all(
+        isinstance(item, list) for item in found
+    ):
+        raise InputError(
+            f"{path}: expected a list of token ids, or a list of such lists, found {json.dumps(found)[:60]}"
+        )
+    return found if found and isinstance(found[0], list) else [found]
+
+
+def encode(session: Session, text: str, engine: Path) -> list[int]:
+    """The prompt's tokens; InputError for an empty one, or an engine without a tokenizer."""
+    if session.tokenizer is None:
+        raise InputError(
+            f"{engine} has no tokenizer, so it cannot read text",
+            hint="give token ids: --prompt-ids FILE (a JSON list)",
+        )
+    if not text:  # checked before encoding: many tokenizers put a start token in front of nothing
+        raise InputError("the prompt is empty")
+    return list(session.tokenizer.encode(text).ids)
+
+
+def report(outputs: list[Output], session: Session, load_seconds: float) -> dict[str, object]:
+    """What --json prints."""
+    timings = session.timings
+    return {
+        "outputs": [
+            {
+                "prompt_token_ids": list(output.prompt_token_ids),
+                "token_ids": list(output.token_ids),
+                "text": output.text,
+                "finish_reason": output.finish_reason,
+                "cache": {"logical": output.logical_length, "physical": list(output.physical_lengths)},
+            }
+            for output in outputs
+        ],
+        "timings": {
+            "load_seconds": load_seconds,
+            "prefill_seconds": timings.prefill_seconds,
+            "decode_seconds": timings.decode_seconds,
+            "decode_runs": timings.decode_runs,
+            "prompt_tokens": timings.prompt_tokens,
+            "new_tokens": sum(len(output.token_ids) for output in outputs),
+            "decode_tokens_per_second": timings.decode_tokens_per_second(),
+        },
+    }
+
+
+def summary(outputs: list[Output], session: Session) -> str:
+    """One line: what went in and came out, what the cache held, how long it took."""
+    timings = session.timings
+    stored = [length for output in outputs for length in output.physical_lengths]
+    physical = str(min(stored)) if min(stored) == max(stored) else f"{min(stored)}-{max(stored)}"
+    logical = max(output.logical_length for output in outputs)
+    reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
+    speed = timings.decode_tokens_per_second()
+    return " | ".join(
+        [
+            f"{timings.prompt_tokens} prompt tokens",
+            f"{sum(len(output.token_ids) for output in outputs)} new ({reasons})",
+            f"cache {physical} of {logical} tokens per layer",
+            f"prefill {timings.prefill_seconds:.2f} s",
+            "no decode run" if speed is None else f"{speed:.1f} tokens/s",
+        ]
+    )
+
+
+def _generate(session: Session, requests: list[Request], stream: bool) -> list[Output]:
+    if not stream:
+        return session.generate(requests)
+
+    def show(index: int, event: Event) -> None:
+        text = event.text if session.tokenizer is not None else f"{event.token_id} "
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    outputs = session.generate(requests, show)
+    click.echo()
+    return outputs
+
+
+def _print_answers(outputs: list[Output]) -> None:
+    for index, output in enumerate(outputs):
+        if len(outputs) > 1:
+            click.echo(f"{'' if index == 0 else chr(10)}== prompt {index} ==")
+        click.echo(" ".join(map(str, output.token_ids)) if output.text is None else output.text)
