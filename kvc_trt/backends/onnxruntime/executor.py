@@ -126,11 +126,17 @@ class OnnxRuntimeExecutor:
             "cache_lengths": np.empty((len(self._limits.capacities), rows), np.int64),
         }
         state = {tensor.name: np.empty((rows, *tensor.shape), tensor.dtype) for tensor in self.program.state}
+        inputs = {
+            "input_ids": np.ascontiguousarray(input_ids, np.int64),
+            "prompt_lengths": np.ascontiguousarray(prompt_lengths, np.int64),
+        }
         binding = session.io_binding()
-        bind_input(binding, "input_ids", np.ascontiguousarray(input_ids))
-        bind_input(binding, "prompt_lengths", np.ascontiguousarray(prompt_lengths))
+        for name, array in inputs.items():
+            bind_input(binding, name, array)
         for name, array in {**outputs, **state}.items():
             bind_output(binding, name, array)
+        for name in self._expose_prefill:
+            binding.bind_output(name, "cpu")
         self._run(session, binding, self._expose_prefill)
         return Prefilled(outputs["logits"], outputs["cache_lengths"], state)
 
@@ -154,7 +160,7 @@ class OnnxRuntimeExecutor:
         self._tokens[:rows] = tokens
         self._positions[:rows] = positions
         self._lengths[: cache_lengths.size] = cache_lengths.ravel()
-        self._run(self.decode_session, self._binding, self._expose_decode)
+        self._run(self.decode_session, self.binding, self._expose_decode)
         self._runs += 1
         return self._logits[:rows]
 
@@ -176,18 +182,18 @@ class OnnxRuntimeExecutor:
         return load_graph(graph, self.program.weights_path.parent, options, expose)
 
     def _bind(self, rows: int) -> None:
-        self._binding = self.decode_session.io_binding()
+        self.binding = self.decode_session.io_binding()
         lengths = self._lengths[: len(self._limits.capacities) * rows].reshape(-1, rows)
-        bind_input(self._binding, "token", self._tokens[:rows])
-        bind_input(self._binding, "positions", self._positions[:rows])
-        bind_input(self._binding, "cache_lengths", lengths)
-        bind_output(self._binding, "logits", self._logits[:rows])
+        bind_input(self.binding, "token", self._tokens[:rows])
+        bind_input(self.binding, "positions", self._positions[:rows])
+        bind_input(self.binding, "cache_lengths", lengths)
+        bind_output(self.binding, "logits", self._logits[:rows])
         for tensor in self.program.state:
             active = self._buffers[tensor.name][:rows]
-            bind_input(self._binding, tensor.name, active)
-            bind_output(self._binding, tensor.aliased_output, active)
+            bind_input(self.binding, tensor.name, active)
+            bind_output(self.binding, tensor.aliased_output, active)
         for name in self._expose_decode:
-            self._binding.bind_output(name, "cpu")
+            self.binding.bind_output(name, "cpu")
         self._bound_rows = rows
 
     def _run(self, session: InferenceSession, binding: IOBinding, expose: list[str]) -> None:
