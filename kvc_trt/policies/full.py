@@ -17,6 +17,8 @@ __all__ = ["compact", "resolve", "select"]
 
 SUMMARY = "keep every token, read every token"
 SOURCE = "dense attention"
+PROMPT_EVICTION = "none"
+DECODE_SELECTION = "dense"
 OVERRIDES = EVERY_POLICY
 
 

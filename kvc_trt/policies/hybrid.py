@@ -24,6 +24,8 @@ __all__ = ["compact", "resolve", "select"]
 
 SUMMARY = "keep every token, read the most promising ones"
 SOURCE = "RocketKV stage 2, arXiv 2502.14051"
+PROMPT_EVICTION = "none"
+DECODE_SELECTION = "hybrid"
 OVERRIDES = (*SELECTION, *EVERY_POLICY)
 
 

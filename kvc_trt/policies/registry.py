@@ -23,6 +23,8 @@ class Method(Protocol):
 
     SUMMARY: str
     SOURCE: str
+    PROMPT_EVICTION: str
+    DECODE_SELECTION: str
     OVERRIDES: tuple[str, ...]
 
     def resolve(self, request: Request) -> PolicyParameters:
@@ -54,8 +56,8 @@ class _Entry(NamedTuple):
 _POLICIES = {
     "full": _Entry(full),
     "rocketkv": _Entry(rocketkv),
-    "rocketkv-v1": _Entry(rocketkv, "even split, as the paper's first version", split="even"),
-    "rocketkv-v2": _Entry(rocketkv, "adaptive split, kernel 63, as released", split="adaptive", pool_kernel=63),
+    "rocketkv-v1": _Entry(rocketkv, "rocketkv with the even split of the paper's first version", split="even"),
+    "rocketkv-v2": _Entry(rocketkv, "rocketkv with pool kernel 63, as released", split="adaptive", pool_kernel=63),
     "snapkv++": _Entry(snapkv_plus_plus),
     "hybrid": _Entry(hybrid),
     "snapkv-gqa": _Entry(snapkv_gqa),
@@ -68,7 +70,10 @@ class Description(NamedTuple):
     name: str
     summary: str
     source: str
-    overrides: tuple[str, ...] = ()
+    prompt_eviction: str
+    decode_selection: str
+    overrides: tuple[str, ...]
+    """What a user may fix by hand."""
 
 
 def resolve(
@@ -107,18 +112,18 @@ def method(parameters: PolicyParameters) -> Method:
     return _entry(parameters.policy).method
 
 
-def available() -> list[Description]:
-    """Every policy in the order a user should read them."""
+def available() -> list[tuple[str, str, str]]:
+    """(name, one line, source) of every policy, in the order a user should read them."""
+    return [(one.name, one.summary, one.source) for one in describe()]
+
+
+def describe() -> list[Description]:
+    """Every policy with its composition, in the order a user should read them."""
+    table = [(name, entry.note, entry.method) for name, entry in _POLICIES.items()]
     return [
-        Description(name, entry.note or entry.method.SUMMARY, entry.method.SOURCE, entry.method.OVERRIDES)
-        for name, entry in _POLICIES.items()
+        Description(name, note or m.SUMMARY, m.SOURCE, m.PROMPT_EVICTION, m.DECODE_SELECTION, m.OVERRIDES)
+        for name, note, m in table
     ]
-
-
-def describe(policy: str) -> Description:
-    """One policy by name; InputError with the nearest name if there is none."""
-    _entry(policy)
-    return next(description for description in available() if description.name == policy)
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:

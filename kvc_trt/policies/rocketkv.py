@@ -21,6 +21,8 @@ __all__ = ["compact", "resolve", "select"]
 
 SUMMARY = "evict prompt tokens once, then read the most promising of the rest"
 SOURCE = "RocketKV, arXiv 2502.14051"
+PROMPT_EVICTION = "snapkv++"
+DECODE_SELECTION = "hybrid"
 OVERRIDES = (*EVICTION, *SELECTION, *EVERY_POLICY)
 
 

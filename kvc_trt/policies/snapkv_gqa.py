@@ -18,6 +18,8 @@ __all__ = ["compact", "resolve", "select"]
 
 SUMMARY = "baseline: keep the budget's worth of prompt tokens, then attend densely"
 SOURCE = "SnapKV, arXiv 2404.14469"
+PROMPT_EVICTION = "snapkv++"
+DECODE_SELECTION = "dense"
 OVERRIDES = (*EVICTION, *EVERY_POLICY)
 POOL_KERNEL = 7
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "evict prompt tokens once, then attend densely to the rest"
 SOURCE = "RocketKV stage 1, arXiv 2502.14051"
+PROMPT_EVICTION = "snapkv++"
+DECODE_SELECTION = "dense"
 OVERRIDES = (*EVICTION, *EVERY_POLICY)
 
 
