@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -49,7 +50,7 @@ def test_reads_what_is_there(written):
     np.testing.assert_array_equal(file.read("b").astype(np.float32), np.arange(4))
     np.testing.assert_array_equal(file.read_rows("a", 1, 2), [[3, 4, 5]])
     assert file.read_rows("a", 2, 2).shape == (0, 3)
-    with pytest.raises(ValueError, match="rows 1..3"):
+    with pytest.raises(ValueError, match=r"rows 1\.\.3"):
         file.read_rows("a", 1, 3)
 
 
@@ -170,7 +171,5 @@ def test_a_mutated_file_is_refused_or_read_as_the_library_reads_it(written, chan
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_refused_or_read(written, content):
     for blob in (content, raw(content)):
-        try:
+        with contextlib.suppress(InputError):
             SafetensorsFile(written(blob)).names()
-        except InputError:
-            pass

@@ -67,7 +67,7 @@ def test_a_transposed_array_is_written_in_its_own_order(tmp_path):
     ],
 )
 def test_a_tensor_that_differs_from_its_plan_is_an_error(tmp_path, made):
-    with pytest.raises(ValueError, match="planned|made"):
+    with pytest.raises(ValueError, match=r"planned|made"):
         write_safetensors(tmp_path / "x", [TensorPlan("x", "float32", (2, 4), lambda: made)])
 
 

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from kvc_trt.errors import InputError
+from kvc_trt.models import check_length, presets
+from kvc_trt.models.checkpoint import Checkpoint
+from kvc_trt.models.presets import build_configs_directory, list_presets, load_preset
+from kvc_trt.models.weights import check_weights, count_parameters
+
+
+def test_the_models_of_the_paper_and_the_others_are_there():
+    assert list_presets() == [
+        "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k", "mistral-7b-v0.1", "mistral-7b-v0.2", "qwen2.5-7b",
+        "qwen3-8b", "retrieval-tiny",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "layers", "heads", "groups"),
+    [
+        ("llama3.1-8b", 8.03, 32, 32, 8),
+        ("llama3.1-70b", 70.55, 80, 64, 8),
+        ("longchat-7b-v1.5-32k", 6.74, 32, 32, 32),
+        ("mistral-7b-v0.1", 7.24, 32, 32, 8),
+        ("mistral-7b-v0.2", 7.24, 32, 32, 8),
+        ("qwen2.5-7b", 7.62, 28, 28, 4),
+        ("qwen3-8b", 8.19, 36, 32, 8),
+    ],
+)
+def test_architectures_have_their_published_sizes(name, billions, layers, heads, groups):
+    config = load_preset(name).config
+    assert count_parameters(config) / 1e9 == pytest.approx(billions, abs=0.005)
+    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (layers, heads, groups)
+    assert config.head_size == 128
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_every_preset_is_usable_as_it_stands(name):
+    preset = load_preset(name)
+    longest = preset.defaults["max_input_len"] + preset.defaults["max_output_len"]
+    check_length(preset.config, longest, preset.defaults["max_output_len"])
+    assert preset.revision is None  # no commit was verified, so none is invented
+    assert (preset.hugging_face_id is None) == (preset.checkpoint is not None)
+    assert preset.description
+    assert preset.config.eos_token_ids
+
+
+def test_what_sets_single_models_apart():
+    assert load_preset("longchat-7b-v1.5-32k").defaults["skip_layers"] == 2
+    assert load_preset("mistral-7b-v0.1").config.sliding_window == 4096
+    assert load_preset("mistral-7b-v0.2").config.sliding_window is None
+    assert load_preset("qwen2.5-7b").config.qkv_bias
+    assert load_preset("qwen3-8b").config.qk_norm
+    tiny = load_preset("retrieval-tiny").defaults
+    assert (tiny["pool_kernel"], tiny["token_budget"], tiny["max_output_len"]) == (7, 64, 64)
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    with pytest.raises(InputError, match=r"did you mean 'llama3.1-8b'") as caught:
+        load_preset("Llama3.1-8B")
+    assert "kvc-trt models" in (caught.value.hint or "")
+    with pytest.raises(InputError, match="unknown model '../x'"):
+        load_preset("../x")
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch):
+    """load_preset on a copy of retrieval-tiny's file with a change."""
+
+    def load(change):
+        content = yaml.safe_load((build_configs_directory() / "models" / "retrieval-tiny.yaml").read_text())
+        change(content)
+        (tmp_path / "models").mkdir()
+        (tmp_path / "models" / "edited.yaml").write_text(yaml.safe_dump(content))
+        monkeypatch.setattr(presets, "build_configs_directory", lambda: tmp_path)
+        return load_preset("edited")
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.update(huging_face_id="x"), "did you mean 'hugging_face_id'"),
+        (lambda c: c["defaults"].update(pool_kernal=7), "did you mean 'pool_kernel'"),
+        (lambda c: c["defaults"].update(token_budget=-1), "token_budget"),
+        (lambda c: c["architecture"].update(hidden_size=-1), "hidden_size"),
+        (lambda c: c.pop("architecture"), "architecture"),
+        (lambda c: c.update(checkpoint="../elsewhere"), "checkpoint"),
+        (lambda c: c.update(revision="main"), "40 hexadecimal"),
+    ],
+)
+def test_a_wrong_file_is_refused(edited, change, words):
+    with pytest.raises(InputError, match=words):
+        edited(change)
+
+
+def test_the_packaged_copy_wins_where_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(presets, "_PACKAGE", tmp_path / "kvc_trt")
+    assert build_configs_directory() == tmp_path / "build_configs"
+    (tmp_path / "kvc_trt" / "build_configs").mkdir(parents=True)
+    assert build_configs_directory() == tmp_path / "kvc_trt" / "build_configs"
+
+
+def test_the_shipped_checkpoint_is_the_presets_model():
+    preset = load_preset("retrieval-tiny")
+    assert preset.checkpoint is not None
+    checkpoint = Checkpoint(preset.checkpoint)
+    assert checkpoint.config == preset.config
+    check_weights(checkpoint.config, checkpoint)
+    assert checkpoint.tokenizer_path is not None
+    assert (preset.checkpoint / "model.safetensors").stat().st_size <= 3_000_000

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvc_trt.errors import InputError
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.presets import list_presets, load_preset
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+VARIANTS = [
+    {},
+    {"attention_bias": True, "tie_word_embeddings": True, "torch_dtype": "bfloat16"},
+    {"architectures": ["MistralForCausalLM"], "sliding_window": 128},
+    {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+    {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32},
+    {"architectures": ["Qwen3ForCausalLM"], "head_dim": 64, "attention_bias": True},
+    {"rope_scaling": {"type": "linear", "factor": 2.5}, "eos_token_id": [3, 4], "bos_token_id": None},
+    {"rope_scaling": LLAMA3, "rope_theta": 500000.0, "eos_token_id": None},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_written_reads_back_through_json(tiny_config, variant):
+    config = tiny_config(**variant)
+    written = json.loads(json.dumps(config.to_pretrained_config()))
+    assert ModelConfig.from_pretrained_config(written, "engine") == config
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_every_preset_reads_back(name):
+    config = load_preset(name).config
+    assert ModelConfig.from_pretrained_config(config.to_pretrained_config(), "engine") == config
+
+
+def test_field_names_are_those_of_tensorrt_llm(tiny_config):
+    written = tiny_config().to_pretrained_config()
+    assert written["head_size"] == 16
+    assert written["norm_epsilon"] == 1e-5
+    assert written["position_embedding_type"] == "rope_gpt_neox"
+    assert written["mapping"] == {"world_size": 1, "tp_size": 1, "pp_size": 1}
+    assert set(written) >= {"architecture", "rotary_base", "rotary_scaling", "quantization", "hidden_act", "dtype"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("head_size", 15, "head_size"),
+        ("norm_epsilon", -1, "norm_epsilon"),
+        ("norm_epsilon", None, "'norm_epsilon' is missing"),
+        ("rotary_base", "big", "rotary_base"),
+        ("architecture", "GPT", "architecture"),
+        ("architecture", None, "'architecture' is missing"),
+        ("architecture", ["LlamaForCausalLM"], "architecture"),
+        ("qk_norm", True, "qk_norm is True, expected False for LlamaForCausalLM"),
+        ("qkv_bias", True, "qkv_bias"),
+        ("output_bias", 1, "output_bias"),
+        ("sliding_window", 64, "sliding_window"),
+        ("tie_word_embeddings", None, "tie_word_embeddings"),
+        ("eos_token_ids", [99], "eos_token_ids"),
+        ("rotary_scaling", {"rope_type": "yarn"}, "rope_type"),
+    ],
+)
+def test_an_edited_file_is_refused_in_its_own_words(tiny_config, field, value, words):
+    written = tiny_config().to_pretrained_config() | {field: value}
+    with pytest.raises(InputError, match=words):
+        ModelConfig.from_pretrained_config(written, "engine")
+
+
+@pytest.mark.parametrize("value", [None, [], "text", 3])
+def test_something_else_is_refused(value):
+    with pytest.raises(InputError, match="engine"):
+        ModelConfig.from_pretrained_config(value, "engine")
