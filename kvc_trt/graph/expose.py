@@ -15,12 +15,19 @@ def index_lists(model: ModelProto) -> list[str]:
 
 
 def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
-    """A copy of `model` that also returns the INT32 lists `indices.L` / `selected.L`; the model stays as it is."""
+    """A copy of `model` that also returns the lists `indices.L` / `selected.L`, or other values that its nodes produce.
+
+    The model stays as it is. ValueError for a name that no node produces.
+    """
     copy = ModelProto()
     copy.CopyFrom(model)
-    known = set(index_lists(model))
+    produced = {name for node in model.graph.node for name in node.output}
     for name in names:
-        if name not in known:
-            raise ValueError(f"{name}: not an index list of this graph; it has {', '.join(sorted(known)) or 'none'}")
-        copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT32, ["batch", None, None]))
+        if name not in produced:
+            known = ", ".join(sorted(index_lists(model))) or "none"
+            raise ValueError(f"{name}: no node of this graph produces it; its index lists: {known}")
+        if name.startswith(_INDEX_LISTS):
+            copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.INT32, ["batch", None, None]))
+        else:
+            copy.graph.output.append(helper.make_empty_tensor_value_info(name))
     return copy

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, split_by_graph
 from kvc_trt.backends.onnxruntime.program import Graph, Program, engine_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import Limits, Prefilled
@@ -33,7 +33,8 @@ class OnnxRuntimeExecutor:
     """The `Executor` of one engine, or of a `Program` derived from one. Each graph is loaded when it is first needed.
 
     `threads` None takes ONNX Runtime's default (all cores). `profile` is a directory for ONNX Runtime's own profile.
-    `expose` names index lists (`indices.{layer}` of prefill, `selected.{layer}` of decode) that `exposed` then gives.
+    `expose` names internal values that `exposed` then gives: index lists (`indices.{layer}` of prefill,
+    `selected.{layer}` of decode), or any other value of either graph.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class OnnxRuntimeExecutor:
         self._threads = threads
         self._profile = profile
         self._quantised = GraphWeights(program.weights_path).bits is not None
-        self._expose_prefill = sorted(name for name in expose if name.startswith("indices."))
-        self._expose_decode = sorted(set(expose).difference(self._expose_prefill))
+        self._expose_prefill, self._expose_decode = split_by_graph(expose, program.prefill, program.decode)
         self._exposed: dict[str, NDArray[Any]] = {}
         self._buffers: dict[str, NDArray[Any]] = {}
         self._runs = 0
@@ -165,7 +165,7 @@ class OnnxRuntimeExecutor:
         return self._logits[:rows]
 
     def exposed(self, name: str) -> NDArray[Any]:
-        """An exposed index list of the latest run of its graph, INT32 [B,G,width]."""
+        """An exposed value of the latest run of its graph; index lists are INT32 [B,G,width]."""
         return self._exposed[name]
 
     def end_profiling(self) -> dict[str, Path]:

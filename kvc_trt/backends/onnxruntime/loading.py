@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ def load_graph(
 ) -> InferenceSession:
     """An inference session of one graph, from a file or built in memory.
 
-    `expose` names index lists to give out as well: of an in-memory copy, a file stays as it is.
+    `expose` names internal values to give out as well: of an in-memory copy, a file stays as it is.
     Raises UnsupportedEnvironment where this ONNX Runtime cannot load the graph.
     """
     import onnxruntime
@@ -88,3 +88,14 @@ def read_graph(graph: Graph) -> ModelProto:
     import onnx
 
     return onnx.load(graph, load_external_data=False) if isinstance(graph, Path) else graph()
+
+
+def split_by_graph(names: Collection[str], *graphs: Graph) -> list[list[str]]:
+    """For each graph the names it produces, sorted; ValueError for a name that none does."""
+    if not names:
+        return [[] for _ in graphs]
+    produced = [{name for node in read_graph(graph).graph.node for name in node.output} for graph in graphs]
+    for name in names:
+        if not any(name in values for values in produced):
+            raise ValueError(f"no graph of the engine produces the value {name!r}")
+    return [sorted(values.intersection(names)) for values in produced]
