@@ -27,6 +27,8 @@ class IndexComparison:
     compared: int = 0
     near_ties: int = 0
     swapped_tokens: int = 0
+    upwards: int = 0
+    """Near-ties in which a higher index stands in place of a lower one: broken ties, if the scores were built to tie."""
     wrong: tuple[str, ...] = ()
 
     def __add__(self, other: IndexComparison) -> IndexComparison:
@@ -34,6 +36,7 @@ class IndexComparison:
             self.compared + other.compared,
             self.near_ties + other.near_ties,
             self.swapped_tokens + other.swapped_tokens,
+            self.upwards + other.upwards,
             self.wrong + other.wrong,
         )
 
@@ -119,9 +122,13 @@ def _compare(
         if problem is not None:
             result += IndexComparison(1, wrong=(f"row {row}, KV head {head}: {problem}",))
         else:
-            swapped = 0 if found is None else found.extra.size
-            result += IndexComparison(1, near_ties=int(swapped > 0), swapped_tokens=swapped)
+            result += IndexComparison(1) if found is None else _admitted(found)
     return result
+
+
+def _admitted(found: _Difference) -> IndexComparison:
+    upwards = int(found.extra.max() > found.missing.min())
+    return IndexComparison(1, near_ties=1, swapped_tokens=found.extra.size, upwards=upwards)
 
 
 def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> tuple[_Difference | None, str | None]:

@@ -1,0 +1,125 @@
+"""Inputs for single operators at an engine's own constants: random ones, and ones built so that scores tie exactly.
+
+On the tying ones a higher index in place of a lower one is wrong even if rounding explains it: equal columns of the
+executor's matrix products give equal scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.graph import PROMPT_BLOCK
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.policies import PolicyParameters
+
+Float = NDArray[np.floating]
+Int64 = NDArray[np.int64]
+
+_LONGEST_PROMPT, _MOST_SLOTS = 4096, 4096
+"""Where nothing depends on it, little enough for a quick check of a 128K engine."""
+
+
+@dataclass(frozen=True)
+class PromptCase:
+    """Inputs of KvcCompact: q_window [B,H,W,D], k and v [B,G,S,D], prompt_lengths [B]."""
+
+    name: str
+    ties: bool
+    q_window: Float
+    k: Float
+    v: Float
+    prompt_lengths: Int64
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """Inputs of one decode step: query [B,H,D], k_new and v_new [B,G,D], caches [B,G,C,D]; lengths before the append."""
+
+    name: str
+    ties: bool
+    query: Float
+    k_new: Float
+    v_new: Float
+    k_cache: Float
+    v_cache: Float
+    cache_lengths: Int64
+
+
+def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[PromptCase]:
+    """Prompts around every border of the rule: shorter than the window, at the budget, one over it, and long."""
+    budget, evicts = parameters.prompt_budget, parameters.prompt_eviction != "none"
+    longest = min(parameters.max_input_len, max(_LONGEST_PROMPT, 2 * budget if evicts else 0))
+    lengths = sorted({max(1, parameters.window // 3), min(budget, longest), min(budget + 1, longest), longest})
+    slots = -(-longest // PROMPT_BLOCK) * PROMPT_BLOCK
+    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+    shape = (len(lengths), groups, slots, size)
+    for name in ("random", "repeated keys", "equal keys"):
+        rng = np.random.default_rng([seed, len(name)])
+        q_window = _normal(rng, (len(lengths), heads, parameters.window, size))
+        values = _normal(rng, shape)
+        if name == "random":
+            keys = _normal(rng, shape)
+        elif name == "equal keys":
+            keys = np.broadcast_to(_normal(rng, (1, groups, 1, size)), shape)
+        else:
+            keys = _repeated(rng, shape, run=1, distinct=max(2, longest // 7))
+        typed = (np.ascontiguousarray(array, dtype) for array in (q_window, keys, values))
+        yield PromptCase(name, name != "random", *typed, np.array(lengths, np.int64))
+
+
+def step_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[StepCase]:
+    """Steps at every border: rows that just fit, one over, a page boundary, and the last free slot."""
+    capacity = slots_for(parameters)
+    limit = min(parameters.dense_limit, capacity)
+    over = sorted({min(limit + 1, capacity), min(limit + parameters.page_size + 1, capacity), capacity})
+    mixed = sorted({max(1, parameters.page_size - 1), limit, *over})
+    kinds = {"random": mixed, "all rows fit": [1, max(1, limit // 2), limit]}
+    if limit < capacity:
+        kinds |= {"opposed heads": over, "repeated pages": over, "zero query": over}
+    for name, lengths in kinds.items():
+        yield _step_case(name, config, parameters, dtype, seed, np.array(lengths, np.int64))
+
+
+def _step_case(
+    name: str, config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int, lengths: Int64
+) -> StepCase:
+    rng = np.random.default_rng([seed, len(name)])
+    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+    batch, shape = len(lengths), (len(lengths), groups, slots_for(parameters), size)
+    query = _normal(rng, (batch, heads, size))
+    keys, values = _normal(rng, shape), _normal(rng, shape)
+    if name == "zero query":
+        query[:] = 0
+    elif name == "opposed heads":
+        query *= np.where(np.arange(heads) % 2, -1, 1)[:, None]
+    elif name == "repeated pages":
+        pages = -(-shape[2] // parameters.page_size)
+        keys = _repeated(rng, shape, run=parameters.page_size, distinct=max(2, pages // 5))
+    empty = np.arange(shape[2]) >= (lengths - 1)[:, None]
+    for cache in (keys, values):
+        cache[np.broadcast_to(empty[:, None, :], shape[:3])] = 0
+    k_new, v_new = _normal(rng, (batch, groups, size)), _normal(rng, (batch, groups, size))
+    typed = (np.ascontiguousarray(array, dtype) for array in (query, k_new, v_new, keys, values))
+    return StepCase(name, name in ("zero query", "repeated pages"), *typed, lengths - 1)
+
+
+def slots_for(parameters: PolicyParameters) -> int:
+    """Cache slots to test with: the engine's own, or enough of them to reach every branch."""
+    return min(parameters.capacity, max(_MOST_SLOTS, 2 * min(parameters.dense_limit, parameters.capacity)))
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Float:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def _repeated(rng: np.random.Generator, shape: tuple[int, ...], *, run: int, distinct: int) -> Float:
+    """Keys of which whole runs of `run` slots are copies of one of `distinct` runs."""
+    batch, groups, slots, size = shape
+    runs = _normal(rng, (batch, groups, distinct, run, size))
+    picks = rng.integers(distinct, size=(batch, groups, -(-slots // run)))
+    chosen = np.take_along_axis(runs, picks[:, :, :, None, None], axis=2)
+    return chosen.reshape(batch, groups, -1, size)[:, :, :slots].copy()

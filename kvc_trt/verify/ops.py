@@ -1,0 +1,236 @@
+"""Rung 1: every kvc operator of the engine against the normative reference, on inputs at the engine's own constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvc_trt import policies, reference
+from kvc_trt.graph.state import LOWEST
+from kvc_trt.verify.inputs import PromptCase, StepCase, prompt_cases, step_cases
+from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
+from kvc_trt.verify.report import Check, at_most
+from kvc_trt.verify.single_op import Array, SingleOp, maximum_error, single_ops
+from kvc_trt.verify.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
+    from kvc_trt.policies import PolicyParameters
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one operator did: index lists judged, and errors relative to the largest reference value."""
+
+    indices: IndexComparison = IndexComparison()
+    value_error: float = 0.0
+    copy_error: float = 0.0
+    """Error of what is merely moved (caches, bounds, lengths); nothing but 0 is right."""
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.indices + other.indices,
+            _larger(self.value_error, other.value_error),
+            _larger(self.copy_error, other.copy_error),
+        )
+
+
+def check_operators(engine: Engine, thresholds: Thresholds, *, seed: int = 0) -> tuple[list[Check], IndexComparison]:
+    """Run each operator of both graphs alone; returns the checks and what was compared and admitted."""
+    dtype = engine.state[0].dtype
+    checks: list[Check] = []
+    admitted = IndexComparison()
+    for graph in (engine.prefill_path, engine.decode_path):
+        for operator in single_ops(graph, dtype):
+            cases = _cases(engine, operator, dtype, seed)
+            if not cases:
+                continue
+            outcome = Outcome()
+            for case in cases:
+                outcome += run_case(operator, case, engine.parameters)
+            checks += _checks(operator, [case.name for case in cases], outcome, thresholds)
+            admitted += outcome.indices
+    return checks, admitted
+
+
+def run_case(operator: SingleOp, case: PromptCase | StepCase | Array, parameters: PolicyParameters) -> Outcome:
+    """One operator on one case."""
+    if isinstance(case, PromptCase):
+        return _strict(case, _run_compact(operator, case, parameters))
+    if isinstance(case, StepCase):
+        run = _run_hybrid if operator.name == "KvcHybridAttention" else _run_dense
+        return _strict(case, run(operator, case, parameters))
+    return _run_prefill_attention(operator, case)
+
+
+def _cases(engine: Engine, operator: SingleOp, dtype: str, seed: int) -> list[PromptCase] | list[StepCase]:
+    if operator.name == "KvcCompact":
+        return list(prompt_cases(engine.model, engine.parameters, dtype, seed))
+    if operator.name in ("KvcHybridAttention", "KvcDenseAttention"):
+        return list(step_cases(engine.model, engine.parameters, dtype, seed))
+    return []
+
+
+def _checks(operator: SingleOp, cases: list[str], outcome: Outcome, thresholds: Thresholds) -> list[Check]:
+    where = f"{operator.nodes} nodes; {', '.join(cases)}"
+    checks = []
+    if outcome.indices.compared:
+        checks.append(index_check(f"{operator.name} indices", outcome.indices, where))
+    if operator.name != "KvcCompact":
+        checks.append(at_most(f"{operator.name} values", where, outcome.value_error, thresholds.value_error))
+    checks.append(at_most(f"{operator.name} caches", where, outcome.copy_error, 0.0))
+    return checks
+
+
+def index_check(name: str, found: IndexComparison, where: str = "") -> Check:
+    """The verdict on index lists: none may be wrong; near-ties are counted beside."""
+    ties = f"{found.near_ties} near-ties" if found.near_ties else ""
+    detail = "; ".join([*found.wrong[:1], *([ties] if ties else []), *([where] if where else [])])
+    return at_most(name, f"{found.compared} lists", len(found.wrong), 0, detail)
+
+
+def _strict(case: PromptCase | StepCase, outcome: Outcome) -> Outcome:
+    """Where equal columns score, a higher index in place of a lower one is a broken tie, not rounding."""
+    found = outcome.indices
+    if not case.ties or not found.upwards:
+        return outcome
+    broken = f"{case.name}: {found.upwards} lists take a higher index where scores tie exactly"
+    return replace(outcome, indices=replace(found, wrong=(*found.wrong, broken)))
+
+
+def _run_compact(operator: SingleOp, case: PromptCase, parameters: PolicyParameters) -> Outcome:
+    k_cache, v_cache, bounds, cache_lengths, indices = operator.run(
+        q_window=case.q_window, k=case.k, v=case.v, prompt_lengths=case.prompt_lengths
+    )
+    expected = policies.method(parameters).compact(
+        _float32(case.q_window), _float32(case.k), _float32(case.v), torch.from_numpy(case.prompt_lengths), parameters
+    )
+    compared = compare_compaction(
+        case.q_window,
+        case.k,
+        case.prompt_lengths,
+        expected.indices.numpy(),
+        indices,
+        pool_kernel=parameters.pool_kernel,
+    )
+    copied = [
+        _exact(cache_lengths, expected.lengths.numpy()),
+        *(_exact(cache, _gathered(source, indices)) for cache, source in ((k_cache, case.k), (v_cache, case.v))),
+    ]
+    if parameters.decode_selection == "hybrid":
+        copied.append(_exact(bounds, page_bounds(k_cache, cache_lengths, parameters.page_size)))
+    return Outcome(compared, copy_error=max(copied))
+
+
+def _run_hybrid(operator: SingleOp, case: StepCase, parameters: PolicyParameters) -> Outcome:
+    keys, values, lengths = _appended(case)
+    bounds_before = page_bounds(case.k_cache, case.cache_lengths, parameters.page_size)
+    output, k_cache, v_cache, bounds, selected = operator.run(
+        query=case.query,
+        k_new=case.k_new,
+        v_new=case.v_new,
+        k_cache=case.k_cache,
+        v_cache=case.v_cache,
+        bounds=bounds_before,
+        cache_lengths=case.cache_lengths,
+    )
+    compared, error = compare_step(case.query, keys, values, lengths, output, selected, parameters)
+    copied = [
+        _exact(k_cache, keys),
+        _exact(v_cache, values),
+        _exact(bounds, page_bounds(keys, lengths, parameters.page_size)),
+    ]
+    return Outcome(compared, error, max(copied))
+
+
+def compare_step(
+    query: Array, keys: Array, values: Array, lengths: Array, output: Array, selected: Array,
+    parameters: PolicyParameters,
+) -> tuple[IndexComparison, float]:  # fmt: skip
+    """One hybrid step against the reference on the same inputs: keys, values, lengths hold the current token."""
+    q, k, v, m = _float32(query), _float32(keys), _float32(values), torch.from_numpy(lengths)
+    low, high = reference.page_bounds(k, m, parameters.page_size)
+    wanted, expected = policies.method(parameters).select(q, k, v, m, low, high, parameters)
+    assert expected is not None
+    compared = compare_selection(
+        query, keys, lengths, expected.numpy(), selected, page_size=parameters.page_size, top_r=parameters.top_r
+    )
+    if compared.near_ties or compared.wrong:
+        wanted = attend_selected(q, k, v, torch.from_numpy(np.ascontiguousarray(selected)))
+    return compared, maximum_error(output, wanted.numpy())
+
+
+def attend_selected(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor
+) -> torch.Tensor:
+    """Exact attention over given tokens: query [B,H,D], caches [B,G,C,D], selected [B,G,k] (-1 for none) -> [B,H,D]."""
+    batch, groups = keys.shape[:2]
+    grouped = query.reshape(batch, groups, -1, query.shape[-1])
+    output = torch.empty_like(grouped)
+    for row in range(batch):
+        for head in range(groups):
+            index = selected[row, head][selected[row, head] >= 0].long().clamp(max=keys.shape[2] - 1)
+            output[row, head] = reference.dense_attention(
+                grouped[None, row, head],
+                keys[None, row, head, None, index].reshape(1, 1, -1, keys.shape[-1]),
+                values[None, row, head, None, index].reshape(1, 1, -1, keys.shape[-1]),
+                torch.tensor([len(index)]),
+            )[0]
+    return output.reshape(query.shape)
+
+
+def _run_dense(operator: SingleOp, case: StepCase, parameters: PolicyParameters) -> Outcome:
+    keys, values, lengths = _appended(case)
+    output, k_cache, v_cache = operator.run(
+        query=case.query,
+        k_new=case.k_new,
+        v_new=case.v_new,
+        k_cache=case.k_cache,
+        v_cache=case.v_cache,
+        cache_lengths=case.cache_lengths,
+    )
+    expected = reference.dense_attention(
+        _float32(case.query), _float32(keys), _float32(values), torch.from_numpy(lengths)
+    )
+    copied = max(_exact(k_cache, keys), _exact(v_cache, values))
+    return Outcome(value_error=maximum_error(output, expected.numpy()), copy_error=copied)
+
+
+def _appended(case: StepCase) -> tuple[Array, Array, Array]:
+    keys, values = case.k_cache.copy(), case.v_cache.copy()
+    rows = np.arange(len(case.cache_lengths))
+    keys[rows, :, case.cache_lengths], values[rows, :, case.cache_lengths] = case.k_new, case.v_new
+    return keys, values, case.cache_lengths + 1
+
+
+def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
+    """Bounds as executors keep them, [B,G,2D,P]: maxima of K and of -K, the lowest finite value on empty pages."""
+    low, high = reference.page_bounds(_float32(keys), torch.from_numpy(np.ascontiguousarray(lengths)), page_size)
+    both = torch.cat([high, -low], dim=-1).transpose(2, 3).numpy()
+    lowest = LOWEST[str(keys.dtype)]
+    return np.where(np.isfinite(both), both, lowest).astype(keys.dtype)
+
+
+def _gathered(source: Array, indices: Array) -> Array:
+    """Rows of `source` [B,G,S,D] at `indices` [B,G,C], zeros where an index is -1."""
+    picked = np.take_along_axis(source, np.clip(indices, 0, source.shape[2] - 1)[..., None].astype(np.int64), axis=2)
+    return np.where(indices[..., None] >= 0, picked, 0).astype(source.dtype)
+
+
+def _exact(found: Array, expected: Array) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    return float(difference.max()) if difference.size else 0.0
+
+
+def _float32(array: Array) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _larger(one: float, other: float) -> float:
+    """The maximum, NaN winning: a NaN must not hide."""
+    return one if not one <= other else other

@@ -1,0 +1,84 @@
+"""Small engines with random weights, honest ones and mutated ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from kvc_trt import policies
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine import Engine
+from kvc_trt.graph.build import build_decode, build_prefill
+from kvc_trt.graph.state import state_tensors
+from kvc_trt.graph.weights import GraphWeights, write_weights
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.policies import PolicyParameters
+
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    dtype="float32",
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_size=16,
+    norm_epsilon=1e-5,
+    rotary_base=10000.0,
+    rotary_scaling=None,
+    max_position_embeddings=4096,
+    tie_word_embeddings=False,
+    qkv_bias=False,
+    output_bias=False,
+    qk_norm=False,
+    sliding_window=None,
+    bos_token_id=None,
+    eos_token_ids=(),
+)
+
+
+def parameters_for(policy: str = "rocketkv", **changes: Any) -> PolicyParameters:
+    settings: dict[str, Any] = {"token_budget": 32, "max_input_len": 256, "max_output_len": 32}
+    if policy in ("rocketkv", "snapkv++"):
+        settings |= {"window": 16, "pool_kernel": 7}
+    return policies.resolve(policy, model=MODEL, **{**settings, **changes})
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path) -> Callable[..., Engine]:
+    """`make_engine(claimed, built=None, edit=None)`: an engine that claims `claimed`; its graphs follow `built`.
+
+    `edit(name, model)` may change the prefill and decode graphs before they are saved.
+    """
+
+    def make(
+        claimed: PolicyParameters,
+        built: PolicyParameters | None = None,
+        edit: Callable[[str, onnx.ModelProto], None] | None = None,
+        model: ModelConfig = MODEL,
+        weights: str = "fp32",
+    ) -> Engine:
+        path = tmp_path / "engine"
+        path.mkdir(exist_ok=True)
+        length = claimed.max_sequence_len
+        write_weights(model, RandomWeights(model, 0), path / "weights.safetensors", weights=weights, length=length)
+        stored = GraphWeights(path / "weights.safetensors")
+        graphs = {"prefill": build_prefill, "decode": build_decode}
+        for name, build in graphs.items():
+            graph = build(model, built or claimed, weights=stored)
+            if edit is not None:
+                edit(name, graph)
+            onnx.save(graph, path / f"{name}.onnx")
+        state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, claimed, stored.dtype)]
+        settings = {"model": "test", "policy": claimed.policy, "backend": "onnxruntime", "weights": weights}
+        config = {"build_config": {"kvc_trt": settings}, "kv_compression": {"state": state}}
+        return Engine(path, config, {}, {}, model, claimed, BuildConfig(**settings))
+
+    return make
