@@ -6,7 +6,6 @@ them, are attended exactly. A row that fits the token budget is attended densely
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -89,8 +88,8 @@ def row_scores(
     high = page_max[:, :pages].gather(2, pick.expand(-1, pages, -1))
     rising = grouped.sum(dim=1).gather(1, chosen)[:, None] > 0  # a sum of exactly 0 takes the minimum
     products = q[:, :, None] * torch.where(rising, high, low)[:, None]
-    coverage = q.abs().sum(dim=-1) / grouped.abs().sum(dim=-1)
-    temperature = math.sqrt(size) * torch.where(coverage > 0, coverage, 1.0).sqrt()
+    part, whole = q.abs().sum(dim=-1), grouped.abs().sum(dim=-1)
+    temperature = (size * torch.where(part == 0, 1.0, part / whole)).sqrt()
     by_page = products.sum(dim=-1) / temperature[..., None]
     by_token = by_page.repeat_interleave(page_size, dim=-1)[..., :length]
     return StepScores(
