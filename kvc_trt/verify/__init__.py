@@ -1,0 +1,1 @@
+"""Is an engine right? From single operators up to whole tasks."""

@@ -1,0 +1,1 @@
+"""Evaluation tasks: pure generators of prompts and expected answers."""

@@ -1,0 +1,1 @@
+"""How the models that ship with kvc-trt were trained. Nothing in `kvc_trt` imports this."""

@@ -1,0 +1,1 @@
+"""`retrieval-tiny`: a small Llama that looks up key-value records in filler."""
