@@ -70,7 +70,7 @@ def checked_prompt_budget(request: Request, derived: int) -> int:
         raise InputError(
             f"the prompt budget is {budget} tokens (token budget {request.budget}, new {request.max_output_len}); "
             f"expected at least the observation window of {window}",
-            hint="raise --token-budget, or lower --max-output-len or --window",
+            hint="raise --token-budget, lower --max-output-len, or --set window=N",
         )
     return budget
 

@@ -88,16 +88,10 @@ class ReferenceDecoder:
         longest = min(input_ids.shape[1], self.parameters.max_input_len)
         rows = checks.lengths("prompt_lengths", prompt_lengths, input_ids.shape[0], 1, longest)
         hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(rows)]
-        layers = []
-        for index in range(self.config.num_hidden_layers):
-            weights = self._weights.layer(index)
-            padded = self._empty_prompt(rows)
-            for b, x in enumerate(hidden):
-                query, keys, values = self._project(weights, x, torch.arange(len(x)))
-                output = causal_attention(query.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1))
-                hidden[b] = self._finish(weights, x, output.transpose(0, 1))
-                self._keep(padded, b, query, keys, values)
-            layers.append(self._compact(index, *padded, prompt_lengths))
+        layers = [
+            self._prefill_layer(index, self._weights.layer(index), hidden, prompt_lengths)
+            for index in range(self.config.num_hidden_layers)
+        ]
         cache = ReferenceCache(layers, prompt_lengths.to(torch.int64).clone())
         return self._logits(torch.stack([x[-1] for x in hidden])), cache
 
@@ -109,14 +103,29 @@ class ReferenceDecoder:
             checks.lengths("cache.lengths", layer.lengths, len(tokens), 0, layer.capacity - 1)
         hidden = self._weights.embed(tokens)
         for index, layer in enumerate(cache.layers):
-            weights = self._weights.layer(index)
-            query, keys, values = self._project(weights, hidden, cache.positions)
-            state = layer.keys, layer.values, layer.page_min, layer.page_max, layer.lengths
-            bounds.append_in_place(*state, keys, values, page_size=self.parameters.page_size)
-            layer.lengths = layer.lengths + 1
-            hidden = self._finish(weights, hidden, self._select(index, query, layer))
+            hidden = self._decode_layer(index, self._weights.layer(index), hidden, cache.positions, layer)
         cache.positions = cache.positions + 1
         return self._logits(hidden)
+
+    def _prefill_layer(self, index: int, weights: Weights, hidden: list[Tensor], prompt_lengths: Tensor) -> LayerCache:
+        """Every row's residual stream [n,hidden] through one layer, in place in the list; what the layer stores."""
+        padded = self._empty_prompt([len(x) for x in hidden])
+        for b, x in enumerate(hidden):
+            query, keys, values = self._project(weights, x, torch.arange(len(x)))
+            output = causal_attention(query.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1))
+            hidden[b] = self._finish(weights, x, output.transpose(0, 1))
+            self._keep(padded, b, query, keys, values)
+        return self._compact(index, *padded, prompt_lengths)
+
+    def _decode_layer(
+        self, index: int, weights: Weights, hidden: Tensor, positions: Tensor, layer: LayerCache
+    ) -> Tensor:
+        """The residual stream [B,hidden] of one token per row through one layer, whose cache is advanced in place."""
+        query, keys, values = self._project(weights, hidden, positions)
+        state = layer.keys, layer.values, layer.page_min, layer.page_max, layer.lengths
+        bounds.append_in_place(*state, keys, values, page_size=self.parameters.page_size)
+        layer.lengths = layer.lengths + 1
+        return self._finish(weights, hidden, self._select(index, query, layer))
 
     def _project(self, weights: Weights, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [N,H,D], keys and values [N,G,D] of N tokens at their positions."""
