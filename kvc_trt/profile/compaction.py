@@ -1,0 +1,30 @@
+"""What compaction costs: the KvcCompact nodes of a prefill, in a session that records ONNX Runtime's own profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kvc_trt.profile.attribution import FunctionTime, function_times
+from kvc_trt.profile.subject import Subject, random_prompts
+
+OPERATOR = "KvcCompact"
+
+
+def time_compaction(subject: Subject, rows: int, context: int) -> FunctionTime | None:
+    """One prefill of `rows` prompts of `context` tokens: its length and its KvcCompact nodes, seconds.
+
+    None for an engine whose graph compacts nothing. Recording costs time, so only the share of the run is of use.
+    """
+    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+
+    engine, parameters = subject.engine, subject.parameters
+    if not any(parameters.is_compressed(layer) for layer in range(engine.model.num_hidden_layers)):
+        return None
+    prompts = random_prompts(rows, context, engine.model.vocab_size)
+    with TemporaryDirectory() as directory:
+        executor = OnnxRuntimeExecutor(engine, threads=subject.threads, profile=Path(directory))
+        profiled = Subject(subject.name, engine, executor, subject.threads)
+        profiled.prefill_seconds(prompts[:, :1])  # starts threads and allocates, outside of the run that counts
+        profiled.prefill_seconds(prompts)
+        return function_times(executor.end_profiling()["prefill"], OPERATOR)[-1]

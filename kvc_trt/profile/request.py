@@ -1,0 +1,49 @@
+"""What a profile measures: checked before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvc_trt.errors import InputError
+from kvc_trt.policies.parameters import PolicyParameters
+
+DEFAULT_POINTS = 5
+LEAST_DEFAULT_CONTEXT = 128
+DEFAULT_STEPS = 100
+DEFAULT_BATCHES = (1, 8)
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """One profile."""
+
+    contexts: tuple[int, ...]
+    """Prompt lengths, ascending, tokens."""
+    batches: tuple[int, ...]
+    steps: int
+    """Decode steps per row of the result and side."""
+    decode_seconds: float
+    """A row of the result ends earlier when its steps take longer than this for both sides together."""
+    prefills: int
+    """Timed prefills per row of the result and side."""
+    prefill_seconds: float
+    """Time to first token is left out where one prefill is expected to take longer."""
+    threads: int
+
+
+def default_contexts(parameters: PolicyParameters) -> tuple[int, ...]:
+    """The engine's longest prompt and its halves, down to 128 tokens."""
+    longest = parameters.max_input_len
+    halves = [longest >> shift for shift in range(DEFAULT_POINTS)]
+    return tuple(sorted({length for length in halves if length >= min(LEAST_DEFAULT_CONTEXT, longest)}))
+
+
+def check_contexts(contexts: tuple[int, ...], parameters: PolicyParameters) -> tuple[int, ...]:
+    """Return them ascending; InputError for one that the engine was not built for."""
+    for context in contexts:
+        if not 1 <= context <= parameters.max_input_len:
+            raise InputError(
+                f"--contexts {context}: this engine takes prompts of 1 to {parameters.max_input_len} tokens",
+                hint=f"build it with --max-input-len {context}" if context > 0 else None,
+            )
+    return tuple(sorted(set(contexts)))

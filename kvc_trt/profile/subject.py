@@ -1,0 +1,81 @@
+"""One side of a measurement, an engine or its dense twin, ready to be timed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.profile.synthetic import fill_caches
+from kvc_trt.profile.traffic import entries_cached
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+    from kvc_trt.engine import Engine
+    from kvc_trt.policies.parameters import PolicyParameters
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, and under which name it is reported (`engine`, `dense`)."""
+
+    name: str
+    engine: Engine
+    executor: OnnxRuntimeExecutor
+    threads: int
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """The constants its graphs were built with."""
+        return self.engine.parameters
+
+    def prefill_seconds(self, prompts: NDArray[np.int64]) -> float:
+        """One prefill of `prompts` [B, S] (all S tokens real), timed; its result is dropped."""
+        rows, length = prompts.shape
+        block = self.executor.limits.prompt_block
+        padded = np.zeros((rows, -(-length // block) * block), np.int64)
+        padded[:, :length] = prompts
+        lengths = np.full(rows, length, np.int64)
+        started = time.perf_counter()
+        self.executor.prefill(padded, lengths)
+        return time.perf_counter() - started
+
+
+def open_subject(name: str, engine: Engine, threads: int) -> Subject:
+    """An engine with an executor of its own; its graphs are loaded when they are first run."""
+    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+
+    return Subject(name, engine, OnnxRuntimeExecutor(engine, threads=threads), threads)
+
+
+class DecodeRun:
+    """Decode steps of `rows` rows whose prompts had `context` tokens; the caches were filled synthetically."""
+
+    def __init__(self, subject: Subject, rows: int, context: int) -> None:
+        self.subject = subject
+        self._context = context
+        self._tokens = np.zeros(rows, np.int64)
+        self._generated = 0
+        layers = subject.engine.model.num_hidden_layers
+        entries = [entries_cached(subject.parameters, layer, context) for layer in range(layers)]
+        self._lengths = np.tile(np.array(entries, np.int64)[:, None], (1, rows))
+        subject.executor.allocate(rows)
+        fill_caches(subject.executor.buffers, subject.engine.state, entries, subject.parameters.page_size)
+
+    def step_seconds(self) -> float:
+        """One step, timed. After max_output_len steps the rows start again behind their prompts."""
+        positions = np.full(len(self._tokens), self._context + self._generated, np.int64)
+        lengths = self._lengths + self._generated
+        started = time.perf_counter()
+        self.subject.executor.decode(self._tokens, positions, lengths)
+        seconds = time.perf_counter() - started
+        self._generated = (self._generated + 1) % self.subject.parameters.max_output_len
+        return seconds
+
+
+def random_prompts(rows: int, length: int, vocab_size: int, seed: int = 0) -> NDArray[np.int64]:
+    """Seeded token ids [rows, length]: what they say does not change how long a prefill takes."""
+    return np.random.default_rng(seed).integers(0, vocab_size, (rows, length), np.int64)
