@@ -142,11 +142,12 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = (
-    "architectures hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "vocab_size rms_norm_eps max_position_embeddings rope_theta rope_scaling rope_parameters torch_dtype dtype "
-    "eos_token_id bos_token_id sliding_window use_sliding_window attention_bias tie_word_embeddings hidden_act mlp_bias"
-).split()
+FIELDS = [
+    "architectures", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_theta",
+    "rope_scaling", "rope_parameters", "torch_dtype", "dtype", "eos_token_id", "bos_token_id", "sliding_window",
+    "use_sliding_window", "attention_bias", "tie_word_embeddings", "hidden_act", "mlp_bias",
+]  # fmt: skip
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING, min_size=1, max_size=3))

@@ -3,7 +3,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = "torch onnx onnxruntime onnxscript onnx_ir transformers tokenizers huggingface_hub matplotlib".split()
+HEAVY = [
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "onnx_ir",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "matplotlib",
+]
 
 
 def test_models_import_nothing_heavy():

@@ -1,0 +1,206 @@
+"""The download code against a stub of the Hub on loopback; nothing here leaves the machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.models.checkpoint import Checkpoint
+from kvc_trt.models.hub import WAYS_OUT, fetch
+from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
+
+pytest.importorskip("huggingface_hub")
+COMMIT, OLD_COMMIT = "a" * 40, "b" * 40
+REVISIONS = {"main": COMMIT, COMMIT: COMMIT, "v1": OLD_COMMIT, OLD_COMMIT: OLD_COMMIT}
+
+
+class StubHub(ThreadingHTTPServer):
+    """Serves `repositories[name][file]` for both commits; counts requests and remembers file names asked for."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.downloaded: list[str] = []
+        self.failing = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: StubHub
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def answer(self, with_body: bool) -> None:
+        status, headers, body = (500, {}, b"") if self.server.failing else self.find(with_body)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def find(self, with_body: bool) -> tuple[int, dict[str, str], bytes]:
+        parts = urlsplit(self.path).path.strip("/").split("/")
+        if parts[:2] == ["api", "models"]:
+            name, kind, revision = "/".join(parts[2:4]), parts[4], parts[5]
+        else:
+            name, kind, revision = "/".join(parts[:2]), parts[2], parts[3]
+        if name == "org/gated":
+            return 403, {"X-Error-Code": "GatedRepo"}, b""
+        files = self.server.repositories.get(name)
+        if files is None:
+            return 404, {"X-Error-Code": "RepoNotFound"}, b""
+        commit = REVISIONS.get(revision)
+        if commit is None:
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b""
+        if kind == "revision":
+            siblings = [{"rfilename": file} for file in files]
+            return 200, {}, json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode()
+        if kind == "tree":
+            tree = [
+                {"type": "file", "path": path, "size": len(content), "oid": f"{i:040d}"}
+                for i, (path, content) in enumerate(files.items())
+            ]
+            return 200, {}, json.dumps(tree).encode()
+        file = "/".join(parts[4:])
+        if with_body:
+            self.server.downloaded.append(file)
+        return 200, {"ETag": f'"{list(files).index(file):040d}"', "X-Repo-Commit": commit}, files[file]
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch, tiny_config, tiny_fields):
+    source = RandomWeights(tiny_config(), 0)
+    weights = tmp_path / "weights"
+    write_safetensors(
+        weights, [TensorPlan(n, "float32", source.shape(n), lambda n=n: source.read(n)) for n in source.names()]
+    )
+    server = StubHub()
+    server.repositories["org/model"] = {
+        "config.json": json.dumps(tiny_fields()).encode(),
+        "model.safetensors": weights.read_bytes(),
+        "tokenizer.json": b"{}",
+        "tokenizer_config.json": b"{}",
+        "pytorch_model.bin": b"pickle",
+        "evil.py": b"raise SystemExit",
+        "README.md": b"text",
+    }
+    server.repositories["org/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(timeout=10)
+
+
+def test_fetches_what_a_build_needs_and_says_which_commit_it_was(hub, tmp_path, tiny_config):
+    directory, commit = fetch("org/model", cache_dir=tmp_path / "cache")
+    assert commit == COMMIT
+    assert sorted(hub.downloaded) == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    checkpoint = Checkpoint(directory)
+    assert checkpoint.config == tiny_config()
+    expected = RandomWeights(tiny_config(), 0)
+    np.testing.assert_array_equal(checkpoint.read("lm_head.weight"), expected.read("lm_head.weight"))
+    assert len(checkpoint.tokenizer_files()) == 2
+
+
+def test_a_revision_is_resolved_to_its_commit(hub, tmp_path):
+    assert fetch("org/model", "v1", cache_dir=tmp_path / "cache")[1] == OLD_COMMIT
+    assert fetch("org/model", OLD_COMMIT, cache_dir=tmp_path / "cache")[1] == OLD_COMMIT
+
+
+def test_what_was_fetched_once_is_not_fetched_again_and_serves_offline(hub, tmp_path):
+    first = fetch("org/model", cache_dir=tmp_path / "cache")
+    count = len(hub.downloaded)
+    assert fetch("org/model", cache_dir=tmp_path / "cache") == first
+    hub.failing = True
+    assert fetch("org/model", COMMIT, cache_dir=tmp_path / "cache") == first
+    assert len(hub.downloaded) == count
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "revision", "words"),
+    [
+        ("org/absent", None, "does not exist"),
+        ("org/gated", None, "gated"),
+        ("org/model", "v9", "no revision 'v9'"),
+        ("org/pickled", None, "no safetensors"),
+    ],
+)
+def test_what_cannot_be_had_is_an_input_error_with_the_ways_out(hub, tmp_path, repo_id, revision, words):
+    with pytest.raises(InputError, match=words) as caught:
+        fetch(repo_id, revision, cache_dir=tmp_path / "cache")
+    assert caught.value.hint == WAYS_OUT
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("repo_id", ["model", "a/b/c", "../model", "org/..", "org/mo del", "-x/y", "org/m\n", ""])
+def test_names_that_are_no_repository_are_refused_before_any_request(repo_id):
+    with pytest.raises(InputError, match="ORGANISATION/NAME"):
+        fetch(repo_id)
+
+
+@pytest.mark.parametrize("revision", ["", "-x", "a b", "ma\nin"])
+def test_revisions_that_cannot_be_are_refused(revision):
+    with pytest.raises(InputError, match="--revision"):
+        fetch("org/model", revision)
+
+
+def test_a_hub_that_fails_names_both_ways_out(hub, tmp_path):
+    hub.failing = True
+    with pytest.raises(UnsupportedEnvironment, match="cannot be reached") as caught:
+        fetch("org/model", cache_dir=tmp_path / "cache")
+    assert "--checkpoint" in (caught.value.hint or "")
+    assert "--random-weights" in (caught.value.hint or "")
+
+
+def test_no_network_at_all_names_both_ways_out(tmp_path):
+    """In a process of its own, as HF_HUB_OFFLINE is read when the library is imported."""
+    code = (
+        "from kvc_trt.models.hub import fetch\nfrom kvc_trt.errors import UnsupportedEnvironment\n"
+        f"try:\n    fetch('org/model', cache_dir={str(tmp_path)!r})\n"
+        "except UnsupportedEnvironment as error:\n    print(error.message, '|', error.hint)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True,
+        env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root), "HOME": str(tmp_path), "PATH": ""},
+    )  # fmt: skip
+    assert "cannot be reached" in result.stdout
+    assert "--checkpoint DIR" in result.stdout
+    assert "--random-weights SEED" in result.stdout
+
+
+def test_a_closed_port_is_answered_within_the_time_limit(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UnsupportedEnvironment, match="cannot be reached"):
+        fetch("org/model", cache_dir=tmp_path / "cache")
