@@ -44,11 +44,13 @@ def command(as_json: bool) -> None:
             probe.name,
             "yes" if probe.usable else "no",
             ", ".join(f"{name} {version}" for name, version in probe.versions.items()) or "-",
-            "; ".join(probe.missing) or "-",
+            probe.purpose,
         )
         for probe in probes
     ]
-    click.echo(output.table(("backend", "usable", "found", "missing"), rows))
+    click.echo(output.table(("backend", "usable", "found", "for"), rows))
+    click.echo()
     for probe in probes:
-        if probe.install:
-            click.echo(f"\n{probe.name}: {probe.install}")
+        if not probe.usable:
+            way_out = f"; install: {probe.install}" if probe.install else ""
+            click.echo(f"{probe.name} needs: {'; '.join(probe.missing)}{way_out}")

@@ -11,11 +11,13 @@ from kvc_trt.cli import output
 @output.json_option
 def command(as_json: bool) -> None:
     """List the KV-cache policies."""
-    from kvc_trt.policies import available
+    from kvc_trt.policies import describe
 
-    policies = available()
+    policies = describe()
     if as_json:
         entries = [{**entry._asdict(), "overrides": list(entry.overrides)} for entry in policies]
         output.print_json({"policies": entries})
         return
-    click.echo(output.table(("name", "what it does", "source"), [entry[:3] for entry in policies]))
+    headers = ("name", "prefill eviction", "decode selection", "what it does", "source")
+    rows = [(one.name, one.prompt_eviction, one.decode_selection, one.summary, one.source) for one in policies]
+    click.echo(output.table(headers, rows))

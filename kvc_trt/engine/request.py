@@ -87,10 +87,10 @@ def resolve(
     derive another number, the recorded one is set by hand.
     """
     config = with_defaults(config, choice)
-    if config.weights == "auto":
-        config = config.model_copy(update={"weights": default_weights(choice)})
     config = config.model_copy(update={"backend": backend})
     parameters = resolve_parameters(config, choice.config)
+    if config.weights == "auto":
+        config = config.model_copy(update={"weights": default_weights(choice)})
     config = _pinned(config, parameters, recorded or {})
     if config.dense_until == "auto":
         measured = None

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from kvc_trt.backends import probes, select_backend
+from kvc_trt.backends.probes import Probe
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+
+
+def fake(monkeypatch, name, *, usable, missing=()):
+    probe = Probe(name, "", usable, {name: "9.9"}, tuple(missing), "install it" if missing else None)
+    monkeypatch.setitem(probes.PROBES, name, lambda: probe)
+
+
+def test_auto_says_what_it_took_and_why():
+    backend = select_backend("auto")
+    assert backend.name == "onnxruntime"
+    assert "tensorrt cannot run here" in backend.reason
+
+
+def test_auto_prefers_tensorrt_where_it_runs(monkeypatch):
+    fake(monkeypatch, "tensorrt", usable=True)
+    assert select_backend("auto").name == "tensorrt"
+
+
+def test_auto_without_any_backend_names_the_way_out(monkeypatch):
+    fake(monkeypatch, "onnxruntime", usable=False, missing=["everything"])
+    with pytest.raises(UnsupportedEnvironment, match="everything") as caught:
+        select_backend("auto")
+    assert caught.value.hint == "install it"
+
+
+def test_an_unknown_backend_names_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'onnxruntime'"):
+        select_backend("onnx-runtime")
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-llm", "torch"])
+def test_what_this_version_lacks_is_never_taken(name):
+    with pytest.raises(UnsupportedEnvironment, match="yet"):
+        select_backend(name)
+
+
+def test_an_old_onnxruntime_is_unusable(monkeypatch):
+    monkeypatch.setattr(probes, "_import", lambda package: ({package: "1.22.0"}, ()))
+    probe = probes.probe_onnxruntime()
+    assert not probe.usable
+    assert probe.missing == ("onnxruntime 1.23 or newer, found 1.22.0",)
+
+
+def test_a_package_that_does_not_load_is_reported_with_its_reason(monkeypatch):
+    def broken(name):
+        raise ImportError("libfoo.so: cannot open\nshared object")
+
+    monkeypatch.setattr(probes.importlib, "import_module", broken)
+    probe = probes.probe_onnxruntime()
+    assert not probe.usable
+    assert "installed, but does not load: libfoo.so: cannot open shared object" in probe.missing[0]
+
+
+@pytest.mark.parametrize(("answer", "gpu"), [("NVIDIA H200, 580.1\n", "NVIDIA H200, 580.1"), ("", None)])
+def test_a_gpu_is_found_through_its_driver(monkeypatch, answer, gpu):
+    monkeypatch.setattr(probes.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    done = subprocess.CompletedProcess([], 0, stdout=answer)
+    monkeypatch.setattr(probes.subprocess, "run", lambda *arguments, **options: done)
+    probe = probes.probe_tensorrt()
+    assert probe.versions.get("gpu") == gpu
+    assert not probe.usable
+
+
+def test_a_driver_that_hangs_is_no_gpu(monkeypatch):
+    def hang(*arguments, **options):
+        raise subprocess.TimeoutExpired("nvidia-smi", 10)
+
+    monkeypatch.setattr(probes.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(probes.subprocess, "run", hang)
+    assert "gpu" not in probes.probe_torch().versions

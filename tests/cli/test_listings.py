@@ -1,0 +1,91 @@
+"""models, policies, doctor and inspect: readable tables, and JSON alone on stdout."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvc_trt.backends import probes
+from kvc_trt.cli.inspect import _ranges
+from kvc_trt.cli.main import run
+
+
+def json_of(capfd, arguments):
+    assert run([*arguments, "--json"]) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def text_of(capfd, arguments):
+    assert run(arguments) == 0
+    return capfd.readouterr().out
+
+
+def test_models_lists_every_preset(capfd):
+    models = {model["name"]: model for model in json_of(capfd, ["models"])["models"]}
+    assert models["llama3.1-8b"]["num_hidden_layers"] == 32
+    assert models["llama3.1-8b"]["hugging_face_id"] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert models["retrieval-tiny"]["hugging_face_id"] is None
+    text = text_of(capfd, ["models"])
+    assert all(name in text for name in models)
+
+
+def test_policies_lists_every_policy(capfd):
+    policies = {policy["name"]: policy for policy in json_of(capfd, ["policies"])["policies"]}
+    assert {"full", "rocketkv", "rocketkv-v1", "rocketkv-v2", "snapkv++", "hybrid", "snapkv-gqa"} <= set(policies)
+    assert "2502.14051" in policies["rocketkv"]["source"]
+    text = text_of(capfd, ["policies"])
+    assert all(name in text for name in policies)
+
+
+def test_doctor_says_what_works_and_what_would_help(capfd, monkeypatch):
+    answer = {backend["name"]: backend for backend in json_of(capfd, ["doctor"])["backends"]}
+    assert list(answer) == ["reference", "onnxruntime", "tensorrt", "tensorrt-llm", "torch"]
+    assert answer["onnxruntime"]["usable"]
+    assert "onnxruntime" in answer["onnxruntime"]["versions"]
+    assert not answer["tensorrt"]["usable"]
+    monkeypatch.setattr(probes, "_import", lambda package: ({}, (f"Python package {package} (not installed)",)))
+    text = text_of(capfd, ["doctor"])
+    assert "pip install 'kvc-trt[verify]'" in text
+    assert "pip install --upgrade onnxruntime" in text
+
+
+def test_inspect_shows_numbers_files_and_state(tiny_engine, capfd):
+    answer = json_of(capfd, ["inspect", str(tiny_engine)])
+    assert answer["intact"] is True
+    assert answer["pretrained_config"]["num_hidden_layers"] == 2
+    assert answer["build_config"]["max_input_len"] == 256
+    assert answer["kv_compression"]["parameters"]["token_budget"] == 32
+    counted = 0
+    for tensor in answer["kv_compression"]["state"]:
+        size = 4
+        for extent in tensor["shape"]:
+            size *= extent
+        counted += size
+    assert answer["state_bytes_per_row"] == counted
+    assert set(answer["files"]) == {"config.json", "prefill.onnx", "decode.onnx", "weights.safetensors"}
+    text = text_of(capfd, ["inspect", str(tiny_engine)])
+    assert "intact" in text
+    assert answer["files"]["decode.onnx"]["sha256"][:12] in text
+    assert "prompts are token ids" in text
+
+
+def test_inspect_refuses_a_damaged_engine(tiny_engine, capfd):
+    with (tiny_engine / "weights.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+    assert run(["inspect", str(tiny_engine)]) == 2
+    streams = capfd.readouterr()
+    assert "weights.safetensors was changed" in streams.err
+    assert "hint: rebuild it: kvc-trt build --config" in streams.err
+    assert streams.out == ""
+
+
+def test_layers_are_written_as_ranges():
+    assert _ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+@pytest.mark.parametrize("command", ["models", "policies", "doctor"])
+def test_json_stands_alone_on_stdout(command, capfd):
+    assert run([command, "--json"]) == 0
+    assert capfd.readouterr().out.startswith("{")

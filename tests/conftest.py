@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+TINY_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 1024,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+TINY_BUILD = ("--token-budget", "32", "--max-input-len", "256", "--max-output-len", "32", "--no-verify")
+
+
+@pytest.fixture(autouse=True)
+def _private_cache(tmp_path_factory, monkeypatch):
+    """No test reads or leaves anything in the user's own cache."""
+    monkeypatch.setenv("KVC_TRT_CACHE", str(tmp_path_factory.mktemp("cache") / "kvc-trt"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """A Hugging Face directory with config.json alone; builds from it take random weights."""
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(TINY_MODEL))
+    return directory
+
+
+@pytest.fixture
+def tiny_arguments(tiny_model) -> list[str]:
+    """Arguments of `kvc-trt` that build the tiny model with random weights, without -o."""
+    return ["build", "--model", str(tiny_model), "--random-weights", "0", *TINY_BUILD]
+
+
+@pytest.fixture
+def tiny_engine(tiny_arguments, tmp_path, capfd) -> Path:
+    """A freshly built RocketKV engine of the tiny model; the test may damage it."""
+    from kvc_trt.cli.main import run
+
+    engine = tmp_path / "engine"
+    assert run([*tiny_arguments, "-o", str(engine)]) == 0
+    capfd.readouterr()
+    return engine

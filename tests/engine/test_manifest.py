@@ -1,0 +1,205 @@
+"""Tampering with an engine, and being found out before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvc_trt.engine import Engine
+from kvc_trt.engine.files import check_name
+from kvc_trt.engine.manifest import canonical, read_manifest, sealed
+from kvc_trt.errors import InputError
+
+FILES = ("config.json", "manifest.json", "prefill.onnx", "decode.onnx", "weights.safetensors")
+
+
+def flip(path, position):
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def reseal(engine, **changes):
+    """Write a manifest whose own digest is right, as a careful attacker would."""
+    manifest = {**read_manifest(engine), **changes}
+    (engine / "manifest.json").write_bytes(sealed(manifest))
+
+
+def test_a_fresh_engine_opens_whole(tiny_engine):
+    engine = Engine.open(tiny_engine)
+    assert set(engine.files) == set(FILES) - {"manifest.json"}
+    assert engine.parameters.token_budget == 32
+    assert engine.model.num_hidden_layers == 2
+    assert engine.build.random_weights == 0
+    assert engine.tokenizer_path is None
+    assert [tensor.name for tensor in engine.state][:3] == ["k_cache.0", "v_cache.0", "bounds.0"]
+    assert "model.norm.weight" in engine.weights().names()
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("name", FILES)
+def test_one_changed_byte_is_found(tiny_engine, name, place):
+    path = tiny_engine / name
+    size = path.stat().st_size
+    flip(path, {"first": 0, "middle": size // 2, "last": size - 1}[place])
+    with pytest.raises(InputError) as caught:
+        Engine.open(tiny_engine)
+    assert name in caught.value.message or "kvc-trt" in caught.value.message
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_changed_byte_of_the_descriptions_is_found(tiny_engine, data):
+    path = tiny_engine / data.draw(st.sampled_from(["config.json", "manifest.json"]))
+    original = path.read_bytes()
+    position = data.draw(st.integers(0, len(original) - 1))
+    changed = bytearray(original)
+    changed[position] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(changed)
+    try:
+        with pytest.raises(InputError):
+            Engine.open(tiny_engine)
+    finally:
+        path.write_bytes(original)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("cut", [0, 1, 100])
+def test_a_truncated_file_is_found(tiny_engine, name, cut):
+    path = tiny_engine / name
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(InputError):
+        Engine.open(tiny_engine)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_found(tiny_engine, name):
+    (tiny_engine / name).unlink()
+    with pytest.raises(InputError, match=name):
+        Engine.open(tiny_engine)
+
+
+@pytest.mark.parametrize("name", ["libevil.so", "tokenizer/extra.json", "weights.safetensors.bak"])
+def test_a_further_file_is_found(tiny_engine, name):
+    (tiny_engine / name).parent.mkdir(exist_ok=True)
+    (tiny_engine / name).write_text("x")
+    with pytest.raises(InputError, match="not in the manifest"):
+        Engine.open(tiny_engine)
+
+
+def test_a_symbolic_link_is_refused_even_to_the_same_content(tiny_engine, tmp_path):
+    shutil.copy(tiny_engine / "decode.onnx", tmp_path / "elsewhere.onnx")
+    (tiny_engine / "decode.onnx").unlink()
+    (tiny_engine / "decode.onnx").symlink_to(tmp_path / "elsewhere.onnx")
+    with pytest.raises(InputError, match="symbolic link"):
+        Engine.open(tiny_engine)
+
+
+def test_a_linked_manifest_directory_or_pipe_is_refused(tiny_engine, tmp_path):
+    shutil.copy(tiny_engine / "manifest.json", tmp_path / "manifest.json")
+    (tiny_engine / "manifest.json").unlink()
+    (tiny_engine / "manifest.json").symlink_to(tmp_path / "manifest.json")
+    with pytest.raises(InputError):
+        Engine.open(tiny_engine)
+    (tiny_engine / "manifest.json").unlink()
+    shutil.copy(tmp_path / "manifest.json", tiny_engine)
+    (tiny_engine / "tokenizer").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="symbolic link"):
+        Engine.open(tiny_engine)
+    (tiny_engine / "tokenizer").unlink()
+    os.mkfifo(tiny_engine / "pipe")
+    with pytest.raises(InputError, match="neither a file nor a directory"):
+        Engine.open(tiny_engine)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../outside", "/etc/passwd", "a/../../b", "./config.json", "a//b", "", "..", ".hidden", "a\\b", "a\0b", "a\n"],
+)
+def test_a_name_that_leads_out_is_refused(tiny_engine, name):
+    manifest = read_manifest(tiny_engine)
+    reseal(tiny_engine, files={**manifest["files"], name: {"sha256": "0" * 64, "size": 1}})
+    with pytest.raises(InputError, match="not a path inside the engine directory"):
+        Engine.open(tiny_engine)
+
+
+@given(st.text(max_size=30))
+def test_accepted_names_stay_inside(name):
+    from pathlib import Path
+
+    root = Path("/engine")
+    try:
+        check_name(name, root)
+    except InputError:
+        return
+    assert Path(os.path.normpath(root / name)).is_relative_to(root)
+    assert os.path.normpath(root / name) == f"/engine/{name}"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [None, 3, {}, {"sha256": "0" * 64, "size": -1}, {"sha256": "zz", "size": 1}, {"sha256": "0" * 64, "size": True}],
+)
+def test_a_malformed_entry_is_refused(tiny_engine, entry):
+    manifest = read_manifest(tiny_engine)
+    reseal(tiny_engine, files={**manifest["files"], "decode.onnx": entry})
+    with pytest.raises(InputError, match="malformed"):
+        Engine.open(tiny_engine)
+
+
+@pytest.mark.parametrize("files", [None, [], {}])
+def test_a_manifest_without_files_is_refused(tiny_engine, files):
+    reseal(tiny_engine, files=files)
+    with pytest.raises(InputError):
+        Engine.open(tiny_engine)
+
+
+def test_another_version_is_refused_with_the_command_that_rebuilds(tiny_engine):
+    reseal(tiny_engine, version="0.0.1")
+    with pytest.raises(InputError, match=r"built by kvc-trt '0\.0\.1', expected") as caught:
+        Engine.open(tiny_engine)
+    assert caught.value.hint == (
+        f"rebuild it: kvc-trt build --config {tiny_engine}/config.json -o {tiny_engine} --force"
+    )
+
+
+def test_a_config_of_another_version_is_refused(tiny_engine):
+    import hashlib
+
+    content = canonical({**json.loads((tiny_engine / "config.json").read_bytes()), "version": "9"})
+    (tiny_engine / "config.json").write_bytes(content)
+    manifest = read_manifest(tiny_engine)
+    record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    reseal(tiny_engine, files={**manifest["files"], "config.json": record})
+    with pytest.raises(InputError, match="version '9', expected"):
+        Engine.open(tiny_engine)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"3", b"{", b"\xff\xfe", b"[" * 100_000, b'{"version": NaN}'])
+def test_a_manifest_that_is_none_is_refused(tiny_engine, content):
+    (tiny_engine / "manifest.json").write_bytes(content)
+    with pytest.raises(InputError):
+        Engine.open(tiny_engine)
+
+
+def test_a_manifest_in_another_layout_is_refused(tiny_engine):
+    path = tiny_engine / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes())))
+    with pytest.raises(InputError, match="changed"):
+        Engine.open(tiny_engine)
+
+
+@pytest.mark.parametrize("kind", ["absent", "file", "empty directory"])
+def test_what_is_no_engine_is_refused(tmp_path, kind):
+    path = tmp_path / "engine"
+    if kind == "file":
+        path.write_text("x")
+    elif kind == "empty directory":
+        path.mkdir()
+    with pytest.raises(InputError, match="engine directory"):
+        Engine.open(path)

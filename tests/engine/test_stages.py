@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+import pytest
+
+from kvc_trt.engine import stages as module
+from kvc_trt.engine.stages import Stages, cache_root
+from kvc_trt.errors import UnsupportedEnvironment
+
+DIGEST = "0" * 64
+
+
+def write(text):
+    return lambda path: path.write_text(text)
+
+
+def never(path):
+    raise AssertionError("the stage was made again")
+
+
+def entry():
+    return cache_root() / "stages" / DIGEST
+
+
+def test_a_finished_stage_is_kept_after_an_interruption():
+    def interrupted(path):
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    def build():
+        with Stages.open(DIGEST) as stages:
+            stages.run("weights", "w", write("heavy"))
+            stages.run("prefill", "p", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        build()
+    assert sorted(path.name for path in entry().iterdir()) == ["w", "weights.receipt.json"]
+    with Stages.open(DIGEST) as stages:
+        stages.run("weights", "w", never)
+        stages.run("prefill", "p", write("graph"))
+        assert stages.resumed == ["weights"]
+        assert [receipt.name for receipt in stages.receipts] == ["weights", "prefill"]
+        assert stages.receipts[0].files["w"].size == 5
+        stages.discard()
+    assert not entry().exists()
+
+
+@pytest.mark.parametrize("damage", ["content", "size", "missing", "receipt", "no receipt"])
+def test_a_damaged_stage_is_made_again(damage):
+    with Stages.open(DIGEST) as stages:
+        stages.run("weights", "w", write("heavy"))
+    file, receipt = entry() / "w", entry() / "weights.receipt.json"
+    if damage == "content":
+        file.write_text("heavx")
+    elif damage == "size":
+        file.write_text("heavy!")
+    elif damage == "missing":
+        file.unlink()
+    elif damage == "receipt":
+        receipt.write_text('{"files": {"w": {"sha256": 3}}}')
+    else:
+        receipt.unlink()
+    with Stages.open(DIGEST) as stages:
+        stages.run("weights", "w", write("again"))
+        assert stages.resumed == []
+    assert file.read_text() == "again"
+
+
+def test_a_failed_first_stage_leaves_nothing():
+    def broken(path):
+        path.write_text("half")
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), Stages.open(DIGEST) as stages:
+        stages.run("weights", "w", broken)
+    assert not entry().exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_named(code):
+    def full(path):
+        path.write_text("half")
+        raise OSError(code, os.strerror(code))
+
+    with (
+        pytest.raises(UnsupportedEnvironment, match="no space left while building weights"),
+        Stages.open(DIGEST) as stages,
+    ):
+        stages.run("weights", "w", full)
+    assert not entry().exists()
+
+
+def test_two_builds_of_the_same_inputs_do_not_meet():
+    with Stages.open(DIGEST), pytest.raises(UnsupportedEnvironment, match="another process"), Stages.open(DIGEST):
+        pass
+    with Stages.open("1" * 64), Stages.open(DIGEST):
+        pass
+
+
+def test_old_entries_are_dropped_and_young_ones_kept():
+    for digest, age in ((DIGEST, module.KEEP_SECONDS + 60), ("1" * 64, 60)):
+        with Stages.open(digest) as stages:
+            stages.run("weights", "w", write("heavy"))
+        then = time.time() - age
+        os.utime(stages.directory, (then, then))
+    with Stages.open("2" * 64):
+        pass
+    assert sorted(path.name for path in (cache_root() / "stages").iterdir()) == ["1" * 64]
+
+
+def test_the_cache_is_private():
+    assert cache_root().stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("problem", ["writable by others", "link", "file"])
+def test_a_cache_that_is_not_ours_alone_is_refused(tmp_path, monkeypatch, problem):
+    path = tmp_path / "cache"
+    monkeypatch.setenv("KVC_TRT_CACHE", str(path))
+    if problem == "writable by others":
+        path.mkdir()
+        path.chmod(0o777)
+    elif problem == "link":
+        (tmp_path / "real").mkdir()
+        path.symlink_to(tmp_path / "real")
+    else:
+        path.write_text("x")
+    with pytest.raises(UnsupportedEnvironment, match="cache"):
+        cache_root()
+
+
+def test_the_cache_follows_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv("KVC_TRT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_root() == tmp_path / "kvc-trt"

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvc_trt.config import BuildConfig, layered, parse_settings, read_configuration
+from kvc_trt.errors import InputError
+
+
+def test_later_layers_win_and_the_rest_stays():
+    config = layered(
+        [("a.yaml", {"model": "x", "token_budget": 64, "policy": "full"}), ("--set", {"token_budget": 128})]
+    )
+    assert (config.model, config.policy, config.token_budget) == ("x", "full", 128)
+
+
+def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one():
+    with pytest.raises(InputError, match=r"a\.yaml: unknown key 'token_budgt'; did you mean 'token_budget'\?"):
+        layered([("a.yaml", {"model": "x", "token_budgt": 64})])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("token_budget", "64"),
+        ("token_budget", 64.5),
+        ("token_budget", -1),
+        ("token_budget", True),
+        ("token_budget", 2**40),
+        ("weights", "fp8"),
+        ("split", "evenly"),
+        ("split", 1.5),
+        ("split", float("nan")),
+        ("dense_until", "sometimes"),
+        ("random_weights", -1),
+        ("backend", "cuda"),
+        ("model", ""),
+        ("model", 3),
+    ],
+)
+def test_a_wrong_value_names_its_key_and_what_was_found(key, value):
+    with pytest.raises(InputError, match=rf"(?s)a\.yaml: {key}.*found"):
+        layered([("a.yaml", {"model": "x", key: value})])
+
+
+def test_a_checkpoint_and_random_weights_exclude_each_other():
+    with pytest.raises(InputError, match="exclude each other"):
+        layered([("command line", {"model": "x", "checkpoint": "d", "random_weights": 0})])
+
+
+def test_a_build_needs_a_model():
+    with pytest.raises(InputError, match="no model given"):
+        layered([("command line", {"token_budget": 3})])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("page_size=8", 8), ("dense_until=auto", "auto"), ("split=0.25", 0.25), ("verify=false", False)],
+)
+def test_set_values_are_typed(text, value):
+    assert parse_settings([text]) == {text.split("=")[0]: value}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["page_size"], "expected key=value"),
+        (["=3"], "expected key=value"),
+        (["page_sise=8"], "did you mean 'page_size'"),
+        (["page_size=8", "page_size=9"], "set twice"),
+        (["page_size=[1"], "not a YAML scalar"),
+    ],
+)
+def test_a_malformed_setting_is_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        parse_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: x\nmodel: y\n", "repeated"),
+        ("- model\n", "one mapping"),
+        ("model: [x\n", "not valid YAML"),
+        ("1: x\n", "not text"),
+        ("model: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        ("", "one mapping"),
+        ("\x00", "not valid YAML"),
+    ],
+)
+def test_a_malformed_file_is_refused(tmp_path, text, message):
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_configuration(path)
+
+
+def test_a_missing_or_oversized_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        read_configuration(tmp_path / "absent.yaml")
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"#" * (5 << 20))
+    with pytest.raises(InputError, match="more than 4 MiB"):
+        read_configuration(large)
+
+
+def test_an_engines_config_is_read_as_settings_and_recorded_numbers(tmp_path):
+    stored = BuildConfig(model="x", token_budget=64).stored()
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps({"build_config": {"kvc_trt": stored}, "kv_compression": {"parameters": {"top_k": 5}, "state": []}})
+    )
+    assert read_configuration(path) == (stored, {"top_k": 5})
+
+
+@pytest.mark.parametrize("content", [{"kv_compression": 3}, {"kv_compression": {"parameters": {}}, "build_config": []}])
+def test_half_an_engines_config_is_refused(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"build_config\.kvc_trt"):
+        read_configuration(path)
+
+
+def test_what_is_stored_builds_the_same_configuration():
+    config = BuildConfig(model="x", token_budget=64, split=0.25, dense_until=100, page_size=4, random_weights=0)
+    assert layered([("config.json", config.stored())]) == config
+    assert "verify" not in config.stored()

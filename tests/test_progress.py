@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from kvc_trt import progress as module
+from kvc_trt.progress import LineProgress, NullProgress, RichProgress, progress_on
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_lines_say_how_far_a_long_task_is(clock):
+    stream = io.StringIO()
+    with LineProgress(stream).task("writing", 200) as advance:
+        advance(50)
+        clock[0] = 6.0
+        advance(50)
+    assert stream.getvalue() == "writing: 50%\nwriting: done in 6.0 s\n"
+
+
+def test_a_short_task_says_nothing(clock):
+    stream = io.StringIO()
+    with LineProgress(stream).task("writing", None) as advance:
+        advance(1)
+    assert stream.getvalue() == ""
+
+
+def test_a_task_that_fails_is_not_called_done(clock):
+    stream = io.StringIO()
+
+    def work():
+        with LineProgress(stream).task("writing", 2):
+            clock[0] = 9.0
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        work()
+    assert "done" not in stream.getvalue()
+
+
+def test_only_a_terminal_is_animated():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert isinstance(progress_on(io.StringIO()), LineProgress)
+    assert isinstance(progress_on(Terminal()), RichProgress)
+
+
+@pytest.mark.parametrize("progress", [NullProgress(), RichProgress()])
+def test_tasks_nest(progress, capsys):
+    with progress.task("outer", 2) as outer, progress.task("inner", None) as inner:
+        outer(1)
+        inner(1)
+        progress.note("a note")
+    assert capsys.readouterr().out == ""
