@@ -36,8 +36,18 @@ class PromptCase:
 
 
 @dataclass(frozen=True)
+class AttentionCase:
+    """Inputs of KvcPrefillAttention: q [B,H,S,D], k and v [B,G,S,D], S a multiple of the prompt block."""
+
+    name: str
+    q: Float
+    k: Float
+    v: Float
+
+
+@dataclass(frozen=True)
 class StepCase:
-    """Inputs of one decode step: query [B,H,D], k_new and v_new [B,G,D], caches [B,G,C,D]; lengths before the append."""
+    """Inputs of one step: query [B,H,D], k_new and v_new [B,G,D], caches [B,G,C,D]; cache_lengths before the append."""
 
     name: str
     ties: bool
@@ -67,8 +77,8 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
             keys = np.broadcast_to(_normal(rng, (1, groups, 1, size)), shape)
         else:
             keys = _repeated(rng, shape, run=1, distinct=max(2, longest // 7))
-        typed = (np.ascontiguousarray(array, dtype) for array in (q_window, keys, values))
-        yield PromptCase(name, name != "random", *typed, np.array(lengths, np.int64))
+        q_window, keys, values = (np.ascontiguousarray(array, dtype) for array in (q_window, keys, values))
+        yield PromptCase(name, name != "random", q_window, keys, values, np.array(lengths, np.int64))
 
 
 def step_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[StepCase]:
@@ -103,8 +113,20 @@ def _step_case(
     for cache in (keys, values):
         cache[np.broadcast_to(empty[:, None, :], shape[:3])] = 0
     k_new, v_new = _normal(rng, (batch, groups, size)), _normal(rng, (batch, groups, size))
-    typed = (np.ascontiguousarray(array, dtype) for array in (query, k_new, v_new, keys, values))
-    return StepCase(name, name in ("zero query", "repeated pages"), *typed, lengths - 1)
+    ties = name in ("zero query", "repeated pages")
+    query, k_new, v_new = (np.ascontiguousarray(array, dtype) for array in (query, k_new, v_new))
+    keys, values = (np.ascontiguousarray(array, dtype) for array in (keys, values))
+    return StepCase(name, ties, query, k_new, v_new, keys, values, lengths - 1)
+
+
+def attention_cases(config: ModelConfig, dtype: str, seed: int) -> Iterator[AttentionCase]:
+    """One block of queries, and several."""
+    rng = np.random.default_rng(seed)
+    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+    for blocks in (1, 3):
+        shape = (1, groups, blocks * PROMPT_BLOCK, size)
+        q, k, v = (_normal(rng, s).astype(dtype) for s in ((1, heads, *shape[2:]), shape, shape))
+        yield AttentionCase(f"{shape[2]} tokens", q, k, v)
 
 
 def slots_for(parameters: PolicyParameters) -> int:
@@ -121,5 +143,6 @@ def _repeated(rng: np.random.Generator, shape: tuple[int, ...], *, run: int, dis
     batch, groups, slots, size = shape
     runs = _normal(rng, (batch, groups, distinct, run, size))
     picks = rng.integers(distinct, size=(batch, groups, -(-slots // run)))
-    chosen = np.take_along_axis(runs, picks[:, :, :, None, None], axis=2)
-    return chosen.reshape(batch, groups, -1, size)[:, :, :slots].copy()
+    chosen = np.take_along_axis(runs, picks[:, :, :, None, None], axis=2).reshape(batch, groups, -1, size)
+    copied: Float = chosen[:, :, :slots].copy()
+    return copied

@@ -28,7 +28,7 @@ class IndexComparison:
     near_ties: int = 0
     swapped_tokens: int = 0
     upwards: int = 0
-    """Near-ties in which a higher index stands in place of a lower one: broken ties, if the scores were built to tie."""
+    """Near-ties with a higher index in place of a lower one: broken ties where the scores were built to tie."""
     wrong: tuple[str, ...] = ()
 
     def __add__(self, other: IndexComparison) -> IndexComparison:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import LOWEST
-from kvc_trt.verify.inputs import PromptCase, StepCase, prompt_cases, step_cases
+from kvc_trt.reference.dense import causal_attention
+from kvc_trt.verify.inputs import AttentionCase, PromptCase, StepCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
 from kvc_trt.verify.report import Check, at_most
 from kvc_trt.verify.single_op import Array, SingleOp, maximum_error, single_ops
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
     from kvc_trt.policies import PolicyParameters
 
 
+Case: TypeAlias = "PromptCase | StepCase | AttentionCase"
+
+NOTHING_COMPARED = IndexComparison()
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What one operator did: index lists judged, and errors relative to the largest reference value."""
 
-    indices: IndexComparison = IndexComparison()
+    indices: IndexComparison = NOTHING_COMPARED
     value_error: float = 0.0
     copy_error: float = 0.0
     """Error of what is merely moved (caches, bounds, lengths); nothing but 0 is right."""
@@ -46,42 +53,41 @@ def check_operators(engine: Engine, thresholds: Thresholds, *, seed: int = 0) ->
     for graph in (engine.prefill_path, engine.decode_path):
         for operator in single_ops(graph, dtype):
             cases = _cases(engine, operator, dtype, seed)
-            if not cases:
-                continue
             outcome = Outcome()
             for case in cases:
                 outcome += run_case(operator, case, engine.parameters)
-            checks += _checks(operator, [case.name for case in cases], outcome, thresholds)
+            checks += _checks(operator, [case.name for case in cases], outcome, thresholds.value_error)
             admitted += outcome.indices
     return checks, admitted
 
 
-def run_case(operator: SingleOp, case: PromptCase | StepCase | Array, parameters: PolicyParameters) -> Outcome:
+def run_case(operator: SingleOp, case: Case, parameters: PolicyParameters) -> Outcome:
     """One operator on one case."""
+    if isinstance(case, AttentionCase):
+        return _run_prefill_attention(operator, case)
     if isinstance(case, PromptCase):
         return _strict(case, _run_compact(operator, case, parameters))
-    if isinstance(case, StepCase):
-        run = _run_hybrid if operator.name == "KvcHybridAttention" else _run_dense
-        return _strict(case, run(operator, case, parameters))
-    return _run_prefill_attention(operator, case)
+    run = _run_hybrid if operator.name == "KvcHybridAttention" else _run_dense
+    return _strict(case, run(operator, case, parameters))
 
 
-def _cases(engine: Engine, operator: SingleOp, dtype: str, seed: int) -> list[PromptCase] | list[StepCase]:
+def _cases(engine: Engine, operator: SingleOp, dtype: str, seed: int) -> Sequence[Case]:
+    if operator.name == "KvcPrefillAttention":
+        return list(attention_cases(engine.model, dtype, seed))
     if operator.name == "KvcCompact":
         return list(prompt_cases(engine.model, engine.parameters, dtype, seed))
-    if operator.name in ("KvcHybridAttention", "KvcDenseAttention"):
-        return list(step_cases(engine.model, engine.parameters, dtype, seed))
-    return []
+    return list(step_cases(engine.model, engine.parameters, dtype, seed))
 
 
-def _checks(operator: SingleOp, cases: list[str], outcome: Outcome, thresholds: Thresholds) -> list[Check]:
-    where = f"{operator.nodes} nodes; {', '.join(cases)}"
+def _checks(operator: SingleOp, names: Sequence[str], outcome: Outcome, bar: float) -> list[Check]:
+    where, cases = f"{operator.nodes} nodes: {', '.join(names)}", len(names)
     checks = []
     if outcome.indices.compared:
         checks.append(index_check(f"{operator.name} indices", outcome.indices, where))
     if operator.name != "KvcCompact":
-        checks.append(at_most(f"{operator.name} values", where, outcome.value_error, thresholds.value_error))
-    checks.append(at_most(f"{operator.name} caches", where, outcome.copy_error, 0.0))
+        checks.append(at_most(f"{operator.name} values", f"{cases} cases", outcome.value_error, bar, where))
+    if operator.name != "KvcPrefillAttention":
+        checks.append(at_most(f"{operator.name} caches", f"{cases} cases", outcome.copy_error, 0.0, where))
     return checks
 
 
@@ -99,6 +105,13 @@ def _strict(case: PromptCase | StepCase, outcome: Outcome) -> Outcome:
         return outcome
     broken = f"{case.name}: {found.upwards} lists take a higher index where scores tie exactly"
     return replace(outcome, indices=replace(found, wrong=(*found.wrong, broken)))
+
+
+def _run_prefill_attention(operator: SingleOp, case: AttentionCase) -> Outcome:
+    (output,) = operator.run(q=case.q, k=case.k, v=case.v)
+    rows = zip(_float32(case.q), _float32(case.k), _float32(case.v), strict=True)
+    expected = torch.stack([causal_attention(*row) for row in rows])
+    return Outcome(value_error=maximum_error(output, expected.numpy()))
 
 
 def _run_compact(operator: SingleOp, case: PromptCase, parameters: PolicyParameters) -> Outcome:

@@ -1,6 +1,6 @@
 """An engine's own kvc operators, each cut out of its graph and made runnable alone.
 
-Node attributes and function bodies come from the artefact itself, not from the builder: what is tested is what will run.
+Node attributes and function bodies come from the artefact itself, not from the builder: what is tested is what runs.
 """
 
 from __future__ import annotations
