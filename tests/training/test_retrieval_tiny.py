@@ -9,13 +9,13 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from kvc_trt.verify.tasks.key_value import generate
+from kvc_trt.verify.tasks.key_value import Placement, generate
 from kvc_trt.verify.tasks.vocabulary import BOS, END, QUERY, UNKNOWN, WORDS
 from training.retrieval_tiny.checkpoint import WEIGHTS_FILE, build_tokenizer, load_model, save_checkpoint
 from training.retrieval_tiny.data import QUESTION_TOKENS, BatchShape, draw_batch
 from training.retrieval_tiny.evaluate import PLACEMENTS, exact_match
 from training.retrieval_tiny.initialise import initialise
-from training.retrieval_tiny.model import ModelShape, RetrievalTiny, rope_table, rotate
+from training.retrieval_tiny.model import Layer, ModelShape, RetrievalTiny, rope_table, rotate
 from training.retrieval_tiny.optimiser import orthogonalise
 from training.retrieval_tiny.train import CURRICULUM, FINAL_SHAPES, learning_rate_share, train
 
@@ -93,6 +93,7 @@ def test_first_layer_starts_by_looking_back() -> None:
     model = RetrievalTiny(ModelShape(vocab_size=len(WORDS)))
     initialise(model)
     layer = model.model.layers[0]
+    assert isinstance(layer, Layer)
     attention = layer.self_attn
     x = layer.input_layernorm(model.model.embed_tokens(torch.arange(32)[None]))
     table = rope_table(32, model.shape)
@@ -128,8 +129,8 @@ def test_model_card_names_the_shipped_weights() -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_tokenizer_agrees_with_the_generator(tokenizer: Tokenizer, placement: str) -> None:
-    sample = generate(seed=0, index=0, context_tokens=256, pairs=32, placement=placement)  # type: ignore[arg-type]
+def test_tokenizer_agrees_with_the_generator(tokenizer: Tokenizer, placement: Placement) -> None:
+    sample = generate(seed=0, index=0, context_tokens=256, pairs=32, placement=placement)
     assert tuple(tokenizer.encode(sample.prompt_text).ids) == sample.prompt_ids
     assert tuple(tokenizer.encode(sample.query_text, add_special_tokens=False).ids) == sample.query_ids
     assert tokenizer.decode(sample.prompt_ids) == sample.prompt_text
@@ -150,15 +151,8 @@ def test_tokenizer_marks_unknown_words(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_shipped_model_retrieves(shipped: RetrievalTiny, placement: str) -> None:
-    rate = exact_match(
-        shipped,
-        context_tokens=256,
-        pairs=32,
-        samples=64,
-        seed=11,
-        placement=placement,  # type: ignore[arg-type]
-    )
+def test_shipped_model_retrieves(shipped: RetrievalTiny, placement: Placement) -> None:
+    rate = exact_match(shipped, context_tokens=256, pairs=32, samples=64, seed=11, placement=placement)
     assert rate >= 0.97
 
 

@@ -39,13 +39,9 @@ def load_model(directory: Path) -> RetrievalTiny:
 
 def build_tokenizer() -> Tokenizer:
     """One token per word. `<record>` and `<query>` are ordinary words, so that decoding a prompt keeps them."""
-    tokenizer = Tokenizer(
-        WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[UNKNOWN])  # type: ignore[call-arg]
-    )
-    tokenizer.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
-    tokenizer.post_processor = TemplateProcessing(  # type: ignore[assignment]
-        single=f"{WORDS[BOS]} $A", special_tokens=[(WORDS[BOS], BOS)]
-    )
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[UNKNOWN]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = TemplateProcessing(single=f"{WORDS[BOS]} $A", special_tokens=[(WORDS[BOS], BOS)])
     tokenizer.add_special_tokens([AddedToken(WORDS[i], special=True) for i in (PAD, BOS, END, UNKNOWN)])
     return tokenizer
 

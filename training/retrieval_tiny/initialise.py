@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from training.retrieval_tiny.model import RetrievalTiny, rope_table
+from training.retrieval_tiny.model import Layer, RetrievalTiny, rope_table
 
 EMBEDDING_STD = 0.7  # with the usual .02 token identity drowns in the residual stream and matching by key never forms
 RESIDUAL_SHARE = 0.5  # of the projections back into the stream
@@ -37,16 +37,18 @@ def _look_back(model: RetrievalTiny) -> None:
     query is turned back.
     """
     shape = model.shape
-    attention = model.model.layers[0].self_attn
+    layer = model.model.layers[0]
+    assert isinstance(layer, Layer)
+    attention = layer.self_attn
     model.model.embed_tokens.weight[:, CONSTANT_CHANNEL] = CONSTANT_VALUE
     cos, sin = rope_table(shape.num_attention_heads + 1, shape)  # row d: the turn of d tokens
     cosine, sine = torch.arange(LOOK_BACK_FREQUENCIES), torch.arange(LOOK_BACK_FREQUENCIES) + shape.head_dim // 2
 
-    queries = attention.q_proj.weight.unflatten(0, (shape.num_attention_heads, shape.head_dim))
+    queries = attention.q_proj.weight.view(shape.num_attention_heads, shape.head_dim, -1)
     queries *= CONTENT_SHARE
     for head, query in enumerate(queries):
         query[cosine, CONSTANT_CHANNEL] = LOOK_BACK_STRENGTH * cos[head + 1, cosine]
         query[sine, CONSTANT_CHANNEL] = -LOOK_BACK_STRENGTH * sin[head + 1, cosine]
-    for key in attention.k_proj.weight.unflatten(0, (shape.num_key_value_heads, shape.head_dim)):
+    for key in attention.k_proj.weight.view(shape.num_key_value_heads, shape.head_dim, -1):
         key[cosine, CONSTANT_CHANNEL] = LOOK_BACK_STRENGTH
         key[sine, CONSTANT_CHANNEL] = 0.0

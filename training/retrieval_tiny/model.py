@@ -49,7 +49,8 @@ class Attention(nn.Module):
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o_proj(context.transpose(1, 2).flatten(2))
+        output: Tensor = self.o_proj(context.transpose(1, 2).flatten(2))
+        return output
 
 
 class SwiGLU(nn.Module):
@@ -63,7 +64,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, n, E], as the result."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        output: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return output
 
 
 class Layer(nn.Module):
@@ -78,8 +80,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, n, E], as the result; cos, sin [n, D]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        attended: Tensor = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        output: Tensor = attended + self.mlp(self.post_attention_layernorm(attended))
+        return output
 
 
 class Decoder(nn.Module):
@@ -107,7 +110,8 @@ class RetrievalTiny(nn.Module):
         x = self.model.embed_tokens(ids)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        return self.lm_head(self.model.norm(x[:, positions]))
+        logits: Tensor = self.lm_head(self.model.norm(x[:, positions]))
+        return logits
 
 
 def rope_table(length: int, shape: ModelShape) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     """
     a, b, c = NEWTON_SCHULZ
     tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
+    x: Tensor = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.T
