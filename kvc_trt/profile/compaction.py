@@ -11,10 +11,11 @@ from kvc_trt.profile.subject import Subject, random_prompts
 OPERATOR = "KvcCompact"
 
 
-def time_compaction(subject: Subject, rows: int, context: int) -> FunctionTime | None:
-    """One prefill of `rows` prompts of `context` tokens: its length and its KvcCompact nodes, seconds.
+def time_compaction(subject: Subject, rows: int, context: int, repeats: int) -> FunctionTime | None:
+    """A prefill of `rows` prompts of `context` tokens: its length and its KvcCompact nodes, seconds.
 
-    None for an engine whose graph compacts nothing. Recording costs time, so only the share of the run is of use.
+    Of `repeats` prefills the one with the median share is returned. None for an engine whose graph compacts nothing.
+    Recording costs time, so only the share of the run is of use.
     """
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
@@ -26,5 +27,7 @@ def time_compaction(subject: Subject, rows: int, context: int) -> FunctionTime |
         executor = OnnxRuntimeExecutor(engine, threads=subject.threads, profile=Path(directory))
         profiled = Subject(subject.name, engine, executor, subject.threads)
         profiled.prefill_seconds(prompts[:, :1])  # starts threads and allocates, outside of the run that counts
-        profiled.prefill_seconds(prompts)
-        return function_times(executor.end_profiling()["prefill"], OPERATOR)[-1]
+        for _ in range(repeats):
+            profiled.prefill_seconds(prompts)
+        recorded = function_times(executor.end_profiling()["prefill"], OPERATOR)[1:]
+    return sorted(recorded, key=lambda time: time.share)[len(recorded) // 2]

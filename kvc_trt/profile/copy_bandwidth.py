@@ -1,7 +1,8 @@
 """The bandwidth that a decode step is judged against: how fast this machine copies memory, measured.
 
-A buffer far beyond the last-level cache is copied by as many threads as the engine uses; every byte counts twice, once
-read and once written (as STREAM counts). Reading alone can be a little faster, so a floor from it is no bound to the
+One buffer is copied to another, each as large as the last-level cache or larger, by as many threads as the engine uses:
+streaming through both leaves nothing to find in the cache. Every byte counts twice, once read and once written (as
+STREAM counts). Reading alone can be a little faster, so a floor from it is no bound to the
 percent; it is the same yardstick on every machine.
 """
 
@@ -37,12 +38,12 @@ class CopyBandwidth:
 
     @property
     def beyond_cache(self) -> bool:
-        """Whether source and target were too large for the last-level cache to serve them."""
-        return self.last_level_cache_bytes is None or self.buffer_bytes > self.last_level_cache_bytes
+        """Whether source and target together are at least twice the last-level cache, which then serves neither."""
+        return self.last_level_cache_bytes is None or self.buffer_bytes >= self.last_level_cache_bytes
 
 
 def measure_copy_bandwidth(threads: int, *, repeats: int = 9, buffer_bytes: int | None = None) -> CopyBandwidth:
-    """Times `repeats` copies of one buffer (default: twice the last-level cache, memory permitting)."""
+    """Times `repeats` copies of one buffer (default: as large as the last-level cache, memory permitting)."""
     cache = last_level_cache_bytes()
     size = buffer_bytes or _buffer_size(cache)
     source = np.ones(size, np.uint8)
@@ -69,7 +70,7 @@ def last_level_cache_bytes() -> int | None:
 def _buffer_size(cache: int | None) -> int:
     import psutil
 
-    wanted = min(max(LEAST_BUFFER, 2 * (cache or 0)), LARGEST_BUFFER)
+    wanted = min(max(LEAST_BUFFER, cache or 0), LARGEST_BUFFER)
     return int(min(wanted, psutil.virtual_memory().available * LARGEST_SHARE_OF_MEMORY))
 
 

@@ -19,6 +19,7 @@ from kvc_trt.profile.subject import DecodeRun, Subject, open_subject, random_pro
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
+    from kvc_trt.policies.parameters import PolicyParameters
     from kvc_trt.progress import Progress
 
 LARGEST_SHARE_OF_MEMORY = 0.5
@@ -29,7 +30,8 @@ LARGEST_SHARE_OF_MEMORY = 0.5
 class Side:
     """What was measured of the engine or of its twin at one context and batch."""
 
-    subject: Subject
+    name: str
+    parameters: PolicyParameters
     decode: DecodeTimes
     prefill: PrefillTimes | None
     memory: list[MemoryLine]
@@ -93,8 +95,13 @@ class _Sweeper:
         for subject, lines, times in zip(subjects, memory, prefills, strict=True):
             if times is not None:
                 lines.append(prefill_line(subject, times.peak, batch, context))
-        compaction = time_compaction(self._subject, batch, context) if prefills[0] is not None else None
-        sides = [Side(*parts) for parts in zip(subjects, decodes, prefills, memory, strict=True)]
+        compaction = None
+        if prefills[0] is not None:
+            compaction = time_compaction(self._subject, batch, context, request.prefills)
+        sides = [
+            Side(subject.name, subject.parameters, times, prefill, lines)
+            for subject, times, prefill, lines in zip(subjects, decodes, prefills, memory, strict=True)
+        ]
         self.sweep.rows.append(Row(context, batch, sides[0], sides[1] if len(sides) > 1 else None, compaction))
 
     def _prefills(self, subjects: list[Subject], context: int, batch: int) -> list[PrefillTimes | None]:

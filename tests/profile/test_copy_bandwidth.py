@@ -16,6 +16,6 @@ def test_measurement_carries_its_conditions(threads):
     assert found.last_level_cache_bytes == last_level_cache_bytes()
 
 
-@pytest.mark.parametrize(("cache", "beyond"), [(None, True), (100, True), (1000, False)])
+@pytest.mark.parametrize(("cache", "beyond"), [(None, True), (500, True), (1000, False)])
 def test_a_buffer_within_the_cache_is_told(cache, beyond):
     assert CopyBandwidth(1e9, 1e8, 3, 500, 1, cache).beyond_cache is beyond

@@ -1,0 +1,98 @@
+"""What a reader of a profile should not have to find out alone. Every sentence follows from figures of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Result = Mapping[str, Any]
+
+MEMORY_TOLERANCE_PERCENT = 10
+RESIDENT_RESOLUTION = 16 << 20
+"""Resident memory moves by so many bytes for reasons of its own (allocator, threads): closer is equal."""
+COMPACTION_SHARE = 0.10
+NOISE_PERCENT = 20
+
+
+def findings(result: Result) -> list[str]:
+    """Sentences about speed, floor, compaction, memory and the quality of the measurement."""
+    rows = result["rows"]
+    checks = (_speed(rows), _floor(result), _compaction(rows), _memory(result), _noise(rows), result["left_out"])
+    return [sentence for check in checks for sentence in check]
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    return f"{row['context']:,} tokens, batch {row['batch_size']}"
+
+
+def _speed(rows: list[dict[str, Any]]) -> Iterator[str]:
+    compared = [row for row in rows if row["side"] == "engine" and row["speedup_over_dense"] is not None]
+    if not compared:
+        return
+    best = max(compared, key=lambda row: row["speedup_over_dense"])
+    if best["speedup_over_dense"] > 1:
+        ceiling = f"the ceiling of its traffic is {best['ceiling_speedup']:.2f}x"
+        yield f"decode is {best['speedup_over_dense']:.2f}x as fast as dense at {_where(best)}; {ceiling}"
+    slower = [row for row in compared if row["speedup_over_dense"] < 1]
+    if slower:
+        where = "; ".join(f"{row['speedup_over_dense']:.2f}x at {_where(row)}" for row in slower)
+        yield f"slower than dense in {len(slower)} of {len(compared)} rows: {where} (build with --dense-until auto)"
+
+
+def _floor(result: Result) -> Iterator[str]:
+    engine = [row for row in result["rows"] if row["side"] == "engine"]
+    if engine:
+        lowest, highest = (pick(engine, key=lambda row: row["percent_of_floor"]) for pick in (min, max))
+        low, high = (f"{row['percent_of_floor']:.0f}% ({_where(row)})" for row in (lowest, highest))
+        yield f"a step reaches {low} to {high} of the copy-bandwidth floor"
+    copy = result["floor"]["copy_bandwidth"]
+    cache = copy["last_level_cache_bytes"]
+    within = [row for row in engine if cache and row["bytes_read_per_step_modelled"] < cache]
+    if within:
+        which = "every step" if len(within) == len(engine) else f"{len(within)} of {len(engine)} rows' steps"
+        yield (
+            f"{which} of the engine would fit the last-level cache ({cache / 2**20:.0f} MiB): the floor from memory "
+            "bandwidth can be beaten there, and overhead per operator counts for more"
+        )
+    if copy["drift_percent"] > NOISE_PERCENT:
+        yield f"the copy bandwidth changed by {copy['drift_percent']:.0f}% during the profile: the machine is not quiet"
+    if not copy["beyond_cache"]:
+        yield "the copy bandwidth was measured on a buffer that the last-level cache can hold: the floor is too low"
+
+
+def _compaction(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        share, difference = row["compaction_share_of_prefill"], row["prefill_minus_dense_ms"]
+        if share is None or row["side"] != "engine":
+            continue
+        if share > COMPACTION_SHARE:
+            yield f"compaction takes {share:.0%} of prefill at {_where(row)} (over {COMPACTION_SHARE:.0%})"
+        # The twin does other work in place of compaction (it stores the whole prompt), and both vary from run to run.
+        spread = 3 * row["std_ttft_ms"] + COMPACTION_SHARE * row["median_ttft_ms"]
+        if difference is not None and abs(difference - row["compaction_ms"]) > spread:
+            yield (
+                f"compaction at {_where(row)}: {row['compaction_ms']:.1f} ms by its nodes, but prefill takes "
+                f"{difference:+.1f} ms against the dense twin"
+            )
+
+
+def _memory(result: Result) -> Iterator[str]:
+    for line in result["memory"]["rows"]:
+        difference = line["measured_bytes"] - line["modelled_bytes"]
+        resolution = RESIDENT_RESOLUTION if line["kind"] == "prefill" else 0
+        apart = abs(line["difference_percent"]) > MEMORY_TOLERANCE_PERCENT and abs(difference) > resolution
+        if apart and line["side"] == "engine":
+            yield (
+                f"memory, {line['kind']} at {_where(line)}: {line['measured_bytes'] / 2**20:.1f} MiB measured against "
+                f"{line['modelled_bytes'] / 2**20:.1f} MiB modelled ({line['difference_percent']:+.0f}%)"
+            )
+
+
+def _noise(rows: list[dict[str, Any]]) -> Iterator[str]:
+    noisy = [row for row in rows if row["noise_percent"] > NOISE_PERCENT]
+    if noisy:
+        worst = max(noisy, key=lambda row: row["noise_percent"])
+        yield (
+            f"{len(noisy)} of {len(rows)} rows vary by more than {NOISE_PERCENT}% from step to step (most: "
+            f"{worst['noise_percent']:.0f}%, {worst['side']} at {_where(worst)}): compare medians, not means"
+        )
