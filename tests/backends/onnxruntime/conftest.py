@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
+
 from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import onnx
 import pytest
+
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
@@ -34,7 +35,7 @@ def executor(rocketkv):
     return executor
 
 
-def filled(executor, rows=len(LENGTHS)):
+def filled(executor, rows=3):
     """Prefill the prompts into the first rows; returns the arguments of the next decode."""
     ids, lengths = padded(prompts(LENGTHS[:rows]))
     prefilled = executor.prefill(ids, lengths)
@@ -210,7 +211,7 @@ def test_a_graph_that_cannot_be_loaded(rocketkv, tmp_path):
     broken.write_bytes(b"no graph")
     executor = OnnxRuntimeExecutor(replace(rocketkv, decode=broken), threads=1)
     executor.allocate(1)
-    with pytest.raises(UnsupportedEnvironment, match="cannot load .*decode.onnx"):
+    with pytest.raises(UnsupportedEnvironment, match=r"cannot load .*decode\.onnx"):
         executor.decode(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros((3, 1), np.int64))
 
 
