@@ -19,6 +19,9 @@ OVERRIDES = ("prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "win
 POLICY_INPUTS = ("policy", "token_budget", "max_input_len", "max_output_len", "split", *OVERRIDES)
 """Everything the resolved parameters follow from, besides the model and `dense_until`."""
 
+WEIGHT_SOURCES = frozenset(("checkpoint", "revision", "random_weights"))
+"""Where weights come from: a later layer that names one replaces whatever an earlier one named."""
+
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -113,6 +116,8 @@ def layered(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> BuildConfig:
         if settings:
             validated(BuildConfig, {"model": "any", **settings}, source)
             sources.append(source)
+        if WEIGHT_SOURCES & settings.keys():
+            merged = {name: value for name, value in merged.items() if name not in WEIGHT_SOURCES}
         merged.update(settings)
     if "model" not in merged:
         raise InputError("no model given", hint="--model NAME (see `kvc-trt models`) or --model DIRECTORY")

@@ -118,7 +118,7 @@ def command(
     else:
         click.echo(_summary(result, request))
         if report is not None:
-            click.echo(report.as_text())
+            click.echo(_report_text(report))
     _judge(report, target)
 
 
@@ -200,3 +200,9 @@ def _as_json(result: BuildResult, request: Request, backend: Backend, report: Re
         "stages": result.engine.manifest["stages"],
         "verification": None if report is None else report.to_json(),
     }
+
+
+def _report_text(report: Report) -> str:
+    from kvc_trt.verify.text import report_text
+
+    return report_text(report)

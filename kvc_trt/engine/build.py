@@ -16,16 +16,25 @@ from typing import Any, Literal, Protocol
 
 import kvc_trt
 from kvc_trt import __version__
-from kvc_trt.engine.directory import CONFIG_FILE, DECODE_FILE, PREFILL_FILE, TOKENIZER_DIRECTORY, WEIGHTS_FILE, Engine
+from kvc_trt.engine.directory import (
+    ARCHITECTURE,
+    CONFIG_FILE,
+    DECODE_FILE,
+    PREFILL_FILE,
+    TOKENIZER_DIRECTORY,
+    WEIGHTS_FILE,
+    Engine,
+)
 from kvc_trt.engine.files import disk_error, sha256, write_durably
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
 from kvc_trt.engine.model_choice import ModelSource
-from kvc_trt.engine.request import Request
+from kvc_trt.engine.request import BYTES_PER_WEIGHT, Request
 from kvc_trt.engine.stages import Stages
 from kvc_trt.engine.tokenizer import check_tokenizer
-from kvc_trt.engine.writer import check_replaceable, new_directory, place
+from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.models.quantisation import BLOCK
+from kvc_trt.models.weights import count_parameters
 from kvc_trt.progress import Progress
 
 STAGES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECODE_FILE}
@@ -64,6 +73,7 @@ def build_engine(
     disk. Whatever happens, `output` holds what it held before or the whole new engine.
     """
     started = time.monotonic()
+    output = writable_target(output)
     check_tokenizer(source.tokenizer_files, request.model.vocab_size)
     config_json = engine_config(request)
     with progress.task("reading the inputs", None):
@@ -71,6 +81,7 @@ def build_engine(
     existing = _existing(output, digest, force=force, progress=progress)
     if existing is not None:
         return BuildResult(existing, "up to date", (), time.monotonic() - started)
+    check_space(output, int(count_parameters(request.model) * BYTES_PER_WEIGHT[request.config.weights]))
     with Stages.open(digest, progress) as stages:
         for name, file in STAGES.items():
             stages.run(name, file, partial(makers[name], finished=stages.directory))
@@ -188,7 +199,7 @@ def _manifest(
         "version": __version__,
         "files": {name: dataclasses.asdict(record) for name, record in records.items()},
         "inputs_digest": digest,
-        "target": {"backend": request.config.backend, "architecture": "cpu"},
+        "target": {"backend": request.config.backend, "architecture": ARCHITECTURE},
         "versions": {"python": platform.python_version(), **_library_versions()},
         "checkpoint": {
             "source": source.description,

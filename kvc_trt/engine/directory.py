@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 CONFIG_FILE, PREFILL_FILE, DECODE_FILE = "config.json", "prefill.onnx", "decode.onnx"
 WEIGHTS_FILE, TOKENIZER_DIRECTORY = "weights.safetensors", "tokenizer"
 REQUIRED_FILES = (CONFIG_FILE, PREFILL_FILE, DECODE_FILE, WEIGHTS_FILE)
+BACKENDS = ("onnxruntime",)
+ARCHITECTURE = "cpu"
+"""The target of every engine of this version: ONNX graphs are the same on every CPU."""
 LARGEST_CONFIG = 16 << 20
 
 
@@ -62,7 +65,9 @@ class Engine:
             if name not in files:
                 raise InputError(f"{path}: the manifest lists no {name}", hint=rebuild_hint(path))
         config = _read_config(path)
-        return cls(path, config, manifest, files, *_interpret(config, path / CONFIG_FILE))
+        engine = cls(path, config, manifest, files, *_interpret(config, path / CONFIG_FILE))
+        _check_target(engine)
+        return engine
 
     @property
     def prefill_path(self) -> Path:
@@ -116,6 +121,13 @@ def _read_config(path: Path) -> dict[str, Any]:
         message = f"{path / CONFIG_FILE}: version {found!r}, expected {__version__!r}"
         raise InputError(message, hint=rebuild_hint(path))
     return config
+
+
+def _check_target(engine: Engine) -> None:
+    target, expected = engine.manifest.get("target"), {"backend": engine.build.backend, "architecture": ARCHITECTURE}
+    if target != expected or engine.backend not in BACKENDS:
+        message = f"{engine.path} was built for {target}, expected one of {', '.join(BACKENDS)} on {ARCHITECTURE}"
+        raise InputError(message, hint=rebuild_hint(engine.path))
 
 
 def _interpret(config: Mapping[str, Any], source: Path) -> tuple[ModelConfig, PolicyParameters, BuildConfig]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,8 @@ def sealed(fields: Mapping[str, Any]) -> bytes:
 
 def rebuild_hint(engine: Path) -> str:
     """Return the command that builds an engine anew from its recorded configuration."""
-    return f"rebuild it: kvc-trt build --config {engine / 'config.json'} -o {engine} --force"
+    config, output = shlex.quote(str(engine / "config.json")), shlex.quote(str(engine))
+    return f"rebuild it: kvc-trt build --config {config} -o {output} --force"
 
 
 def read_manifest(engine: Path) -> dict[str, Any]:

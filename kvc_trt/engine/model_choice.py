@@ -97,6 +97,9 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
 
     The returned choice carries the configuration of the checkpoint that was really opened.
     """
+    from_hub = config.random_weights is None and choice.directory is None and choice.shipped is None
+    if config.revision is not None and not from_hub:
+        raise InputError(f"--revision {config.revision}: the weights do not come from the Hugging Face Hub")
     if config.random_weights is not None:
         weights = RandomWeights(choice.config, config.random_weights)
         return choice, ModelSource(weights, f"random weights, seed {config.random_weights}")

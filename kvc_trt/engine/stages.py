@@ -92,6 +92,11 @@ class Stages:
             stages = cls(directory, digest, progress or NullProgress())
             try:
                 yield stages
+            except BaseException:
+                if stages.receipts:
+                    kept = ", ".join(receipt.name for receipt in stages.receipts)
+                    stages._progress.note(f"finished stages are kept for the next build: {kept}")
+                raise
             finally:
                 stages._clear_partial()
                 with contextlib.suppress(OSError):

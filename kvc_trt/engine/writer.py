@@ -18,7 +18,8 @@ from pathlib import Path
 from kvc_trt.engine.directory import REQUIRED_FILES, TOKENIZER_DIRECTORY
 from kvc_trt.engine.files import listing, make_durable
 from kvc_trt.engine.manifest import MANIFEST_FILE
-from kvc_trt.errors import InputError
+from kvc_trt.engine.stages import cache_root
+from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 ENGINE_ENTRIES = frozenset((*REQUIRED_FILES, MANIFEST_FILE, TOKENIZER_DIRECTORY))
 
@@ -36,6 +37,37 @@ def check_replaceable(target: Path) -> None:
             f"{target} holds {foreign[0]!r}, which is no part of an engine; --force replaces engine directories only",
             hint="choose another directory with -o, or move that file away",
         )
+
+
+def writable_target(target: Path) -> Path:
+    """Return `target` with a last component of its own; InputError where it could never be made. Changes nothing."""
+    if target.name in ("", ".."):
+        target = Path(os.path.abspath(target))
+    parent = target.absolute().parent
+    while not os.path.lexists(parent):
+        parent = parent.parent
+    if not parent.is_dir():
+        raise InputError(f"{target} cannot be made: {parent} is not a directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{target} cannot be made: {parent} is not writable")
+    return target
+
+
+def check_space(target: Path, needed: int) -> None:
+    """Raise UnsupportedEnvironment where the cache's or the target's disk has less than `needed` bytes left.
+
+    A courtesy before hours of work, not a promise: a disk can still fill up meanwhile.
+    """
+    parent = target.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    for directory in (cache_root(), parent):
+        free = shutil.disk_usage(directory).free
+        if free < needed:
+            raise UnsupportedEnvironment(
+                f"the weights need {needed / 1e9:.1f} GB, {directory} has {free / 1e9:.1f} GB left",
+                hint="free some space, or set KVC_TRT_CACHE and -o to a larger disk",
+            )
 
 
 @contextlib.contextmanager

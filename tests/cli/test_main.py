@@ -41,10 +41,8 @@ def test_help_imports_click_alone():
 @pytest.mark.parametrize("command", ["models", "policies", "inspect", "plan"])
 def test_light_commands_import_no_heavy_library(command, tiny_engine):
     arguments = {"inspect": [str(tiny_engine)], "plan": ["--model", "llama3.1-8b", "--token-budget", "512"]}
-    code = (
-        "import sys; from kvc_trt.cli.main import run; code = run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    )
-    code += "; sys.exit(code)"
+    code = "import sys; from kvc_trt.cli.main import run; code = run(sys.argv[1:])"
+    code += "; print(*sys.modules, file=sys.stderr); sys.exit(code)"
     done = python(code, command, *arguments.get(command, []))
     assert done.returncode == 0, done.stderr
     assert not {"torch", "onnx", "onnxruntime", "onnxscript", "transformers"} & set(done.stderr.split())

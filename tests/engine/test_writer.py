@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from kvc_trt.engine import writer
-from kvc_trt.engine.writer import new_directory, place
-from kvc_trt.errors import InputError
+from kvc_trt.engine.writer import check_space, new_directory, place, writable_target
+from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 
 def build(target, text, *, replace=False):
@@ -141,3 +142,18 @@ def test_a_file_is_placed_without_a_copy_where_that_is_possible(tmp_path, monkey
     place(source, tmp_path / "copied")
     assert (tmp_path / "copied").read_bytes() == b"x"
     assert (tmp_path / "copied").stat().st_ino != source.stat().st_ino
+
+
+def test_a_target_that_can_never_be_made_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="file is not a directory"):
+        writable_target(tmp_path / "file" / "sub" / "engine")
+    assert writable_target(tmp_path / "new" / "engine") == tmp_path / "new" / "engine"
+    assert not (tmp_path / "new").exists()
+    assert writable_target(Path(".")).name
+
+
+def test_too_little_space_is_noticed_before_the_work(tmp_path, monkeypatch):
+    check_space(tmp_path / "new" / "engine", 1)
+    with pytest.raises(UnsupportedEnvironment, match=r"need 1000000000\.0 GB"):
+        check_space(tmp_path / "new" / "engine", 10**18)

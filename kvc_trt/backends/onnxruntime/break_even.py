@@ -103,7 +103,13 @@ def _measure(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> in
 def _attention_only(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> ModelConfig:
     slot = 2 * model.num_key_value_heads * model.head_size * np.dtype(dtype).itemsize
     layers = max(1, min(model.num_hidden_layers, STATE_BYTES // (slot * parameters.capacity)))
-    narrow = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 32, "bos_token_id": None, "eos_token_ids": ()}
+    narrow: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "vocab_size": 32,
+        "bos_token_id": None,
+        "eos_token_ids": (),
+    }
     return dataclasses.replace(model, num_hidden_layers=layers, dtype=dtype, **narrow)
 
 

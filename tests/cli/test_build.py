@@ -1,0 +1,142 @@
+"""The end of a build: what is verified, what is printed, and which exit code says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from kvc_trt.cli.main import run
+from kvc_trt.engine import Engine
+
+
+@pytest.fixture
+def arguments(tiny_arguments, tmp_path):
+    """Like tiny_arguments, with verification on."""
+    return [*(argument for argument in tiny_arguments if argument != "--no-verify"), "-o", str(tmp_path / "engine")]
+
+
+@pytest.fixture
+def ladder(monkeypatch):
+    """A ladder whose answer the test sets; it counts its calls."""
+    report = SimpleNamespace(passed=True, failures=[], to_json=lambda: {"passed": report.passed})
+    state = SimpleNamespace(report=report, engines=[])
+
+    def verify(engine, *, level, progress):
+        assert level == "quick"
+        state.engines.append(engine.path)
+        return report
+
+    module = ModuleType("kvc_trt.verify.ladder")
+    module.verify = verify
+    monkeypatch.setitem(sys.modules, "kvc_trt.verify.ladder", module)
+    monkeypatch.setattr("kvc_trt.cli.build._report_text", lambda report: f"passed: {report.passed}")
+    return state
+
+
+def test_a_passing_engine_is_verified_once(arguments, ladder, tmp_path, capfd):
+    assert run(arguments) == 0
+    assert ladder.engines == [tmp_path / "engine"]
+    assert "passed: True" in capfd.readouterr().out
+    assert run(arguments) == 0
+    assert len(ladder.engines) == 1
+    streams = capfd.readouterr()
+    assert "up to date" in streams.out
+    assert "passed after an earlier build" in streams.err
+
+
+def test_a_failing_engine_stays_fails_and_is_never_called_fine(arguments, ladder, tmp_path, capfd):
+    ladder.report.passed, ladder.report.failures = False, ["logits: maximal error is 3"]
+    for _ in range(2):
+        assert run(arguments) == 1
+        streams = capfd.readouterr()
+        assert "did not pass verification: logits: maximal error is 3" in streams.err
+        assert f"hint: kvc-trt verify {tmp_path / 'engine'}" in streams.err
+        Engine.open(tmp_path / "engine")
+    assert len(ladder.engines) == 2
+
+
+def test_no_verify_skips_it(arguments, ladder, capfd):
+    assert run([*arguments, "--no-verify"]) == 0
+    assert run([*arguments, "--set", "verify=false"]) == 0
+    assert ladder.engines == []
+
+
+def test_json_is_alone_on_stdout_and_complete(arguments, ladder, tmp_path, capfd):
+    assert run([*arguments, "--json"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["status"] == "built"
+    assert result["engine"] == str(tmp_path / "engine")
+    assert result["backend"]["name"] == "onnxruntime"
+    assert "tensorrt" in result["backend"]["reason"]
+    assert result["parameters"]["token_budget"] == 32
+    assert [stage["name"] for stage in result["stages"]] == ["weights", "prefill", "decode"]
+    assert all(stage["seconds"] >= 0 and stage["peak_rss_bytes"] > 0 for stage in result["stages"])
+    assert result["verification"] == {"passed": True}
+
+
+def test_a_missing_torch_is_noticed_before_the_build(arguments, monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run(arguments) == 3
+    streams = capfd.readouterr()
+    assert "pip install 'kvc-trt[verify]'" in streams.err
+    assert "--no-verify" in streams.err
+    assert not (tmp_path / "engine").exists()
+
+
+def test_the_backend_and_its_reason_are_said(tiny_arguments, tmp_path, capfd):
+    assert run([*tiny_arguments, "-o", str(tmp_path / "engine")]) == 0
+    assert "backend: onnxruntime (tensorrt cannot run here" in capfd.readouterr().err
+
+
+def test_the_default_output_names_model_and_policy(tiny_arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run([*tiny_arguments, "--policy", "snapkv++", "--set", "window=8"]) == 0
+    assert (tmp_path / "engines" / "tiny-snapkv++" / "manifest.json").exists()
+
+
+def test_a_measured_break_even_is_stored_and_stays(tiny_arguments, tmp_path, capfd):
+    arguments = [*tiny_arguments, "--dense-until", "auto", "-o", str(tmp_path / "engine"), "--json"]
+    assert run(arguments) == 0
+    first = json.loads(capfd.readouterr().out)
+    assert first["configuration"]["dense_until"] == first["parameters"]["dense_until"] >= 32
+    assert run(arguments) == 0
+    assert json.loads(capfd.readouterr().out)["status"] == "up to date"
+
+
+def test_the_commit_of_a_fetched_checkpoint_is_recorded_and_replayed(tmp_path, monkeypatch, tiny_model, capfd):
+    import shutil
+
+    from kvc_trt.models import hub, presets
+    from kvc_trt.models.hugging_face import read_config
+    from kvc_trt.models.random_weights import RandomWeights
+    from kvc_trt.models.safetensors_writer import TensorPlan, write_safetensors
+
+    commit, asked = "c" * 40, []
+    directory = tmp_path / commit
+    shutil.copytree(tiny_model, directory)
+    source = RandomWeights(read_config(directory), 1)
+    plans = [TensorPlan(name, "float32", source.shape(name), lambda n=name: source.read(n)) for name in source.names()]
+    write_safetensors(directory / "model.safetensors", plans, {}, lambda amount: None)
+    preset = presets.Preset("tiny", "", read_config(directory), "someone/tiny", None, {"max_input_len": 256})
+    monkeypatch.setattr(presets, "load_preset", lambda name: preset)
+
+    def fetch(repository, revision):
+        asked.append((repository, revision))
+        return directory, commit
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    engine = tmp_path / "engine"
+    arguments = ["build", "--model", "tiny", "--token-budget", "32", "--set", "window=8", "--no-verify"]
+    assert run([*arguments, "--revision", "main", "-o", str(engine)]) == 0
+    assert Engine.open(engine).manifest["checkpoint"]["commit"] == commit
+    assert run(["build", "--config", str(engine / "config.json"), "-o", str(tmp_path / "again"), "--no-verify"]) == 0
+    assert asked == [("someone/tiny", "main"), ("someone/tiny", commit)]
+    assert (tmp_path / "again" / "config.json").read_bytes() == (engine / "config.json").read_bytes()
+
+
+def test_a_revision_without_the_hub_is_refused(tiny_arguments, tmp_path, capfd):
+    assert run([*tiny_arguments, "--revision", "main", "-o", str(tmp_path / "engine")]) == 2
+    assert "do not come from the Hugging Face Hub" in capfd.readouterr().err
