@@ -9,10 +9,10 @@ A graph holds a few hundred bytes per tensor; the data stay in the weight file, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 import kvc_trt
 from kvc_trt.errors import InputError
@@ -20,7 +20,7 @@ from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, KVC_DOMAIN, OPSET
 from kvc_trt.graph.decoder import Prompt, Step, decode_layer, prefill_layer
 from kvc_trt.graph.emitter import Emitter
 from kvc_trt.graph.functions import compact, dense_attention, hybrid_attention, prefill_attention
-from kvc_trt.graph.functions.shapes import count_to
+from kvc_trt.graph.functions.shapes import HeadShape, count_to
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
 from kvc_trt.graph.state import LOWEST, state_tensors
 from kvc_trt.graph.weights import ROTARY, GraphWeights
@@ -132,12 +132,15 @@ def _model(
         left := [node.name for node in nodes if node.op_type in ("Gemm", "MatMul")]
     ):
         raise AssertionError(f"linear layers left unquantised: {', '.join(left)}")
-    lowest = numpy_dtype(layers.weights.dtype).type(LOWEST[layers.weights.dtype])
-    bodies = {
+    config = layers.config
+    shape = HeadShape(config.num_attention_heads, config.num_key_value_heads, config.head_size)
+    layout = hybrid_attention.Layout(shape, parameters.capacity, parameters.num_pages(), layers.weights.dtype)
+    lowest = np.array(LOWEST[layers.weights.dtype], numpy_dtype(layers.weights.dtype))
+    bodies: dict[str, Callable[[], FunctionProto]] = {
         prefill_attention.NAME: prefill_attention.prefill_attention,
         compact.NAME: lambda: compact.compact(parameters.pool_kernel, lowest),
-        hybrid_attention.NAME: hybrid_attention.hybrid_attention,
-        dense_attention.NAME: dense_attention.dense_attention,
+        hybrid_attention.NAME: lambda: hybrid_attention.hybrid_attention(layout),
+        dense_attention.NAME: lambda: dense_attention.dense_attention(shape),
     }
     used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]

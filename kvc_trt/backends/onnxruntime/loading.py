@@ -42,17 +42,14 @@ def load_graph(
     import onnxruntime
 
     session_options = _session_options(options)
-    source: str | bytes
-    if isinstance(graph, Path) and not expose:
-        source = str(graph)
-    else:
-        source = _in_memory(graph, expose)
-        # A graph in memory has no folder of its own to find its weights in.
-        session_options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(weights_directory)
-        )
+    # A graph in memory has no folder of its own to find its weights in.
+    session_options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(weights_directory)
+    )
     try:
-        return onnxruntime.InferenceSession(source, session_options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            _in_memory(graph, expose), session_options, providers=["CPUExecutionProvider"]
+        )
     except Exception as error:  # onnxruntime's exceptions have no other common base
         what = graph if isinstance(graph, Path) else "a graph"
         raise UnsupportedEnvironment(
@@ -78,9 +75,10 @@ def _session_options(options: LoadOptions) -> SessionOptions:
 
 def _in_memory(graph: Graph, expose: Sequence[str]) -> bytes:
     from kvc_trt.graph.expose import expose as exposed
+    from kvc_trt.graph.prune import prune
 
     model = read_graph(graph)
-    return bytes((exposed(model, expose) if expose else model).SerializeToString())
+    return bytes(prune(exposed(model, expose) if expose else model).SerializeToString())
 
 
 def read_graph(graph: Graph) -> ModelProto:

@@ -1,33 +1,51 @@
-"""Writing one new entry per row and KV head into a cache."""
+"""Writing one new entry per row and KV head into a cache.
+
+A scatter touches the new entry alone where the executor binds one buffer as cache and result. Nothing else may read
+the old cache, or the executor has to keep it and copies the whole.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from kvc_trt.graph.emitter import Emitter, Value
-from kvc_trt.graph.functions.shapes import count_to, size
+from kvc_trt.graph.functions.shapes import HeadShape, count_to, size
 
 
-def slot_indices(emit: Emitter, lengths: Value, keys: Value) -> Value:
-    """ScatterND indices INT64 [B,G,3] of slot `lengths[b]` in row b of every head of `keys` [B,G,C,D]."""
-    row_axis, head_axis, slot_axis = np.eye(3, dtype=np.int64)
-    rows = emit.Mul(emit.Reshape(count_to(emit, size(emit, lengths, 0)), [-1, 1, 1]), row_axis)
-    heads = emit.Mul(emit.Reshape(count_to(emit, size(emit, keys, 1)), [1, -1, 1]), head_axis)
-    slots = emit.Mul(emit.Reshape(lengths, [-1, 1, 1]), slot_axis)
-    return str(emit.Add(emit.Add(rows, slots), heads))
+class Place:
+    """Where the new entry of each row goes: slot `lengths[b]` of row b, for `lengths` [B]."""
 
+    def __init__(self, emit: Emitter, lengths: Value, shape: HeadShape) -> None:
+        self._emit, self._shape = emit, shape
+        self.slots: Value = emit.Reshape(lengths, [-1, 1, 1, 1])
+        """INT64 [B,1,1,1]"""
+        self._rows: Value = emit.Reshape(count_to(emit, size(emit, lengths, 0)), [-1, 1, 1, 1])
 
-def append(emit: Emitter, cache: Value, indices: Value, entry: Value) -> Value:
-    """`cache` [B,G,C,D] with `entry` [B,G,D] stored at `indices`.
+    def append(self, cache: Value, entry: Value) -> Value:
+        """`cache` [B,G,C,D] with `entry` [B,G,D] stored."""
+        return str(self._emit.ScatterND(cache, self._slot_indices(), entry))
 
-    ScatterND touches the new entry alone where the executor binds one buffer as cache and result; nothing else may
-    read `cache`, or the executor has to keep the old state and copies.
-    """
-    return str(emit.ScatterND(cache, indices, entry))
+    def raise_bounds(self, bounds: Value, key: Value, page: Value, dtype: str) -> Value:
+        """`bounds` [B,G,2D,P] after `key` [B,G,D] joined page `page` [B,1,1,1]: channel maxima of K and of -K."""
+        emit = self._emit
+        column = emit.Concat(key, emit.Neg(key), axis=2)
+        if dtype != "float32":  # twice as slow, but ONNX Runtime's ScatterND has no maximum of half floats
+            column = emit.Unsqueeze(column, [3])
+            pages = emit.Expand(page, emit.Shape(column))
+            return str(emit.ScatterElements(bounds, pages, column, axis=3, reduction="max"))
+        heads, channels = np.indices((self._shape.kv_heads, 2 * self._shape.head_size))
+        grid = np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None]
+        return str(emit.ScatterND(bounds, self._indices(page, grid), column, reduction="max"))
 
+    def _slot_indices(self) -> Value:
+        """INT64 [B,G,3]"""
+        heads = np.arange(self._shape.kv_heads)
+        grid = np.stack([0 * heads, heads, 0 * heads], axis=-1)[None, None]
+        return str(self._emit.Squeeze(self._indices(self.slots, grid), [1]))
 
-def raise_bounds(emit: Emitter, bounds: Value, page: Value, key: Value) -> Value:
-    """`bounds` [B,G,2D,P] after `key` [B,G,D] joined page `page` [B,1,1,1]: channel-wise maxima of K and of -K."""
-    column = emit.Unsqueeze(emit.Concat(key, emit.Neg(key), axis=2), [3])
-    pages = emit.Expand(page, emit.Shape(column))
-    return str(emit.ScatterElements(bounds, pages, column, axis=3, reduction="max"))
+    def _indices(self, last: Value, grid: np.ndarray) -> Value:
+        """`grid` [1,.,.,n] of index tuples with the row added to the first and `last` [B,1,1,1] to the last element."""
+        emit, width = self._emit, grid.shape[-1]
+        first_axis, last_axis = np.eye(width, dtype=np.int64)[[0, -1]]
+        moving = emit.Add(emit.Mul(self._rows, first_axis), emit.Mul(last, last_axis))
+        return str(emit.Add(moving, grid.astype(np.int64)))

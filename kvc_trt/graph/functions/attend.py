@@ -5,10 +5,11 @@ The g query heads that share a KV head are the rows of one matrix product, so ke
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kvc_trt.graph.emitter import Emitter, Value
-from kvc_trt.graph.functions.shapes import MASKED, attention_scale, count_to, float32, one, size
+from kvc_trt.graph.functions.shapes import MASKED, HeadShape, count_to, float32, one, size
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,10 @@ class GroupedQuery:
     """[B,G,g,D], times 1/sqrt(D)"""
 
 
-def group_query(emit: Emitter, query: Value, keys: Value) -> GroupedQuery:
-    """Group `query` [B,H,D] by the KV heads of `keys` [B,G,C,D]."""
-    shape = emit.Concat([0], size(emit, keys, 1), [-1], size(emit, query, 2), axis=0)
-    plain = emit.Reshape(float32(emit, query), shape)
-    return GroupedQuery(plain, emit.Mul(plain, attention_scale(emit, query, 2)))
+def group_query(emit: Emitter, query: Value, shape: HeadShape) -> GroupedQuery:
+    """Group `query` [B,H,D] by KV head."""
+    plain = emit.Reshape(float32(emit, query), [0, shape.kv_heads, shape.group, shape.head_size])
+    return GroupedQuery(plain, emit.Mul(plain, 1 / math.sqrt(shape.head_size)))
 
 
 def attend(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value) -> Value:
@@ -49,7 +49,6 @@ def attend_first(
     return attend_slots(emit, query, keys, values, lengths)
 
 
-def ungroup(emit: Emitter, output: Value, query: Value) -> Value:
+def ungroup(emit: Emitter, output: Value, query: Value, shape: HeadShape) -> Value:
     """`output` [B,G,g,D] in the shape and type of `query` [B,H,D]."""
-    shape = emit.Concat([0], size(emit, query, 1), size(emit, query, 2), axis=0)
-    return str(emit.CastLike(emit.Reshape(output, shape), query))
+    return str(emit.CastLike(emit.Reshape(output, [0, shape.heads, shape.head_size]), query))

@@ -20,7 +20,7 @@ NOT_A_NUMBER, PADDING = -1.0, -2.0
 PROTECTED = np.float32(3e38)
 
 
-def compact(pool_kernel: int, lowest: np.generic) -> FunctionProto:
+def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
     """(q_window [B,H,W,D], k, v [B,G,S,D], prompt_lengths [B]) ->
     (k_cache, v_cache [B,G,C,D], bounds [B,G,2D,P], cache_lengths [B], indices INT32 [B,G,C]).
 
@@ -105,7 +105,7 @@ def _pad_end(emit: Emitter, rows: Value, length: Value, fill: Value | np.generic
     return str(emit.Pad(rows, emit.Concat([0], missing, axis=0), fill, [2]))
 
 
-def _bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.generic) -> Value:
+def _bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -> Value:
     """Page maxima of K and of -K over the `stored` slots, channel-major [B,G,2D,P]."""
     page_size = one(emit, emit.attribute("page_size"))
     capacity = one(emit, emit.attribute("capacity"))

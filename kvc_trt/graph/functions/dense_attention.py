@@ -9,16 +9,16 @@ from onnx import FunctionProto
 
 from kvc_trt.graph.emitter import Emitter, Value
 from kvc_trt.graph.functions import function
-from kvc_trt.graph.functions.append import append, slot_indices
+from kvc_trt.graph.functions.append import Place
 from kvc_trt.graph.functions.attend import attend_first, attend_slots, group_query, ungroup
-from kvc_trt.graph.functions.shapes import scalar, size
+from kvc_trt.graph.functions.shapes import HeadShape, scalar, size
 
 NAME = "KvcDenseAttention"
 INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
 ATTRIBUTES = ("dense_until",)
 
 
-def dense_attention() -> FunctionProto:
+def dense_attention(shape: HeadShape) -> FunctionProto:
     """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], cache_lengths [B]) ->
     (output [B,H,D], k_cache, v_cache).
 
@@ -27,12 +27,11 @@ def dense_attention() -> FunctionProto:
     the two agree bit for bit. Otherwise the cache is read in place.
     """
     emit = Emitter()
-    indices = slot_indices(emit, "cache_lengths", "k_cache")
-    keys = append(emit, "k_cache", indices, "k_new")
-    values = append(emit, "v_cache", indices, "v_new")
-    lengths = emit.Add(emit.Reshape("cache_lengths", [-1, 1, 1, 1]), 1)
+    place = Place(emit, "cache_lengths", shape)
+    keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
+    lengths = emit.Add(place.slots, 1)
     longest = emit.ReduceMax(lengths, keepdims=0)
-    query = group_query(emit, "query", keys)
+    query = group_query(emit, "query", shape)
 
     def sliced(branch: Emitter) -> list[Value]:
         return [attend_first(branch, query, keys, values, lengths, longest)]
@@ -43,6 +42,6 @@ def dense_attention() -> FunctionProto:
     mostly_empty = emit.Less(emit.Mul(longest, 2), scalar(emit, size(emit, keys, 2)))
     short = emit.LessOrEqual(longest, emit.attribute("dense_until"))
     attended = emit.choose(emit.Or(mostly_empty, short), sliced, in_place, outputs=1)
-    output = ungroup(emit, attended, "query")
+    output = ungroup(emit, attended, "query", shape)
     outputs = {"output": output, "k_cache_out": keys, "v_cache_out": values}
     return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from onnx import TensorProto
 
@@ -11,8 +13,26 @@ MASKED = np.float32(-3.4e38)
 """Score of an entry that must not take part: finite, so that a row without entries gives no NaN."""
 
 
+@dataclass(frozen=True)
+class HeadShape:
+    """Attention shape of one engine. Bodies of decode operators contain it as numbers.
+
+    An executor cannot derive it in advance while the batch is free: ONNX Runtime folds a Shape node only when every
+    dimension of its input is known, and a decode step would run a dozen of them per layer.
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+
 def size(emit: Emitter, value: Value, axis: int) -> Value:
-    """Length of one axis as INT64 [1]; a constant wherever the dimension is static."""
+    """Length of one axis as INT64 [1]."""
     return str(emit.Shape(value, start=axis, end=axis + 1))
 
 
@@ -29,11 +49,6 @@ def one(emit: Emitter, value: Value) -> Value:
 def float32(emit: Emitter, value: Value) -> Value:
     """Scores and sums run in fp32 whatever the cache type."""
     return str(emit.Cast(value, to=TensorProto.FLOAT))
-
-
-def int64(emit: Emitter, value: Value) -> Value:
-    """Cast to INT64."""
-    return str(emit.Cast(value, to=TensorProto.INT64))
 
 
 def int32(emit: Emitter, value: Value) -> Value:

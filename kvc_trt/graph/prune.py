@@ -1,0 +1,68 @@
+"""Dropping what nobody reads, in memory, before an executor loads a graph.
+
+The artefact declares every output of every operator. ONNX Runtime inlines the bodies but removes no dead nodes: the
+ascending list of selected tokens alone would cost a tenth of a sparse step. The file on disk stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+
+from kvc_trt.graph import KVC_DOMAIN
+
+
+def prune(model: ModelProto) -> ModelProto:
+    """A copy of `model` whose functions return only what some call uses; results are the same to the last bit."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    wanted = {output.name for output in copy.graph.output} | _read_names(copy.graph.node)
+    for body in copy.functions:
+        calls = [node for node in copy.graph.node if (node.domain, node.op_type) == (KVC_DOMAIN, body.name)]
+        _drop_outputs(body, calls, wanted)
+    return copy
+
+
+def _drop_outputs(body: FunctionProto, calls: list[NodeProto], wanted: set[str]) -> None:
+    kept = [i for i in range(len(body.output)) if any(call.output[i] in wanted for call in calls)]
+    body.output[:] = [body.output[i] for i in kept]
+    for call in calls:
+        call.output[:] = [call.output[i] for i in kept]
+    _drop_dead(body.node, set(body.output))
+
+
+def _drop_dead(nodes: list[NodeProto], wanted: set[str]) -> None:
+    """Remove nodes, from the last to the first, whose outputs nobody wants; If nodes lose single outputs."""
+    for index in reversed(range(len(nodes))):
+        node = nodes[index]
+        if not wanted.intersection(node.output):
+            del nodes[index]
+            continue
+        if node.op_type == "If":
+            _drop_branch_outputs(node, wanted)
+        wanted |= _read_names([node])
+
+
+def _drop_branch_outputs(node: NodeProto, wanted: set[str]) -> None:
+    kept = [i for i, name in enumerate(node.output) if name in wanted]
+    node.output[:] = [node.output[i] for i in kept]
+    for branch in _graphs(node):
+        outputs = [branch.output[i] for i in kept]
+        del branch.output[:]
+        branch.output.extend(outputs)
+        _drop_dead(branch.node, {output.name for output in outputs})
+
+
+def _read_names(nodes: Iterable[NodeProto]) -> set[str]:
+    """Every value that the nodes read, those in their subgraphs included."""
+    names: set[str] = set()
+    for node in nodes:
+        names.update(node.input)
+        for graph in _graphs(node):
+            names |= _read_names(graph.node) | {output.name for output in graph.output}
+    return names
+
+
+def _graphs(node: NodeProto) -> list[GraphProto]:
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
