@@ -142,6 +142,12 @@ def test_a_broken_index_is_refused(sharded, content):
         Checkpoint(sharded)
 
 
+def test_an_index_of_absurd_size_is_not_read(sharded, monkeypatch):
+    monkeypatch.setattr("kvc_trt.models.checkpoint._MAX_INDEX_BYTES", 100)
+    with pytest.raises(InputError, match="expected at most 100"):
+        Checkpoint(sharded)
+
+
 def test_a_tensor_in_two_shards_is_refused(sharded):
     shutil.copy(sharded / HALVES[0], sharded / "third.safetensors")
     edit_index(sharded, lambda m: m.update({"model.embed_tokens.weight": "third.safetensors"}))

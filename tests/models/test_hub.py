@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -204,3 +205,12 @@ def test_a_closed_port_is_answered_within_the_time_limit(hub, tmp_path, monkeypa
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UnsupportedEnvironment, match="cannot be reached"):
         fetch("org/model", cache_dir=tmp_path / "cache")
+
+
+def test_a_full_disk_is_not_taken_for_a_missing_network(tmp_path, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    with pytest.raises(UnsupportedEnvironment, match=r"cannot be stored .*No space left"):
+        fetch("org/model", cache_dir=tmp_path)

@@ -130,3 +130,10 @@ def test_dequantise_refuses_mismatched_arrays():
     packed, scales = quantise(np.ones((4, 64), np.float32), 4)
     with pytest.raises(ValueError, match="expected"):
         dequantise(packed, scales[:3], 4)
+
+
+def test_a_tensor_that_is_not_finite_is_named(tiny_config, monkeypatch):
+    source = RandomWeights(tiny_config(), 0)
+    monkeypatch.setattr(source, "read_rows", lambda name, start, stop: np.full((stop - start, 64), np.nan, np.float32))
+    with pytest.raises(InputError, match=r"^lm_head\.weight: contains NaN"):
+        quantise_tensor(source, "lm_head.weight", 8)
