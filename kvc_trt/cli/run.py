@@ -109,13 +109,11 @@ def read_prompt_ids(path: Path) -> list[list[Any]]:
         found = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(found, list) or any(isinstance(item, list) for item in found) != all(
-        isinstance(item, list) for item in found
-    ):
-        raise InputError(
-            f"{path}: expected a list of token ids, or a list of such lists, found {json.dumps(found)[:60]}"
-        )
-    return found if found and isinstance(found[0], list) else [found]
+    lists = [isinstance(item, list) for item in found] if isinstance(found, list) else []
+    if not isinstance(found, list) or any(lists) != (bool(lists) and all(lists)):
+        shown = json.dumps(found)[:60]
+        raise InputError(f"{path}: expected a list of token ids, or a list of such lists, found {shown}")
+    return found if any(lists) else [found]
 
 
 def encode(session: Session, text: str, engine: Path) -> list[int]:

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvc_trt.cli.main import run
+
+
+def with_tokenizer(model, directory):
+    """The model as a checkpoint with weights and a tokenizer of 50 one-letter words, joined by spaces."""
+    import shutil
+
+    from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from kvc_trt.models.hugging_face import read_config
+    from kvc_trt.models.random_weights import RandomWeights
+
+    shutil.copytree(model, directory)
+    weights = RandomWeights(read_config(directory), 0)
+    save_file({name: weights.read(name) for name in weights.names()}, directory / "model.safetensors")
+    vocabulary = {chr(0x4E00 + i): i for i in range(50)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=chr(0x4E00)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model, tmp_path_factory):
+    """An engine that reads text, for tests that leave it as it is."""
+    directory = tmp_path_factory.mktemp("run")
+    model = with_tokenizer(tiny_model, directory / "model")
+    limits = ("--token-budget", "32", "--max-input-len", "256", "--max-output-len", "32", "--no-verify")
+    arguments = ["build", "--model", str(model), *limits]
+    assert run([*arguments, "-o", str(directory / "engine")]) == 0
+    return str(directory / "engine")
+
+
+@pytest.fixture
+def ids_file(tmp_path):
+    def write(content):
+        path = tmp_path / "ids.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+    return write
+
+
+PROMPT = "".join(chr(0x4E00 + 3 + i % 40) for i in range(200))
+
+
+def answer(engine, *arguments, capfd):
+    assert run(["run", engine, *arguments]) == 0
+    return capfd.readouterr()
+
+
+def outputs(engine, *arguments, capfd):
+    printed = answer(engine, "--json", *arguments, capfd=capfd)
+    return json.loads(printed.out)["outputs"]
+
+
+def failure(engine, *arguments, capfd, code=2):
+    capfd.readouterr()
+    assert run(["run", engine, *arguments]) == code
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+def test_json_alone_on_stdout(engine, capfd):
+    printed = answer(engine, "--prompt", PROMPT, "--max-new-tokens", "5", "--ignore-eos", "--json", capfd=capfd)
+    report = json.loads(printed.out)
+    assert set(report) == {"outputs", "timings"}
+    [output] = report["outputs"]
+    assert len(output["prompt_token_ids"]) == 200
+    assert len(output["token_ids"]) == 5
+    assert output["finish_reason"] == "length"
+    assert output["cache"]["logical"] == 204
+    physical = output["cache"]["physical"]
+    assert len(physical) == 2
+    assert all(length < 204 for length in physical)
+    assert report["timings"]["decode_runs"] == 4
+    assert report["timings"]["prompt_tokens"] == 200
+
+
+def test_text_on_stdout_and_one_line_on_stderr(engine, capfd):
+    expected = outputs(engine, "--prompt", PROMPT, "--max-new-tokens", "6", "--ignore-eos", capfd=capfd)[0]
+    printed = answer(engine, "--prompt", PROMPT, "--max-new-tokens", "6", "--ignore-eos", capfd=capfd)
+    assert printed.out == expected["text"] + "\n"
+    summary = printed.err.strip().splitlines()[-1]
+    physical = expected["cache"]["physical"][0]
+    assert summary.startswith(f"200 prompt tokens | 6 new (length) | cache {physical} of 205 tokens per layer | ")
+    assert summary.endswith("tokens/s")
+
+
+def test_stream_prints_the_same_text(engine, capfd):
+    arguments = ("--prompt", PROMPT, "--max-new-tokens", "9", "--ignore-eos")
+    plain = answer(engine, *arguments, capfd=capfd)
+    assert answer(engine, *arguments, "--stream", capfd=capfd).out == plain.out
+
+
+def test_a_prompt_file_equals_its_text(engine, tmp_path, capfd):
+    (tmp_path / "long.txt").write_text(PROMPT, encoding="utf-8")
+    from_file = outputs(engine, "--prompt-file", str(tmp_path / "long.txt"), capfd=capfd)
+    assert from_file == outputs(engine, "--prompt", PROMPT, capfd=capfd)
+
+
+def test_a_batch_of_token_ids_equals_each_alone(engine, ids_file, capfd):
+    batch = [[3, 4, 5], list(range(3, 43)) * 5, [7]]
+    options = ("--max-new-tokens", "4", "--temperature", "0.9", "--seed", "3", "--top-k", "20", "--top-p", "0.9")
+    together = outputs(engine, "--prompt-ids", ids_file(batch), *options, capfd=capfd)
+    alone = [outputs(engine, "--prompt-ids", ids_file(ids), *options, capfd=capfd)[0] for ids in batch]
+    assert [output["prompt_token_ids"] for output in together] == batch
+    assert together == alone
+
+
+def test_several_answers_are_told_apart(engine, ids_file, capfd):
+    printed = answer(engine, "--prompt-ids", ids_file([[3], [4]]), "--max-new-tokens", "2", capfd=capfd)
+    assert [line for line in printed.out.splitlines() if line.startswith("==")] == ["== prompt 0 ==", "== prompt 1 =="]
+
+
+def test_stop_ends_before_the_text(engine, capfd):
+    free = outputs(engine, "--prompt", PROMPT, "--max-new-tokens", "9", "--ignore-eos", capfd=capfd)[0]["text"]
+    stop = free[3:6]
+    [stopped] = outputs(engine, "--prompt", PROMPT, "--ignore-eos", "--stop", stop, capfd=capfd)
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == free[: free.index(stop)]
+
+
+def test_more_tokens_than_the_cache_holds_end_with_capacity(engine, ids_file, capfd):
+    options = ("--prompt-ids", ids_file([3] * 256), "--max-new-tokens", "1000", "--ignore-eos")
+    [output] = outputs(engine, *options, capfd=capfd)
+    assert output["finish_reason"] == "capacity"
+    assert len(output["token_ids"]) == 33
+    assert output["cache"]["logical"] == 288
+
+
+class TestWithoutTokenizer:
+    def test_text_is_refused_with_the_way_out(self, tiny_engine, capfd):
+        error = failure(str(tiny_engine), "--prompt", "hello", capfd=capfd)
+        assert "has no tokenizer" in error
+        assert "--prompt-ids" in error
+
+    def test_token_ids_are_printed(self, tiny_engine, ids_file, capfd):
+        arguments = ("--prompt-ids", ids_file([3, 4]), "--max-new-tokens", "3", "--ignore-eos")
+        [output] = outputs(str(tiny_engine), *arguments, capfd=capfd)
+        assert output["text"] is None
+        expected = " ".join(map(str, output["token_ids"]))
+        assert answer(str(tiny_engine), *arguments, capfd=capfd).out.strip() == expected
+        assert answer(str(tiny_engine), *arguments, "--stream", capfd=capfd).out.strip() == expected
+
+    def test_stop_strings_need_one(self, tiny_engine, ids_file, capfd):
+        error = failure(str(tiny_engine), "--prompt-ids", ids_file([3]), "--stop", "x", capfd=capfd)
+        assert "stop strings need a tokenizer" in error
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("[1, 2", "is not valid JSON"),
+            ('{"ids": [1]}', "expected a list of token ids, or a list of such lists"),
+            ("[[1], 2]", "expected a list of token ids, or a list of such lists"),
+            ("[1.5]", "token 0 is 1.5, expected an integer token id"),
+            ("[true]", "token 0 is True"),
+            ('["a"]', "token 0 is 'a'"),
+            ("[3, 50]", "token 1 is 50, expected an id from 0 to 49"),
+            ("[[3], [-1]]", "prompt 1: token 0 is -1"),
+            ("[]", "prompt is empty, expected 1 to 256 tokens"),
+            ("[[3], []]", "prompt 1 is empty"),
+            (json.dumps([3] * 257), "prompt has 257 tokens, expected at most 256"),
+            ("[" * 100_000, "is not valid JSON"),
+        ],
+    )
+    def test_token_ids(self, engine, ids_file, capfd, content, message):
+        assert message in failure(engine, "--prompt-ids", ids_file(content), capfd=capfd)
+
+    def test_prompts(self, engine, tmp_path, capfd):
+        assert "the prompt is empty" in failure(engine, "--prompt", "", capfd=capfd)
+        assert "prompt has 400 tokens, expected at most 256" in failure(engine, "--prompt", PROMPT * 2, capfd=capfd)
+        assert "cannot read the prompt file" in failure(engine, "--prompt-file", str(tmp_path / "no"), capfd=capfd)
+        assert "cannot read the prompt file" in failure(engine, "--prompt-file", str(tmp_path), capfd=capfd)
+        (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1"))
+        error = failure(engine, "--prompt-file", str(tmp_path / "latin.txt"), capfd=capfd)
+        assert "is not UTF-8 text: byte 2 is 0xef" in error
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            (),
+            ("--prompt", "a", "--prompt-file", "b"),
+            ("--prompt", "a", "--json", "--stream"),
+            ("--prompt", "a", "--max-new-tokens", "0"),
+            ("--prompt", "a", "--threads", "0"),
+            ("--prompt", "a", "--temperature", "-1"),
+            ("--prompt", "a", "--temperature", "nan"),
+            ("--prompt", "a", "--top-p", "0"),
+            ("--prompt", "a", "--top-k", "-1"),
+            ("--prompt", "a", "--seed", "-1"),
+            ("--prompt", PROMPT, "--stop", ""),
+        ],
+    )
+    def test_usage(self, engine, capfd, arguments):
+        assert failure(engine, *arguments, capfd=capfd).startswith("error: ")
+
+    def test_streaming_a_batch(self, engine, ids_file, capfd):
+        assert "one answer" in failure(engine, "--prompt-ids", ids_file([[3], [4]]), "--stream", capfd=capfd)
+
+    def test_no_engine(self, tmp_path, capfd):
+        assert "does not exist" in failure(str(tmp_path / "none"), "--prompt", "a", capfd=capfd)
