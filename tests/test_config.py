@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kvc_trt.config import BuildConfig, layered, parse_settings, read_configuration
 from kvc_trt.errors import InputError
@@ -126,3 +129,37 @@ def test_what_is_stored_builds_the_same_configuration():
     config = BuildConfig(model="x", token_budget=64, split=0.25, dense_until=100, page_size=4, random_weights=0)
     assert layered([("config.json", config.stored())]) == config
     assert "verify" not in config.stored()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.one_of(st.text(max_size=60), st.binary(max_size=60).map(lambda raw: raw.decode("latin-1"))))
+def test_no_text_breaks_the_reader(tmp_path, text):
+    path = tmp_path / "a.yaml"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    with contextlib.suppress(InputError):
+        settings_, recorded = read_configuration(path)
+        assert isinstance(settings_, dict)
+        assert recorded == {}
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=2)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from([*BuildConfig.model_fields, "modle", "budget"]), VALUES, max_size=6))
+def test_no_mapping_breaks_the_schema(mapping):
+    try:
+        config = layered([("a.yaml", mapping)])
+    except InputError:
+        return
+    assert set(mapping) <= set(BuildConfig.model_fields)
+    assert layered([("again", config.stored())]).stored() == config.stored()
+
+
+def test_a_later_source_of_weights_replaces_an_earlier_one():
+    config = layered([("a", {"model": "x", "random_weights": 0}), ("b", {"checkpoint": "d"})])
+    assert (config.random_weights, config.checkpoint) == (None, "d")
+    config = layered([("a", {"model": "x", "revision": "main"}), ("b", {"random_weights": 1})])
+    assert (config.random_weights, config.revision) == (1, None)

@@ -110,8 +110,14 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
     _check_same_model(choice.config, checkpoint.config, choice.name, directory)
     check_weights(checkpoint.config, checkpoint)
     opened = replace(choice, config=checkpoint.config, directory=directory)
-    source = ModelSource(checkpoint, f"checkpoint {directory}", commit, tuple(checkpoint.tokenizer_files()))
+    source = ModelSource(checkpoint, _described(choice, directory, commit), commit, tuple(checkpoint.tokenizer_files()))
     return opened, source
+
+
+def _described(choice: ModelChoice, directory: Path, commit: str | None) -> str:
+    if commit is not None:
+        return f"Hugging Face Hub: {choice.hugging_face_id}"
+    return "checkpoint shipped with kvc-trt" if directory == choice.shipped else f"checkpoint {directory}"
 
 
 def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
