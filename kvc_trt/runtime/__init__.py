@@ -39,6 +39,7 @@ def open_session(
             hint="rebuild it with --backend onnxruntime",
         )
     executor = OnnxRuntimeExecutor(engine, threads=threads, **executor_options)
+    executor.load()
     return Session(
         executor,
         load_tokenizer(engine.tokenizer_path),

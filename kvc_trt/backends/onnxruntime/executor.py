@@ -97,6 +97,11 @@ class OnnxRuntimeExecutor:
         """The decode graph."""
         return self._load("decode", self.program.decode, self._expose_decode, prepack=self.prepacks_decode, arena=True)
 
+    def load(self) -> None:
+        """Load both graphs now, so that the first prompt does not wait for it."""
+        assert self.prefill_session is not None
+        assert self.decode_session is not None
+
     @property
     def prepacks_decode(self) -> bool:
         """Whether decode copies its weights. Quantised ones must be: a step takes 50 times as long without it."""
