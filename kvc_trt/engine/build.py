@@ -28,13 +28,12 @@ from kvc_trt.engine.directory import (
 from kvc_trt.engine.files import disk_error, sha256, write_durably
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
 from kvc_trt.engine.model_choice import ModelSource
-from kvc_trt.engine.request import BYTES_PER_WEIGHT, Request
+from kvc_trt.engine.request import Request, weight_bytes
 from kvc_trt.engine.stages import Stages
 from kvc_trt.engine.tokenizer import check_tokenizer
 from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.models.quantisation import BLOCK
-from kvc_trt.models.weights import count_parameters
 from kvc_trt.progress import Progress
 
 STAGES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECODE_FILE}
@@ -81,7 +80,7 @@ def build_engine(
     existing = _existing(output, digest, force=force, progress=progress)
     if existing is not None:
         return BuildResult(existing, "up to date", (), time.monotonic() - started)
-    check_space(output, int(count_parameters(request.model) * BYTES_PER_WEIGHT[request.config.weights]))
+    check_space(output, weight_bytes(request.model, request.config.weights))
     with Stages.open(digest, progress) as stages:
         for name, file in STAGES.items():
             stages.run(name, file, partial(makers[name], finished=stages.directory))

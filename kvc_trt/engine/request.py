@@ -124,15 +124,24 @@ def default_weights(choice: ModelChoice) -> WeightKind:
     import psutil
 
     memory = psutil.virtual_memory().total
-    count = count_parameters(choice.config)
-    if count * BYTES_PER_WEIGHT["fp32"] <= USABLE_MEMORY * memory:
+    if weight_bytes(choice.config, "fp32") <= USABLE_MEMORY * memory:
         return "fp32"
-    sizes = {kind: count * size / 1e9 for kind, size in BYTES_PER_WEIGHT.items()}
+    sizes = {kind: weight_bytes(choice.config, kind) / 1e9 for kind in BYTES_PER_WEIGHT}
     raise UnsupportedEnvironment(
         f"{choice.name} in fp32 needs {sizes['fp32']:.0f} GB for its weights; "
         f"this machine has {memory / 1e9:.0f} GB, of which {USABLE_MEMORY:.0%} may be used",
         hint=f"--weights int8 ({sizes['int8']:.0f} GB) or --weights int4 ({sizes['int4']:.0f} GB)",
     )
+
+
+def weight_bytes(model: ModelConfig, weights: str) -> int:
+    """Return the size of the weight file; quantised models keep their embedding in float16."""
+    count = count_parameters(model)
+    if weights not in ("int8", "int4"):
+        return int(count * BYTES_PER_WEIGHT[weights])
+    embedding = model.vocab_size * model.hidden_size
+    matrices = count if model.tie_word_embeddings else count - embedding
+    return int(embedding * BYTES_PER_WEIGHT["fp16"] + matrices * BYTES_PER_WEIGHT[weights])
 
 
 def _pinned(config: BuildConfig, derived: PolicyParameters, recorded: Mapping[str, Any]) -> BuildConfig:

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.model_choice import choose_model, open_source
+from kvc_trt.engine.request import for_source, replays_unchanged, resolve, weight_bytes, with_defaults
+from kvc_trt.errors import InputError
+from kvc_trt.graph.weights import write_weights
+from kvc_trt.models.random_weights import RandomWeights
+
+
+def resolved(config, **options):
+    choice = choose_model(config.model, config.checkpoint)
+    options = {"measure_break_even": lambda *arguments: pytest.fail("measured"), **options}
+    return resolve(config, choice, "onnxruntime", **options)
+
+
+def build(model, **settings):
+    return BuildConfig(**{"model": str(model), "random_weights": 0, "max_output_len": 32, **settings})
+
+
+def test_nothing_is_left_open(tiny_model):
+    request = resolved(build(tiny_model))
+    assert request.config.backend == "onnxruntime"
+    assert request.config.weights == "fp32"
+    assert request.config.token_budget == 512
+    assert request.config.max_input_len == 1024 - 128
+    assert request.model.dtype == request.dtype == "float32"
+    assert resolved(build(tiny_model, weights="fp16", token_budget=64)).dtype == "float16"
+
+
+def test_resolving_what_was_resolved_changes_nothing(tiny_model):
+    once = resolved(build(tiny_model, token_budget=64, split="even", page_size=3))
+    assert resolved(once.config) == once
+
+
+def test_a_presets_defaults_yield_to_the_user_and_to_the_policy():
+    choice = choose_model("retrieval-tiny")
+    config = with_defaults(BuildConfig(model="retrieval-tiny"), choice)
+    assert (config.token_budget, config.pool_kernel) == (64, 7)
+    config = with_defaults(BuildConfig(model="retrieval-tiny", pool_kernel=9, token_budget=128), choice)
+    assert (config.token_budget, config.pool_kernel) == (128, 9)
+    assert with_defaults(BuildConfig(model="retrieval-tiny", policy="full"), choice).pool_kernel is None
+
+
+def test_recorded_numbers_are_pinned_only_where_they_differ(tiny_model):
+    plain = resolved(build(tiny_model, token_budget=64))
+    recorded = dataclasses.asdict(plain.parameters)
+    assert resolved(build(tiny_model, token_budget=64), recorded=recorded) == plain
+    pinned = resolved(build(tiny_model, token_budget=64), recorded={**recorded, "top_r": 3})
+    assert pinned.config.top_r == pinned.parameters.top_r == 3
+    assert pinned.config.page_size is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "unchanged"),
+    [
+        ({}, True),
+        ({"verify": False}, True),
+        ({"weights": "int4"}, True),
+        ({"token_budget": 3}, False),
+        ({"model": "x"}, False),
+    ],
+)
+def test_a_change_of_policy_or_model_ends_a_replay(settings, unchanged):
+    assert replays_unchanged(settings) is unchanged
+
+
+def test_the_break_even_is_measured_for_selecting_policies_alone(tiny_model):
+    measured = resolved(
+        build(tiny_model, token_budget=64, dense_until="auto"), measure_break_even=lambda *arguments: 100
+    )
+    assert measured.config.dense_until == measured.parameters.dense_until == 100
+    dense = resolved(build(tiny_model, policy="snapkv++", token_budget=64, dense_until="auto"))
+    assert dense.config.dense_until is None
+
+
+def test_paths_are_stored_so_that_they_work_from_anywhere(tiny_model, monkeypatch):
+    monkeypatch.chdir(tiny_model.parent)
+    request = resolved(build(f"./{tiny_model.name}", token_budget=64))
+    choice, source = open_source(choose_model(request.config.model), request.config)
+    assert for_source(request, choice, source).config.model == str(tiny_model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("weights", ["fp32", "fp16", "int8", "int4"])
+def test_the_weight_files_size_is_known_before_it_is_written(tiny_model, tmp_path, weights, tied):
+    model = dataclasses.replace(
+        choose_model(str(tiny_model)).config, vocab_size=4096, hidden_size=128, head_size=32, tie_word_embeddings=tied
+    )
+    write_weights(model, RandomWeights(model, 0), tmp_path / "weights", weights=weights, length=8)
+    expected = weight_bytes(model, weights)
+    assert expected == pytest.approx((tmp_path / "weights").stat().st_size, rel=0.02)
+
+
+def test_a_checkpoint_goes_with_a_presets_name(tiny_model):
+    with pytest.raises(InputError, match="directory already"):
+        choose_model(str(tiny_model), str(tiny_model))
