@@ -6,7 +6,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
 from kvc_trt.runtime.session import Session, Timings
 
@@ -27,17 +26,12 @@ def open_session(
     """A session over an engine directory, which is checked whole before anything is loaded.
 
     `threads` None leaves the number to the executor (all cores). Further options go to the executor. Raises InputError
-    for an engine that is not intact, UnsupportedEnvironment for one built for another backend.
+    for an engine that is not intact or was built for another backend.
     """
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.engine import Engine
 
     engine = Engine.open(Path(engine_dir), progress=progress)
-    if engine.backend != "onnxruntime":
-        raise UnsupportedEnvironment(
-            f"{engine.path} was built for {engine.backend}, and only onnxruntime engines run here",
-            hint="rebuild it with --backend onnxruntime",
-        )
     executor = OnnxRuntimeExecutor(engine, threads=threads, **executor_options)
     executor.load()
     return Session(

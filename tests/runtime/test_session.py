@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -118,6 +120,36 @@ def test_a_free_row_is_taken_before_the_others_are_done():
     requests = [Request([1], max_new_tokens=2), Request([2], max_new_tokens=8), Request([3], max_new_tokens=3)]
     Session(executor, None, 2).generate(requests)
     assert executor.batch_sizes == [2, 2, 2, 1, 1, 1, 1]
+
+
+def test_active_rows_are_the_prefix_and_a_hole_takes_the_last_row():
+    executor = FakeExecutor()
+    session = Session(executor, None, 4)
+    first, second, third = session.add([Request([1]), Request([2]), Request([3])])
+    session.remove(first)
+    assert session.rows == (third, second)
+    assert executor.buffers[0][:3, 0].tolist() == [3, 2, -1]
+    [fourth] = session.add([Request([4])])
+    assert session.rows == (third, second, fourth)
+    assert executor.buffers[0][:3, 0].tolist() == [3, 2, 4]
+    session.remove(fourth)
+    assert session.rows == (third, second)
+    assert session.free == 2
+
+
+def test_a_prefill_is_freed_once_its_rows_have_joined():
+    kept = []
+
+    class Watched(FakeExecutor):
+        def prefill(self, *arguments):
+            prefilled = super().prefill(*arguments)
+            kept.extend(weakref.ref(array) for array in prefilled.state)
+            return prefilled
+
+    session = Session(Watched(), None, 2)
+    session.add([Request([1]), Request([2])])
+    assert len(kept) == 2
+    assert [reference() for reference in kept] == [None, None]
 
 
 class TestExtend:
