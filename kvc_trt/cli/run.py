@@ -16,6 +16,8 @@ from kvc_trt.errors import InputError
 if TYPE_CHECKING:
     from kvc_trt.runtime import Event, Output, Request, Session
 
+ROWS_AT_ONCE = 8
+"""Further prompts wait until a row is free."""
 PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE or --prompt-ids FILE"
 
 
@@ -72,7 +74,7 @@ def command(
         raise click.UsageError(f"--stream shows one answer, found {len(batch)} prompts in {prompt_ids}")
 
     started = time.perf_counter()
-    rows = min(len(batch or [[]]), 8)
+    rows = min(len(batch or [[]]), ROWS_AT_ONCE)
     session = open_session(engine, max_batch_size=rows, threads=threads, progress=progress())
     loaded = time.perf_counter() - started
     prompts = batch if batch is not None else [encode(session, str(text), engine)]

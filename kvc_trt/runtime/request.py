@@ -87,9 +87,10 @@ def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[in
     for position, value in enumerate(ids):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise InputError(f"{what}: token {position} is {value!r}, expected an integer token id")
-        if not 0 <= value < limits.vocab_size:
-            raise InputError(f"{what}: token {position} is {value}, expected an id from 0 to {limits.vocab_size - 1}")
-        checked.append(int(value))
+        token = int(value)
+        if not 0 <= token < limits.vocab_size:
+            raise InputError(f"{what}: token {position} is {token}, expected an id from 0 to {limits.vocab_size - 1}")
+        checked.append(token)
     return checked
 
 
