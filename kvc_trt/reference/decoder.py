@@ -61,7 +61,7 @@ class ReferenceCache:
 class ReferenceDecoder:
     """One model under one policy, in float32 or float64.
 
-    `method` offers compact and select (see kvc_trt.policies.method) for the resolved `parameters`. With resident=False,
+    `method` offers compact and select (kvc_trt.policies.registry.Method) for the resolved `parameters`. With resident=False,
     weights are read again for every layer of every call and at most one layer of them is held.
     """
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import PolicyParameters, resolve
 from kvc_trt.policies.budget import traffic
 
-MODEL = ModelConfig(
-    architecture="LlamaForCausalLM", dtype="float32", vocab_size=1000, hidden_size=4096, intermediate_size=14336,
-    num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_size=128, norm_epsilon=1e-5,
-    rotary_base=500000.0, rotary_scaling=None, max_position_embeddings=200_000, tie_word_embeddings=False,
-    qkv_bias=False, output_bias=False, qk_norm=False, sliding_window=None, bos_token_id=1, eos_token_ids=(2,),
-)  # fmt: skip
+MODEL = load_preset("llama3.1-8b").config
 
 TABLE = """
 | 1024 | 256 | 128 | 128 | 0.320 | 657, 529, 2, 99, 255.0 | 512, 384, 2, 128, 256.0 |
