@@ -12,6 +12,7 @@ import torch
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import LOWEST
 from kvc_trt.reference.dense import causal_attention
+from kvc_trt.verify.attention import attend_selected
 from kvc_trt.verify.inputs import AttentionCase, PromptCase, StepCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
 from kvc_trt.verify.report import Check, at_most
@@ -174,25 +175,6 @@ def compare_step(
     if compared.near_ties or compared.wrong:
         wanted = attend_selected(q, k, v, torch.from_numpy(np.ascontiguousarray(selected)))
     return compared, maximum_error(output, wanted.numpy())
-
-
-def attend_selected(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, selected: torch.Tensor
-) -> torch.Tensor:
-    """Exact attention over given tokens: query [B,H,D], caches [B,G,C,D], selected [B,G,k] (-1 for none) -> [B,H,D]."""
-    batch, groups = keys.shape[:2]
-    grouped = query.reshape(batch, groups, -1, query.shape[-1])
-    output = torch.empty_like(grouped)
-    for row in range(batch):
-        for head in range(groups):
-            index = selected[row, head][selected[row, head] >= 0].long().clamp(max=keys.shape[2] - 1)
-            output[row, head] = reference.dense_attention(
-                grouped[None, row, head],
-                keys[None, row, head, None, index].reshape(1, 1, -1, keys.shape[-1]),
-                values[None, row, head, None, index].reshape(1, 1, -1, keys.shape[-1]),
-                torch.tensor([len(index)]),
-            )[0]
-    return output.reshape(query.shape)
 
 
 def _run_dense(operator: SingleOp, case: StepCase, parameters: PolicyParameters) -> Outcome:

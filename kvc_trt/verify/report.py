@@ -144,6 +144,12 @@ class Report:
             if check.passed is False
         ]
 
+    def as_text(self) -> str:
+        """Tables for people."""
+        from kvc_trt.verify.report_text import as_text
+
+        return as_text(self)
+
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries and lists, ready for `json.dumps`."""
         return {

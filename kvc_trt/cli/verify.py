@@ -1,0 +1,85 @@
+"""`kvc-trt verify`: is an engine right? Against PyTorch, from single operators up to a task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from kvc_trt.cli import output
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path))
+@click.option(
+    "--level",
+    type=click.Choice(["quick", "full", "ops", "logits", "tokens", "retrieval"]),
+    default="quick",
+    help="How much: all rungs quickly, all rungs thoroughly, or one rung.",
+)
+@click.option("--steps", type=int, help="Teacher-forced steps and greedy tokens.  [default: by level]")
+@click.option("--samples", type=int, help="Retrieval questions per length and placement.  [default: by level]")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Hugging Face directory: also measure what the engine's weight format costs.",
+)
+@click.option("--seed", type=int, default=0, help="Seed of prompts and inputs.")
+@click.option(
+    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as JSON."
+)
+@output.json_option
+def command(
+    engine: Path,
+    level: str,
+    steps: int | None,
+    samples: int | None,
+    checkpoint: Path | None,
+    seed: int,
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Check an engine against the PyTorch reference, from single operators up to a task.
+
+    The ladder: ops (indices equal, values within the bar), logits (teacher-forced), tokens (greedy), retrieval
+    (accuracy, full and compressed); and two controls: dense where it fits, bit for bit, and compression active where it
+    does not. Exit code 1 if anything is outside the recorded thresholds.
+    """
+    _require_torch()
+    from kvc_trt.engine import Engine
+    from kvc_trt.errors import InputError, VerificationFailed
+    from kvc_trt.verify.ladder import verify
+
+    if file is not None and not file.absolute().parent.is_dir():
+        raise InputError(f"-o {file}: {file.parent} is not a directory")
+    progress = output.progress()
+    report = verify(
+        Engine.open(engine, progress=progress),
+        level=level,
+        steps=steps,
+        samples=samples,
+        checkpoint=checkpoint,
+        seed=seed,
+        progress=progress,
+    )
+    if file is not None:
+        file.write_text(json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        output.print_json(report.to_json())
+    else:
+        click.echo(report.as_text())
+    if not report.passed:
+        reason = report.failures[0] if report.failures else "nothing could be checked"
+        raise VerificationFailed(f"{engine} did not pass verification: {reason}")
+
+
+def _require_torch() -> None:
+    import importlib.util
+
+    from kvc_trt.errors import UnsupportedEnvironment
+
+    if importlib.util.find_spec("torch") is None:
+        raise UnsupportedEnvironment(
+            "verification compares with PyTorch, which is not installed", hint="pip install 'kvc-trt[verify]'"
+        )

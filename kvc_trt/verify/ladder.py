@@ -1,0 +1,140 @@
+"""Verification of an engine: a ladder of evidence, from single operators up to a task, and two controls.
+
+    report = verify(Engine.open("engines/tiny"), level="quick")
+    print(report.as_text()); sys.exit(not report.passed)
+
+Each rung answers what the one below it cannot: operators may be right and wired wrongly, logits may be close and tokens
+differ, tokens may match and the task be lost to the budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvc_trt.graph.weights import GraphWeights
+from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.verify.controls import check_activity, check_dense_twin
+from kvc_trt.verify.logits import check_logits
+from kvc_trt.verify.near_ties import IndexComparison
+from kvc_trt.verify.ops import check_operators, index_check
+from kvc_trt.verify.plan import CONTROLS, RUNGS, Plan, make_plan
+from kvc_trt.verify.report import Report, Rung, at_most
+from kvc_trt.verify.retrieval import check_retrieval
+from kvc_trt.verify.subject import Subject
+from kvc_trt.verify.thresholds import thresholds_for
+from kvc_trt.verify.tokens import check_tokens
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
+
+
+def verify(
+    engine: Engine,
+    *,
+    level: str = "quick",
+    steps: int | None = None,
+    samples: int | None = None,
+    checkpoint: str | Path | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Check an opened engine against the PyTorch reference and say what was found.
+
+    `level` is quick, full, or one rung (ops, logits, tokens, retrieval); `steps` and `samples` override its sizes;
+    `checkpoint` is a Hugging Face directory with the unquantised weights. A failed check is in the report, not raised.
+    Raises InputError for a request that cannot be right.
+    """
+    started = time.monotonic()
+    plan = make_plan(level, engine.model, engine.parameters, steps=steps, samples=samples)
+    weights = GraphWeights(engine.weights_path).precision
+    directory = None if checkpoint is None else Path(checkpoint)
+    bars, reporter = thresholds_for(weights), progress or NullProgress()
+    subject = Subject(engine, plan, bars, reporter, seed=seed, checkpoint_directory=directory)
+    report = Report(
+        engine=str(engine.path),
+        level=level,
+        description={
+            "model": engine.build.model,
+            "policy": engine.parameters.policy,
+            "weights": weights,
+            "token_budget": engine.parameters.token_budget,
+            "max_input_len": engine.parameters.max_input_len,
+            "max_output_len": engine.parameters.max_output_len,
+            "seed": seed,
+        },
+        thresholds=bars.to_json(),
+        halves=subject.halves,
+        near_ties=subject.near_ties,
+        memory=subject.memory,
+        findings=subject.findings,
+    )
+    for name in (*RUNGS, *CONTROLS):
+        if name in (*plan.rungs, *plan.controls):
+            report.rungs.append(_climb(name, subject))
+        elif level in ("quick", "full"):
+            report.left_out.append(_left_out(name, plan))
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _climb(name: str, subject: Subject) -> Rung:
+    rung = Rung(name)
+    started = time.monotonic()
+    with subject.progress.task(f"verify: {name}", None):
+        _STEPS[name](subject, rung)
+    rung.seconds = time.monotonic() - started
+    return rung
+
+
+def _operators(subject: Subject, rung: Rung) -> None:
+    with subject.phase("operators"):
+        checks, compared = check_operators(subject.engine, subject.thresholds, seed=subject.seed)
+    rung.checks += checks
+    observed = subject.observed
+    seen, expected = set(observed.choices), subject.compressed_layers()
+    if expected:
+        missing = at_most(
+            "compressed layers without their operator", f"{len(expected)} layers", len(expected - seen), 0
+        )
+        rung.checks.append(missing)
+    for what, found in (("KvcCompact", observed.compaction), ("KvcHybridAttention", observed.selection)):
+        if found.compared:
+            rung.checks.append(index_check(f"{what} indices in the engine", found, "on the inputs it really got"))
+    if observed.selection.compared:
+        bar = subject.thresholds.value_error
+        sample = f"{observed.selection.compared} lists"
+        rung.checks.append(at_most("KvcHybridAttention values in the engine", sample, observed.output_error, bar))
+    _count(subject, compared + observed.compaction + observed.selection)
+
+
+def _count(subject: Subject, found: IndexComparison) -> None:
+    ties = subject.near_ties
+    ties.lists_compared += found.compared
+    ties.lists_admitted += found.near_ties
+    ties.tokens_swapped += found.swapped_tokens
+
+
+def _logits(subject: Subject, rung: Rung) -> None:
+    rung.checks += check_logits(subject)
+
+
+def _tokens(subject: Subject, rung: Rung) -> None:
+    rung.checks += check_tokens(subject)
+
+
+_STEPS: dict[str, Callable[[Subject, Rung], None]] = {
+    "ops": _operators,
+    "logits": _logits,
+    "tokens": _tokens,
+    "retrieval": check_retrieval,
+    "dense twin": check_dense_twin,
+    "activity": check_activity,
+}
+
+
+def _left_out(name: str, plan: Plan) -> str:
+    tokens = plan.longest_prompt + plan.steps
+    return f"{name}: a model of this size is checked on {tokens} tokens at quick level; --level full runs everything"

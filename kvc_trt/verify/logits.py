@@ -1,0 +1,155 @@
+"""Rung 2: logits along a forced sequence, engine against reference, and where they part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.verify.reference_run import different_rows, reference_run
+from kvc_trt.verify.report import Check, ErrorFigures, at_most
+
+if TYPE_CHECKING:
+    from kvc_trt.models.weights import WeightSource
+    from kvc_trt.policies import PolicyParameters
+    from kvc_trt.verify.subject import Subject
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One run's logits [N+1,B,vocab] against another's."""
+
+    figures: ErrorFigures
+    near_equal: int
+    """Top-1 differences between logits that nearly tie."""
+    unexplained: int
+    """Top-1 differences that do not."""
+
+
+def difference(found: Logits, expected: Logits, near_equal_logits: float) -> Difference:
+    """Errors of `found`; KL is that of its next-token distribution from the expected one."""
+    if not np.isfinite(found).all():
+        return Difference(ErrorFigures(float("nan"), float("nan"), 0.0, 0), 0, found.shape[0] * found.shape[1])
+    scale = max(1.0, float(np.abs(expected).max()))
+    choice, wanted = found.argmax(-1), expected.argmax(-1)
+    differs = choice != wanted
+    gap = expected.max(-1) - np.take_along_axis(expected, choice[..., None], axis=-1)[..., 0]
+    steps = np.flatnonzero(differs.any(axis=1))
+    figures = ErrorFigures(
+        max_logit_error=float(np.abs(found - expected).max()) / scale,
+        mean_kl=float(_kl(expected, found).mean()),
+        top1_agreement=float(1 - differs.mean()),
+        first_divergence=int(steps[0]) if steps.size else None,
+    )
+    near = int((differs & (gap <= near_equal_logits)).sum())
+    return Difference(figures, near, int(differs.sum()) - near)
+
+
+def _kl(expected: Logits, found: Logits) -> NDArray[np.float64]:
+    p, q = _log_softmax(expected), _log_softmax(found)
+    divergence: NDArray[np.float64] = (np.exp(p) * (p - q)).sum(-1)
+    return np.maximum(divergence, 0.0)
+
+
+def _log_softmax(logits: Logits) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return normalised
+
+
+def check_logits(subject: Subject) -> list[Check]:
+    """Fill the columns of the error table; the checks are on the engine's own half."""
+    bars, batch, run = subject.thresholds, subject.batch, subject.engine_run
+    with subject.phase("reference"):
+        ours = subject.reference_run
+    expected, replayed = _under_the_same_choices(subject, ours.logits)
+    found = difference(run.logits, expected, bars.near_equal_logits)
+    subject.halves.engine = found.figures
+    subject.near_ties.near_equal_tokens += found.near_equal
+
+    rows, steps = len(batch), len(run.tokens)
+    sample = f"{rows} rows x {steps + 1} positions"
+    lengths = f"prompts of {', '.join(map(str, batch.prompt_lengths))}"
+    note = f"{lengths}; {replayed} rows under the engine's own near-tie choices" if replayed else lengths
+    kl, error = found.figures.mean_kl, found.figures.max_logit_error
+    assert kl is not None
+    assert error is not None
+    checks = [
+        at_most("max logit error", sample, error, bars.logits_max_error, note),
+        at_most("mean KL (nats)", sample, kl, bars.logits_mean_kl),
+        Check(
+            "top-1 agreement",
+            sample,
+            f"{found.figures.top1_agreement:.2%}",
+            f"<= {bars.unexplained_tokens} unexplained",
+            found.unexplained <= bars.unexplained_tokens,
+            f"{found.near_equal} near-equal" if found.near_equal else "",
+        ),
+    ]
+    _measure_compression(subject, ours.logits)
+    _measure_quantisation(subject, ours.logits)
+    return checks
+
+
+def _under_the_same_choices(subject: Subject, logits: Logits) -> tuple[Logits, int]:
+    """The reference's logits; where near-ties made the engine choose otherwise, under the engine's choices.
+
+    The choices themselves are judged by the rung before: here they are granted.
+    """
+    swapped = sorted(different_rows(subject.reference_run.choices, subject.observed.choices))
+    if not swapped or subject.observed.choices.keys() != subject.compressed_layers():
+        return logits, 0
+    with subject.phase("reference"):
+        again = reference_run(
+            subject.engine.model,
+            subject.engine.weights(),
+            subject.engine.parameters,
+            subject.batch,
+            subject.engine_run.tokens,
+            chosen=subject.observed.choices,
+            progress=subject.progress,
+        )
+    granted = logits.copy()
+    granted[:, swapped] = again.logits[:, swapped]
+    return granted, len(swapped)
+
+
+def _measure_compression(subject: Subject, ours: Logits) -> None:
+    parameters, batch = subject.engine.parameters, subject.batch
+    if parameters.policy == "full":
+        subject.halves.notes["compression"] = "a full engine compresses nothing"
+        return
+    if subject.compresses_nothing():
+        longest = int(batch.prompt_lengths.max()) + len(subject.engine_run.tokens)
+        subject.halves.notes["compression"] = f"{longest} tokens fit the budget: nothing is compressed"
+        return
+    from kvc_trt.graph.twin import twin_parameters
+
+    full = _reference_logits(subject, subject.engine.weights(), twin_parameters(parameters))
+    subject.halves.compression = difference(ours, full, 0.0).figures
+    subject.halves.notes["compression"] = "the policy against the full cache, both in the reference"
+
+
+def _measure_quantisation(subject: Subject, ours: Logits) -> None:
+    source, note = subject.checkpoint
+    subject.halves.notes["quantisation"] = note
+    if source is not None:
+        exact = _reference_logits(subject, source, subject.engine.parameters)
+        subject.halves.quantisation = difference(ours, exact, 0.0).figures
+
+
+def _reference_logits(subject: Subject, weights: WeightSource, parameters: PolicyParameters) -> Logits:
+    with subject.phase("reference"):
+        run = reference_run(
+            subject.engine.model,
+            weights,
+            parameters,
+            subject.batch,
+            subject.engine_run.tokens,
+            progress=subject.progress,
+        )
+    return run.logits

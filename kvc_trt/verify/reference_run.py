@@ -1,0 +1,120 @@
+"""The reference over a whole forced sequence, layer by layer: every weight is read once, and one layer is held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvc_trt import policies, reference
+from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.verify.attention import attend_selected
+from kvc_trt.verify.prompts import Batch
+
+if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.models.weights import WeightSource
+    from kvc_trt.policies import PolicyParameters
+    from kvc_trt.policies.registry import Method
+
+Choices = Mapping[int, list[NDArray[np.integer]]]
+"""Per layer: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
+
+
+@dataclass
+class ReferenceRun:
+    """Logits [N+1,B,vocab] and what every layer chose."""
+
+    logits: NDArray[np.float32]
+    choices: dict[int, list[NDArray[np.integer]]]
+
+
+class ForcedDecoder(ReferenceDecoder):
+    """A reference decoder that is fed tokens known beforehand."""
+
+    @torch.inference_mode()
+    def forced(self, batch: Batch, tokens: NDArray[np.int64], progress: Progress | None = None) -> ReferenceRun:
+        """Prompts, then `tokens` [N,B]; equal to `prefill` and N times `decode`, in another order of work."""
+        lengths = torch.from_numpy(batch.prompt_lengths)
+        prompts = [self._weights.embed(torch.tensor(row)) for row in batch.rows()]
+        steps = [self._weights.embed(row) for row in torch.from_numpy(tokens)]
+        choices: dict[int, list[NDArray[np.integer]]] = {}
+        layers = self.config.num_hidden_layers
+        with (progress or NullProgress()).task("reference", layers) as advance:
+            for index in range(layers):
+                weights = self._weights.layer(index)
+                layer = self._prefill_layer(index, weights, prompts, lengths)
+                choices[index] = [layer.indices.numpy()]
+                for step, hidden in enumerate(steps):
+                    steps[step] = self._decode_layer(index, weights, hidden, lengths + step, layer)
+                    if layer.selected is not None:
+                        choices[index].append(layer.selected.numpy())
+                advance(1)
+            hidden = torch.stack([*[torch.stack([x[-1] for x in prompts])], *steps])
+            logits = self._logits(hidden.flatten(0, 1)).reshape(*hidden.shape[:2], -1)
+        return ReferenceRun(logits.to(torch.float32).numpy(), choices)
+
+
+def reference_run(
+    config: ModelConfig,
+    weights: WeightSource,
+    parameters: PolicyParameters,
+    batch: Batch,
+    tokens: NDArray[np.int64],
+    *,
+    chosen: Choices | None = None,
+    progress: Progress | None = None,
+) -> ReferenceRun:
+    """The reference under `parameters`, reading each weight once; with `chosen`, under somebody else's choices."""
+    method = policies.method(parameters)
+    if chosen is not None:
+        method = cast("Method", _Replay(chosen, parameters.skip_layers))
+    decoder = ForcedDecoder(config, weights, method=method, parameters=parameters, resident=False)
+    return decoder.forced(batch, tokens, progress)
+
+
+class _Replay:
+    """A method that keeps and reads what it is told: the numerics of a run apart from its choices."""
+
+    def __init__(self, chosen: Choices, skip_layers: int) -> None:
+        self._layers = iter(chosen[index] for index in sorted(chosen) if index >= skip_layers)
+        self._current: list[NDArray[np.integer]] = []
+
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
+    ) -> reference.Compacted:
+        """Layers come in order, and each begins here."""
+        self._current = list(next(self._layers))
+        indices = torch.from_numpy(np.ascontiguousarray(self._current.pop(0)))
+        where = indices.clamp(min=0).long()[..., None].expand(-1, -1, -1, keys.shape[-1])
+        empty = (indices < 0)[..., None]
+        kept_keys, kept_values = (torch.gather(cache, 2, where).masked_fill(empty, 0) for cache in (keys, values))
+        return reference.Compacted(kept_keys, kept_values, indices, (indices >= 0).sum(-1)[:, 0])
+
+    def select(
+        self, query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, page_min: Tensor | None,
+        page_max: Tensor | None, parameters: PolicyParameters,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Steps come in order."""
+        if not self._current:
+            return reference.dense_attention(query, keys, values, lengths), None
+        selected = torch.from_numpy(np.ascontiguousarray(self._current.pop(0)))
+        return attend_selected(query, keys, values, selected), selected
+
+
+def different_rows(one: Choices, other: Choices) -> set[int]:
+    """Rows of the batch whose choices differ anywhere."""
+    rows: set[int] = set()
+    for layer in one.keys() & other.keys():
+        for a, b in zip(one[layer], other[layer], strict=False):
+            width = min(a.shape[-1], b.shape[-1])
+            differs = (a[..., :width] != b[..., :width]).any(axis=(1, 2))
+            rest = [(x[..., width:] >= 0).any(axis=(1, 2)) for x in (a, b)]
+            rows.update(np.flatnonzero(differs | rest[0] | rest[1]).tolist())
+    return rows

@@ -1,0 +1,162 @@
+"""Rung 4: does the model still find what it is asked for? Full and compressed accuracy on the key-value task.
+
+Asked twice: with the query inside the prompt, where the observation window sees it, and arriving after compaction,
+where eviction could not know what will be asked. What the policy loses is reported, not judged: the budget decides it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.verify.prompts import batch_of
+from kvc_trt.verify.report import Check, Rung
+from kvc_trt.verify.tasks.key_value import RECORD_TOKENS, KeyValueSample, Placement, generate
+from kvc_trt.verify.tasks.vocabulary import KEYS, WORDS
+from kvc_trt.verify.tokens import Match, match, reference_greedy
+
+if TYPE_CHECKING:
+    from kvc_trt.runtime import Session
+    from kvc_trt.verify.subject import Subject
+
+Answers = list[tuple[int, ...]]
+
+_ROWS = 8
+_MOST_PAIRS = 32
+_REFERENCE_SAMPLES = 32
+_NOTICEABLE = 3.0
+"""Standard errors of a difference worth a line of its own."""
+PLACEMENTS: dict[Placement, str] = {"in_prompt": "query in the prompt", "after_compaction": "query after compaction"}
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Share of right answers among `samples`."""
+
+    right: int
+    samples: int
+
+    @property
+    def rate(self) -> float:
+        """Between 0 and 1."""
+        return self.right / self.samples
+
+    @property
+    def standard_error(self) -> float:
+        """Of the rate, binomial."""
+        return math.sqrt(self.rate * (1 - self.rate) / self.samples)
+
+    def __str__(self) -> str:
+        return f"{self.rate:.1%} ± {self.standard_error:.1%}"
+
+
+def why_not(subject: Subject) -> str | None:
+    """Why the task says nothing about this engine; None if it does."""
+    from kvc_trt.runtime import load_tokenizer
+
+    path = subject.engine.tokenizer_path
+    if path is None:
+        return "the engine has no tokenizer; the key-value task needs retrieval-tiny's vocabulary"
+    vocabulary = load_tokenizer(path).get_vocab()
+    if subject.engine.model.vocab_size != len(WORDS) or any(vocabulary.get(w) != i for i, w in enumerate(WORDS)):
+        return "the tokenizer's vocabulary is not the key-value task's (retrieval-tiny)"
+    return None
+
+
+def check_retrieval(subject: Subject, rung: Rung) -> None:
+    """Ask both engines the same questions, and the reference some of them."""
+    if (reason := why_not(subject)) is not None:
+        rung.reason = reason
+        return
+    limit = subject.engine.parameters.max_input_len
+    contexts = [length for length in subject.plan.contexts if length <= limit] or [limit]
+    with subject.progress.task("retrieval", len(contexts) * len(PLACEMENTS)) as advance:
+        for context in contexts:
+            for placement in PLACEMENTS:
+                rung.checks += _ask(subject, context, placement)
+                advance(1)
+
+
+def _ask(subject: Subject, context: int, placement: Placement) -> list[Check]:
+    pairs = max(1, min(_MOST_PAIRS, len(KEYS), (context - 3) // RECORD_TOKENS))
+    samples = [
+        generate(seed=subject.seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
+        for i in range(subject.plan.samples)
+    ]
+    with subject.phase("engine"):
+        found = answers(subject.session(_ROWS), samples)
+    compressed = score(found, samples)
+    where = f"{PLACEMENTS[placement]}, {context} tokens, {pairs} pairs"
+    asked = f"{len(samples)} questions"
+    checks = []
+    if subject.engine.parameters.policy == "full":
+        checks.append(Check(where, asked, f"full {compressed}", detail="no bar"))
+    else:
+        with subject.phase("dense twin"):
+            full = score(answers(subject.twin_session(_ROWS), samples), samples)
+        checks.append(Check(where, asked, f"full {full}, compressed {compressed}", detail="no bar"))
+        _note_loss(subject, where, full, compressed)
+    return [*checks, _against_reference(subject, where, samples, found)]
+
+
+def answers(session: Session, samples: Sequence[KeyValueSample]) -> Answers:
+    """Greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted."""
+    from kvc_trt.runtime import Request
+
+    found: dict[int, tuple[int, ...]] = {}
+    for first in range(0, len(samples), session.max_batch_size):
+        some = samples[first : first + session.max_batch_size]
+        rows = session.add([Request(s.prompt_ids, max_new_tokens=len(s.answer_ids), ignore_eos=True) for s in some])
+        for row, sample in zip(rows, some, strict=True):
+            session.extend(row, sample.query_ids)
+        index = {row: first + i for i, row in enumerate(rows)}
+        while session.rows:
+            for event in session.step():
+                if event.output is not None:
+                    found[index[event.row]] = event.output.token_ids
+    return [found[i] for i in range(len(samples))]
+
+
+def score(found: Answers, samples: Sequence[KeyValueSample]) -> Accuracy:
+    """Right means every token of the answer."""
+    right = sum(answer == sample.answer_ids for answer, sample in zip(found, samples, strict=True))
+    return Accuracy(right, len(samples))
+
+
+def _against_reference(subject: Subject, where: str, samples: Sequence[KeyValueSample], found: Answers) -> Check:
+    bars, some = subject.thresholds, samples[:_REFERENCE_SAMPLES]
+    total = Match(0, 0, 0, 0)
+    with subject.phase("reference"):
+        for first in range(0, len(some), _ROWS):
+            part = some[first : first + _ROWS]
+            query = np.array([s.query_ids for s in part], np.int64).T
+            batch = batch_of([s.prompt_ids for s in part])
+            expected = reference_greedy(subject.reference, batch, len(part[0].answer_ids), query)
+            one = match(found[first : first + len(part)], expected, bars.near_equal_logits)
+            total = Match(
+                total.matched + one.matched,
+                total.compared + one.compared,
+                total.near_equal + one.near_equal,
+                total.unexplained + one.unexplained,
+            )
+    subject.near_ties.near_equal_tokens += total.near_equal
+    return Check(
+        "answers equal to the reference's",
+        f"{len(some)} questions",
+        f"{len(some) - total.unexplained - total.near_equal}",
+        f"<= {bars.unexplained_retrieval} unexplained",
+        total.unexplained <= bars.unexplained_retrieval,
+        where + (f"; {total.near_equal} part at near-equal logits" if total.near_equal else ""),
+    )
+
+
+def _note_loss(subject: Subject, where: str, full: Accuracy, compressed: Accuracy) -> None:
+    error = math.hypot(full.standard_error, compressed.standard_error)
+    if full.rate - compressed.rate > _NOTICEABLE * max(error, 1 / full.samples):
+        subject.findings.append(
+            f"{where}: compression costs accuracy, {full} with the full cache, {compressed} with it"
+        )

@@ -1,0 +1,162 @@
+"""The engine under verification, with everything that more than one rung needs: made once, when it is first needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvc_trt import policies
+from kvc_trt.errors import InputError
+from kvc_trt.progress import Progress
+from kvc_trt.verify.engine_run import EngineRun, run
+from kvc_trt.verify.memory import peak_of
+from kvc_trt.verify.observed import Observed, observe
+from kvc_trt.verify.plan import Plan
+from kvc_trt.verify.prompts import Batch, batch_of, prompt_lengths, random_prompts
+from kvc_trt.verify.reference_run import ReferenceRun, reference_run
+from kvc_trt.verify.report import ErrorHalves, NearTies
+from kvc_trt.verify.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+    from kvc_trt.engine import Engine
+    from kvc_trt.models.weights import WeightSource
+    from kvc_trt.reference.decoder import ReferenceDecoder
+    from kvc_trt.runtime import Session
+
+
+@dataclass
+class Subject:
+    """One verification's shared state. Runs happen once; peaks of memory are kept per phase."""
+
+    engine: Engine
+    plan: Plan
+    thresholds: Thresholds
+    progress: Progress
+    seed: int = 0
+    checkpoint_directory: Path | None = None
+    halves: ErrorHalves = field(default_factory=ErrorHalves)
+    near_ties: NearTies = field(default_factory=NearTies)
+    memory: dict[str, int] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the peak of resident memory inside to `name`."""
+        with peak_of(name, self.memory):
+            yield
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Prompts that reach every regime of the policy, of seeded random tokens."""
+        lengths = prompt_lengths(self.engine.parameters, self.plan.longest_prompt)
+        return batch_of(random_prompts(self.engine.model, lengths[:1] if self.plan.limited else lengths, self.seed))
+
+    @cached_property
+    def engine_run(self) -> EngineRun:
+        """The engine along its own greedy tokens; a large engine is loaded once, and so runs observed."""
+        if self.plan.limited:
+            assert self.observed.run is not None
+            return self.observed.run
+        with self.phase("engine"), self.progress.task("engine", None):
+            return run(self.executor, self.batch, self.plan.steps)
+
+    @cached_property
+    def observed(self) -> Observed:
+        """The same sequence with every compression operator exposed."""
+        tokens = None if self.plan.limited else self.engine_run.tokens
+        with self.phase("engine"), self.progress.task("engine, every operator observed", None):
+            return observe(self.engine, self.batch, self.plan.steps, tokens=tokens)
+
+    @cached_property
+    def reference_run(self) -> ReferenceRun:
+        """The reference under the engine's policy and weights, fed the engine's tokens."""
+        engine = self.engine
+        return reference_run(
+            engine.model,
+            engine.weights(),
+            engine.parameters,
+            self.batch,
+            self.engine_run.tokens,
+            progress=self.progress,
+        )
+
+    @cached_property
+    def reference(self) -> ReferenceDecoder:
+        """The reference with its weights in memory, to decode freely."""
+        from kvc_trt.reference.decoder import ReferenceDecoder
+
+        parameters = self.engine.parameters
+        return ReferenceDecoder(
+            self.engine.model, self.engine.weights(), method=policies.method(parameters), parameters=parameters
+        )
+
+    @cached_property
+    def executor(self) -> OnnxRuntimeExecutor:
+        """The engine as it will be run."""
+        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+
+        return OnnxRuntimeExecutor(self.engine)
+
+    @cached_property
+    def twin(self) -> OnnxRuntimeExecutor:
+        """The dense twin: derived from config.json and the same weight file, in memory."""
+        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+        from kvc_trt.backends.onnxruntime.program import twin_program
+
+        return OnnxRuntimeExecutor(twin_program(self.engine))
+
+    def session(self, rows: int) -> Session:
+        """A session over the engine, without text."""
+        from kvc_trt.runtime import Session
+
+        return Session(self.executor, None, rows)
+
+    def twin_session(self, rows: int) -> Session:
+        """A session over the dense twin, without text."""
+        from kvc_trt.runtime import Session
+
+        return Session(self.twin, None, rows)
+
+    def compressed_layers(self) -> set[int]:
+        """Layers that the policy compresses."""
+        return {i for i in range(self.engine.model.num_hidden_layers) if self.engine.parameters.is_compressed(i)}
+
+    def compresses_nothing(self) -> bool:
+        """Whether the batch never leaves the regime in which the policy is dense."""
+        parameters = self.engine.parameters
+        longest = int(self.batch.prompt_lengths.max())
+        evicts = parameters.prompt_eviction != "none" and longest > parameters.prompt_budget
+        selects = parameters.decode_selection == "hybrid" and longest + self.plan.steps > parameters.dense_limit
+        return not (evicts or selects)
+
+    @cached_property
+    def checkpoint(self) -> tuple[WeightSource | None, str]:
+        """Unquantised weights to compare with, and what they are or why there are none."""
+        from kvc_trt.models.checkpoint import Checkpoint
+        from kvc_trt.models.weights import check_weights
+
+        directory = self.checkpoint_directory or self._shipped_checkpoint()
+        if directory is None:
+            return None, "no checkpoint given (--checkpoint DIR)"
+        source = Checkpoint(directory)
+        check_weights(self.engine.model, source)
+        recorded = self.engine.manifest.get("checkpoint", {}).get("fingerprint")
+        if recorded == source.fingerprint():
+            return source, f"the engine's weights against {directory}"
+        if self.checkpoint_directory is None:
+            return None, "the shipped checkpoint is not the one this engine was built from"
+        self.findings.append(f"{directory} is not the checkpoint this engine was built from (manifest.json)")
+        return source, f"the engine's weights against {directory}, another checkpoint"
+
+    def _shipped_checkpoint(self) -> Path | None:
+        from kvc_trt.models.presets import load_preset
+
+        try:
+            return load_preset(self.engine.build.model).checkpoint
+        except InputError:
+            return None

@@ -1,0 +1,124 @@
+"""Rung 3: greedy answers, token by token, from a session with all rows in one batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvc_trt.verify.prompts import Batch
+from kvc_trt.verify.report import Check
+
+if TYPE_CHECKING:
+    from kvc_trt.reference.decoder import ReferenceDecoder
+    from kvc_trt.verify.subject import Subject
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Greedy tokens [N,B] and the logits [N,B,vocab] that they are the best of."""
+
+    tokens: NDArray[np.int64]
+    logits: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Match:
+    """Greedy tokens of the engine against the reference's, up to each row's first difference."""
+
+    matched: int
+    compared: int
+    near_equal: int
+    """Rows that part where two logits nearly tie; what follows is another sentence and is not compared."""
+    unexplained: int
+    """Rows that part although the logits do not."""
+
+    @property
+    def rate(self) -> float:
+        """Share of compared tokens that are equal."""
+        return self.matched / self.compared if self.compared else 1.0
+
+
+def reference_greedy(
+    decoder: ReferenceDecoder, batch: Batch, steps: int, continuation: NDArray[np.int64] | None = None
+) -> Greedy:
+    """`steps` greedy tokens per row by cached decoding; `continuation` [n,B] is fed first, after the prompt's cache."""
+    logits, cache = decoder.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
+    for fed in continuation if continuation is not None else ():
+        logits = decoder.decode(torch.from_numpy(fed), cache)
+    tokens, seen = [], []
+    for step in range(steps):
+        seen.append(logits.numpy().astype(np.float32))
+        tokens.append(seen[-1].argmax(-1))
+        if step + 1 < steps:
+            logits = decoder.decode(torch.from_numpy(tokens[-1]), cache)
+    return Greedy(np.stack(tokens), np.stack(seen))
+
+
+def match(answers: Sequence[Sequence[int]], expected: Greedy, near_equal_logits: float) -> Match:
+    """Row by row; the engine's answers have as many tokens as the reference's."""
+    matched = compared = near_equal = unexplained = 0
+    steps = len(expected.tokens)
+    for row, answer in enumerate(answers):
+        wanted = expected.tokens[:, row]
+        parts = np.flatnonzero(np.asarray(answer[:steps]) != wanted[: len(answer)])
+        if not parts.size:
+            matched, compared = matched + steps, compared + steps
+            continue
+        first = int(parts[0])
+        logits = expected.logits[first, row]
+        close = logits.max() - logits[answer[first]] <= near_equal_logits
+        matched += first
+        compared += first if close else steps
+        near_equal, unexplained = near_equal + int(close), unexplained + int(not close)
+    return Match(matched, compared, near_equal, unexplained)
+
+
+def shared_prefix(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> float:
+    """Share of the tokens that stand before each row's first difference."""
+    total = shared = 0
+    for a, b in zip(one, other, strict=True):
+        parts = np.flatnonzero(np.asarray(a) != np.asarray(b))
+        total += len(a)
+        shared += int(parts[0]) if parts.size else len(a)
+    return shared / total if total else 1.0
+
+
+def check_tokens(subject: Subject) -> list[Check]:
+    """Greedy answers of the engine, of the reference under the same policy, and of the dense twin."""
+    from kvc_trt.runtime import Request
+
+    batch, steps, bars = subject.batch, subject.plan.steps, subject.thresholds
+    requests = [Request(row, max_new_tokens=steps, ignore_eos=True) for row in batch.rows()]
+    with subject.phase("engine"):
+        answers = [output.token_ids for output in subject.session(len(batch)).generate(requests)]
+    with subject.phase("reference"):
+        expected = reference_greedy(subject.reference, batch, steps)
+    found = match(answers, expected, bars.near_equal_logits)
+    subject.near_ties.near_equal_tokens += found.near_equal
+    sample = f"{len(batch)} rows x {steps} tokens"
+    checks = [
+        Check(
+            "greedy match with the reference",
+            sample,
+            f"{found.rate:.2%}",
+            f"<= {bars.unexplained_tokens} unexplained",
+            found.unexplained <= bars.unexplained_tokens,
+            f"{found.near_equal} rows part at near-equal logits" if found.near_equal else "",
+        )
+    ]
+    if subject.halves.engine is not None:
+        subject.halves.engine = dataclasses.replace(subject.halves.engine, greedy_match=found.rate)
+    if subject.engine.parameters.policy != "full":
+        with subject.phase("dense twin"):
+            dense = [output.token_ids for output in subject.twin_session(len(batch)).generate(requests)]
+        rate = shared_prefix(answers, dense)
+        checks.append(Check("greedy match with the full cache", sample, f"{rate:.2%}", detail="compression, no bar"))
+        if subject.halves.compression is not None:
+            subject.halves.compression = dataclasses.replace(subject.halves.compression, greedy_match=rate)
+    return checks
