@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends import Backend
     from kvc_trt.config import BuildConfig
     from kvc_trt.engine.build import BuildResult
+    from kvc_trt.engine.model_choice import ModelSource
     from kvc_trt.engine.request import Request
     from kvc_trt.progress import Progress
     from kvc_trt.verify.report import Report
@@ -112,13 +113,13 @@ def command(
     request = for_source(request, choice, source)
     progress.note(f"backend: {backend.name} ({backend.reason})")
     result = build_engine(request, source, makers(request, source, progress), target, force=force, progress=progress)
-    report = _verify(result, verify, progress)
+    report = _verify(result, _checkpoint_beside(request, source), progress) if verify else None
     if as_json:
         output.print_json(_as_json(result, request, backend, report))
     else:
         click.echo(_summary(result, request))
         if report is not None:
-            click.echo(_report_text(report))
+            click.echo(report.as_text())
     _judge(report, target)
 
 
@@ -150,18 +151,21 @@ def _check_verifiable() -> None:
         )
 
 
-def _verify(result: BuildResult, wanted: bool, progress: Progress) -> Report | None:
-    """Run the quick ladder, unless it is unwanted or this very engine has passed it before."""
+def _checkpoint_beside(request: Request, source: ModelSource) -> Path | None:
+    """The checkpoint, where its weights were quantised: verify then says what that cost."""
+    return source.directory if request.config.weights in ("int8", "int4") else None
+
+
+def _verify(result: BuildResult, checkpoint: Path | None, progress: Progress) -> Report | None:
+    """Run the quick ladder, unless this very engine has passed it before."""
     from kvc_trt.engine.verified import is_verified, record_verified
 
-    if not wanted:
-        return None
     if result.status == "up to date" and is_verified(result.engine):
         progress.note("verification: passed after an earlier build of this engine")
         return None
     from kvc_trt.verify.ladder import verify
 
-    report = verify(result.engine, level="quick", progress=progress)
+    report = verify(result.engine, level="quick", checkpoint=checkpoint, progress=progress)
     if report.passed:
         record_verified(result.engine)
     return report
@@ -200,9 +204,3 @@ def _as_json(result: BuildResult, request: Request, backend: Backend, report: Re
         "stages": result.engine.manifest["stages"],
         "verification": None if report is None else report.to_json(),
     }
-
-
-def _report_text(report: Report) -> str:
-    from kvc_trt.verify.text import report_text
-
-    return report_text(report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,9 @@ class ModelSource:
     description: str
     commit: str | None = None
     """Resolved commit of a checkpoint that came from the Hugging Face Hub."""
-    tokenizer_files: tuple[Path, ...] = field(default=())
+    tokenizer_files: tuple[Path, ...] = ()
+    directory: Path | None = None
+    """The checkpoint; None for random weights."""
 
 
 def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
@@ -110,7 +112,8 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
     _check_same_model(choice.config, checkpoint.config, choice.name, directory)
     check_weights(checkpoint.config, checkpoint)
     opened = replace(choice, config=checkpoint.config, directory=directory)
-    source = ModelSource(checkpoint, _described(choice, directory, commit), commit, tuple(checkpoint.tokenizer_files()))
+    description, tokenizer = _described(choice, directory, commit), tuple(checkpoint.tokenizer_files())
+    source = ModelSource(checkpoint, description, commit, tokenizer, directory)
     return opened, source
 
 

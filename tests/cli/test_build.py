@@ -21,18 +21,19 @@ def arguments(tiny_arguments, tmp_path):
 @pytest.fixture
 def ladder(monkeypatch):
     """A ladder whose answer the test sets; it counts its calls."""
-    report = SimpleNamespace(passed=True, failures=[], to_json=lambda: {"passed": report.passed})
+    report = SimpleNamespace(passed=True, failures=[])
+    report.to_json = lambda: {"passed": report.passed}
+    report.as_text = lambda: f"passed: {report.passed}"
     state = SimpleNamespace(report=report, engines=[])
 
-    def verify(engine, *, level, progress):
-        assert level == "quick"
+    def verify(engine, *, level, checkpoint, progress):
+        assert (level, checkpoint) == ("quick", None)
         state.engines.append(engine.path)
         return report
 
     module = ModuleType("kvc_trt.verify.ladder")
     module.verify = verify
     monkeypatch.setitem(sys.modules, "kvc_trt.verify.ladder", module)
-    monkeypatch.setattr("kvc_trt.cli.build._report_text", lambda report: f"passed: {report.passed}")
     return state
 
 
