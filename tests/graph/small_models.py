@@ -1,0 +1,143 @@
+"""Small models, prompts and single operators for the tests of the graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from kvc_trt import policies
+from kvc_trt.graph import IR_VERSION, KVC_DOMAIN, OPSET, functions
+from kvc_trt.graph.build import build_decode, build_prefill
+from kvc_trt.graph.emitter import Emitter
+from kvc_trt.graph.expose import expose, index_lists
+from kvc_trt.graph.state import StateTensor, state_tensors
+from kvc_trt.graph.weights import GraphWeights, write_weights
+from kvc_trt.models.config import ModelConfig, RopeScaling
+from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.policies.parameters import PolicyParameters
+
+LLAMA = ModelConfig(
+    architecture="LlamaForCausalLM", dtype="float32", vocab_size=97, hidden_size=64, intermediate_size=96,
+    num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_size=16, norm_epsilon=1e-5,
+    rotary_base=10000.0, rotary_scaling=None, max_position_embeddings=8192, tie_word_embeddings=False,
+    qkv_bias=False, output_bias=False, qk_norm=False, sliding_window=None, bos_token_id=None, eos_token_ids=(1,),
+)  # fmt: skip
+FAMILIES = {
+    "llama3.1": replace(LLAMA, rotary_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 128)),
+    "longchat": replace(LLAMA, num_key_value_heads=4, rotary_scaling=RopeScaling("linear", 8.0)),
+    "qwen2": replace(LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, tie_word_embeddings=True),
+    "qwen3": replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, head_size=32),
+    "biased": replace(LLAMA, qkv_bias=True, output_bias=True),
+}
+POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")
+EVICTING = ("rocketkv", "snapkv++", "snapkv-gqa")
+TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64}
+
+
+def resolve(policy: str, model: ModelConfig = LLAMA, **changes) -> PolicyParameters:
+    settings = {"token_budget": 32, "max_input_len": 250, "max_output_len": 8}
+    if policy in EVICTING:
+        settings |= {"window": 8, "pool_kernel": 7}
+    return policies.resolve(policy, model=model, **{**settings, **changes})
+
+
+def open_session(model, directory: Path | None = None):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    if directory is not None:
+        key = "session.model_external_initializers_file_folder_path"
+        options.add_session_config_entry(key, str(directory))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+class SingleNode:
+    """One kvc operator as a model; inputs take their types and ranks from the arrays."""
+
+    def __init__(self, body, attributes: dict[str, int]) -> None:
+        self.body, self.attributes = body, attributes
+        self._sessions: dict[tuple[str, ...], object] = {}
+
+    def model(self, types: tuple[str, ...]):
+        emit = Emitter()
+        outputs = list(self.body.output)
+        functions.call(emit, self.body.name, list(self.body.input), outputs, **self.attributes)
+        inputs = [
+            helper.make_tensor_value_info(name, TYPES[type_], None)
+            for name, type_ in zip(self.body.input, types, strict=True)
+        ]
+        graph = helper.make_graph(emit.nodes, "one", inputs, [helper.make_empty_tensor_value_info(o) for o in outputs])
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, functions=[self.body])
+
+    def __call__(self, *arrays):
+        types = tuple(str(array.dtype) for array in arrays)
+        if types not in self._sessions:
+            self._sessions[types] = open_session(self.model(types))
+        results = self._sessions[types].run(None, dict(zip(self.body.input, arrays, strict=True)))
+        return dict(zip(self.body.output, results, strict=True))
+
+
+@dataclass
+class SmallEngine:
+    """Both graphs of a small random model, with every index list exposed."""
+
+    model: ModelConfig
+    parameters: PolicyParameters
+    directory: Path
+    precision: str
+    state: tuple[StateTensor, ...]
+    prefill_model: onnx.ModelProto
+    decode_model: onnx.ModelProto
+
+    def __post_init__(self) -> None:
+        self._sessions = {
+            name: open_session(expose(model, index_lists(model)), self.directory)
+            for name, model in (("prefill", self.prefill_model), ("decode", self.decode_model))
+        }
+
+    def prefill(self, prompts: list[np.ndarray]) -> dict[str, np.ndarray]:
+        lengths = np.array([len(prompt) for prompt in prompts])
+        padded = np.full((len(prompts), -(-lengths.max() // 128) * 128), 3)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        return self._run("prefill", input_ids=padded, prompt_lengths=lengths)
+
+    def decode(self, tokens, positions, cache_lengths, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """State tensors come back under their input names."""
+        feeds = {tensor.name: state[tensor.name] for tensor in self.state}
+        result = self._run("decode", token=tokens, positions=positions, cache_lengths=cache_lengths, **feeds)
+        return {name.replace("_out.", "."): value for name, value in result.items()}
+
+    def _run(self, graph: str, **feeds) -> dict[str, np.ndarray]:
+        session = self._sessions[graph]
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def prompts_of(*lengths: int, seed: int = 0) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(2, LLAMA.vocab_size, length) for length in lengths]
+
+
+def make_small_engine(
+    directory: Path, policy, precision="fp32", model=LLAMA, *, prefill=build_prefill, decode=build_decode, **changes
+) -> SmallEngine:
+    """`policy` is a name or resolved parameters; `prefill` and `decode` replace the builders."""
+    parameters = policy if isinstance(policy, PolicyParameters) else resolve(policy, model, **changes)
+    path = directory / "weights.safetensors"
+    write_weights(model, RandomWeights(model, 0), path, weights=precision, length=parameters.max_sequence_len)
+    weights = GraphWeights(path)
+    state = state_tensors(model, parameters, weights.dtype)
+    graphs = [build(model, parameters, weights=weights) for build in (prefill, decode)]
+    return SmallEngine(model, parameters, directory, precision, state, *graphs)

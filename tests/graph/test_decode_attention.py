@@ -1,0 +1,193 @@
+"""KvcHybridAttention and KvcDenseAttention, step by step against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvc_trt import reference
+from kvc_trt.graph.functions.dense_attention import dense_attention
+from kvc_trt.graph.functions.hybrid_attention import Layout, hybrid_attention
+from kvc_trt.graph.functions.shapes import HeadShape
+from kvc_trt.graph.state import LOWEST
+from kvc_trt.verify.near_ties import compare_selection
+from tests.graph.small_models import SingleNode, normal
+
+HEADS, SIZE, CAPACITY = 8, 16, 64
+
+
+@dataclass(frozen=True)
+class Case:
+    page_size: int = 3
+    top_r: int = 9
+    top_k: int = 12
+    token_budget: int = 16
+    dense_until: int = 20
+    kv_heads: int = 2
+    dtype: str = "float32"
+
+    @property
+    def pages(self):
+        return -(-CAPACITY // self.page_size)
+
+    @property
+    def limit(self):
+        return max(self.token_budget, self.dense_until)
+
+
+@lru_cache
+def hybrid(case: Case) -> SingleNode:
+    attributes = {name: getattr(case, name) for name in ("page_size", "top_r", "top_k", "token_budget", "dense_until")}
+    layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, case.pages, case.dtype)
+    return SingleNode(hybrid_attention(layout), attributes)
+
+
+@lru_cache
+def dense(kv_heads=2, dense_until=20) -> SingleNode:
+    return SingleNode(dense_attention(HeadShape(HEADS, kv_heads, SIZE)), {"dense_until": dense_until})
+
+
+def cache(case: Case, lengths, *, seed=0, rounded=False):
+    """k_cache, v_cache, bounds of rows with `lengths` entries."""
+    keys, values = (normal(seed + i, len(lengths), case.kv_heads, CAPACITY, SIZE) for i in range(2))
+    if rounded:
+        keys = np.round(keys)
+    empty = np.arange(CAPACITY)[None, None, :, None] >= np.array(lengths)[:, None, None, None]
+    keys, values = (np.where(empty, np.float32(0), array) for array in (keys, values))
+    low, high = reference.page_bounds(torch.from_numpy(keys), torch.tensor(lengths), case.page_size)
+    stored = np.concatenate([high.numpy(), -low.numpy()], axis=-1).transpose(0, 1, 3, 2)
+    return keys, values, np.where(np.isinf(stored), np.float32(LOWEST["float32"]), stored)
+
+
+def new_entry(case: Case, batch, *, seed=0, rounded=False):
+    arrays = normal(seed + 9, batch, HEADS, SIZE), *(normal(seed + i, batch, case.kv_heads, SIZE) for i in (10, 11))
+    return [np.round(array) for array in arrays] if rounded else list(arrays)
+
+
+def check_step(case: Case, state, step, lengths):
+    """One step from both; returns the new state."""
+    query, k_new, v_new = step
+    keys, values, bounds = state
+    found = hybrid(case)(query, k_new, v_new, keys, values, bounds, np.array(lengths))
+    after = np.array(lengths) + 1
+    for name, old, new in (("k_cache_out", keys, k_new), ("v_cache_out", values, v_new)):
+        expected = old.copy()
+        expected[np.arange(len(lengths)), :, lengths] = new
+        np.testing.assert_array_equal(found[name], expected)
+    stored = torch.from_numpy(found["k_cache_out"])
+    low, high = reference.page_bounds(stored, torch.from_numpy(after), case.page_size)
+    exact = np.concatenate([high.numpy(), -low.numpy()], axis=-1).transpose(0, 1, 3, 2)
+    np.testing.assert_array_equal(found["bounds_out"], np.where(np.isinf(exact), np.float32(LOWEST["float32"]), exact))
+    output, selected = reference.hybrid_attention(
+        torch.from_numpy(query), stored, torch.from_numpy(found["v_cache_out"]), torch.from_numpy(after), low, high,
+        page_size=case.page_size, top_r=case.top_r, top_k=case.top_k, token_budget=case.token_budget,
+        dense_until=case.dense_until,
+    )  # fmt: skip
+    assert found["selected"].dtype == np.int32
+    assert found["selected"].shape == (len(lengths), case.kv_heads, max(case.top_k, case.limit))
+    comparison = compare_selection(
+        query, found["k_cache_out"], after, selected.numpy(), found["selected"],
+        page_size=case.page_size, top_r=case.top_r,
+    )  # fmt: skip
+    assert not comparison.wrong
+    if not comparison.near_ties:
+        np.testing.assert_array_equal(found["selected"], selected.numpy())
+        np.testing.assert_allclose(found["output"], output.numpy(), atol=2e-6)
+    return found["k_cache_out"], found["v_cache_out"], found["bounds_out"]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("page_size", [1, 2, 3, 4, 5, 7])
+def test_rows_of_every_length_follow_the_reference_step_by_step(page_size, kv_heads):
+    case = Case(page_size=page_size, kv_heads=kv_heads)
+    lengths = [0, 1, 11, 12, 15, 16, 19, 20, 21, 40, 58]
+    state = cache(case, lengths)
+    for step in range(5):
+        state = check_step(case, state, new_entry(case, len(lengths), seed=100 * step), lengths)
+        lengths = [length + 1 for length in lengths]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(0, CAPACITY - 1), min_size=1, max_size=4),
+    st.sampled_from([Case(), Case(page_size=1, top_r=16), Case(page_size=5, top_r=1, kv_heads=8), Case(top_k=20)]),
+    st.integers(0, 10_000),
+    st.booleans(),
+)
+def test_any_batch_selects_what_the_reference_selects(lengths, case, seed, rounded):
+    state = cache(case, lengths, seed=seed, rounded=rounded)
+    check_step(case, state, new_entry(case, len(lengths), seed=seed, rounded=rounded), lengths)
+
+
+def test_the_last_slot_can_be_filled():
+    case = Case(page_size=5)
+    check_step(case, cache(case, [CAPACITY - 1]), new_entry(case, 1), [CAPACITY - 1])
+
+
+def test_all_zero_queries_read_the_lowest_tokens():
+    """Every page ties, the partial last one included: the lowest indices win."""
+    case = Case()
+    query, k_new, v_new = new_entry(case, 2)
+    query[:] = 0
+    found = hybrid(case)(query, k_new, v_new, *cache(case, [40, 61]), np.array([40, 61]))
+    np.testing.assert_array_equal(found["selected"][:, :, :12], np.broadcast_to(np.arange(12), (2, 2, 12)))
+
+
+def test_nan_queries_still_select_valid_slots():
+    case = Case()
+    query, k_new, v_new = new_entry(case, 1)
+    query[0, 0] = np.nan
+    found = hybrid(case)(query, k_new, v_new, *cache(case, [40]), np.array([40]))
+    np.testing.assert_array_equal(found["selected"][0, 0, :12], np.arange(12))
+
+
+@pytest.mark.parametrize("lengths", [[0], [5, 19], [19, 19], [3, 18, 7]])
+def test_rows_that_fit_are_bit_identical_to_dense(lengths):
+    """A dense engine has another capacity: the slice, not the cache, decides what is computed."""
+    case, lengths = Case(), np.array(lengths)
+    keys, values, bounds = cache(case, lengths)
+    step = new_entry(case, len(lengths))
+    sparse = hybrid(case)(*step, keys, values, bounds, lengths)["output"]
+    wider = [np.pad(array, ((0, 0), (0, 0), (0, 200), (0, 0))) for array in (keys, values)]
+    np.testing.assert_array_equal(sparse, dense()(*step, *wider, lengths)["output"])
+
+
+def test_a_batch_with_one_long_row_is_dense_to_rounding_where_rows_fit():
+    case, lengths = Case(), np.array([10, 60])
+    keys, values, bounds = cache(case, lengths)
+    step = new_entry(case, 2)
+    sparse = hybrid(case)(*step, keys, values, bounds, lengths)["output"]
+    exact = dense()(*step, keys, values, lengths)["output"]
+    np.testing.assert_allclose(sparse[0], exact[0], atol=2e-6)
+    assert np.abs(sparse[1] - exact[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("dense_until", [0, 20, CAPACITY])
+@pytest.mark.parametrize("lengths", [[0, 3], [19, 30], [31, 32], [63, 1]])
+def test_dense_attention_equals_the_reference_sliced_or_in_place(lengths, dense_until):
+    case, lengths = Case(), np.array(lengths)
+    keys, values, _ = cache(case, lengths)
+    query, k_new, v_new = new_entry(case, 2)
+    found = dense(2, dense_until)(query, k_new, v_new, keys, values, lengths)
+    tensors = (torch.from_numpy(a) for a in (query, found["k_cache_out"], found["v_cache_out"], lengths + 1))
+    np.testing.assert_allclose(found["output"], reference.dense_attention(*tensors).numpy(), atol=2e-6)
+
+
+def test_half_precision_caches_select_the_same_tokens():
+    case = Case(dtype="float16")
+    lengths = [10, 45, 62]
+    keys, values, bounds = (np.maximum(array, LOWEST["float16"]).astype(np.float16) for array in cache(case, lengths))
+    step = [array.astype(np.float16) for array in new_entry(case, 3)]
+    found = hybrid(case)(*step, keys, values, bounds, np.array(lengths))
+    assert found["output"].dtype == found["bounds_out"].dtype == np.float16
+    exact = Case()
+    widened = [array.astype(np.float32) for array in (*step, keys, values)]
+    expected = hybrid(exact)(*widened, bounds.astype(np.float32), np.array(lengths))
+    np.testing.assert_array_equal(found["selected"], expected["selected"])
+    np.testing.assert_allclose(found["output"], expected["output"], atol=2e-3)

@@ -1,0 +1,175 @@
+"""Both graphs together: against the reference decoder, in place, with neighbours, within the budget."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvc_trt.graph.expose import expose, index_lists
+from kvc_trt.graph.prune import prune
+from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill, twin_parameters
+from kvc_trt.graph.weights import EngineWeights
+from kvc_trt.policies.registry import method
+from kvc_trt.reference.decoder import ReferenceDecoder
+from tests.graph.small_models import EVICTING, FAMILIES, POLICIES, open_session, prompts_of
+
+STEPS = 4
+
+
+def roll(engine, prompts, steps=STEPS, seed=1):
+    """Prefill and feed the same random tokens to every engine; yields (logits, index lists) of each run."""
+    result = engine.prefill(prompts)
+    yield result
+    positions = np.array([len(prompt) for prompt in prompts])
+    tokens = np.random.default_rng(seed).integers(2, 97, (steps, len(prompts)))
+    lengths = result["cache_lengths"]
+    for step in range(steps):
+        result = engine.decode(tokens[step], positions + step, lengths + step, result)
+        yield result
+
+
+def reference_roll(engine, prompts, steps=STEPS, seed=1):
+    decoder = ReferenceDecoder(
+        engine.model, EngineWeights(engine.directory / "weights.safetensors"),
+        method=method(engine.parameters), parameters=engine.parameters,
+    )  # fmt: skip
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
+    for row, prompt in zip(padded, prompts, strict=True):
+        row[: len(prompt)] = torch.from_numpy(prompt)
+    logits, cache = decoder.prefill(padded, lengths)
+    yield logits, cache
+    for tokens in np.random.default_rng(seed).integers(2, 97, (steps, len(prompts))):
+        yield decoder.decode(torch.from_numpy(tokens), cache), cache
+
+
+def check_layers(engine, result, cache, step):
+    for index, layer in enumerate(cache.layers):
+        if step == 0 and f"indices.{index}" in result:
+            kept = layer.indices.numpy()
+            found = result[f"indices.{index}"]
+            np.testing.assert_array_equal(found[:, :, : kept.shape[2]], kept)
+            assert (found[:, :, kept.shape[2] :] == -1).all()
+        if step and f"selected.{index}" in result:
+            np.testing.assert_array_equal(result[f"selected.{index}"], layer.selected.numpy())
+        if step == 0:
+            np.testing.assert_array_equal(result["cache_lengths"][index], layer.lengths.numpy())
+        np.testing.assert_allclose(result[f"k_cache.{index}"], layer.keys.numpy(), atol=1e-4)
+
+
+FAMILIES_AND_POLICIES = [(family, "rocketkv") for family in FAMILIES] + [
+    ("llama3.1", policy) for policy in POLICIES if policy != "rocketkv"
+]
+
+
+@pytest.mark.parametrize(("family", "policy"), FAMILIES_AND_POLICIES)
+def test_logits_and_every_index_equal_the_reference(make_engine, family, policy):
+    engine = make_engine(policy, model=FAMILIES[family], skip_layers=1)
+    prompts = prompts_of(250, 7, 130, 33)
+    runs = zip(roll(engine, prompts), reference_roll(engine, prompts), strict=True)
+    for step, (result, (logits, cache)) in enumerate(runs):
+        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-4)
+        check_layers(engine, result, cache, step)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp16"])
+def test_reduced_precision_follows_the_reference_on_its_own_weights(make_engine, precision):
+    """The kernels round activations (int8) or store half floats: near, not equal."""
+    engine = make_engine("full", precision, FAMILIES["qwen2"])
+    prompts = prompts_of(60, 130)
+    for result, (logits, _) in zip(roll(engine, prompts), reference_roll(engine, prompts), strict=True):
+        error = np.abs(result["logits"] - logits.numpy()).max() / np.abs(logits.numpy()).max()
+        assert error < (0.02 if precision == "fp16" else 0.1)
+
+
+@pytest.mark.parametrize("policy", EVICTING)
+def test_compression_is_active(make_engine, policy):
+    engine = make_engine(policy)
+    results = list(roll(engine, prompts_of(250, 20)))
+    assert (results[0]["cache_lengths"][:, 0] == engine.parameters.prompt_budget).all()
+    assert (results[0]["cache_lengths"][:, 1] == 20).all()
+    if policy == "rocketkv":
+        assert ((results[-1]["selected.0"][0] >= 0).sum(-1) == engine.parameters.top_k).all()
+
+
+def test_a_row_does_not_depend_on_its_neighbours(make_engine):
+    engine = make_engine("rocketkv")
+    prompts = prompts_of(200, 90, 5)
+    together = [result["logits"] for result in roll(engine, prompts)]
+    for row in range(3):
+        tokens = np.random.default_rng(1).integers(2, 97, (STEPS, 3))[:, row : row + 1]
+        result = engine.prefill(prompts[row : row + 1])
+        np.testing.assert_allclose(result["logits"][0], together[0][row], atol=1e-5)
+        lengths, position = result["cache_lengths"], np.array([len(prompts[row])])
+        for step in range(STEPS):
+            result = engine.decode(tokens[step], position + step, lengths + step, result)
+            np.testing.assert_allclose(result["logits"][0], together[step + 1][row], atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("policy", ["rocketkv", "hybrid", "snapkv++", "snapkv-gqa"])
+def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, policy, precision):
+    engine = make_engine(policy, precision, skip_layers=1)
+    twin = make_engine(
+        twin_parameters(engine.parameters), precision,
+        prefill=lambda *arguments, **keywords: build_twin_prefill(engine.model, engine.parameters, **keywords),
+        decode=lambda *arguments, **keywords: build_twin_decode(engine.model, engine.parameters, **keywords),
+    )  # fmt: skip
+    prompts = prompts_of(20, 1, 12)
+    for ours, dense in zip(roll(engine, prompts), roll(twin, prompts), strict=True):
+        np.testing.assert_array_equal(ours["logits"], dense["logits"])
+
+
+def test_full_capacity_can_be_used_to_the_last_slot(make_engine):
+    engine = make_engine("rocketkv", skip_layers=1)
+    list(roll(engine, prompts_of(250), steps=8))
+
+
+def test_state_is_updated_in_place(make_engine):
+    """One buffer as input and output; results equal those of separate buffers."""
+    import onnxruntime
+
+    engine = make_engine("rocketkv", skip_layers=1)
+    prompts = prompts_of(200, 40)
+    expected = list(roll(engine, prompts))
+    session = open_session(prune(engine.decode_model), engine.directory)
+    buffers = {tensor.name: expected[0][tensor.name].copy() for tensor in engine.state}
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
+    binding = session.io_binding()
+    for tensor in engine.state:
+        binding.bind_ortvalue_input(tensor.name, values[tensor.name])
+        binding.bind_ortvalue_output(tensor.aliased_output, values[tensor.name])
+    binding.bind_output("logits")
+    for step, tokens in enumerate(np.random.default_rng(1).integers(2, 97, (STEPS, 2))):
+        arrays = [tokens, np.array([200, 40]) + step, expected[0]["cache_lengths"] + step]
+        for name, array in zip(("token", "positions", "cache_lengths"), arrays, strict=True):
+            binding.bind_cpu_input(name, array)
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(binding.get_outputs()[-1].numpy(), expected[step + 1]["logits"])
+    for tensor in engine.state:
+        assert values[tensor.name].data_ptr() == buffers[tensor.name].ctypes.data
+        np.testing.assert_array_equal(values[tensor.name].numpy(), expected[-1][tensor.name])
+
+
+def test_pruning_changes_no_result_and_drops_the_lists(make_engine):
+    engine = make_engine("rocketkv", skip_layers=1)
+    inputs = {"input_ids": np.full((1, 256), 5), "prompt_lengths": np.array([200])}
+    whole, pruned = (open_session(m, engine.directory) for m in (engine.prefill_model, prune(engine.prefill_model)))
+    for ours, theirs in zip(whole.run(None, inputs), pruned.run(None, inputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    bodies = {body.name: body for body in prune(engine.decode_model).functions}
+    assert "selected" not in bodies["KvcHybridAttention"].output
+    assert len(bodies["KvcHybridAttention"].node) < len(
+        next(body.node for body in engine.decode_model.functions if body.name == "KvcHybridAttention")
+    )
+    exposed = prune(expose(engine.decode_model, ["selected.1"]))
+    assert "selected" in {body.name: body for body in exposed.functions}["KvcHybridAttention"].output
+
+
+def test_lists_that_do_not_exist_cannot_be_exposed(make_engine):
+    engine = make_engine("rocketkv", skip_layers=1)
+    assert index_lists(engine.prefill_model) == ["indices.1", "indices.2"]
+    assert index_lists(engine.decode_model) == ["selected.1", "selected.2"]
+    with pytest.raises(ValueError, match=r"selected\.0"):
+        expose(engine.decode_model, ["selected.0"])

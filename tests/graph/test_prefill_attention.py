@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvc_trt.graph.functions.prefill_attention import prefill_attention
+from tests.graph.small_models import SingleNode, normal
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def causal(query, keys, values):
+    batch, _, length, size = query.shape
+    grouped = query.reshape(batch, keys.shape[1], -1, length, size).astype(np.float64)
+    scores = np.einsum("bgasd,bgtd->bgast", grouped, keys) / np.sqrt(size)
+    scores = np.where(np.tril(np.ones((length, length), bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bgast,bgtd->bgasd", weights, values).reshape(query.shape)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2)])
+def test_equals_plain_causal_attention_across_blocks(heads, kv_heads):
+    node = SingleNode(prefill_attention(), {})
+    query, keys, values = normal(0, 2, heads, 384, 16), normal(1, 2, kv_heads, 384, 16), normal(2, 2, kv_heads, 384, 16)
+    np.testing.assert_allclose(node(query, keys, values)["o"], causal(query, keys, values), atol=2e-6)
+
+
+def test_right_padding_never_reaches_a_real_token():
+    node = SingleNode(prefill_attention(), {})
+    query, keys, values = normal(0, 1, 4, 256, 16), normal(1, 1, 2, 256, 16), normal(2, 1, 2, 256, 16)
+    clean = node(query, keys, values)["o"][:, :, :130]
+    for array in (query, keys, values):
+        array[:, :, 130:] = 1e4
+    np.testing.assert_array_equal(node(query, keys, values)["o"][:, :, :130], clean)
+
+
+def test_half_precision_scores_in_single():
+    node = SingleNode(prefill_attention(), {})
+    arrays = [normal(seed, 1, 4, 128, 16).astype(np.float16) for seed in range(3)]
+    result = node(*arrays)["o"]
+    assert result.dtype == np.float16
+    np.testing.assert_allclose(result, causal(*arrays), atol=2e-3)
+
+
+def test_every_product_is_made_block_by_block():
+    body = prefill_attention()
+    outside = {node.op_type for node in body.node}
+    (loop,) = (node for node in body.node if node.op_type == "Loop")
+    inside = {node.op_type for node in loop.attribute[0].g.node}
+    assert not outside & {"MatMul", "Softmax"}
+    assert {"MatMul", "Softmax", "Slice"} <= inside
+
+
+MEASURE = """
+import resource, sys
+import numpy as np
+from kvc_trt.graph.functions.prefill_attention import prefill_attention
+from tests.graph.small_models import SingleNode
+node = SingleNode(prefill_attention(), {})
+def run(length):
+    node(*(np.ones((1, heads, length, 16), np.float32) for heads in (4, 1, 1)))
+run(128)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(int(sys.argv[1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_linear_in_the_prompt():
+    """Four times the prompt: sixteen times the memory if any S x S matrix existed."""
+    short, long = (
+        int(subprocess.run([sys.executable, "-c", MEASURE, str(n)], check=True, capture_output=True, cwd=ROOT).stdout)
+        for n in (4096, 16384)
+    )
+    assert long < 6 * short
+    assert long * 1024 < 0.5 * 4 * 4 * 16384**2

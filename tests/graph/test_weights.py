@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kvc_trt.errors import InputError
+from kvc_trt.graph.weights import EMBEDDING, HEAD, PRECISIONS, EngineWeights, GraphWeights, write_weights
+from kvc_trt.models.quantisation import dequantise, quantise
+from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.rope import rotary_tables
+from kvc_trt.models.safetensors_file import SafetensorsFile
+from kvc_trt.models.weights import check_weights, expected_tensors
+from tests.graph.small_models import FAMILIES, LLAMA
+
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+class Altered(RandomWeights):
+    """Random weights with one value of one tensor replaced."""
+
+    def __init__(self, config, name, value):
+        super().__init__(config, 0)
+        self.name, self.value = name, value
+
+    def read_rows(self, name, start, stop):
+        rows = super().read_rows(name, start, stop)
+        if name == self.name and start == 0:
+            rows.reshape(-1)[5] = self.value
+        return rows
+
+    def read(self, name):
+        return self.read_rows(name, 0, self.shape(name)[0])
+
+
+def written(directory, model=LLAMA, weights="fp32", source=None, progress=None):
+    path = directory / "weights.safetensors"
+    source = source or RandomWeights(model, 0)
+    write_weights(model, source, path, weights=weights, length=300, progress=progress)
+    return path
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_reads_back_as_a_complete_weight_source(tmp_path, family, precision):
+    model = FAMILIES[family]
+    source, stored = RandomWeights(model, 0), EngineWeights(written(tmp_path, model, precision))
+    check_weights(model, stored)
+    for name in expected_tensors(model):
+        values = stored.read(name).astype(np.float32)
+        assert values.shape == stored.shape(name) == source.shape(name)
+        assert str(stored.read(name).dtype) == stored.dtype(name)
+        error = np.abs(values - source.read(name)).max() / np.abs(source.read(name)).max()
+        assert error <= {"fp32": 0, "fp16": 1e-3, "bf16": 1e-2, "int8": 1e-2, "int4": 0.15}[precision]
+
+
+def test_quantised_matrices_are_exactly_what_the_kernel_computes_with(tmp_path):
+    stored = EngineWeights(written(tmp_path, weights="int4"))
+    exact = dequantise(*quantise(RandomWeights(LLAMA, 0).read(QUERY), 4), 4)
+    np.testing.assert_array_equal(stored.read(QUERY), exact)
+    np.testing.assert_array_equal(stored.read_rows(QUERY, 3, 9), exact[3:9])
+
+
+def test_a_tied_head_is_stored_once_and_quantised_apart_from_its_embedding(tmp_path):
+    tied = FAMILIES["qwen2"]
+    assert HEAD not in EngineWeights(written(tmp_path, tied)).names()
+    quantised = EngineWeights(written(tmp_path, tied, "int8"))
+    assert quantised.dtype(EMBEDDING) == "float16"
+    assert HEAD in quantised.names()
+    assert np.abs(quantised.read(HEAD) - quantised.read(EMBEDDING).astype(np.float32)).max() > 0
+
+
+def test_bfloat16_stays_bfloat16(tmp_path):
+    assert EngineWeights(written(tmp_path, weights="bf16")).read(QUERY).dtype == ml_dtypes.bfloat16
+
+
+def test_rotary_tables_lie_beside_the_weights(tmp_path):
+    file = SafetensorsFile(written(tmp_path, FAMILIES["llama3.1"]))
+    for name, table in zip(("rotary.cos", "rotary.sin"), rotary_tables(FAMILIES["llama3.1"], 300), strict=True):
+        np.testing.assert_array_equal(file.read(name), table)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", [QUERY, EMBEDDING, "model.norm.weight"])
+def test_nan_and_infinite_weights_are_refused_by_name(tmp_path, weights, value, name):
+    with pytest.raises(InputError, match=name):
+        written(tmp_path, weights=weights, source=Altered(LLAMA, name, value))
+
+
+def test_a_weight_that_half_precision_cannot_hold_is_refused(tmp_path):
+    source = Altered(LLAMA, QUERY, 70000.0)
+    with pytest.raises(InputError, match=f"{QUERY}.*range of float16"):
+        written(tmp_path, weights="fp16", source=source)
+    written(tmp_path, weights="bf16", source=source)
+
+
+def test_matrices_that_blocks_do_not_divide_are_refused(tmp_path):
+    with pytest.raises(InputError, match="multiple of 32"):
+        written(tmp_path, replace(LLAMA, intermediate_size=80), "int4")
+
+
+def test_an_unknown_precision_is_refused(tmp_path):
+    with pytest.raises(InputError, match="int3"):
+        written(tmp_path, weights="int3")
+
+
+def test_projections_of_one_input_are_one_matrix_to_a_graph(tmp_path):
+    weights = GraphWeights(written(tmp_path))
+    names = [f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
+    joined = weights.joined("qkv", names)
+    assert joined is not None
+    assert joined.shape == (128, 64)
+    data = np.fromfile(tmp_path / "weights.safetensors", np.float32, joined.nbytes // 4, offset=joined.offset)
+    source = RandomWeights(LLAMA, 0)
+    np.testing.assert_array_equal(data.reshape(joined.shape), np.concatenate([source.read(name) for name in names]))
+    assert weights.joined("apart", [names[0], names[2]]) is None
+
+
+def test_progress_counts_every_byte(tmp_path):
+    class Counting:
+        def task(self, description, total):
+            self.total, self.done = total, 0
+            return self
+
+        def __enter__(self):
+            return self.advance
+
+        def __exit__(self, *failure):
+            return None
+
+        def advance(self, amount):
+            self.done += amount
+
+    progress = Counting()
+    written(tmp_path, weights="int4", progress=progress)
+    assert progress.done == progress.total > 0
