@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvc_trt.reference import checks
-from kvc_trt.reference.selection import best_ascending, gather_rows
+from kvc_trt.reference.selection import best_ascending, gather_rows, sum_in_order
 
 
 class Compacted(NamedTuple):
@@ -85,8 +85,8 @@ def _row_scores(q_window: Tensor, keys: Tensor, pool_kernel: int) -> tuple[Tenso
     for kv, queries in enumerate(q_window.reshape(heads, -1, window, size)):
         logits = queries @ keys[kv].T / math.sqrt(size)
         attention = torch.softmax(logits.masked_fill(hidden, -torch.inf), dim=-1)
-        per_head = attention[..., : n - window].sum(dim=1)
-        votes[kv] = per_head.sum(dim=0)
+        per_head = sum_in_order(attention[..., : n - window], 1)
+        votes[kv] = sum_in_order(per_head, 0)
         magnitude[kv] = (queries.abs() @ keys[kv].abs().T).max() / math.sqrt(size)
     return _max_pool(votes, pool_kernel), magnitude
 

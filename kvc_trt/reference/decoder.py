@@ -61,8 +61,8 @@ class ReferenceCache:
 class ReferenceDecoder:
     """One model under one policy, in float32 or float64.
 
-    `method` offers compact and select (kvc_trt.policies.registry.Method) for the resolved `parameters`. With resident=False,
-    weights are read again for every layer of every call and at most one layer of them is held.
+    `method` offers compact and select (kvc_trt.policies.registry.Method) for the resolved `parameters`. With
+    resident=False, weights are read again for every layer of every call and at most one layer of them is held.
     """
 
     def __init__(

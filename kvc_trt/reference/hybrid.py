@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvc_trt.reference import checks
 from kvc_trt.reference.dense import attend, check_cache
-from kvc_trt.reference.selection import best, best_ascending, gather_rows
+from kvc_trt.reference.selection import best, best_ascending, gather_rows, sum_in_order
 
 
 class StepScores(NamedTuple):
@@ -80,22 +80,21 @@ def row_scores(
     kv_heads, _, size = page_min.shape
     pages = -(-length // page_size)
     grouped = query.reshape(kv_heads, -1, size)
-    importance = grouped.abs().sum(dim=1)
+    importance = sum_in_order(grouped.abs(), 1)
     chosen = best(importance, top_r) if channels is None else channels.long()
     pick = chosen[:, None, :]
     q = grouped.gather(2, pick.expand(-1, grouped.shape[1], -1))
     low = page_min[:, :pages].gather(2, pick.expand(-1, pages, -1))
     high = page_max[:, :pages].gather(2, pick.expand(-1, pages, -1))
-    rising = grouped.sum(dim=1).gather(1, chosen)[:, None] > 0  # a sum of exactly 0 takes the minimum
+    rising = sum_in_order(grouped, 1).gather(1, chosen)[:, None] > 0  # a sum of exactly 0 takes the minimum
     products = q[:, :, None] * torch.where(rising, high, low)[:, None]
     part, whole = q.abs().sum(dim=-1), grouped.abs().sum(dim=-1)
     temperature = (size * torch.where(part == 0, 1.0, part / whole)).sqrt()
     by_page = products.sum(dim=-1) / temperature[..., None]
     by_token = by_page.repeat_interleave(page_size, dim=-1)[..., :length]
-    return StepScores(
-        importance, chosen, torch.softmax(by_token, dim=-1).mean(dim=1),
-        (products.abs().sum(dim=-1) / temperature[..., None]).amax(dim=(1, 2)),
-    )  # fmt: skip
+    attention = torch.softmax(by_token, dim=-1)
+    magnitude = (products.abs().sum(dim=-1) / temperature[..., None]).amax(dim=(1, 2))
+    return StepScores(importance, chosen, sum_in_order(attention, 1) / attention.shape[1], magnitude)
 
 
 def _choose(found: Tensor, top_k: int, page_size: int | None) -> list[Tensor]:

@@ -3,6 +3,8 @@ among equals is part of the semantics: larger value first, then the lower index;
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,12 @@ def best(scores: Tensor, k: int) -> Tensor:
 def best_ascending(scores: Tensor, k: int) -> Tensor:
     """The same positions in ascending order of index."""
     return best(scores, k).sort(dim=-1).values
+
+
+def sum_in_order(values: Tensor, axis: int) -> Tensor:
+    """Sum along an axis, lowest index first. torch's own sum adds the last few columns of a table in another order than
+    the others: equal columns would get unequal sums, and ties would be lost."""
+    return functools.reduce(torch.add, values.unbind(axis))
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:

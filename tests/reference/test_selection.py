@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from kvc_trt.reference.selection import best, best_ascending
+from kvc_trt.reference import compaction, hybrid, page_bounds
+from kvc_trt.reference.selection import best, best_ascending, sum_in_order
 
 
 @given(st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, float("inf")]), min_size=1, max_size=40), st.data())
@@ -26,3 +27,28 @@ def test_nan_is_below_every_finite_value() -> None:
 def test_more_than_there_are() -> None:
     with pytest.raises(ValueError, match=r"scores has shape \[3\]; cannot take k=4"):
         best(torch.zeros(3), 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [5, 17, 33, 64, 71])
+def test_equal_columns_have_equal_sums(columns: int, dtype: torch.dtype) -> None:
+    """torch.sum does not promise this: the end of a vectorised row is added in another order."""
+    values = torch.randn(32, 1, dtype=dtype, generator=torch.Generator().manual_seed(columns)).expand(-1, columns)
+    assert len(sum_in_order(values.contiguous(), 0).unique()) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [17, 41, 70])
+@pytest.mark.parametrize("group", [1, 4, 8, 16])
+def test_equal_keys_have_equal_scores_in_both_stages(count: int, group: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(count)
+    keys = torch.randn(1, 1, 1, 67, dtype=dtype, generator=generator).expand(1, 1, count + 4, 67).contiguous()
+    q_window = torch.randn(1, group, 32, 67, dtype=dtype, generator=generator)
+    keys[..., count:, :] = 0  # no query of the window sees another number of equal keys
+    lengths = torch.tensor([count + 4])
+    found = compaction.scores(q_window[:, :, -4:], keys, lengths, pool_kernel=1).values[0, 0, :count]
+    assert len(found.unique()) == 1
+    for page_size in (1, 3):
+        page_min, page_max = page_bounds(keys[:, :, :count], torch.tensor([count]), page_size)
+        step = hybrid.row_scores(q_window[0, :, 0], count, page_min[0], page_max[0], page_size=page_size, top_r=65)
+        assert len(step.tokens.unique()) == 1
