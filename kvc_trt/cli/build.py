@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SPLIT_HELP = "How the compression is divided between eviction and selection: adaptive, even, or a share in 0..1."
 
 
-class _NumberOr(click.ParamType[Any]):
+class _NumberOr(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click
     """A number, or one of a few words."""
 
     name = "number"

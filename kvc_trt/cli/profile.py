@@ -10,7 +10,7 @@ import click
 from kvc_trt.cli.output import json_option, print_json, progress
 
 
-class _Counts(click.ParamType[Any]):
+class _Counts(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click
     """Positive integers separated by commas."""
 
     name = "N,N,.."
