@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.output import size, table
 
+WIDTH = 120
 Result = Mapping[str, Any]
 Line = Mapping[str, Any]
 
@@ -109,7 +111,11 @@ def _memory(result: Result) -> str:
 
 
 def _findings(result: Result) -> str:
-    return "\n".join(["findings", *(f"- {finding}" for finding in result["findings"])])
+    return "\n".join(["findings", *(_bullet(finding) for finding in result["findings"])])
+
+
+def _bullet(sentence: str) -> str:
+    return textwrap.fill(sentence, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _section(heading: str, headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[int]) -> str:

@@ -19,13 +19,13 @@ def time_compaction(subject: Subject, rows: int, context: int, repeats: int) -> 
     """
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
-    engine, parameters = subject.engine, subject.parameters
-    if not any(parameters.is_compressed(layer) for layer in range(engine.model.num_hidden_layers)):
+    program, parameters = subject.program, subject.parameters
+    if not any(parameters.is_compressed(layer) for layer in range(program.model.num_hidden_layers)):
         return None
-    prompts = random_prompts(rows, context, engine.model.vocab_size)
+    prompts = random_prompts(rows, context, program.model.vocab_size)
     with TemporaryDirectory() as directory:
-        executor = OnnxRuntimeExecutor(engine, threads=subject.threads, profile=Path(directory))
-        profiled = Subject(subject.name, engine, executor, subject.threads)
+        executor = OnnxRuntimeExecutor(program, threads=subject.threads, profile=Path(directory))
+        profiled = Subject(subject.name, program, executor, subject.threads)
         profiled.prefill_seconds(prompts[:, :1])  # starts threads and allocates, outside of the run that counts
         for _ in range(repeats):
             profiled.prefill_seconds(prompts)

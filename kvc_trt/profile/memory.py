@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.traffic import cache_bytes
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
     from kvc_trt.profile.subject import Subject
 
 SAMPLING_SECONDS = 0.002
@@ -50,16 +50,16 @@ class MemoryLine:
 
 def standing_memory(subject: Subject, rows: int) -> list[MemoryLine]:
     """Weights, cache and page bounds for `rows` rows; the executor's state must be allocated."""
-    engine, buffers = subject.engine, subject.executor.buffers
-    precision = weight_format(engine)
-    modelled = cache_bytes(engine.model, engine.parameters, cache_itemsize(precision))
-    rotary = _FLOAT32 * engine.model.head_size * engine.parameters.max_sequence_len
+    program, buffers = subject.program, subject.executor.buffers
+    precision = weight_format(program.weights_path)
+    modelled = cache_bytes(program.model, program.parameters, cache_itemsize(precision))
+    rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
     bounds = sum(buffer.nbytes for name, buffer in buffers.items() if name.startswith("bounds"))
     lines = [
         MemoryLine(
             "weights",
-            weight_bytes(engine.model, precision).resident + rotary,
-            engine.weights_path.stat().st_size,
+            weight_bytes(program.model, precision).resident + rotary,
+            program.weights_path.stat().st_size,
             "size of the file",
         ),
         MemoryLine("cache", rows * modelled.keys_values, subject.executor.state_bytes() - bounds, "allocated buffers"),
@@ -71,32 +71,35 @@ def standing_memory(subject: Subject, rows: int) -> list[MemoryLine]:
 
 def prefill_line(subject: Subject, peak: Peak, rows: int, context: int) -> MemoryLine:
     """What a prefill of `rows` prompts of `context` tokens needed for a while, beside what it should need."""
-    engine, block = subject.engine, subject.executor.limits.prompt_block
+    program, block = subject.program, subject.executor.limits.prompt_block
     padded = -(-context // block) * block
-    itemsize = cache_itemsize(weight_format(engine))
-    modelled = prefill_memory(engine.model, engine.parameters, rows, padded, itemsize)
+    itemsize = cache_itemsize(weight_format(program.weights_path))
+    modelled = prefill_memory(program.model, program.parameters, rows, padded, itemsize)
     return MemoryLine("prefill", modelled, peak.above, "resident memory above rest, sampled every 2 ms")
 
 
-def weight_format(engine: Engine) -> str:
-    """The format its weights are stored in."""
+def weight_format(weights_path: Path) -> str:
+    """The format the weights of a file are stored in."""
     from kvc_trt.graph.weights import GraphWeights
 
-    return GraphWeights(engine.weights_path).precision
+    return GraphWeights(weights_path).precision
 
 
 def prefill_memory(model: ModelConfig, parameters: PolicyParameters, rows: int, tokens: int, itemsize: int) -> float:
     """Bytes a prefill needs beyond the weights at its largest moment; `tokens` is the padded prompt length.
 
-    The caches it gives out, the residual stream, and whichever is larger of attention (queries, keys and values as
-    projected, rotated and laid out by head; the output in blocks and in order; a block's scores) and of the gated MLP.
+    The caches it gives out, the residual stream, and whichever is larger of attention (queries, keys and values in two
+    layouts; one block's scores, masked scores and weights; its output in blocks and in order) and of the gated MLP.
     """
-    stream = rows * tokens * model.hidden_size
-    queries = rows * tokens * model.num_attention_heads * model.head_size
-    keys = rows * tokens * model.num_key_value_heads * model.head_size
-    attention = 4 * queries + 4 * keys
-    feed_forward = 3 * rows * tokens * model.intermediate_size
-    workspace = _FLOAT32 * (2 * stream + max(attention, feed_forward))
+    from kvc_trt.graph import PROMPT_BLOCK
+
+    positions = rows * tokens
+    queries = positions * model.num_attention_heads * model.head_size
+    keys = positions * model.num_key_value_heads * model.head_size
+    scores = rows * model.num_attention_heads * PROMPT_BLOCK * tokens
+    attention = 4 * queries + 4 * keys + 3 * scores
+    feed_forward = 3 * positions * model.intermediate_size
+    workspace = _FLOAT32 * (2 * positions * model.hidden_size + max(attention, feed_forward))
     return rows * cache_bytes(model, parameters, itemsize).total + workspace
 
 
@@ -115,10 +118,11 @@ class Peak:
 
 @contextmanager
 def watch_memory() -> Iterator[Peak]:
-    """Samples the process's resident memory every two milliseconds while the block runs."""
+    """Sample the process's resident memory every two milliseconds while the block runs."""
     import psutil
 
     process = psutil.Process()
+    _return_free_memory()
     peak = Peak(process.memory_info().rss)
     done = threading.Event()
 
@@ -134,6 +138,12 @@ def watch_memory() -> Iterator[Peak]:
         done.set()
         sampler.join()
         peak.highest = max(peak.highest, process.memory_info().rss)
+
+
+def _return_free_memory() -> None:
+    """Give what the allocator keeps for later back to the system, so that it does not hide what is needed next."""
+    with suppress(OSError, AttributeError):  # no glibc: the figure is then a lower bound
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def peak_resident_bytes() -> int:

@@ -29,7 +29,7 @@ def profile_engine(engine: Engine, request: ProfileRequest, progress: Progress) 
     sweep = run_sweep(engine, request, progress)
     after = _copy_bandwidth(request, progress)
     bandwidth = max(before, after, key=lambda found: found.median)
-    rows = measurement_rows(sweep.rows, engine.model, weight_format(engine), bandwidth.median)
+    rows = measurement_rows(sweep.rows, engine.model, weight_format(engine.weights_path), bandwidth.median)
     memory = memory_rows(sweep.rows)
     result: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -78,7 +78,7 @@ def _describe(engine: Engine) -> dict[str, Any]:
         "model": engine.build.model,
         "architecture": engine.model.architecture,
         "backend": engine.backend,
-        "weights": weight_format(engine),
+        "weights": weight_format(engine.weights_path),
         "policy": dataclasses.asdict(engine.parameters),
         "max_input_len": engine.parameters.max_input_len,
         "max_seq_len": engine.parameters.max_sequence_len,

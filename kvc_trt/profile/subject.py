@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from kvc_trt.profile.traffic import entries_cached
 
 if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-    from kvc_trt.engine import Engine
+    from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.policies.parameters import PolicyParameters
 
 
@@ -23,14 +23,14 @@ class Subject:
     """What is measured, and under which name it is reported (`engine`, `dense`)."""
 
     name: str
-    engine: Engine
+    program: Program
     executor: OnnxRuntimeExecutor
     threads: int
 
     @property
     def parameters(self) -> PolicyParameters:
         """The constants its graphs were built with."""
-        return self.engine.parameters
+        return self.program.parameters
 
     def prefill_seconds(self, prompts: NDArray[np.int64]) -> float:
         """One prefill of `prompts` [B, S] (all S tokens real), timed; its result is dropped."""
@@ -44,11 +44,22 @@ class Subject:
         return time.perf_counter() - started
 
 
-def open_subject(name: str, engine: Engine, threads: int) -> Subject:
-    """An engine with an executor of its own; its graphs are loaded when they are first run."""
+def open_subject(name: str, program: Program, threads: int) -> Subject:
+    """A program with an executor of its own; its graphs are loaded when they are first run."""
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
-    return Subject(name, engine, OnnxRuntimeExecutor(engine, threads=threads), threads)
+    return Subject(name, program, OnnxRuntimeExecutor(program, threads=threads), threads)
+
+
+def twin_for(program: Program, context: int) -> Program:
+    """The dense twin for prompts of `context` tokens.
+
+    Its caches are no longer than they need to be, as those of a dense engine built for that length: it never reads
+    slots that only a longer prompt would fill.
+    """
+    from kvc_trt.backends.onnxruntime.program import twin_program
+
+    return twin_program(replace(program, parameters=replace(program.parameters, max_input_len=context)))
 
 
 class DecodeRun:
@@ -59,11 +70,11 @@ class DecodeRun:
         self._context = context
         self._tokens = np.zeros(rows, np.int64)
         self._generated = 0
-        layers = subject.engine.model.num_hidden_layers
+        layers = subject.program.model.num_hidden_layers
         entries = [entries_cached(subject.parameters, layer, context) for layer in range(layers)]
         self._lengths = np.tile(np.array(entries, np.int64)[:, None], (1, rows))
         subject.executor.allocate(rows)
-        fill_caches(subject.executor.buffers, subject.engine.state, entries, subject.parameters.page_size)
+        fill_caches(subject.executor.buffers, subject.program.state, entries, subject.parameters.page_size)
 
     def step_seconds(self) -> float:
         """One step, timed. After max_output_len steps the rows start again behind their prompts."""

@@ -1,21 +1,16 @@
-"""The measurement itself: for every context and batch, the engine and its dense twin in turn.
-
-The twin of a row is built for that row's context, as a dense engine for such prompts would be: it never reads slots
-that only a longer prompt would fill.
-"""
+"""The measurement itself: for every context and batch, the engine and its dense twin in turn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvc_trt.engine.twin import temporary_twin
 from kvc_trt.profile.attribution import FunctionTime
 from kvc_trt.profile.compaction import time_compaction
 from kvc_trt.profile.latency import DecodeTimes, PrefillTimes, time_decode, time_prefill
 from kvc_trt.profile.memory import MemoryLine, prefill_line, standing_memory
 from kvc_trt.profile.request import ProfileRequest
-from kvc_trt.profile.subject import DecodeRun, Subject, open_subject, random_prompts
+from kvc_trt.profile.subject import DecodeRun, Subject, open_subject, random_prompts, twin_for
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -60,15 +55,17 @@ class Sweep:
 
 def run_sweep(engine: Engine, request: ProfileRequest, progress: Progress) -> Sweep:
     """Measure every context and batch of `request`; how far it is goes to `progress`."""
-    sweeper = _Sweeper(open_subject("engine", engine, request.threads), request)
+    from kvc_trt.backends.onnxruntime.program import engine_program
+
+    program = engine_program(engine)
+    sweeper = _Sweeper(open_subject("engine", program, request.threads), request)
     with progress.task("profiling", len(request.contexts) * len(request.batches)) as advance:
         for context in request.contexts:
-            with temporary_twin(engine, max_input_len=context) as twin:
-                dense = open_subject("dense", twin, request.threads)
-                for batch in request.batches:
-                    progress.note(f"context {context:,}, batch {batch}")
-                    sweeper.measure(dense, context, batch)
-                    advance(1)
+            dense = open_subject("dense", twin_for(program, context), request.threads)
+            for batch in request.batches:
+                progress.note(f"context {context:,}, batch {batch}")
+                sweeper.measure(dense, context, batch)
+                advance(1)
     return sweeper.sweep
 
 
@@ -127,5 +124,5 @@ class _Sweeper:
 def _fits(subject: Subject, rows: int) -> bool:
     import psutil
 
-    needed = rows * sum(tensor.bytes_per_row() for tensor in subject.engine.state)
+    needed = rows * sum(tensor.bytes_per_row() for tensor in subject.program.state)
     return needed <= LARGEST_SHARE_OF_MEMORY * psutil.virtual_memory().available

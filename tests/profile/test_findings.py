@@ -1,0 +1,85 @@
+"""Sentences follow from figures."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from kvc_trt.profile.findings import findings
+
+ROW = {
+    "context": 1024,
+    "batch_size": 1,
+    "side": "engine",
+    "speedup_over_dense": 2.0,
+    "ceiling_speedup": 3.0,
+    "percent_of_floor": 60.0,
+    "bytes_read_per_step_modelled": 10**9,
+    "compaction_share_of_prefill": 0.05,
+    "compaction_ms": 5.0,
+    "median_ttft_ms": 100.0,
+    "std_ttft_ms": 0.1,
+    "prefill_minus_dense_ms": 6.0,
+    "noise_percent": 3.0,
+}
+QUIET = {
+    "rows": [ROW],
+    "floor": {"copy_bandwidth": {"last_level_cache_bytes": 10**6, "beyond_cache": True, "drift_percent": 1.0}},
+    "memory": {"rows": []},
+    "left_out": [],
+}
+MEMORY = {"context": 1024, "batch_size": 1, "side": "engine", "kind": "cache", "modelled_bytes": 100 << 20}
+
+
+def test_a_quiet_result_says_speed_and_floor_only():
+    assert findings(QUIET) == [
+        "decode is 2.00x as fast as dense at 1,024 tokens, batch 1; its traffic allows 3.00x",
+        "a step reaches 60% (1,024 tokens, batch 1) to 60% (1,024 tokens, batch 1) of the copy-bandwidth floor",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"speedup_over_dense": 0.8}, "slower than dense in 1 of 1 rows: 0.80x at 1,024 tokens, batch 1"),
+        ({"speedup_over_dense": 3.5}, "the dense side ran further below its own floor"),
+        ({"bytes_read_per_step_modelled": 10}, "would fit the last-level cache"),
+        ({"compaction_share_of_prefill": 0.2}, "compaction takes 20% of prefill"),
+        ({"prefill_minus_dense_ms": 40.0}, "5.0 ms by its nodes, but prefill takes +40.0 ms"),
+        ({"noise_percent": 50.0}, "1 of 1 rows vary by more than 20%"),
+    ],
+)
+def test_rows(change, expected):
+    assert any(expected in sentence for sentence in findings({**QUIET, "rows": [{**ROW, **change}]}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "measured", "told"),
+    [
+        ("cache", 105 << 20, False),
+        ("cache", 115 << 20, True),
+        ("prefill", 115 << 20, False),
+        ("prefill", 140 << 20, True),
+    ],
+)
+def test_memory_more_than_a_tenth_apart_is_told(kind, measured, told):
+    percent = 100 * (measured / MEMORY["modelled_bytes"] - 1)
+    line = {**MEMORY, "kind": kind, "measured_bytes": measured, "difference_percent": percent}
+    found = findings({**QUIET, "memory": {"rows": [line]}})
+    assert any(f"memory, {kind}" in sentence for sentence in found) is told
+
+
+def test_the_measurements_own_limits_are_told():
+    result = copy.deepcopy(QUIET)
+    result["floor"]["copy_bandwidth"].update(beyond_cache=False, drift_percent=30.0)
+    result["left_out"] = ["context 9: too long"]
+    found = findings(result)
+    assert "context 9: too long" in found
+    assert any("changed by 30%" in sentence for sentence in found)
+    assert any("the floor is too low" in sentence for sentence in found)
+
+
+def test_without_a_dense_twin_nothing_is_compared():
+    row = {**ROW, "speedup_over_dense": None, "prefill_minus_dense_ms": None, "compaction_share_of_prefill": None}
+    assert not any("dense" in sentence for sentence in findings({**QUIET, "rows": [row]}))
