@@ -5,6 +5,7 @@ One iteration per block of queries, keys cut at the block's end. A TensorRT buil
 
 from __future__ import annotations
 
+import numpy as np
 from onnx import FunctionProto
 
 from kvc_trt.graph import PROMPT_BLOCK
@@ -25,11 +26,15 @@ def prefill_attention() -> FunctionProto:
     query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
     keys, values = float32(emit, "k"), float32(emit, "v")
     block_mask = _future_of_block(emit)
+    count = scalar(emit, emit.Div(size(emit, "q", 2), PROMPT_BLOCK))
+    last = emit.Sub(count, 1)
 
     def block(body: Emitter, iteration: Value) -> Value:
-        return _attend_block(body, query, keys, values, block_mask, iteration)
+        return _attend_block(body, query, keys, values, block_mask, body.Sub(last, iteration))
 
-    blocks = emit.collect(scalar(emit, emit.Div(size(emit, "q", 2), PROMPT_BLOCK)), block)
+    # The last block needs most memory and comes first: what the others need fits into the same place. The other way
+    # round an allocator keeps the temporaries of every block apart, which adds up to the square of the length again.
+    blocks = emit.Slice(emit.collect(count, block), [-1], [np.iinfo(np.int64).min], [0], [-1])
     in_order = emit.Transpose(blocks, perm=[1, 2, 3, 0, 4, 5])
     output = emit.CastLike(emit.Reshape(in_order, emit.Shape("q")), "q")
     return function(NAME, ("q", "k", "v"), {"o": output}, (), emit)
@@ -41,11 +46,9 @@ def _future_of_block(emit: Emitter) -> Value:
     return str(emit.Where(emit.Greater(offsets, emit.Unsqueeze(offsets, [1])), MASKED, 0.0))
 
 
-def _attend_block(
-    emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, iteration: Value
-) -> Value:
-    """Attention of one block of queries, `query` [B,G,g,S,D], to all keys up to the block's end; -> [B,G,g,block,D]."""
-    start = one(emit, emit.Mul(iteration, PROMPT_BLOCK))
+def _attend_block(emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, index: Value) -> Value:
+    """Attention of block `index` of `query` [B,G,g,S,D] to all keys up to the end of the block; -> [B,G,g,block,D]."""
+    start = one(emit, emit.Mul(index, PROMPT_BLOCK))
     end = emit.Add(start, PROMPT_BLOCK)
     rows = emit.Slice(query, start, end, [3])
     matrix = emit.Reshape(rows, emit.Concat([0, 0, -1], size(emit, query, 4), axis=0))
