@@ -9,8 +9,9 @@ differ, tokens may match and the task be lost to the budget.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,13 +72,26 @@ def verify(
         memory=subject.memory,
         findings=subject.findings,
     )
-    for name in (*RUNGS, *CONTROLS):
-        if name in (*plan.rungs, *plan.controls):
-            report.rungs.append(_climb(name, subject))
-        elif level in ("quick", "full"):
-            report.left_out.append(_left_out(name, plan))
+    with _torch_threads(plan.threads):
+        for name in (*RUNGS, *CONTROLS):
+            if name in (*plan.rungs, *plan.controls):
+                report.rungs.append(_climb(name, subject))
+            elif level in ("quick", "full"):
+                report.left_out.append(_left_out(name, plan))
     report.seconds = time.monotonic() - started
     return report
+
+
+@contextlib.contextmanager
+def _torch_threads(threads: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _climb(name: str, subject: Subject) -> Rung:

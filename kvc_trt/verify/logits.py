@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.verify.reference_run import different_rows, reference_run
+from kvc_trt.verify.ops import index_check
+from kvc_trt.verify.reference_run import different_rows, reference_run, replay
 from kvc_trt.verify.report import Check, ErrorFigures, at_most
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def check_logits(subject: Subject) -> list[Check]:
     bars, batch, run = subject.thresholds, subject.batch, subject.engine_run
     with subject.phase("reference"):
         ours = subject.reference_run
-    expected, replayed = _under_the_same_choices(subject, ours.logits)
+    expected, choices = _granting_near_ties(subject, ours.logits)
     found = difference(run.logits, expected, bars.near_equal_logits)
     subject.halves.engine = found.figures
     subject.near_ties.near_equal_tokens += found.near_equal
@@ -74,12 +75,12 @@ def check_logits(subject: Subject) -> list[Check]:
     rows, steps = len(batch), len(run.tokens)
     sample = f"{rows} rows x {steps + 1} positions"
     lengths = f"prompts of {', '.join(map(str, batch.prompt_lengths))}"
-    note = f"{lengths}; {replayed} rows under the engine's own near-tie choices" if replayed else lengths
     kl, error = found.figures.mean_kl, found.figures.max_logit_error
     assert kl is not None
     assert error is not None
     checks = [
-        at_most("max logit error", sample, error, bars.logits_max_error, note),
+        *choices,
+        at_most("max logit error", sample, error, bars.logits_max_error, lengths),
         at_most("mean KL (nats)", sample, kl, bars.logits_mean_kl),
         Check(
             "top-1 agreement",
@@ -95,27 +96,29 @@ def check_logits(subject: Subject) -> list[Check]:
     return checks
 
 
-def _under_the_same_choices(subject: Subject, logits: Logits) -> tuple[Logits, int]:
-    """The reference's logits; where near-ties made the engine choose otherwise, under the engine's choices.
-
-    The choices themselves are judged by the rung before: here they are granted.
-    """
-    swapped = sorted(different_rows(subject.reference_run.choices, subject.observed.choices))
-    if not swapped or subject.observed.choices.keys() != subject.compressed_layers():
-        return logits, 0
+def _granting_near_ties(subject: Subject, logits: Logits) -> tuple[Logits, list[Check]]:
+    """The reference's logits; where rounding made the engine choose otherwise, under the engine's choices."""
+    run, seen = subject.engine_run, subject.observed.choices
+    swapped = sorted(different_rows(subject.reference_run.choices, seen))
+    if not swapped or seen.keys() != subject.compressed_layers():
+        return logits, []
+    engine, slack = subject.engine, subject.thresholds.choice_slack
     with subject.phase("reference"):
-        again = reference_run(
-            subject.engine.model,
-            subject.engine.weights(),
-            subject.engine.parameters,
+        again = replay(
+            engine.model,
+            engine.weights(),
+            engine.parameters,
             subject.batch,
-            subject.engine_run.tokens,
-            chosen=subject.observed.choices,
+            run.tokens,
+            seen,
+            slack=slack,
             progress=subject.progress,
         )
     granted = logits.copy()
     granted[:, swapped] = again.logits[:, swapped]
-    return granted, len(swapped)
+    assert again.explained is not None
+    where = f"{len(swapped)} rows; within {slack:g} times a near-tie's tolerance, and then granted"
+    return granted, [index_check("choices unlike the reference's own run", again.explained, where)]
 
 
 def _measure_compression(subject: Subject, ours: Logits) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ def peak_of(phase: str, peaks: dict[str, int]) -> Iterator[None]:
 
     Where the kernel cannot reset the peak, it is that of the process so far.
     """
-    gc.collect()
     with contextlib.suppress(OSError):
         _CLEAR_REFS.write_text(_RESET_PEAK)
     try:

@@ -47,6 +47,13 @@ class _Difference:
     missing: Int64
 
 
+@dataclass(frozen=True)
+class _Rule:
+    page_size: int
+    top_r: int
+    slack: float
+
+
 def compare_compaction(
     q_window: NDArray[np.floating],
     keys: NDArray[np.floating],
@@ -55,10 +62,12 @@ def compare_compaction(
     actual: NDArray[np.integer],
     *,
     pool_kernel: int,
+    slack: float = 1.0,
 ) -> IndexComparison:
     """Kept prompt positions `actual` [B, G, >=C] against the reference's `expected` [B, G, C], -1 past a row's end.
 
-    q_window [B, H, W, D], keys [B, G, S, D] and prompt_lengths [B] are the operator's own inputs.
+    q_window [B, H, W, D], keys [B, G, S, D] and prompt_lengths [B] are the operator's own inputs; where they are
+    another executor's, which carry rounding of their own, `slack` widens the tolerance.
     """
     groups = keys.shape[1]
     queries = _grouped(q_window, groups)
@@ -67,9 +76,8 @@ def compare_compaction(
         length = int(prompt_lengths[row])
         if difference.extra.max() >= length:
             return f"kept position {difference.extra.max()} of a prompt of {length} tokens"
-        return _judge_compaction(
-            queries[row, head], keys[row, head, :length].astype(np.float64), pool_kernel, difference
-        )
+        stored = keys[row, head, :length].astype(np.float64)
+        return _judge_compaction(queries[row, head], stored, pool_kernel, difference, slack)
 
     return _compare(expected, actual, explain)
 
@@ -83,8 +91,9 @@ def compare_selection(
     *,
     page_size: int,
     top_r: int,
+    slack: float = 1.0,
 ) -> IndexComparison:
-    """Tokens read by one step, `actual` [B, G, .] against the reference's `expected`.
+    """Tokens read by one step, `actual` [B, G, .] against the reference's `expected`; `slack` as for compaction.
 
     query [B, H, D]; keys [B, G, C, D] with the current token stored; lengths [B] after the append.
     """
@@ -98,7 +107,8 @@ def compare_selection(
         if (broken := _breaks_page_order(chosen, page_size, length)) is not None:
             return broken
         stored = keys[row, head, :length].astype(np.float64)
-        return _judge_selection(queries[row, head], stored, page_size, top_r, difference, chosen)
+        rule = _Rule(page_size, top_r, slack)
+        return _judge_selection(queries[row, head], stored, rule, difference, chosen)
 
     return _compare(expected, actual, explain)
 
@@ -142,16 +152,19 @@ def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> t
     return _Difference(np.setdiff1d(got, wanted), np.setdiff1d(wanted, got)), None
 
 
-def _judge_compaction(q_window: Float64, keys: Float64, pool_kernel: int, difference: _Difference) -> str | None:
+def _judge_compaction(
+    q_window: Float64, keys: Float64, pool_kernel: int, difference: _Difference, slack: float
+) -> str | None:
     scores = prompt_scores(q_window, keys, pool_kernel)
     if max(difference.extra.max(), difference.missing.max()) >= scores.pooled.size:
         return f"the window must be kept, {difference.missing.max()} is not"
-    problem = _outside_tolerance(scores.pooled[difference.extra], scores.pooled[difference.missing], scores.tolerance)
+    tolerance = slack * scores.tolerance
+    problem = _outside_tolerance(scores.pooled[difference.extra], scores.pooled[difference.missing], tolerance)
     if problem is not None:
         return f"kept {_few(difference.extra)} instead of {_few(difference.missing)}: {problem}"
 
     contenders = {
-        int(j): _contenders(scores.summed, scores.pooled, int(j), pool_kernel, scores.tolerance)
+        int(j): _contenders(scores.summed, scores.pooled, int(j), pool_kernel, tolerance)
         for j in (*difference.extra, *difference.missing)
     }
     for kept in difference.extra:
@@ -169,29 +182,28 @@ def _contenders(summed: Float64, pooled: Float64, position: int, kernel: int, to
     return {first + int(j) for j in np.flatnonzero(near)}
 
 
-def _judge_selection(
-    query: Float64, keys: Float64, page_size: int, top_r: int, difference: _Difference, chosen: Int64
-) -> str | None:
+def _judge_selection(query: Float64, keys: Float64, rule: _Rule, difference: _Difference, chosen: Int64) -> str | None:
     """None if one admissible channel choice explains the list; else what is wrong under the exact choice."""
     first_problem: str | None = None
-    for choice in channel_choices(query, top_r):
-        scores = page_scores(query, keys, page_size, choice)
-        problem = _judge_pages(scores, keys[:, choice.channels], page_size, chosen)
+    for choice in channel_choices(query, rule.top_r, rule.slack):
+        scores = page_scores(query, keys, rule.page_size, choice)
+        problem = _judge_pages(scores, keys[:, choice.channels], rule, chosen)
         if problem is None:
             return None
         first_problem = first_problem or problem
     return f"read {_few(difference.extra)} instead of {_few(difference.missing)}: {first_problem}"
 
 
-def _judge_pages(scores: PageScores, used_keys: Float64, page_size: int, chosen: Int64) -> str | None:
+def _judge_pages(scores: PageScores, used_keys: Float64, rule: _Rule, chosen: Int64) -> str | None:
     """`chosen` against the best tokens under these scores; used_keys [m, r] are the keys on the scoring channels."""
+    page_size = rule.page_size
     weight = np.repeat(scores.token_weight, page_size)[: len(used_keys)]
     order = np.lexsort((np.arange(weight.size), -weight))
     best = np.sort(order[: chosen.size])
     extra, missing = np.setdiff1d(chosen, best), np.setdiff1d(best, chosen)
     if not extra.size:
         return None
-    problem = _outside_tolerance(weight[extra], weight[missing], scores.tolerance)
+    problem = _outside_tolerance(weight[extra], weight[missing], rule.slack * scores.tolerance)
     if problem is not None:
         return problem
     for kept in np.unique(extra // page_size):

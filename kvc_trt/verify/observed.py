@@ -90,6 +90,8 @@ def _operators(graph: Any, op_type: str, prefix: str) -> list[_Operator]:
 
 def _compare_compaction(engine: Engine, executor: OnnxRuntimeExecutor, op: _Operator, batch: Batch) -> IndexComparison:
     q_window, keys, values = (executor.exposed(name) for name in op.inputs[:3])
+    if (width := q_window.shape[2]) != engine.parameters.window:
+        return IndexComparison(1, wrong=(f"layer {op.layer}: a window of {width}, not {engine.parameters.window}",))
     q, k, v = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in (q_window, keys, values))
     lengths = torch.from_numpy(batch.prompt_lengths)
     expected = policies.method(engine.parameters).compact(q, k, v, lengths, engine.parameters)

@@ -16,6 +16,8 @@ LEVELS: tuple[str, ...] = get_args(Level)
 RUNGS = ("ops", "logits", "tokens", "retrieval")
 CONTROLS = ("dense twin", "activity")
 
+SMALL_MODEL = 20_000_000
+"""Parameters below which more threads only wait for each other."""
 LARGE_MODEL = 3_000_000_000
 """Parameters above which a quick check is limited: the reference would take minutes for every token."""
 _LIMITED_PROMPT, _LIMITED_STEPS = 48, 16
@@ -36,6 +38,8 @@ class Plan:
     contexts: tuple[int, ...]
     limited: bool = False
     """A large model's quick check."""
+    threads: int | None = None
+    """Of the executors and of PyTorch; None leaves both their defaults."""
 
 
 def make_plan(
@@ -54,7 +58,8 @@ def make_plan(
             raise InputError(f"{name} is {value}: expected at least 1")
     if steps is not None and steps > parameters.max_output_len:
         raise InputError(f"--steps is {steps}: the engine has room for {parameters.max_output_len} new tokens")
-    large = count_parameters(model) > LARGE_MODEL
+    size = count_parameters(model)
+    large, threads = size > LARGE_MODEL, 1 if size < SMALL_MODEL else None
     if level == "quick" and large:
         return Plan(level, ("ops", "logits"), (), _LIMITED_PROMPT, steps or _LIMITED_STEPS, 0, (), limited=True)
     rungs = RUNGS if level in ("quick", "full") else (level,)
@@ -68,4 +73,5 @@ def make_plan(
         steps=steps or min(room, 64 if full else 32),
         samples=samples or (200 if full else 32),
         contexts=(256, 512, 1024, 2048) if full else (512,),
+        threads=threads,
     )

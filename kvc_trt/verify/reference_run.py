@@ -15,6 +15,7 @@ from kvc_trt import policies, reference
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.verify.attention import attend_selected
+from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
 from kvc_trt.verify.prompts import Batch
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class ReferenceRun:
 
     logits: NDArray[np.float32]
     choices: dict[int, list[NDArray[np.integer]]]
+    explained: IndexComparison | None = None
+    """Under somebody else's choices: those choices against the reference's own on its own inputs."""
 
 
 class ForcedDecoder(ReferenceDecoder):
@@ -68,22 +71,45 @@ def reference_run(
     batch: Batch,
     tokens: NDArray[np.int64],
     *,
-    chosen: Choices | None = None,
     progress: Progress | None = None,
 ) -> ReferenceRun:
-    """The reference under `parameters`, reading each weight once; with `chosen`, under somebody else's choices."""
+    """The reference under `parameters`, reading each weight once."""
     method = policies.method(parameters)
-    if chosen is not None:
-        method = cast("Method", _Replay(chosen, parameters.skip_layers))
     decoder = ForcedDecoder(config, weights, method=method, parameters=parameters, resident=False)
     return decoder.forced(batch, tokens, progress)
+
+
+def replay(
+    config: ModelConfig,
+    weights: WeightSource,
+    parameters: PolicyParameters,
+    batch: Batch,
+    tokens: NDArray[np.int64],
+    chosen: Choices,
+    *,
+    slack: float,
+    progress: Progress | None = None,
+) -> ReferenceRun:
+    """The reference under an engine's choices `chosen`, each judged on the reference's own inputs.
+
+    Rounding of earlier layers differs between the two, so a choice is explained within `slack` times the tolerance of a
+    near-tie; choices made before are granted, so that one near-tie is not counted again in all that follows from it.
+    """
+    method = _Replay(chosen, parameters, slack)
+    decoder = ForcedDecoder(config, weights, method=cast("Method", method), parameters=parameters, resident=False)
+    run = decoder.forced(batch, tokens, progress)
+    run.explained = method.compared
+    return run
 
 
 class _Replay:
     """A method that keeps and reads what it is told: the numerics of a run apart from its choices."""
 
-    def __init__(self, chosen: Choices, skip_layers: int) -> None:
-        self._layers = iter(chosen[index] for index in sorted(chosen) if index >= skip_layers)
+    def __init__(self, chosen: Choices, parameters: PolicyParameters, slack: float) -> None:
+        self.compared = IndexComparison()
+        self._own = policies.method(parameters)
+        self._slack = slack
+        self._layers = iter(chosen[index] for index in sorted(chosen))
         self._current: list[NDArray[np.integer]] = []
 
     def compact(
@@ -91,7 +117,12 @@ class _Replay:
     ) -> reference.Compacted:
         """Layers come in order, and each begins here."""
         self._current = list(next(self._layers))
-        indices = torch.from_numpy(np.ascontiguousarray(self._current.pop(0)))
+        given = self._current.pop(0)
+        own = self._own.compact(q_window, keys, values, prompt_lengths, parameters).indices
+        inputs = (q_window.numpy(), keys.numpy(), prompt_lengths.numpy())
+        kernel, slack = parameters.pool_kernel, self._slack
+        self.compared += compare_compaction(*inputs, own.numpy(), given, pool_kernel=kernel, slack=slack)
+        indices = torch.from_numpy(np.ascontiguousarray(given))
         where = indices.clamp(min=0).long()[..., None].expand(-1, -1, -1, keys.shape[-1])
         empty = (indices < 0)[..., None]
         kept_keys, kept_values = (torch.gather(cache, 2, where).masked_fill(empty, 0) for cache in (keys, values))
@@ -104,7 +135,13 @@ class _Replay:
         """Steps come in order."""
         if not self._current:
             return reference.dense_attention(query, keys, values, lengths), None
-        selected = torch.from_numpy(np.ascontiguousarray(self._current.pop(0)))
+        given = self._current.pop(0)
+        _, own = self._own.select(query, keys, values, lengths, page_min, page_max, parameters)
+        assert own is not None
+        inputs = (query.numpy(), keys.numpy(), lengths.numpy())
+        page_size, top_r, slack = parameters.page_size, parameters.top_r, self._slack
+        self.compared += compare_selection(*inputs, own.numpy(), given, page_size=page_size, top_r=top_r, slack=slack)
+        selected = torch.from_numpy(np.ascontiguousarray(given))
         return attend_selected(query, keys, values, selected), selected
 
 

@@ -70,16 +70,16 @@ class ChannelChoice:
     take_maximum: NDArray[np.bool_]
 
 
-def channel_choices(query: Float64, top_r: int) -> Iterator[ChannelChoice]:
+def channel_choices(query: Float64, top_r: int, slack: float = 1.0) -> Iterator[ChannelChoice]:
     """Every channel set that float32 may have chosen for `query` [g, D]; the exact choice first.
 
     Channels whose sum of |q| equals the cut to 2^-20 may be swapped; a sum of q that is 0 to 2^-20 has either sign.
-    Channels with the same |q| in every head are exact copies: among those the lower index wins on every executor.
+    `slack` widens both. Channels with the same |q| in every head are exact copies: the lower index wins among them.
     """
     weight = np.abs(query).sum(0)
     order = np.lexsort((np.arange(weight.size), -weight))
     cut = weight[order[top_r - 1]]
-    close = np.abs(weight - cut) <= RELATIVE_ROUNDING * cut
+    close = np.abs(weight - cut) <= slack * RELATIVE_ROUNDING * cut
     certain = np.flatnonzero((weight > cut) & ~close)
     contenders = [int(d) for d in order if close[d]]
 
@@ -88,7 +88,7 @@ def channel_choices(query: Float64, top_r: int) -> Iterator[ChannelChoice]:
         if _skips_a_copy(query, contenders, chosen):
             continue
         channels = np.sort(np.concatenate([certain, np.array(chosen, dtype=np.int64)])).astype(np.int64)
-        yield from _sign_choices(query, channels)
+        yield from _sign_choices(query, channels, slack)
 
 
 def _skips_a_copy(query: Float64, contenders: list[int], chosen: tuple[int, ...]) -> bool:
@@ -98,10 +98,11 @@ def _skips_a_copy(query: Float64, contenders: list[int], chosen: tuple[int, ...]
     return any(d < taken and np.array_equal(magnitudes[:, d], magnitudes[:, taken]) for taken in chosen for d in left)
 
 
-def _sign_choices(query: Float64, channels: Int64) -> Iterator[ChannelChoice]:
+def _sign_choices(query: Float64, channels: Int64, slack: float) -> Iterator[ChannelChoice]:
     total, weight = query[:, channels].sum(0), np.abs(query[:, channels]).sum(0)
-    # Two terms are added exactly enough for the sign, whatever their order.
-    doubtful = np.flatnonzero((np.abs(total) <= RELATIVE_ROUNDING * weight) & (weight > 0) & (len(query) > 2))
+    # The sign of a sum of two given terms is exact, whatever their order.
+    inexact = len(query) > 2 or slack > 1
+    doubtful = np.flatnonzero((np.abs(total) <= slack * RELATIVE_ROUNDING * weight) & (weight > 0) & inexact)
     exact = total > 0
     for flips in islice(product((False, True), repeat=len(doubtful)), _MOST_CHANNEL_CHOICES):
         signs = exact.copy()

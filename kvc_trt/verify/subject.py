@@ -70,7 +70,7 @@ class Subject:
         """The same sequence with every compression operator exposed."""
         tokens = None if self.plan.limited else self.engine_run.tokens
         with self.phase("engine"), self.progress.task("engine, every operator observed", None):
-            return observe(self.engine, self.batch, self.plan.steps, tokens=tokens)
+            return observe(self.engine, self.batch, self.plan.steps, threads=self.plan.threads, tokens=tokens)
 
     @cached_property
     def reference_run(self) -> ReferenceRun:
@@ -100,7 +100,7 @@ class Subject:
         """The engine as it will be run."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
-        return OnnxRuntimeExecutor(self.engine)
+        return OnnxRuntimeExecutor(self.engine, threads=self.plan.threads)
 
     @cached_property
     def twin(self) -> OnnxRuntimeExecutor:
@@ -108,7 +108,7 @@ class Subject:
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
         from kvc_trt.backends.onnxruntime.program import twin_program
 
-        return OnnxRuntimeExecutor(twin_program(self.engine))
+        return OnnxRuntimeExecutor(twin_program(self.engine), threads=self.plan.threads)
 
     def session(self, rows: int) -> Session:
         """A session over the engine, without text."""

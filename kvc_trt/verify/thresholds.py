@@ -21,6 +21,9 @@ class Thresholds:
     """Mean KL divergence of the engine's next-token distribution from the reference's, in nats."""
     near_equal_logits: float
     """Two logits this close may change places: such top-1 differences are counted as exceptions, not as errors."""
+    choice_slack: float
+    """A choice that differs from the reference's own run is rounding within this multiple of a near-tie's tolerance:
+    earlier layers' rounding is in its inputs. (On equal inputs, where operators are judged, the multiple is 1.)"""
     unexplained_tokens: int
     """Greedy or top-1 tokens that differ although their logits do not nearly tie."""
     unexplained_retrieval: int
@@ -36,6 +39,7 @@ _SINGLE = Thresholds(
     logits_max_error=1e-4,
     logits_mean_kl=1e-6,
     near_equal_logits=1e-3,
+    choice_slack=32.0,
     unexplained_tokens=0,
     unexplained_retrieval=0,
 )
@@ -44,6 +48,7 @@ _HALF = Thresholds(
     logits_max_error=2e-2,
     logits_mean_kl=1e-3,
     near_equal_logits=5e-2,
+    choice_slack=4096.0,
     unexplained_tokens=0,
     unexplained_retrieval=0,
 )

@@ -44,11 +44,17 @@ MODEL = ModelConfig(
 )
 
 
-def parameters_for(policy: str = "rocketkv", **changes: Any) -> PolicyParameters:
-    settings: dict[str, Any] = {"token_budget": 32, "max_input_len": 256, "max_output_len": 32}
-    if policy in ("rocketkv", "snapkv++"):
-        settings |= {"window": 16, "pool_kernel": 7}
-    return policies.resolve(policy, model=MODEL, **{**settings, **changes})
+@pytest.fixture
+def parameters_for() -> Callable[..., PolicyParameters]:
+    """`parameters_for(policy, **changes)`: small constants that still evict and select."""
+
+    def resolve(policy: str = "rocketkv", **changes: Any) -> PolicyParameters:
+        settings: dict[str, Any] = {"token_budget": 32, "max_input_len": 256, "max_output_len": 32}
+        if policy in ("rocketkv", "snapkv++"):
+            settings |= {"window": 16, "pool_kernel": 7}
+        return policies.resolve(policy, model=MODEL, **{**settings, **changes})
+
+    return resolve
 
 
 @pytest.fixture
