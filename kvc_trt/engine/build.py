@@ -76,16 +76,16 @@ def build_engine(
     check_tokenizer(source.tokenizer_files, request.model.vocab_size)
     config_json = engine_config(request)
     with progress.task("reading the inputs", None):
-        digest = inputs_digest(config_json, source)
-    existing = _existing(output, digest, force=force, progress=progress)
+        inputs = inputs_of(config_json, source)
+    existing = _existing(output, inputs, force=force, progress=progress)
     if existing is not None:
         return BuildResult(existing, "up to date", (), time.monotonic() - started)
     check_space(output, weight_bytes(request.model, request.config.weights))
-    with Stages.open(digest, progress) as stages:
+    with Stages.open(_digest(inputs), progress) as stages:
         for name, file in STAGES.items():
             stages.run(name, file, partial(makers[name], finished=stages.directory))
         try:
-            _put_together(output, request, source, config_json, digest, stages, replace=force)
+            _put_together(output, request, source, config_json, inputs, stages, replace=force)
         except OSError as error:
             raise disk_error(error, f"writing {output}") from error
         stages.discard()
@@ -125,39 +125,43 @@ def engine_config(request: Request) -> dict[str, Any]:
     }
 
 
-def inputs_digest(config_json: Mapping[str, Any], source: ModelSource) -> str:
-    """Return the SHA-256 of everything an engine follows from: configuration, weights, tokenizer, our own code."""
-    inputs = {
-        "config": config_json,
+def inputs_of(config_json: Mapping[str, Any], source: ModelSource) -> dict[str, str]:
+    """Return the digests of everything an engine follows from."""
+    tokenizer = {path.name: sha256(path.resolve()) for path in source.tokenizer_files}
+    return {
+        "configuration": _digest(config_json),
         "weights": source.weights.fingerprint(),
-        "tokenizer": {path.name: sha256(path.resolve()) for path in source.tokenizer_files},
+        "tokenizer": _digest(tokenizer),
         "code": _code_digest(),
     }
-    return hashlib.sha256(canonical(inputs)).hexdigest()
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
 
 
 def _code_digest() -> str:
     """SHA-256 over the sources that decide what is in an engine: a changed graph is never called up to date."""
     root = Path(kvc_trt.__file__).parent
-    digest = hashlib.sha256()
-    for package in ("models", "policies", "graph", "engine", "backends"):
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\0{sha256(path)}\n".encode())
-    return digest.hexdigest()
+    paths = [path for package in ("models", "policies", "graph", "engine") for path in (root / package).rglob("*.py")]
+    paths += (root / "backends").glob("*/build.py")
+    return _digest({path.relative_to(root).as_posix(): sha256(path) for path in paths})
 
 
-def _existing(output: Path, digest: str, *, force: bool, progress: Progress) -> Engine | None:
+def _existing(output: Path, inputs: Mapping[str, str], *, force: bool, progress: Progress) -> Engine | None:
     """The engine at `output` if it is this very build and intact; otherwise it must be absent or replaceable."""
     if not os.path.lexists(output):
         return None
-    problem = "it was built from other inputs"
     try:
         engine = Engine.open(output, progress=progress)
     except KvcError as error:
         problem = error.message
     else:
-        if engine.manifest.get("inputs_digest") == digest:
+        found = engine.manifest.get("inputs", {})
+        different = [name for name, digest in inputs.items() if found.get(name) != digest]
+        if not different:
             return engine
+        problem = f"it is another build (different {', '.join(different)})"
     if not force:
         raise InputError(f"{output} exists and is not replaced: {problem}", hint="--force, or another -o DIRECTORY")
     check_replaceable(output)
@@ -169,7 +173,7 @@ def _put_together(
     request: Request,
     source: ModelSource,
     config_json: Mapping[str, Any],
-    digest: str,
+    inputs: Mapping[str, str],
     stages: Stages,
     *,
     replace: bool,
@@ -185,19 +189,19 @@ def _put_together(
         }
         for receipt in stages.receipts:
             records |= receipt.files
-        manifest = _manifest(request, source, digest, stages, records)
+        manifest = _manifest(request, source, inputs, stages, records)
         write_durably(directory / MANIFEST_FILE, sealed(manifest))
         for file in STAGES.values():
             place(stages.directory / file, directory / file)
 
 
 def _manifest(
-    request: Request, source: ModelSource, digest: str, stages: Stages, records: Mapping[str, FileRecord]
+    request: Request, source: ModelSource, inputs: Mapping[str, str], stages: Stages, records: Mapping[str, FileRecord]
 ) -> dict[str, Any]:
     return {
         "version": __version__,
         "files": {name: dataclasses.asdict(record) for name, record in records.items()},
-        "inputs_digest": digest,
+        "inputs": dict(inputs),
         "target": {"backend": request.config.backend, "architecture": ARCHITECTURE},
         "versions": {"python": platform.python_version(), **_library_versions()},
         "checkpoint": {

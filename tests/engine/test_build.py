@@ -78,7 +78,7 @@ def test_an_existing_directory_is_refused_and_replaced_only_with_force(tiny_engi
     before = digests(tiny_engine)
     other = [*tiny_arguments, "--token-budget", "48", "-o", str(tiny_engine)]
     assert run(other) == 2
-    assert "other inputs" in error_of(capfd)
+    assert "different configuration)" in error_of(capfd)
     assert digests(tiny_engine) == before
     assert run([*other, "--force"]) == 0
     assert Engine.open(tiny_engine).parameters.token_budget == 48
@@ -215,7 +215,7 @@ def test_a_changed_checkpoint_is_another_input(tiny_model, tmp_path, capfd):
     shutil.rmtree(directory)
     checkpoint(directory, tiny_model, lambda name, array: array * 1.5)
     assert build_checkpoint(directory, tmp_path / "engine") == 2
-    assert "other inputs" in error_of(capfd)
+    assert "different weights)" in error_of(capfd)
 
 
 def tokenizer(directory, words):
