@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 
 
 def profile_engine(engine: Engine, request: ProfileRequest, progress: Progress) -> dict[str, Any]:
-    """Measure an engine beside its dense twin; returns the result as a JSON-able mapping (docs/profile.md).
+    """Measure an engine beside its dense twin; returns the result as a JSON-able mapping.
 
     Times in milliseconds, sizes in bytes, rates in tokens per second; fields that could not be measured are null.
     """
