@@ -114,7 +114,7 @@ def _page_scores(emit: Emitter, step: Step) -> Value:
     query, head_size = step.query.plain, step.layout.shape.head_size
     magnitude = emit.Abs(query)
     channel_sums = emit.ReduceSum(magnitude, [2], keepdims=0)
-    _, channels = emit.TopK(channel_sums, one(emit, emit.attribute("top_r")), outputs=2, axis=2)
+    _, channels = emit.TopK(channel_sums, one(emit, emit.attribute("top_r")), outputs=2, axis=2, sorted=0)
     rising = emit.Greater(emit.GatherElements(emit.ReduceSum(query, [2], keepdims=0), channels, axis=2), 0.0)
     row = emit.Unsqueeze(emit.Where(rising, channels, emit.Add(channels, head_size)), [3])
     bound = float32(emit, emit.GatherND(step.bounds, row, batch_dims=2))
