@@ -57,6 +57,12 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     return ParameterCount(linear, lm_head, embedding, vectors, tied=model.tie_word_embeddings)
 
 
+def prefill_operations(model: ModelConfig, tokens: int) -> float:
+    """Multiplications and additions of one prompt's prefill: its matrices, and causal attention's two products."""
+    heads = model.num_hidden_layers * model.num_attention_heads * model.head_size
+    return 2.0 * count_parameters(model).linear * tokens + 2.0 * heads * tokens * tokens
+
+
 @dataclass(frozen=True)
 class WeightBytes:
     """Bytes of the weights in one format."""

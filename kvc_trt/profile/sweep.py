@@ -9,6 +9,7 @@ from kvc_trt.profile.attribution import FunctionTime
 from kvc_trt.profile.compaction import time_compaction
 from kvc_trt.profile.latency import DecodeTimes, PrefillTimes, time_decode, time_prefill
 from kvc_trt.profile.memory import MemoryLine, prefill_line, standing_memory
+from kvc_trt.profile.model_size import prefill_operations
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.subject import DecodeRun, Subject, open_subject, random_prompts, twin_for
 
@@ -102,7 +103,7 @@ class _Sweeper:
         self.sweep.rows.append(Row(context, batch, sides[0], sides[1] if len(sides) > 1 else None, compaction))
 
     def _prefills(self, subjects: list[Subject], context: int, batch: int) -> list[PrefillTimes | None]:
-        expected = self._expected_prefill(context, batch)
+        expected = self._expected_prefill(subjects[-1], context, batch)
         if expected > self._request.prefill_seconds:
             reason = f"a prefill would take about {expected:.0f} s (--prefill-seconds raises the limit)"
             self._leave_out(context, batch, f"time to first token not measured, {reason}")
@@ -112,10 +113,16 @@ class _Sweeper:
         self._last_prefill[batch] = (context, max(times.seconds.median for times in measured))
         return [*measured]
 
-    def _expected_prefill(self, context: int, batch: int) -> float:
-        """Seconds; grows at most with the square of the prompt, and is unknown (0) until one was timed."""
-        known = self._last_prefill.get(batch)
-        return 0.0 if known is None else known[1] * (context / known[0]) ** 2
+    def _expected_prefill(self, subject: Subject, context: int, batch: int) -> float:
+        """Seconds of one prefill, from the latest one timed and the operations of both; first from a short one."""
+        model = subject.program.model
+        if batch not in self._last_prefill:
+            tokens = min(context, subject.executor.limits.prompt_block)
+            prompts = random_prompts(batch, tokens, subject.executor.limits.vocab_size)
+            subject.prefill_seconds(prompts)
+            self._last_prefill[batch] = (tokens, subject.prefill_seconds(prompts))
+        tokens, seconds = self._last_prefill[batch]
+        return seconds * prefill_operations(model, context) / prefill_operations(model, tokens)
 
     def _leave_out(self, context: int, batch: int, reason: str) -> None:
         self.sweep.left_out.append(f"context {context:,}, batch {batch}: {reason}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -27,9 +29,11 @@ def test_a_peak_is_seen():
     size = 96 << 20
     with watch_memory() as peak:
         block = np.ones(size, np.uint8)
-        assert block[-1]
+        deadline = time.monotonic() + 30
+        while peak.above < size and time.monotonic() < deadline:
+            time.sleep(0.001)  # the sampler needs a turn while the block is there
         del block
-    assert peak.above > 0.9 * size
+    assert 0.9 * size < peak.above < 2 * size
     assert peak_resident_bytes() >= peak.highest
 
 

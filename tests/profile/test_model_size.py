@@ -6,7 +6,13 @@ import pytest
 
 from kvc_trt.models.hugging_face import parse_config
 from kvc_trt.models.presets import load_preset
-from kvc_trt.profile.model_size import cache_itemsize, count_parameters, token_cache_bytes, weight_bytes
+from kvc_trt.profile.model_size import (
+    cache_itemsize,
+    count_parameters,
+    prefill_operations,
+    token_cache_bytes,
+    weight_bytes,
+)
 
 SMALL = {
     "hidden_size": 32,
@@ -65,3 +71,10 @@ def test_quantised_matrices_carry_their_scales():
     rest = 2 * counts.embedding + 4 * counts.vectors
     assert weight_bytes(model, "int4").resident == matrices // 2 + matrices // 32 * 4 + rest
     assert weight_bytes(model, "int8").resident == matrices + matrices // 32 * 4 + rest
+
+
+def test_prefill_operations_of_llama_8b():
+    """14 Gflop per token in matrices; attention at 32K adds 2 * 32 layers * 4096 * 32768^2."""
+    model = load_preset("llama3.1-8b").config
+    assert prefill_operations(model, 1) == pytest.approx(2 * 6_979_321_856, rel=1e-4)
+    assert prefill_operations(model, 32768) == pytest.approx(2 * 6_979_321_856 * 2**15 + 2.0**48, rel=1e-6)

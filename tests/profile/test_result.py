@@ -80,16 +80,25 @@ def _check_files(result, directory):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_prefill_that_would_take_too_long_is_left_out_and_said(engine, bandwidth):
-    request = ProfileRequest((64, 512), (1,), 3, 5.0, 1, prefill_seconds=0.0, threads=1)
+def test_a_prefill_that_would_take_too_long_is_left_out_and_said(engine, bandwidth, monkeypatch):
+    monkeypatch.setattr(
+        profile_sweep._Sweeper, "_expected_prefill", lambda _, subject, context, batch: 1.0 if context < 100 else 61.0
+    )
+    request = ProfileRequest((64, 512), (1,), 3, 5.0, 1, prefill_seconds=60.0, threads=1)
     result = profile_run.profile_engine(engine, request, NullProgress())
     by_context = {row["context"]: row for row in result["rows"] if row["side"] == "engine"}
     assert by_context[64]["median_ttft_ms"] is not None
     assert by_context[512]["median_ttft_ms"] is None
     assert by_context[512]["median_itl_ms"] > 0
-    assert any("time to first token not measured" in sentence for sentence in result["findings"])
+    assert any("a prefill would take about 61 s" in sentence for sentence in result["findings"])
     json_bytes(result)
     csv_bytes(result)
+
+
+def test_a_limit_of_zero_measures_no_prefill(engine, bandwidth):
+    request = ProfileRequest((64,), (1,), 3, 5.0, 1, prefill_seconds=0.0, threads=1)
+    result = profile_run.profile_engine(engine, request, NullProgress())
+    assert {row["median_ttft_ms"] for row in result["rows"]} == {None}
 
 
 def test_a_twin_that_does_not_fit_is_left_out_and_said(engine, bandwidth, monkeypatch):
