@@ -34,7 +34,7 @@ def test_a_peak_is_seen():
             time.sleep(0.001)  # the sampler needs a turn while the block is there
         del block
     assert 0.9 * size < peak.above < 2 * size
-    assert peak_resident_bytes() >= peak.highest
+    assert peak_resident_bytes() > 0.9 * peak.highest  # the kernel counts the two lazily, each in its own way
 
 
 def test_prefill_memory_is_linear_in_the_prompt(engine):
