@@ -61,7 +61,8 @@ def command(
     The text goes to stdout, a summary to stderr. An answer ends with reason stop (an end token or --stop), length
     (--max-new-tokens) or capacity (the cache is full, or the engine's last position is reached).
     """
-    from kvc_trt.runtime import Request, Sampling, open_session
+    from kvc_trt.backends.session import open_session
+    from kvc_trt.runtime import Request, Sampling
 
     if sum(source is not None for source in (prompt, prompt_file, prompt_ids)) != 1:
         raise click.UsageError(f"give exactly one of {PROMPT_OPTIONS}")

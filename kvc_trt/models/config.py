@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,3 @@ class ModelConfig:
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.num_attention_heads // self.num_key_value_heads
-
-    def to_pretrained_config(self) -> dict[str, Any]:
-        """The `pretrained_config` section of an engine, with TensorRT-LLM's field names."""
-        from kvc_trt.models.pretrained_config import to_pretrained_config
-
-        return to_pretrained_config(self)
-
-    @staticmethod
-    def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConfig:
-        """Read and validate what `to_pretrained_config` wrote; `InputError` names `source` and the field."""
-        from kvc_trt.models.pretrained_config import from_pretrained_config
-
-        return from_pretrained_config(mapping, source)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.pretrained_config import from_pretrained_config, to_pretrained_config
 
 LLAMA3 = {
     "factor": 8.0,
@@ -30,18 +30,18 @@ VARIANTS = [
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_written_reads_back_through_json(tiny_config, variant):
     config = tiny_config(**variant)
-    written = json.loads(json.dumps(config.to_pretrained_config()))
-    assert ModelConfig.from_pretrained_config(written, "engine") == config
+    written = json.loads(json.dumps(to_pretrained_config(config)))
+    assert from_pretrained_config(written, "engine") == config
 
 
 @pytest.mark.parametrize("name", list_presets())
 def test_every_preset_reads_back(name):
     config = load_preset(name).config
-    assert ModelConfig.from_pretrained_config(config.to_pretrained_config(), "engine") == config
+    assert from_pretrained_config(to_pretrained_config(config), "engine") == config
 
 
 def test_field_names_are_those_of_tensorrt_llm(tiny_config):
-    written = tiny_config().to_pretrained_config()
+    written = to_pretrained_config(tiny_config())
     assert written["head_size"] == 16
     assert written["norm_epsilon"] == 1e-5
     assert written["position_embedding_type"] == "rope_gpt_neox"
@@ -69,12 +69,12 @@ def test_field_names_are_those_of_tensorrt_llm(tiny_config):
     ],
 )
 def test_an_edited_file_is_refused_in_its_own_words(tiny_config, field, value, words):
-    written = tiny_config().to_pretrained_config() | {field: value}
+    written = to_pretrained_config(tiny_config()) | {field: value}
     with pytest.raises(InputError, match=words):
-        ModelConfig.from_pretrained_config(written, "engine")
+        from_pretrained_config(written, "engine")
 
 
 @pytest.mark.parametrize("value", [None, [], "text", 3])
 def test_something_else_is_refused(value):
     with pytest.raises(InputError, match="engine"):
-        ModelConfig.from_pretrained_config(value, "engine")
+        from_pretrained_config(value, "engine")

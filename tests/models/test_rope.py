@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.models.pretrained_config import to_pretrained_config
 from kvc_trt.models.rope import inverse_frequencies, rotary_tables
 
 torch = pytest.importorskip("torch")
@@ -22,7 +23,7 @@ def tables_of_transformers(config, positions):
 
     parameters = {"rope_type": "default", "rope_theta": config.rotary_base}
     if config.rotary_scaling is not None:
-        scaling = config.to_pretrained_config()["rotary_scaling"]
+        scaling = to_pretrained_config(config)["rotary_scaling"]
         parameters |= scaling
     theirs = LlamaRotaryEmbedding(
         LlamaConfig(

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvc_trt.backends.session import open_session
 from kvc_trt.errors import InputError
-from kvc_trt.runtime import Request, open_session
+from kvc_trt.runtime import Request
 
 
 def test_an_engine_answers(tiny_engine):
