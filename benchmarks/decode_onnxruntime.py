@@ -99,17 +99,18 @@ def bound_step(
     return lambda: session.run_with_iobinding(keep[1])
 
 
-def interleave(steps: dict[str, Step], seconds: float) -> dict[str, dict[str, float]]:
-    """Milliseconds of each step: median, minimum, spread, after a warm-up."""
+def interleave(steps: dict[str, Step], seconds: float, burst: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each step: median, minimum, spread. Steps alternate in bursts of `burst` runs after one untimed
+    run, which brings back what the other step evicted from the processor's caches."""
     samples: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline or len(next(iter(samples.values()))) < 7:
         for name, step in steps.items():
-            started = time.perf_counter()
             step()
-            samples[name].append((time.perf_counter() - started) * 1e3)
+            for _ in range(burst):
+                started = time.perf_counter()
+                step()
+                samples[name].append((time.perf_counter() - started) * 1e3)
     return {name: _summary(values) for name, values in samples.items()}
 
 
@@ -153,7 +154,7 @@ def whole_step(
         feeds["cache_lengths"] = np.repeat(np.array(lengths, np.int64)[:, None], batch, axis=1)
         aliases = {tensor.name: tensor.aliased_output for tensor in tensors}
         steps[name] = bound_step(open_session(path, threads, prepack), feeds, aliases, shared)
-    figures = interleave(steps, seconds)
+    figures = interleave(steps, seconds, burst=2)
     return {
         "context": context, "batch": batch, "threads": threads, "prepacking": prepack,
         "one_cache_buffer_for_all_layers": shared_any, **figures,
@@ -218,7 +219,7 @@ def attention_alone(context: int, threads: int, seconds: float, directory: Path)
         outputs = {output.name for output in session.get_outputs()}
         aliases = {value: f"{value}_out" for value in feeds if f"{value}_out" in outputs}
         steps[name] = bound_step(session, feeds, aliases, set())
-    return {"context": context, "heads": "32/8/128", "threads": threads, **interleave(steps, seconds)}
+    return {"context": context, "heads": "32/8/128", "threads": threads, **interleave(steps, seconds, burst=10)}
 
 
 def report(rows: list[dict[str, Any]], title: str, columns: tuple[str, ...]) -> None:
