@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.verify.ops import index_check
-from kvc_trt.verify.reference_run import different_rows, reference_run, replay
+from kvc_trt.verify.reference_run import reference_run
 from kvc_trt.verify.report import Check, ErrorFigures, at_most
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def check_logits(subject: Subject) -> list[Check]:
     bars, batch, run = subject.thresholds, subject.batch, subject.engine_run
     with subject.phase("reference"):
         ours = subject.reference_run
-    expected, choices = _granting_near_ties(subject, ours.logits)
-    found = difference(run.logits, expected, bars.near_equal_logits)
+    found = difference(run.logits, subject.granted.logits, bars.near_equal_logits)
     subject.halves.engine = found.figures
     subject.near_ties.near_equal_tokens += found.near_equal
 
@@ -79,7 +78,7 @@ def check_logits(subject: Subject) -> list[Check]:
     assert kl is not None
     assert error is not None
     checks = [
-        *choices,
+        *_judge_choices(subject),
         at_most("max logit error", sample, error, bars.logits_max_error, lengths),
         at_most("mean KL (nats)", sample, kl, bars.logits_mean_kl),
         Check(
@@ -96,29 +95,17 @@ def check_logits(subject: Subject) -> list[Check]:
     return checks
 
 
-def _granting_near_ties(subject: Subject, logits: Logits) -> tuple[Logits, list[Check]]:
-    """The reference's logits; where rounding made the engine choose otherwise, under the engine's choices."""
-    run, seen = subject.engine_run, subject.observed.choices
-    swapped = sorted(different_rows(subject.reference_run.choices, seen))
-    if not swapped or seen.keys() != subject.compressed_layers():
-        return logits, []
-    engine, slack = subject.engine, subject.thresholds.choice_slack
-    with subject.phase("reference"):
-        again = replay(
-            engine.model,
-            engine.weights(),
-            engine.parameters,
-            subject.batch,
-            run.tokens,
-            seen,
-            slack=slack,
-            progress=subject.progress,
-        )
-    granted = logits.copy()
-    granted[:, swapped] = again.logits[:, swapped]
-    assert again.explained is not None
-    where = f"{len(swapped)} rows; within {slack:g} times a near-tie's tolerance, and then granted"
-    return granted, [index_check("choices unlike the reference's own run", again.explained, where)]
+def _judge_choices(subject: Subject) -> list[Check]:
+    granted = subject.granted
+    if granted.explained is None:
+        return []
+    name, slack = "choices unlike the reference's own run", subject.thresholds.choice_slack
+    if slack is None:
+        sample = f"{granted.explained.compared} lists"
+        reason = "activations are quantised: choices are judged on equal inputs (ops), and granted here"
+        return [Check(name, sample, f"{granted.explained.near_ties} differ", detail=reason)]
+    where = f"{len(granted.rows)} rows; near-ties within {slack:g} times the tolerance, granted"
+    return [index_check(name, granted.explained, where)]
 
 
 def _measure_compression(subject: Subject, ours: Logits) -> None:

@@ -113,6 +113,11 @@ def compare_selection(
     return _compare(expected, actual, explain)
 
 
+def count_differences(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> IndexComparison:
+    """Lists that differ, none of them judged: `near_ties` is their number."""
+    return _compare(expected, actual, lambda row, head, difference: None)
+
+
 def _grouped(queries: NDArray[np.floating], groups: int) -> Float64:
     """[B, H, W, D] -> [B, G, g, W, D]."""
     batch, heads, window, size = queries.shape

@@ -15,7 +15,7 @@ from kvc_trt import policies, reference
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.verify.attention import attend_selected
-from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
+from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection, count_differences
 from kvc_trt.verify.prompts import Batch
 
 if TYPE_CHECKING:
@@ -87,13 +87,14 @@ def replay(
     tokens: NDArray[np.int64],
     chosen: Choices,
     *,
-    slack: float,
+    slack: float | None,
     progress: Progress | None = None,
 ) -> ReferenceRun:
     """The reference under an engine's choices `chosen`, each judged on the reference's own inputs.
 
     Rounding of earlier layers differs between the two, so a choice is explained within `slack` times the tolerance of a
-    near-tie; choices made before are granted, so that one near-tie is not counted again in all that follows from it.
+    near-tie (None: differences are counted only); choices made before are granted, so that one near-tie is not counted
+    again in all that follows from it.
     """
     method = _Replay(chosen, parameters, slack)
     decoder = ForcedDecoder(config, weights, method=cast("Method", method), parameters=parameters, resident=False)
@@ -105,7 +106,7 @@ def replay(
 class _Replay:
     """A method that keeps and reads what it is told: the numerics of a run apart from its choices."""
 
-    def __init__(self, chosen: Choices, parameters: PolicyParameters, slack: float) -> None:
+    def __init__(self, chosen: Choices, parameters: PolicyParameters, slack: float | None) -> None:
         self.compared = IndexComparison()
         self._own = policies.method(parameters)
         self._slack = slack
@@ -119,9 +120,7 @@ class _Replay:
         self._current = list(next(self._layers))
         given = self._current.pop(0)
         own = self._own.compact(q_window, keys, values, prompt_lengths, parameters).indices
-        inputs = (q_window.numpy(), keys.numpy(), prompt_lengths.numpy())
-        kernel, slack = parameters.pool_kernel, self._slack
-        self.compared += compare_compaction(*inputs, own.numpy(), given, pool_kernel=kernel, slack=slack)
+        self.compared += self._judge_kept(q_window, keys, prompt_lengths, own, given, parameters)
         indices = torch.from_numpy(np.ascontiguousarray(given))
         where = indices.clamp(min=0).long()[..., None].expand(-1, -1, -1, keys.shape[-1])
         empty = (indices < 0)[..., None]
@@ -138,11 +137,28 @@ class _Replay:
         given = self._current.pop(0)
         _, own = self._own.select(query, keys, values, lengths, page_min, page_max, parameters)
         assert own is not None
-        inputs = (query.numpy(), keys.numpy(), lengths.numpy())
-        page_size, top_r, slack = parameters.page_size, parameters.top_r, self._slack
-        self.compared += compare_selection(*inputs, own.numpy(), given, page_size=page_size, top_r=top_r, slack=slack)
+        self.compared += self._judge_read(query, keys, lengths, own, given, parameters)
         selected = torch.from_numpy(np.ascontiguousarray(given))
         return attend_selected(query, keys, values, selected), selected
+
+    def _judge_kept(
+        self, q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, own: Tensor, given: NDArray[np.integer],
+        parameters: PolicyParameters,
+    ) -> IndexComparison:  # fmt: skip
+        if self._slack is None:
+            return count_differences(own.numpy(), given)
+        inputs = (q_window.numpy(), keys.numpy(), prompt_lengths.numpy(), own.numpy(), given)
+        return compare_compaction(*inputs, pool_kernel=parameters.pool_kernel, slack=self._slack)
+
+    def _judge_read(
+        self, query: Tensor, keys: Tensor, lengths: Tensor, own: Tensor, given: NDArray[np.integer],
+        parameters: PolicyParameters,
+    ) -> IndexComparison:  # fmt: skip
+        if self._slack is None:
+            return count_differences(own.numpy(), given)
+        inputs = (query.numpy(), keys.numpy(), lengths.numpy(), own.numpy(), given)
+        rule = parameters
+        return compare_selection(*inputs, page_size=rule.page_size, top_r=rule.top_r, slack=self._slack)
 
 
 def different_rows(one: Choices, other: Choices) -> set[int]:

@@ -116,7 +116,7 @@ class Report:
     engine: str
     level: str
     description: dict[str, Any]
-    thresholds: dict[str, float]
+    thresholds: dict[str, float | None]
     rungs: list[Rung] = field(default_factory=list)
     halves: ErrorHalves = field(default_factory=ErrorHalves)
     near_ties: NearTies = field(default_factory=NearTies)

@@ -13,6 +13,7 @@ from kvc_trt import policies
 from kvc_trt.errors import InputError
 from kvc_trt.progress import Progress
 from kvc_trt.verify.engine_run import EngineRun, run
+from kvc_trt.verify.granted import Granted, grant
 from kvc_trt.verify.memory import peak_of
 from kvc_trt.verify.observed import Observed, observe
 from kvc_trt.verify.plan import Plan
@@ -84,6 +85,11 @@ class Subject:
             self.engine_run.tokens,
             progress=self.progress,
         )
+
+    @cached_property
+    def granted(self) -> Granted:
+        """The reference's logits, under the engine's choices where rounding made it choose otherwise."""
+        return grant(self)
 
     @cached_property
     def reference(self) -> ReferenceDecoder:

@@ -35,8 +35,10 @@ class Match:
     compared: int
     near_equal: int
     """Rows that part where two logits nearly tie; what follows is another sentence and is not compared."""
+    by_choice: int
+    """Rows that part because of a near-tie choice that was judged and granted; likewise."""
     unexplained: int
-    """Rows that part although the logits do not."""
+    """Rows that part for neither reason."""
 
     @property
     def rate(self) -> float:
@@ -60,9 +62,14 @@ def reference_greedy(
     return Greedy(np.stack(tokens), np.stack(seen))
 
 
-def match(answers: Sequence[Sequence[int]], expected: Greedy, near_equal_logits: float) -> Match:
-    """Row by row; the engine's answers have as many tokens as the reference's."""
-    matched = compared = near_equal = unexplained = 0
+def match(
+    answers: Sequence[Sequence[int]],
+    expected: Greedy,
+    near_equal_logits: float,
+    granted: NDArray[np.float32] | None = None,
+) -> Match:
+    """Row by row; `granted` [N,B,vocab] are the logits under the engine's choices along the reference's tokens."""
+    matched = compared = near_equal = by_choice = unexplained = 0
     steps = len(expected.tokens)
     for row, answer in enumerate(answers):
         wanted = expected.tokens[:, row]
@@ -71,12 +78,18 @@ def match(answers: Sequence[Sequence[int]], expected: Greedy, near_equal_logits:
             matched, compared = matched + steps, compared + steps
             continue
         first = int(parts[0])
-        logits = expected.logits[first, row]
-        close = logits.max() - logits[answer[first]] <= near_equal_logits
+        close = _gap(expected.logits[first, row], answer[first]) <= near_equal_logits
+        chosen = not close and granted is not None and _gap(granted[first, row], answer[first]) <= near_equal_logits
         matched += first
-        compared += first if close else steps
-        near_equal, unexplained = near_equal + int(close), unexplained + int(not close)
-    return Match(matched, compared, near_equal, unexplained)
+        compared += first if close or chosen else steps
+        near_equal, by_choice = near_equal + int(close), by_choice + int(chosen)
+        unexplained += int(not close and not chosen)
+    return Match(matched, compared, near_equal, by_choice, unexplained)
+
+
+def _gap(logits: NDArray[np.float32], token: int) -> float:
+    """How far a token is below the best one."""
+    return float(logits.max() - logits[token])
 
 
 def shared_prefix(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> float:
@@ -89,6 +102,18 @@ def shared_prefix(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) 
     return shared / total if total else 1.0
 
 
+def explanation(found: Match) -> str:
+    """Which rows part with good reason."""
+    reasons = ((found.near_equal, "at near-equal logits"), (found.by_choice, "at a near-tie choice"))
+    return ", ".join(f"{count} rows part {reason}" for count, reason in reasons if count)
+
+
+def _granted(subject: Subject, answers: Sequence[Sequence[int]]) -> NDArray[np.float32] | None:
+    """Logits under the engine's choices, if its answers are the tokens that those were observed on."""
+    same = np.array_equal(np.array(answers).T, subject.engine_run.tokens)
+    return subject.granted.logits if same else None
+
+
 def check_tokens(subject: Subject) -> list[Check]:
     """Greedy answers of the engine, of the reference under the same policy, and of the dense twin."""
     from kvc_trt.runtime import Request
@@ -99,7 +124,7 @@ def check_tokens(subject: Subject) -> list[Check]:
         answers = [output.token_ids for output in subject.session(len(batch)).generate(requests)]
     with subject.phase("reference"):
         expected = reference_greedy(subject.reference, batch, steps)
-    found = match(answers, expected, bars.near_equal_logits)
+    found = match(answers, expected, bars.near_equal_logits, _granted(subject, answers))
     subject.near_ties.near_equal_tokens += found.near_equal
     sample = f"{len(batch)} rows x {steps} tokens"
     checks = [
@@ -109,7 +134,7 @@ def check_tokens(subject: Subject) -> list[Check]:
             f"{found.rate:.2%}",
             f"<= {bars.unexplained_tokens} unexplained",
             found.unexplained <= bars.unexplained_tokens,
-            f"{found.near_equal} rows part at near-equal logits" if found.near_equal else "",
+            explanation(found),
         )
     ]
     if subject.halves.engine is not None:
