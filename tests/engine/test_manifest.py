@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -169,8 +170,6 @@ def test_another_version_is_refused_with_the_command_that_rebuilds(tiny_engine):
 
 
 def test_a_config_of_another_version_is_refused(tiny_engine):
-    import hashlib
-
     content = canonical({**json.loads((tiny_engine / "config.json").read_bytes()), "version": "9"})
     (tiny_engine / "config.json").write_bytes(content)
     manifest = read_manifest(tiny_engine)
@@ -203,3 +202,40 @@ def test_what_is_no_engine_is_refused(tmp_path, kind):
         path.mkdir()
     with pytest.raises(InputError, match="engine directory"):
         Engine.open(path)
+
+
+@pytest.mark.parametrize("target", [None, {}, {"backend": "tensorrt", "architecture": "sm_90"}])
+def test_an_engine_for_another_target_is_refused(tiny_engine, target):
+    reseal(tiny_engine, target=target)
+    with pytest.raises(InputError, match="expected one of onnxruntime on cpu"):
+        Engine.open(tiny_engine)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("kv_compression", "parameters", "top_k"), None),
+        (("kv_compression", "parameters", "unheard_of"), 3),
+        (("build_config", "kvc_trt", "polcy"), "full"),
+        (("build_config", "kvc_trt"), None),
+        (("pretrained_config", "num_hidden_layers"), -2),
+        (("pretrained_config",), None),
+        (("kv_compression",), None),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused_even_with_right_digests(tiny_engine, path, value):
+    config = json.loads((tiny_engine / "config.json").read_bytes())
+    *parents, last = path
+    section = config
+    for parent in parents:
+        section = section[parent]
+    if value is None:
+        del section[last]
+    else:
+        section[last] = value
+    content = canonical(config)
+    (tiny_engine / "config.json").write_bytes(content)
+    record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    reseal(tiny_engine, files={**read_manifest(tiny_engine)["files"], "config.json": record})
+    with pytest.raises(InputError, match=r"config\.json"):
+        Engine.open(tiny_engine)
