@@ -39,7 +39,7 @@ from kvc_trt.progress import Progress
 STAGES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECODE_FILE}
 """Each stage makes one file, from the files of the stages before it."""
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
-LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers")
+LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "tokenizers")
 
 
 class Maker(Protocol):

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxscript", "torch", "transformers")
+_LIBRARIES = ("numpy", "onnx", "onnxruntime", "torch", "transformers")
 _VECTOR_EXTENSIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
