@@ -46,9 +46,10 @@ def check_dense_twin(subject: Subject, rung: Rung) -> None:
         ours = run(subject.executor, batch, steps)
     with subject.phase("dense twin"):
         dense = run(subject.twin, batch, steps, tokens=ours.tokens)
-    sample = f"{len(batch)} rows of up to {limit} tokens x {steps + 1} positions"
+    sample = f"{len(batch)} rows x {steps + 1} positions"
     unequal = int((ours.logits != dense.logits).any(axis=-1).sum())
-    rung.checks.append(at_most("positions whose logits differ from the dense twin's", sample, unequal, 0))
+    note = f"rows of up to {limit} tokens, every bit compared"
+    rung.checks.append(at_most("logits unlike the dense twin's", sample, unequal, 0, note=note))
 
 
 def check_activity(subject: Subject, rung: Rung) -> None:
@@ -57,7 +58,7 @@ def check_activity(subject: Subject, rung: Rung) -> None:
     if parameters.policy == "full":
         rung.reason = "a full engine compresses nothing"
         return
-    rung.checks += [*_eviction(subject), *_selection(subject)]
+    rung.checks += [*_eviction(subject, rung.layers), *_selection(subject, rung.layers)]
     if not rung.checks:
         rung.left_out = subject.plan.limited
         longest = int(subject.batch.prompt_lengths.max()) + len(subject.engine_run.tokens)
@@ -65,43 +66,38 @@ def check_activity(subject: Subject, rung: Rung) -> None:
         rung.reason = f"{size} fit the budget: nothing to compress"
 
 
-def _eviction(subject: Subject) -> list[Check]:
+def _eviction(subject: Subject, measured: list[dict[str, int]]) -> list[Check]:
+    """Prompt tokens stored and kept, in every compressed layer, of the longest prompt over the budget."""
     parameters, batch = subject.engine.parameters, subject.batch
-    over = np.flatnonzero(batch.prompt_lengths > parameters.prompt_budget)
-    if parameters.prompt_eviction == "none" or not over.size:
+    row = int(np.argmax(batch.prompt_lengths))
+    logical, budget = int(batch.prompt_lengths[row]), parameters.prompt_budget
+    if parameters.prompt_eviction == "none" or logical <= budget:
         return []
     choices, stored = subject.observed.choices, subject.engine_run.cache_lengths
-    row = int(over[np.argmax(batch.prompt_lengths[over])])
-    logical = int(batch.prompt_lengths[row])
-    layers = range(parameters.skip_layers, subject.engine.model.num_hidden_layers)
-    checks = []
-    for layer in layers:
-        physical = int(stored[layer, row])
+    for layer in sorted(subject.compressed_layers()):
         kept = int((choices[layer][0][row] >= 0).sum(-1).max()) if layer in choices else logical
-        active = max(physical, kept) <= parameters.prompt_budget
-        measured = f"{physical} stored, {kept} kept"
-        detail = f"prompt of {logical}, layer {layer}"
-        bar = f"<= {parameters.prompt_budget} of {logical}"
-        checks.append(Check("tokens of the prompt", f"layer {layer}", measured, bar, active, detail))
-    return checks
+        measured.append({"layer": layer, "logical": logical, "physical": int(stored[layer, row]), "kept": kept})
+    most = max(max(layer["physical"], layer["kept"]) for layer in measured)
+    note = "the cache's length and the operator's own list of kept positions, the larger of all layers"
+    return [at_most(f"stored of a {logical}-token prompt", f"{len(measured)} layers", most, budget, note=note)]
 
 
-def _selection(subject: Subject) -> list[Check]:
+def _selection(subject: Subject, measured: list[dict[str, int]]) -> list[Check]:
+    """Tokens read by the steps of rows that do not fit, counted in the operator's own lists."""
     parameters, observed = subject.engine.parameters, subject.observed
     if parameters.decode_selection != "hybrid":
         return []
-    checks = []
-    for layer in range(parameters.skip_layers, subject.engine.model.num_hidden_layers):
+    steps, counts = 0, [0]
+    for layer in sorted(subject.compressed_layers()):
         lengths = np.array([stored[layer] for stored in observed.lengths])
         over = lengths > parameters.dense_limit
         if not over.any():
             continue
         reads = observed.choices.get(layer, [])[1:]
-        counts = np.array([(chosen >= 0).sum(-1).max(-1) for chosen in reads]) if reads else lengths
-        most = int(counts[over].max())
-        sample = f"layer {layer}, {int(over.sum())} row steps over {parameters.dense_limit} tokens"
-        stored_tokens = int(lengths[over].max())
-        checks.append(
-            at_most("tokens read by a step", sample, most, parameters.top_k, f"of up to {stored_tokens} stored")
-        )
-    return checks
+        read = np.array([(chosen >= 0).sum(-1).max(-1) for chosen in reads]) if reads else lengths
+        steps, counts = steps + int(over.sum()), [*counts, int(read[over].max())]
+        measured.append({"layer": layer, "stored": int(lengths[over].max()), "read": counts[-1]})
+    if not steps:
+        return []
+    sample = f"{steps} row steps over {parameters.dense_limit}"
+    return [at_most("tokens read by a step", sample, max(counts), parameters.top_k)]

@@ -110,9 +110,7 @@ def _operators(subject: Subject, rung: Rung) -> None:
     observed = subject.observed
     seen, expected = set(observed.choices), subject.compressed_layers()
     if expected:
-        missing = at_most(
-            "compressed layers without their operator", f"{len(expected)} layers", len(expected - seen), 0
-        )
+        missing = at_most("layers without their operator", f"{len(expected)} layers", len(expected - seen), 0)
         rung.checks.append(missing)
     for what, found in (("KvcCompact", observed.compaction), ("KvcHybridAttention", observed.selection)):
         if found.compared:

@@ -79,7 +79,7 @@ def check_logits(subject: Subject) -> list[Check]:
     assert error is not None
     checks = [
         *_judge_choices(subject),
-        at_most("max logit error", sample, error, bars.logits_max_error, lengths),
+        at_most("max logit error", sample, error, bars.logits_max_error, note=lengths),
         at_most("mean KL (nats)", sample, kl, bars.logits_mean_kl),
         Check(
             "top-1 agreement",
@@ -103,7 +103,7 @@ def _judge_choices(subject: Subject) -> list[Check]:
     if slack is None:
         sample = f"{granted.explained.compared} lists"
         reason = "activations are quantised: choices are judged on equal inputs (ops), and granted here"
-        return [Check(name, sample, f"{granted.explained.near_ties} differ", detail=reason)]
+        return [Check(name, sample, f"{granted.explained.near_ties} differ", detail="granted", note=reason)]
     where = f"{len(granted.rows)} rows; near-ties within {slack:g} times the tolerance, granted"
     return [index_check(name, granted.explained, where)]
 

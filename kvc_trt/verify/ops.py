@@ -86,17 +86,17 @@ def _checks(operator: SingleOp, names: Sequence[str], outcome: Outcome, bar: flo
     if outcome.indices.compared:
         checks.append(index_check(f"{operator.name} indices", outcome.indices, where))
     if operator.name != "KvcCompact":
-        checks.append(at_most(f"{operator.name} values", f"{cases} cases", outcome.value_error, bar, where))
+        checks.append(at_most(f"{operator.name} values", f"{cases} cases", outcome.value_error, bar, note=where))
     if operator.name != "KvcPrefillAttention":
-        checks.append(at_most(f"{operator.name} caches", f"{cases} cases", outcome.copy_error, 0.0, where))
+        checks.append(at_most(f"{operator.name} caches", f"{cases} cases", outcome.copy_error, 0.0, note=where))
     return checks
 
 
 def index_check(name: str, found: IndexComparison, where: str = "") -> Check:
     """The verdict on index lists: none may be wrong; near-ties are counted beside."""
     ties = f"{found.near_ties} near-ties" if found.near_ties else ""
-    detail = "; ".join([*found.wrong[:1], *([ties] if ties else []), *([where] if where else [])])
-    return at_most(name, f"{found.compared} lists", len(found.wrong), 0, detail)
+    detail = "; ".join(filter(None, [*found.wrong[:1], ties]))
+    return at_most(name, f"{found.compared} lists", len(found.wrong), 0, detail, where)
 
 
 def _strict(case: PromptCase | StepCase, outcome: Outcome) -> Outcome:

@@ -20,7 +20,9 @@ SMALL_MODEL = 20_000_000
 """Parameters below which more threads only wait for each other."""
 LARGE_MODEL = 3_000_000_000
 """Parameters above which a quick check is limited: the reference would take minutes for every token."""
-_LIMITED_PROMPT, _LIMITED_STEPS = 48, 16
+_LIMITED_PROMPT, _LIMITED_STEPS = 56, 8
+_CONTEXT_OF_ALL_SAMPLES = 512
+_FEWEST_SAMPLES = 32
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,20 @@ class Plan:
     steps: int
     """Teacher-forced steps, and greedy tokens."""
     samples: int
-    """Retrieval questions per context length and placement."""
+    """Retrieval questions per context length and placement; see `samples_at`."""
     contexts: tuple[int, ...]
     limited: bool = False
     """A large model's quick check."""
     threads: int | None = None
     """Of the executors and of PyTorch; None leaves both their defaults."""
+    exact_samples: bool = False
+    """The number of samples was asked for, and holds at every length."""
+
+    def samples_at(self, context: int) -> int:
+        """Questions at one length: fewer at long ones, so that every length takes about the same time."""
+        if self.exact_samples or context <= _CONTEXT_OF_ALL_SAMPLES:
+            return self.samples
+        return max(min(self.samples, _FEWEST_SAMPLES), self.samples * _CONTEXT_OF_ALL_SAMPLES // context)
 
 
 def make_plan(
@@ -74,4 +84,5 @@ def make_plan(
         samples=samples or (200 if full else 32),
         contexts=(256, 512, 1024, 2048) if full else (512,),
         threads=threads,
+        exact_samples=samples is not None,
     )

@@ -20,6 +20,9 @@ class Check:
     bar: str = ""
     passed: bool | None = None
     detail: str = ""
+    """In a few words: what the figure does not say."""
+    note: str = ""
+    """What exactly was run; in the stored report only."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; a measured NaN or infinity becomes text."""
@@ -30,12 +33,13 @@ class Check:
             "bar": self.bar or None,
             "passed": self.passed,
             "detail": self.detail or None,
+            "note": self.note or None,
         }
 
 
-def at_most(name: str, sample: str, measured: float, bar: float, detail: str = "") -> Check:
+def at_most(name: str, sample: str, measured: float, bar: float, detail: str = "", note: str = "") -> Check:
     """A check that holds if `measured` <= `bar`; NaN fails."""
-    return Check(name, sample, float(measured), f"<= {bar:g}", bool(measured <= bar), detail)
+    return Check(name, sample, float(measured), f"<= {bar:g}", bool(measured <= bar), detail, note)
 
 
 @dataclass
@@ -46,6 +50,8 @@ class Rung:
     checks: list[Check] = field(default_factory=list)
     reason: str = ""
     left_out: bool = False
+    layers: list[dict[str, int]] = field(default_factory=list)
+    """Measurements per layer behind the checks."""
     seconds: float = 0.0
 
     @property
@@ -63,6 +69,7 @@ class Rung:
             "reason": self.reason or None,
             "seconds": round(self.seconds, 2),
             "checks": [check.to_json() for check in self.checks],
+            **({"layers": self.layers} if self.layers else {}),
         }
 
 

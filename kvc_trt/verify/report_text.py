@@ -11,7 +11,7 @@ from kvc_trt.verify.report import Check, ErrorFigures, Report, Rung, format_meas
 if TYPE_CHECKING:
     from rich.table import Table
 
-WIDTH = 150
+WIDTH = 160
 _VERDICTS = {True: "ok", False: "FAILED", None: ""}
 _FIGURES = {
     "max_logit_error": "max logit error",
@@ -37,7 +37,7 @@ def _ladder(rungs: Sequence[Rung]) -> Table:
     table = _table("rung", "check", "on", "measured", "bar", "", "detail")
     for rung in rungs:
         if not rung.checks:
-            table.add_row(rung.name, f"{rung.status}: {rung.reason}", "", "", "", "", "")
+            table.add_row(rung.name, rung.status, "", "", "", "", rung.reason)
         for number, check in enumerate(rung.checks):
             table.add_row(rung.name if number == 0 else "", *_cells(check))
     return table
@@ -96,7 +96,7 @@ def _table(*headers: str) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for header in headers:
-        table.add_column(header, overflow="fold")
+        table.add_column(header, no_wrap=header != "detail", overflow="fold")
     return table
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from kvc_trt.verify.prompts import batch_of
 from kvc_trt.verify.report import Check, Rung
-from kvc_trt.verify.tasks.key_value import RECORD_TOKENS, KeyValueSample, Placement, generate
+from kvc_trt.verify.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, KeyValueSample, Placement, generate
 from kvc_trt.verify.tasks.vocabulary import KEYS, WORDS
-from kvc_trt.verify.tokens import Match, match, reference_greedy
+from kvc_trt.verify.tokens import Match, explanation, match, reference_greedy
 
 if TYPE_CHECKING:
     from kvc_trt.runtime import Session
@@ -67,6 +67,16 @@ def why_not(subject: Subject) -> str | None:
     return None
 
 
+def task_prompts(lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Haystacks with a question, where a length has room for one record; filler and the question's token otherwise."""
+    prompts = []
+    for index, length in enumerate(lengths):
+        pairs = min(_MOST_PAIRS, (length - 1 - QUERY_TOKENS) // RECORD_TOKENS)
+        haystack = generate(seed=seed, index=index, context_tokens=max(length, 9), pairs=max(1, pairs))
+        prompts.append(list(haystack.prompt_ids[-length:]))
+    return prompts
+
+
 def check_retrieval(subject: Subject, rung: Rung) -> None:
     """Ask both engines the same questions, and the reference some of them."""
     if (reason := why_not(subject)) is not None:
@@ -85,20 +95,21 @@ def _ask(subject: Subject, context: int, placement: Placement) -> list[Check]:
     pairs = max(1, min(_MOST_PAIRS, len(KEYS), (context - 3) // RECORD_TOKENS))
     samples = [
         generate(seed=subject.seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
-        for i in range(subject.plan.samples)
+        for i in range(subject.plan.samples_at(context))
     ]
     with subject.phase("engine"):
         found = answers(subject.session(_ROWS), samples)
     compressed = score(found, samples)
-    where = f"{PLACEMENTS[placement]}, {context} tokens, {pairs} pairs"
-    asked = f"{len(samples)} questions"
+    where = f"{PLACEMENTS[placement]}, {context} tokens"
+    asked, note = f"{len(samples)} questions", f"{pairs} pairs in {context} tokens, seed {subject.seed}"
     checks = []
     if subject.engine.parameters.policy == "full":
-        checks.append(Check(where, asked, f"full {compressed}", detail="no bar"))
+        checks.append(Check(f"full, {where}", asked, str(compressed), "no bar", note=note))
     else:
         with subject.phase("dense twin"):
             full = score(answers(subject.twin_session(_ROWS), samples), samples)
-        checks.append(Check(where, asked, f"full {full}, compressed {compressed}", detail="no bar"))
+        both = f"{full} | {compressed}"
+        checks.append(Check(f"full | compressed, {where}", asked, both, "no bar", note=note))
         _note_loss(subject, where, full, compressed)
     return [*checks, _against_reference(subject, where, samples, found)]
 
@@ -146,12 +157,13 @@ def _against_reference(subject: Subject, where: str, samples: Sequence[KeyValueS
             )
     subject.near_ties.near_equal_tokens += total.near_equal
     return Check(
-        "answers equal to the reference's",
+        "answers as the reference's",
         f"{len(some)} questions",
         f"{len(some) - total.unexplained - total.near_equal}",
         f"<= {bars.unexplained_answers:.0%} unexplained",
         total.unexplained <= bars.unexplained_answers * len(some),
-        where + (f"; {total.near_equal} part at near-equal logits" if total.near_equal else ""),
+        explanation(total),
+        where,
     )
 
 

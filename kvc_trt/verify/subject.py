@@ -53,9 +53,15 @@ class Subject:
 
     @cached_property
     def batch(self) -> Batch:
-        """Prompts that reach every regime of the policy, of seeded random tokens."""
+        """Prompts that reach every regime of the policy: the task's where the model knows it, else random tokens."""
+        from kvc_trt.verify.retrieval import task_prompts, why_not
+
         lengths = prompt_lengths(self.engine.parameters, self.plan.longest_prompt)
-        return batch_of(random_prompts(self.engine.model, lengths[:1] if self.plan.limited else lengths, self.seed))
+        if self.plan.limited:
+            lengths = lengths[:1]
+        if why_not(self) is None:
+            return batch_of(task_prompts(lengths, self.seed))
+        return batch_of(random_prompts(self.engine.model, lengths, self.seed))
 
     @cached_property
     def engine_run(self) -> EngineRun:

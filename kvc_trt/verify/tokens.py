@@ -143,7 +143,7 @@ def check_tokens(subject: Subject) -> list[Check]:
         with subject.phase("dense twin"):
             dense = [output.token_ids for output in subject.twin_session(len(batch)).generate(requests)]
         rate = shared_prefix(answers, dense)
-        checks.append(Check("greedy match with the full cache", sample, f"{rate:.2%}", detail="compression, no bar"))
+        checks.append(Check("greedy match with the full cache", sample, f"{rate:.2%}", "no bar"))
         if subject.halves.compression is not None:
             subject.halves.compression = dataclasses.replace(subject.halves.compression, greedy_match=rate)
     return checks
