@@ -108,4 +108,4 @@ def _compare_selection(
     rows = len(lengths)
     keys, values = (executor.buffers[f"{kind}_cache.{op.layer}"][:rows] for kind in "kv")
     query, output, selected = (executor.exposed(name) for name in (op.inputs[0], op.outputs[0], op.outputs[-1]))
-    return compare_step(query, keys, values, lengths, output, selected, engine.parameters)
+    return compare_step(query, keys, values, lengths, output, selected, engine.parameters, exact=True)
