@@ -25,8 +25,6 @@ class LoadOptions:
     """None: ONNX Runtime's default, all cores."""
     prepack: bool
     """Copy weights into the layout that the kernels like best; without it they stay mapped from the file."""
-    arena: bool
-    """Keep freed memory for the next run; without it a run's transient memory goes back to the system."""
     profile_prefix: Path | None = None
     """Write ONNX Runtime's own profile to a file whose name begins so."""
 
@@ -63,7 +61,6 @@ def _session_options(options: LoadOptions) -> SessionOptions:
 
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = options.threads or 0
-    session_options.enable_cpu_mem_arena = options.arena
     session_options.log_severity_level = _ERRORS_ONLY
     if not options.prepack:
         session_options.add_session_config_entry("session.disable_prepacking", "1")
