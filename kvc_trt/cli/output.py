@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -18,9 +19,16 @@ def json_option(function: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON alone on stdout.")(function)
 
 
+_FLAT_LIST = re.compile(r'\[\n\s*([^\[\]{}"]*?)\n\s*\]')  # no string contains a line break in JSON
+
+
 def print_json(value: object) -> None:
-    """Print one JSON document; NaN and infinities are refused (they are not JSON)."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print one JSON document; NaN and infinities are refused (they are not JSON).
+
+    Lists of numbers stand on one line each: a prompt's token ids would fill a screen otherwise.
+    """
+    document = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    click.echo(_FLAT_LIST.sub(lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", document))
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> str:

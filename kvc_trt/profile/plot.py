@@ -19,13 +19,15 @@ def png_bytes(result: Mapping[str, Any]) -> bytes:
     from matplotlib.figure import Figure
 
     batches = result["request_info"]["batch_sizes"]
-    figure = Figure(figsize=(1.2 + 4.4 * len(batches), 4.2), dpi=150, layout="constrained")
+    figure = Figure(figsize=(max(6.8, 1.2 + 4.4 * len(batches)), 4.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
     for panel, batch in zip(panels, batches, strict=True):
         _panel(panel, [row for row in result["rows"] if row["batch_size"] == batch], batch)
     panels[0].set_ylabel("milliseconds per token (median; bar: p90)")
-    panels[0].legend(frameon=False, fontsize="small")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", ncols=4, loc="outside lower center"
+    )
     engine, machine = result["engine"], result["machine"]
     policy = engine["policy"]
     figure.suptitle(
