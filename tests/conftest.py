@@ -4,6 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A slow machine is no error: nothing in these tests is judged by the clock.
+settings.register_profile("kvc-trt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvc-trt")
 
 TINY_MODEL = {
     "architectures": ["LlamaForCausalLM"],
