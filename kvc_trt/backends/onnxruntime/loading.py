@@ -62,6 +62,9 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = options.threads or 0
     session_options.log_severity_level = _ERRORS_ONLY
+    # The graph's own order. By default nodes nobody waits for, compaction among them, run last of all, and the full
+    # caches of all layers are alive until then.
+    session_options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     if not options.prepack:
         session_options.add_session_config_entry("session.disable_prepacking", "1")
     if options.profile_prefix is not None:
