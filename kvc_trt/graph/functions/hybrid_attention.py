@@ -43,6 +43,11 @@ class Step:
     keys: Value
     values: Value
     bounds: Value
+    key_rows: Value
+    """`keys` as [B*G*C,D]: rows gathered by one index each cost less than by index tuples."""
+    value_rows: Value
+    first_row: Value
+    """INT64 [B,G,1]: row of each head's slot 0 in `key_rows` and `value_rows`."""
     lengths: Value
     """[B,1,1,1], the new entry included."""
     longest: Value
@@ -85,7 +90,10 @@ def _append(emit: Emitter, layout: Layout) -> Step:
     lengths = emit.Add(place.slots, 1)
     limit = emit.Max(emit.attribute("token_budget"), emit.attribute("dense_until"))
     query = group_query(emit, "query", layout.shape)
-    return Step(layout, query, keys, values, bounds, lengths, emit.ReduceMax(lengths, keepdims=0), limit)
+    # Outside of the branches, where ONNX Runtime is known to reshape in place.
+    key_rows, value_rows = (emit.Reshape(cache, [-1, layout.shape.head_size]) for cache in (keys, values))
+    first_row, longest = place.first_rows(layout.capacity), emit.ReduceMax(lengths, keepdims=0)
+    return Step(layout, query, keys, values, bounds, key_rows, value_rows, first_row, lengths, longest, limit)
 
 
 def _every_entry(emit: Emitter, step: Step) -> Value:
@@ -99,8 +107,8 @@ def _select_and_attend(emit: Emitter, step: Step) -> tuple[Value, Value]:
     """Steps 3 to 10 of the rule; -> (attended [B,G,g,D], tokens INT64 [B,G,T] in walk order, -1 where not taken)."""
     score = _page_scores(emit, step)
     taken, tokens = _walk_pages(emit, step, score)
-    inside = emit.Unsqueeze(emit.Min(tokens, [step.layout.capacity - 1]), [3])
-    keys, values = (emit.GatherND(cache, inside, batch_dims=2) for cache in (step.keys, step.values))
+    rows = emit.Add(emit.Min(tokens, [step.layout.capacity - 1]), step.first_row)
+    keys, values = (emit.Gather(cache, rows) for cache in (step.key_rows, step.value_rows))
     attended = attend(emit, step.query, keys, values, taken)
     walked = emit.Where(emit.Squeeze(taken, [2]), tokens, -1)
     return attended, walked
@@ -112,15 +120,14 @@ def _page_scores(emit: Emitter, step: Step) -> Value:
     The softmax runs over pages and is normalised by tokens: pages with equal scores stay equal whatever their fill.
     """
     query, head_size = step.query.plain, step.layout.shape.head_size
-    magnitude = emit.Abs(query)
-    channel_sums = emit.ReduceSum(magnitude, [2], keepdims=0)
+    channel_sums = emit.ReduceL1(query, [2], keepdims=0)
     _, channels = emit.TopK(channel_sums, one(emit, emit.attribute("top_r")), outputs=2, axis=2, sorted=0)
     rising = emit.Greater(emit.GatherElements(emit.ReduceSum(query, [2], keepdims=0), channels, axis=2), 0.0)
     row = emit.Unsqueeze(emit.Where(rising, channels, emit.Add(channels, head_size)), [3])
     bound = float32(emit, emit.GatherND(step.bounds, row, batch_dims=2))
     both_signs = emit.Transpose(emit.Concat(query, emit.Neg(query), axis=3), perm=[0, 1, 3, 2])
     signed = emit.Transpose(emit.GatherND(both_signs, row, batch_dims=2), perm=[0, 1, 3, 2])
-    tempered = emit.Div(signed, _temperature(emit, magnitude, signed, head_size))
+    tempered = emit.Div(signed, _temperature(emit, query, signed, head_size))
     count = _tokens_in_every_page(emit, step)
     estimate = emit.Where(emit.Greater(count, 0.0), emit.MatMul(tempered, bound), MASKED)
     weight = emit.Softmax(estimate, axis=-1)
@@ -137,10 +144,10 @@ def _tokens_in_every_page(emit: Emitter, step: Step) -> Value:
     return str(emit.Clip(emit.Sub(float32(emit, step.lengths), starts), 0.0, page_size))
 
 
-def _temperature(emit: Emitter, magnitude: Value, selected: Value, head_size: int) -> Value:
+def _temperature(emit: Emitter, query: Value, selected: Value, head_size: int) -> Value:
     """sqrt(D * covered share of |q|) per head, sqrt(D) where nothing is covered; [B,G,g,1]."""
-    covered = emit.ReduceSum(emit.Abs(selected), [3])
-    share = emit.Div(covered, emit.ReduceSum(magnitude, [3]))
+    covered = emit.ReduceL1(selected, [3])
+    share = emit.Div(covered, emit.ReduceL1(query, [3]))
     share = emit.Where(emit.Greater(covered, 0.0), share, 1.0)
     return str(emit.Sqrt(emit.Mul(share, float(head_size))))
 
