@@ -10,7 +10,7 @@ show() {
 }
 
 show build --model retrieval-tiny --policy rocketkv --token-budget 64 --no-verify --force -o "$DEMO"
-show verify "$DEMO" --level full
+show verify "$DEMO"
 printf '\n$ tail -n 1 docs/demo/needle.txt\n'
 tail -n 1 docs/demo/needle.txt
 show run "$DEMO" --prompt-file docs/demo/needle.txt --stream
