@@ -63,7 +63,7 @@ def open_session(path: Path, threads: int, prepack: bool) -> onnxruntime.Inferen
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # The sessions of a comparison take turns in one process; a pool that spins while idle would take a core from the other.
+    # Both sessions of a comparison live in one process: a pool that spins while idle takes a core from the other.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
