@@ -52,6 +52,14 @@ def rebuild_hint(engine: Path) -> str:
     return f"rebuild it: kvc-trt build --config {config} -o {output} --force"
 
 
+def _hint_for(engine: Path, name: str) -> str:
+    """Return the hint for one damaged file: a configuration that is itself damaged is nothing to rebuild from."""
+    if name != "config.json":
+        return rebuild_hint(engine)
+    output = shlex.quote(str(engine))
+    return f"build it again from its original options: kvc-trt build --model MODEL --policy POLICY -o {output} --force"
+
+
 def read_manifest(engine: Path) -> dict[str, Any]:
     """Read manifest.json and check its version and its own digest; InputError for anything else than a whole one."""
     path = engine / MANIFEST_FILE
@@ -89,24 +97,24 @@ def file_records(fields: Mapping[str, Any], path: Path) -> dict[str, FileRecord]
 
 def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progress | None = None) -> None:
     """Compare every file below `engine` with the manifest: none missing, none more, sizes and hashes equal."""
-    hint = rebuild_hint(engine)
     found = listing(engine)
     found.pop(MANIFEST_FILE, None)
     for name in sorted(records.keys() - found.keys()):
-        raise InputError(f"{engine / name} is missing", hint=hint)
+        raise InputError(f"{engine / name} is missing", hint=_hint_for(engine, name))
     for name in sorted(found.keys() - records.keys()):
-        raise InputError(f"{engine / name} is not in the manifest; an engine directory holds nothing else", hint=hint)
+        message = f"{engine / name} is not in the manifest; an engine directory holds nothing else"
+        raise InputError(message, hint=rebuild_hint(engine))
     for name, record in records.items():
         if found[name] != record.size:
             message = f"{engine / name} has the wrong size: expected {record.size} bytes, found {found[name]}"
-            raise InputError(message, hint=hint)
+            raise InputError(message, hint=_hint_for(engine, name))
     total = sum(record.size for record in records.values())
     with (progress or NullProgress()).task(f"checking {engine.name}", total) as advance:
         for name, record in records.items():
             digest = sha256(engine / name, advance)
             if digest != record.sha256:
                 message = f"{engine / name} was changed: expected SHA-256 {record.sha256}, found {digest}"
-                raise InputError(message, hint=hint)
+                raise InputError(message, hint=_hint_for(engine, name))
 
 
 def _canonical_or_empty(fields: Mapping[str, Any]) -> bytes:

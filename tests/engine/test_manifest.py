@@ -239,3 +239,16 @@ def test_a_config_that_makes_no_sense_is_refused_even_with_right_digests(tiny_en
     reseal(tiny_engine, files={**read_manifest(tiny_engine)["files"], "config.json": record})
     with pytest.raises(InputError, match=r"config\.json"):
         Engine.open(tiny_engine)
+
+
+@pytest.mark.parametrize("damage", ["missing", "wrong size", "changed"])
+def test_a_damaged_configuration_is_not_named_as_what_to_rebuild_from(tiny_engine, damage):
+    config = tiny_engine / "config.json"
+    content = config.read_bytes()
+    config.unlink() if damage == "missing" else config.write_bytes(
+        content[:-1] if damage == "wrong size" else content.replace(b"rocketkv", b"rocketkw", 1)
+    )
+    with pytest.raises(InputError, match=rf"config\.json .*{damage}") as caught:
+        Engine.open(tiny_engine)
+    assert "--config" not in caught.value.hint
+    assert f"-o {tiny_engine} --force" in caught.value.hint
