@@ -7,6 +7,7 @@ Both spellings of the rotary settings are read: `rope_theta` + `rope_scaling {ty
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ def read_config(directory: str | Path) -> ModelConfig:
 def read_json_object(path: Path) -> Mapping[str, Any]:
     """A JSON object from a small file; anything else is an `InputError`."""
     try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise InputError(f"{path}: {path.stat().st_size} bytes, expected at most {_MAX_CONFIG_BYTES}")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: not a regular file")
+        if status.st_size > _MAX_CONFIG_BYTES:
+            raise InputError(f"{path}: {status.st_size} bytes, expected at most {_MAX_CONFIG_BYTES}")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -187,6 +188,18 @@ def test_a_broken_file_is_refused(tmp_path, content):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_pipe_is_not_waited_for(tmp_path, tiny_fields, name):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_fields()))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    if name == "config.json":
+        with pytest.raises(InputError, match="not a regular file"):
+            read_config(tmp_path)
+    else:
+        assert read_config(tmp_path).hidden_size
 
 
 def test_an_integer_too_long_to_print_is_refused(tiny_fields):
