@@ -64,7 +64,8 @@ def _first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
     if problem["type"] == "missing":
         return f"missing key '{key}'"
     found = "" if isinstance(problem["input"], dict) else f", found {problem['input']!r}"
-    message = problem["msg"][0].lower() + problem["msg"][1:]
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
     return f"{key}: {message}{found}" if key else message
 
 

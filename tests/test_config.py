@@ -48,7 +48,7 @@ def test_a_wrong_value_names_its_key_and_what_was_found(key, value):
 
 
 def test_a_checkpoint_and_random_weights_exclude_each_other():
-    with pytest.raises(InputError, match="exclude each other"):
+    with pytest.raises(InputError, match="command line: checkpoint and random_weights exclude each other"):
         layered([("command line", {"model": "x", "checkpoint": "d", "random_weights": 0})])
 
 
