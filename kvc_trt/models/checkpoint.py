@@ -14,6 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.models.containment import contained
 from kvc_trt.models.fields import describe
 from kvc_trt.models.hugging_face import read_config
 from kvc_trt.models.safetensors_file import SafetensorsFile
@@ -81,25 +82,6 @@ class Checkpoint:
         """Close the weight files."""
         for file in self._files.values():
             file.close()
-
-
-def contained(directory: Path, name: str) -> Path:
-    """DIRECTORY/NAME if that file may be read; `InputError` for a path or link that leads out of the directory."""
-    if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise InputError(f"{directory}: {describe(name)} is not a plain file name")
-    path = directory / name
-    try:
-        root, target = directory.resolve(strict=True), path.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise InputError(f"{path}: missing, or a link that leads nowhere") from error
-    # Hub cache: models--ORGANISATION--NAME/{blobs,snapshots/COMMIT}; files of a snapshot link to ../../blobs.
-    in_hub_cache = root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--")
-    allowed = [root, root.parent.parent / "blobs"] if in_hub_cache else [root]
-    if not any(target.is_relative_to(base) for base in allowed):
-        raise InputError(f"{path}: links to {target}, outside of the checkpoint", hint="copy the file instead")
-    if not target.is_file():
-        raise InputError(f"{path}: not a regular file")
-    return path
 
 
 def _open_weights(directory: Path) -> tuple[dict[str, SafetensorsFile], dict[str, SafetensorsFile]]:

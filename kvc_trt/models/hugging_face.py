@@ -14,6 +14,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig, RopeScaling
+from kvc_trt.models.containment import contained
 from kvc_trt.models.fields import Fields, describe
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -27,8 +28,11 @@ _MAX_EOS_IDS = 64
 def read_config(directory: str | Path) -> ModelConfig:
     """Parse DIRECTORY/config.json; end-of-sequence ids of generation_config.json are added to its own."""
     directory = Path(directory)
-    config = dict(read_json_object(directory / "config.json"))
     generation = directory / "generation_config.json"
+    for path in (directory / "config.json", generation):
+        if path.is_symlink():
+            contained(directory, path.name)
+    config = dict(read_json_object(directory / "config.json"))
     if generation.is_file():
         extra = read_json_object(generation).get("eos_token_id")
         ids = (_as_list(config.get("eos_token_id")) + _as_list(extra))[: _MAX_EOS_IDS + 1]

@@ -205,3 +205,16 @@ def test_a_pipe_is_not_waited_for(tmp_path, tiny_fields, name):
 def test_an_integer_too_long_to_print_is_refused(tiny_fields):
     with pytest.raises(InputError, match="hidden_size is a int too large to print"):
         parse_config(tiny_fields(hidden_size=10**5000), "x")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_link_out_of_the_checkpoint_is_not_followed(tmp_path, tiny_fields, name):
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(tiny_fields()))
+    secret = tmp_path / "secret.json"
+    secret.write_text("{}")
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(secret)
+    with pytest.raises(InputError, match="outside of the checkpoint"):
+        read_config(directory)
