@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, split_by_graph
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound, split_by_graph
 from kvc_trt.backends.onnxruntime.program import Graph, Program, engine_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import Limits, Prefilled
@@ -210,7 +210,7 @@ class OnnxRuntimeExecutor:
     def _run(
         self, session: InferenceSession, binding: IOBinding, expose: list[str], options: RunOptions | None = None
     ) -> None:
-        session.run_with_iobinding(binding, options)
+        run_bound(session, binding, options)
         if expose:
             values = binding.get_outputs()[-len(expose) :]
             self._exposed.update((name, value.numpy()) for name, value in zip(expose, values, strict=True))

@@ -1,4 +1,4 @@
-"""Opening the graphs of an engine as ONNX Runtime sessions."""
+"""Opening the graphs of an engine as ONNX Runtime sessions, and running them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-    from onnxruntime import InferenceSession, SessionOptions
+    from onnxruntime import InferenceSession, IOBinding, RunOptions, SessionOptions
 
 _ERRORS_ONLY = 3
+_OUT_OF_MEMORY = "Failed to allocate memory"  # how ONNX Runtime's arena says it
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ def load_graph(
         raise UnsupportedEnvironment(
             f"onnxruntime {onnxruntime.__version__} cannot load {what}: {str(error).splitlines()[0]}",
             hint="kvc-trt doctor",
+        ) from error
+
+
+def run_bound(session: InferenceSession, binding: IOBinding, options: RunOptions | None = None) -> None:
+    """Run a session on what is bound; UnsupportedEnvironment where the machine has too little memory for it."""
+    try:
+        session.run_with_iobinding(binding, options)
+    except Exception as error:  # as above
+        if _OUT_OF_MEMORY not in str(error):
+            raise
+        raise UnsupportedEnvironment(
+            "this machine has too little memory for the run",
+            hint="take a shorter prompt or a smaller batch",
         ) from error
 
 

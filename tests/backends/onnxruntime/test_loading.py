@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from kvc_trt.backends.onnxruntime.loading import run_bound
+from kvc_trt.errors import UnsupportedEnvironment
+
+
+def binding_of(shape):
+    """A graph that makes a tensor of zeros of the given shape, bound and ready to run."""
+    node = helper.make_node("ConstantOfShape", ["shape"], ["zeros"])
+    inputs = [helper.make_tensor_value_info("shape", TensorProto.INT64, [2])]
+    outputs = [helper.make_tensor_value_info("zeros", TensorProto.FLOAT, ["rows", "columns"])]
+    graph = helper.make_graph([node], "zeros", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    binding.bind_cpu_input("shape", np.array(shape))
+    binding.bind_output("zeros", "cpu")
+    return session, binding
+
+
+def test_a_run_beyond_memory_is_a_clear_error():
+    with pytest.raises(UnsupportedEnvironment, match="too little memory"):
+        run_bound(*binding_of([1 << 22, 1 << 22]))
+
+
+def test_any_other_failure_stays_what_it_is():
+    with pytest.raises(Exception, match="ONNXRuntimeError") as caught:
+        run_bound(*binding_of([-1, 2]))
+    assert not isinstance(caught.value, UnsupportedEnvironment)
