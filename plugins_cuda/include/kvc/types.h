@@ -1,0 +1,44 @@
+/* What every operation of the C ABI shares: element types, status codes, and the message that explains a refusal. */
+#ifndef KVC_TYPES_H
+#define KVC_TYPES_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define KVC_API __attribute__((visibility("default")))
+#else
+#define KVC_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised whenever a parameter struct or the meaning of a field changes. */
+#define KVC_ABI_VERSION 1
+
+/* Type of queries, keys, values, bounds and outputs of one call. Scores and sums are fp32 whatever it is. */
+typedef enum KvcDtype { KVC_FLOAT32 = 0, KVC_FLOAT16 = 1, KVC_BFLOAT16 = 2 } KvcDtype;
+
+typedef enum KvcStatus {
+    KVC_OK = 0,
+    KVC_INVALID_PARAMETER = 1,   /* a field is out of its range; nothing was launched, nothing was written */
+    KVC_WORKSPACE_TOO_SMALL = 2, /* likewise */
+    KVC_LAUNCH_FAILED = 3        /* the CUDA runtime refused a launch; the message carries its reason */
+} KvcStatus;
+
+/* One line: which field, its value, and the values that are allowed. Empty after KVC_OK. */
+typedef struct KvcMessage {
+    char text[256];
+} KvcMessage;
+
+/* What executes the kernels of this library: "cuda", or "emulation" (host pointers, stream ignored). */
+KVC_API const char* kvc_executor(void);
+
+/* KVC_ABI_VERSION of the library; a caller refuses another one than its own. */
+KVC_API int32_t kvc_abi_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
