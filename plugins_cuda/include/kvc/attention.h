@@ -32,7 +32,7 @@ typedef struct KvcHybridAttentionParams {
     const void* v_new;            /* [B,G,D] */
     void* k_cache;                /* [B,G,C,D] */
     void* v_cache;                /* [B,G,C,D] */
-    void* bounds;                 /* [B,G,2D,P]: page maxima of K, then of -K; empty pages hold the lowest finite value */
+    void* bounds;                 /* [B,G,2D,P]: page maxima of K, then of -K; empty pages: the lowest finite value */
     const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
     void* output;                 /* [B,H,D] */
     int32_t* selected;            /* [B,G,selected_width]: slots read, ascending, -1 past the end; or null */
@@ -66,8 +66,8 @@ KVC_API KvcStatus kvc_dense_attention_workspace(const KvcDenseAttentionParams* p
  * Both run the same attention kernel: a row that reads all its entries gets the same bits from either. */
 KVC_API KvcStatus kvc_hybrid_attention(const KvcHybridAttentionParams* params, void* workspace,
                                        uint64_t workspace_bytes, void* stream, KvcMessage* message);
-KVC_API KvcStatus kvc_dense_attention(const KvcDenseAttentionParams* params, void* workspace,
-                                      uint64_t workspace_bytes, void* stream, KvcMessage* message);
+KVC_API KvcStatus kvc_dense_attention(const KvcDenseAttentionParams* params, void* workspace, uint64_t workspace_bytes,
+                                      void* stream, KvcMessage* message);
 
 #ifdef __cplusplus
 }
