@@ -1,0 +1,271 @@
+"""A kernel library behind the C ABI of plugins_cuda/include/kvc/, called with torch tensors.
+
+The library is compiled code: it is loaded from an explicit path, from KVC_TRT_KERNELS or from the package's own `lib`
+folder, and from nowhere else; neither the working directory nor the system's search path is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvc_trt.kernels import checks
+from kvc_trt.kernels.errors import KernelError, KernelLibraryError
+from kvc_trt.kernels.structs import (
+    ABI_VERSION,
+    CompactParams,
+    DenseAttentionParams,
+    HybridAttentionParams,
+    Message,
+    Parameters,
+    Status,
+)  # fmt: skip
+
+EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
+"""What a library may call itself, and the type of device whose pointers it takes."""
+SCHEDULES = ("forward", "reverse", "shuffled")
+
+_MOST_SLOTS, _INT32, _INT64 = 2**20, 2**31 - 1, 2**63 - 1
+
+
+class CompactResult(NamedTuple):
+    """What is left of a prompt's cache, in the layout of the engines' state."""
+
+    k_cache: Tensor
+    """[B,G,C,D]; zeros past a row's end."""
+    v_cache: Tensor
+    bounds: Tensor
+    """[B,G,2D,P]: page maxima of K, then of -K; the lowest finite value where a page is empty."""
+    cache_lengths: Tensor
+    """int64 [B]"""
+    indices: Tensor
+    """int32 [B,G,C]: ascending prompt positions, -1 past a row's end."""
+
+
+class KernelLibrary:
+    """One loaded library. Symbols are bound when first called, so a library may have some of the operations only."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        if not self.path.is_file():
+            raise KernelLibraryError(f"{self.path}: no kernel library there")
+        try:
+            self._library = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_LOCAL)
+        except OSError as error:
+            raise KernelLibraryError(f"{self.path} cannot be loaded: {error}") from error
+        version = self._bind("kvc_abi_version", ctypes.c_int32)()
+        if version != ABI_VERSION:
+            raise KernelLibraryError(f"{self.path} has ABI version {version}; expected {ABI_VERSION}: build it again")
+        self.executor: str = self._bind("kvc_executor", ctypes.c_char_p)().decode("ascii", "replace")
+        """ "cuda" or "emulation"."""
+        if self.executor not in EXECUTORS:
+            raise KernelLibraryError(f"{self.path} says its executor is {self.executor!r}; expected cuda or emulation")
+
+    @property
+    def device_type(self) -> str:
+        """Type of the device that tensors must be on: "cuda", or "cpu" for the emulation."""
+        return EXECUTORS[self.executor]
+
+    def compact(
+        self, q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, *, prompt_budget: int, capacity: int,
+        pool_kernel: int, page_size: int, out: CompactResult | None = None,
+    ) -> CompactResult:  # fmt: skip
+        """Keep `prompt_budget` tokens per KV head of every prompt longer than that, and the bounds of their pages.
+
+        q_window [B,H,W,D]; k, v [B,G,S,D] with equal strides and contiguous heads; prompt_lengths int64 [B]. `out`
+        takes the results into the caller's tensors; with k and v themselves as out.k_cache and out.v_cache (then
+        capacity = S and both are contiguous) the cache is compacted in place. Raises ValueError for a tensor that does
+        not fit, KernelError for what the library refuses.
+        """
+        batch, heads, window, size = checks.dimensions("q_window", q_window, "[B,H,W,D]")
+        _, kv_heads, length, _ = checks.dimensions("k", k, "[B,G,S,D]")
+        dtype, device = checks.float_type("q_window", q_window), self._device(q_window)
+        checks.like("q_window", q_window, (batch, heads, window, size), q_window.dtype, device)
+        checks.like("prompt_lengths", prompt_lengths, (batch,), torch.int64, device)
+        strides = _kv_strides(q_window, k, v)
+        checks.whole("capacity", capacity, 1, _MOST_SLOTS)
+        checks.whole("page_size", page_size, 1, _INT32)
+        checks.whole("prompt_budget", prompt_budget, 1, _INT64)
+        checks.whole("pool_kernel", pool_kernel, 1, _INT32)
+        shapes = compact_shapes(batch, kv_heads, size, capacity, page_size)
+        result = CompactResult(*(torch.empty(s, dtype=t or k.dtype, device=device) for s, t in shapes))
+        result = out or result
+        for name, value, (shape, kind) in zip(CompactResult._fields, result, shapes, strict=True):
+            checks.like(name, value, shape, kind or k.dtype, device)
+        in_place = result.k_cache.data_ptr() == k.data_ptr() and result.v_cache.data_ptr() == v.data_ptr()
+        inputs = {"q_window": q_window, "prompt_lengths": prompt_lengths, **({} if in_place else {"k": k, "v": v})}
+        checks.separate(result._asdict(), inputs)
+        params = CompactParams(
+            dtype=dtype, batch=batch, heads=heads, kv_heads=kv_heads, head_size=size, window=window,
+            pool_kernel=pool_kernel, page_size=page_size, prompt_length=length, prompt_budget=prompt_budget,
+            capacity=capacity, kv_stride_batch=strides[0], kv_stride_head=strides[1], kv_stride_token=strides[2],
+            q_window=q_window.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), prompt_lengths=prompt_lengths.data_ptr(),
+            **_addresses(result._asdict()),
+        )  # fmt: skip
+        self.run("kvc_compact", params, device)
+        return result
+
+    def hybrid_attention(
+        self, query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
+        cache_lengths: Tensor, *, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
+        with_selected: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Append one token per row, choose what to read, attend: output [B,H,D] and selected int32 [B,G,width].
+
+        query [B,H,D]; k_new, v_new [B,G,D]; cache_lengths int64 [B], before the append. k_cache, v_cache [B,G,C,D] and
+        bounds [B,G,2D,P] are updated in place. A row whose length is outside 0..C-1 is inactive: zeros, and -1.
+        """
+        sizes = self._step(query, k_new, v_new, k_cache, v_cache, cache_lengths)
+        checks.whole("page_size", page_size, 1, _INT32)
+        checks.whole("top_r", top_r, 1, _INT32)
+        for name, value in (("top_k", top_k), ("token_budget", token_budget), ("dense_until", dense_until)):
+            checks.whole(name, value, 0, _INT32)
+        pages = -(-sizes["capacity"] // page_size)
+        shape = (sizes["batch"], sizes["kv_heads"], 2 * sizes["head_size"], pages)
+        checks.like("bounds", bounds, shape, query.dtype, query.device)
+        width = max(top_k, token_budget, dense_until)
+        output, selected = torch.empty_like(query), None
+        if with_selected:
+            selected = torch.empty((*shape[:2], width), dtype=torch.int32, device=query.device)
+        read = {"query": query, "k_new": k_new, "v_new": v_new, "cache_lengths": cache_lengths}
+        written = {"k_cache": k_cache, "v_cache": v_cache, "bounds": bounds, "output": output}
+        checks.separate(written, read)
+        addresses = {"selected": None if selected is None else selected.data_ptr(), **_addresses(read | written)}
+        params = HybridAttentionParams(
+            **sizes, page_size=page_size, top_r=top_r, top_k=top_k, token_budget=token_budget, dense_until=dense_until,
+            selected_width=width, **addresses,
+        )  # fmt: skip
+        self.run("kvc_hybrid_attention", params, query.device)
+        return output, selected
+
+    def dense_attention(
+        self, query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor
+    ) -> Tensor:
+        """Append one token per row and attend to all entries: `hybrid_attention` without pages."""
+        sizes = self._step(query, k_new, v_new, k_cache, v_cache, cache_lengths)
+        output = torch.empty_like(query)
+        read = {"query": query, "k_new": k_new, "v_new": v_new, "cache_lengths": cache_lengths}
+        written = {"k_cache": k_cache, "v_cache": v_cache, "output": output}
+        checks.separate(written, read)
+        self.run("kvc_dense_attention", DenseAttentionParams(**sizes, **_addresses(read | written)), query.device)
+        return output
+
+    def workspace_bytes(self, operation: str, params: Parameters) -> int:
+        """Scratch memory that `operation` ("kvc_compact" and so on) needs for these sizes."""
+        wanted = ctypes.c_uint64()
+        self._call(f"{operation}_workspace", ctypes.byref(params), ctypes.byref(wanted))
+        return wanted.value
+
+    def run(self, operation: str, params: Parameters, device: torch.device) -> None:
+        """Call with a workspace from torch, on the device's current stream. The struct's pointers are not checked."""
+        workspace = torch.empty(self.workspace_bytes(operation, params), dtype=torch.uint8, device=device)
+        with _current(device) as stream:
+            self.call(operation, params, workspace.data_ptr(), workspace.numel(), stream)
+
+    def call(
+        self, operation: str, params: Parameters, workspace: int | None, workspace_bytes: int, stream: int | None = None
+    ) -> None:
+        """One call of the C ABI as it is; KernelError unless it returns KVC_OK. Wrong pointers are not caught."""
+        self._call(
+            operation,
+            ctypes.byref(params),
+            ctypes.c_void_p(workspace),
+            ctypes.c_uint64(workspace_bytes),
+            ctypes.c_void_p(stream),
+        )
+
+    def set_schedule(self, order: str, seed: int = 0) -> None:
+        """Order in which the emulation runs blocks and threads; a result that depends on it is a missing barrier."""
+        if self.executor != "emulation":
+            raise ValueError(f"{self.path} runs on {self.executor}; only the emulation has schedules")
+        bind = self._bind("kvc_emulation_set_schedule", None)
+        bind(ctypes.c_int32(SCHEDULES.index(order)), ctypes.c_uint64(seed))
+
+    def _step(
+        self, query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor
+    ) -> dict[str, int]:
+        batch, heads, size = checks.dimensions("query", query, "[B,H,D]")
+        _, kv_heads, capacity, _ = checks.dimensions("k_cache", k_cache, "[B,G,C,D]")
+        dtype, device = checks.float_type("query", query), self._device(query)
+        new, cache = (batch, kv_heads, size), (batch, kv_heads, capacity, size)
+        wanted = (
+            ("query", query, (batch, heads, size)), ("k_new", k_new, new), ("v_new", v_new, new),
+            ("k_cache", k_cache, cache), ("v_cache", v_cache, cache),
+        )  # fmt: skip
+        for name, value, shape in wanted:
+            checks.like(name, value, shape, query.dtype, device)
+        checks.like("cache_lengths", cache_lengths, (batch,), torch.int64, device)
+        return {
+            "dtype": dtype, "batch": batch, "heads": heads, "kv_heads": kv_heads, "head_size": size,
+            "capacity": capacity,
+        }  # fmt: skip
+
+    def _device(self, value: Tensor) -> torch.device:
+        if value.device.type != self.device_type:
+            raise ValueError(f"tensors are on {value.device}; {self.path} ({self.executor}) takes {self.device_type}")
+        return value.device
+
+    def _call(self, symbol: str, *arguments: Any) -> None:
+        message = Message()
+        status = self._bind(symbol, ctypes.c_int)(*arguments, ctypes.byref(message))
+        if status != Status.OK:
+            text = message.text.decode("utf-8", "replace") or "no message"
+            raise KernelError(Status(status), f"{symbol}: {text}")
+
+    def _bind(self, symbol: str, result: Any) -> Any:
+        try:
+            function = getattr(self._library, symbol)
+        except AttributeError:
+            raise KernelLibraryError(f"{self.path} has no {symbol}") from None
+        function.restype = result
+        return function
+
+
+def compact_shapes(
+    batch: int, kv_heads: int, head_size: int, capacity: int, page_size: int
+) -> tuple[tuple[tuple[int, ...], torch.dtype | None], ...]:
+    """Shape and type of each field of CompactResult; None is the type of the keys."""
+    cache, pages = (batch, kv_heads, capacity, head_size), -(-capacity // page_size)
+    return (
+        (cache, None),
+        (cache, None),
+        ((batch, kv_heads, 2 * head_size, pages), None),
+        ((batch,), torch.int64),
+        ((batch, kv_heads, capacity), torch.int32),
+    )
+
+
+def _kv_strides(q_window: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int]:
+    """Strides of batch, head and token, which k and v must share."""
+    batch, _, _, size = q_window.shape
+    for name, value in (("k", k), ("v", v)):
+        if value.ndim != 4 or value.shape != k.shape or (value.shape[0], value.shape[3]) != (batch, size):
+            raise ValueError(f"{name} has shape {list(value.shape)}; expected {[batch, 'G', 'S', size]}, k as v")
+        if value.dtype != q_window.dtype:
+            raise ValueError(f"{name} is {value.dtype}; expected {q_window.dtype} like q_window")
+        checks.on_device(name, value, q_window.device)
+    if k.stride() != v.stride() or k.stride(3) != 1:
+        found = f"strides {list(k.stride())} and {list(v.stride())}"
+        raise ValueError(f"k and v have {found}; expected equal ones with contiguous heads")
+    return k.stride(0), k.stride(1), k.stride(2)
+
+
+def _addresses(tensors: dict[str, Tensor]) -> dict[str, int]:
+    return {name: value.data_ptr() for name, value in tensors.items()}
+
+
+@contextlib.contextmanager
+def _current(device: torch.device) -> Iterator[int | None]:
+    """Make `device` current and give its stream; the emulation has neither."""
+    if device.type != "cuda":
+        yield None
+        return
+    with torch.cuda.device(device):
+        yield torch.cuda.current_stream(device).cuda_stream

@@ -1,0 +1,58 @@
+"""Which kernel library is called: the caller's choice, KVC_TRT_KERNELS, or the one in the package's `lib` folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvc_trt.kernels.errors import KernelLibraryError
+
+if TYPE_CHECKING:
+    from kvc_trt.kernels.library import KernelLibrary
+
+VARIABLE = "KVC_TRT_KERNELS"
+PACKAGED = Path(__file__).resolve().parents[1] / "lib" / "libkvc_kernels.so"
+
+_in_use: list[Path] = []
+
+
+def library_path() -> tuple[Path, str] | None:
+    """Path of the library to call and who named it; None where there is none. The file itself is not looked at."""
+    if _in_use:
+        return _in_use[-1], "chosen by the caller"
+    named = os.environ.get(VARIABLE)
+    if named:
+        if not os.path.isabs(named):
+            raise KernelLibraryError(f"{VARIABLE} is {named!r}; expected an absolute path")
+        return Path(named), VARIABLE
+    return (PACKAGED, "part of the package") if PACKAGED.is_file() else None
+
+
+def current_library() -> KernelLibrary | None:
+    """The library that is called now, loaded; None where there is none. Raises KernelLibraryError if it is no good."""
+    found = library_path()
+    return None if found is None else load(found[0])
+
+
+@contextlib.contextmanager
+def use_library(path: str | PathLike[str]) -> Iterator[KernelLibrary]:
+    """Call this library inside the block, whatever the environment says. For the whole process, not one thread."""
+    library = load(Path(path).absolute())
+    _in_use.append(library.path)
+    try:
+        yield library
+    finally:
+        _in_use.pop()
+
+
+@cache
+def load(path: Path) -> KernelLibrary:
+    """The library at `path`, once per process: a loaded file is never given back by the system anyway."""
+    from kvc_trt.kernels.library import KernelLibrary
+
+    return KernelLibrary(path)

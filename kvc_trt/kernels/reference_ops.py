@@ -1,0 +1,100 @@
+"""The normative reference in the shapes of the C ABI: caches with free slots, channel-major bounds, any cache type.
+
+This is what `torch.ops.kvc` computes on CPU tensors, and what the kernels are compared with. Half types are widened to
+float32 and the results rounded back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvc_trt import reference
+from kvc_trt.kernels.library import CompactResult
+from kvc_trt.reference.bounds import append_in_place
+
+
+def compact(
+    q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, prompt_budget: int, capacity: int,
+    pool_kernel: int, page_size: int,
+) -> CompactResult:  # fmt: skip
+    """`KernelLibrary.compact`, computed by the reference."""
+    (batch, heads, length, size), slots = k.shape, min(prompt_budget, k.shape[2])
+    if capacity < slots:
+        raise ValueError(f"capacity is {capacity}; expected at least {slots} for k of shape {list(k.shape)}")
+    lengths = prompt_lengths.clamp(0, length)
+    k_cache, v_cache = (k.new_zeros(batch, heads, capacity, size) for _ in range(2))
+    indices = torch.full((batch, heads, capacity), -1, dtype=torch.int32, device=k.device)
+    filled = lengths > 0
+    if bool(filled.any()):
+        queries, keys, values = (_widened(tensor[filled]) for tensor in (q_window, k, v))
+        kept = reference.compact(
+            queries, keys, values, lengths[filled], prompt_budget=prompt_budget, pool_kernel=pool_kernel
+        )
+        k_cache[filled, :, :slots] = kept.keys.to(k.dtype)
+        v_cache[filled, :, :slots] = kept.values.to(v.dtype)
+        indices[filled, :, :slots] = kept.indices
+    stored = lengths.clamp(max=prompt_budget)
+    page_min, page_max = reference.page_bounds(_widened(k_cache), stored, page_size)
+    return CompactResult(k_cache, v_cache, channel_major(page_min, page_max, k.dtype), stored, indices)
+
+
+def hybrid_attention(
+    query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
+    cache_lengths: Tensor, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`KernelLibrary.hybrid_attention`, computed by the reference."""
+    active = _active(cache_lengths, k_cache)
+    output = torch.zeros_like(query)
+    width = max(top_k, token_budget, dense_until)
+    selected = torch.full((*k_cache.shape[:2], width), -1, dtype=torch.int32, device=query.device)
+    if not bool(active.any()):
+        return output, selected
+    slots = cache_lengths[active]
+    keys, values, page_min, page_max = (t[active] for t in (k_cache, v_cache, *page_major(bounds)))
+    append_in_place(keys, values, page_min, page_max, slots, k_new[active], v_new[active], page_size=page_size)
+    k_cache[active], v_cache[active] = keys, values
+    bounds[active] = channel_major(page_min, page_max, bounds.dtype)
+    attended, chosen = reference.hybrid_attention(
+        _widened(query[active]), _widened(keys), _widened(values), slots + 1, _widened(page_min), _widened(page_max),
+        page_size=page_size, top_r=top_r, top_k=top_k, token_budget=token_budget, dense_until=dense_until,
+    )  # fmt: skip
+    output[active], selected[active] = attended.to(query.dtype), chosen
+    return output, selected
+
+
+def dense_attention(
+    query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor
+) -> Tensor:
+    """`KernelLibrary.dense_attention`, computed by the reference."""
+    active = _active(cache_lengths, k_cache)
+    output = torch.zeros_like(query)
+    if not bool(active.any()):
+        return output
+    slots, keys, values = cache_lengths[active], k_cache[active], v_cache[active]
+    append_in_place(keys, values, None, None, slots, k_new[active], v_new[active], page_size=1)
+    k_cache[active], v_cache[active] = keys, values
+    attended = reference.dense_attention(_widened(query[active]), _widened(keys), _widened(values), slots + 1)
+    output[active] = attended.to(query.dtype)
+    return output
+
+
+def channel_major(page_min: Tensor, page_max: Tensor, dtype: torch.dtype) -> Tensor:
+    """The reference's bounds [B,G,P,D] in an engine's layout [B,G,2D,P]; empty pages hold the lowest finite value."""
+    both = torch.cat([page_max, -page_min], dim=3).transpose(2, 3)
+    return both.masked_fill(both == -torch.inf, torch.finfo(dtype).min).to(dtype).contiguous()
+
+
+def page_major(bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse, in the type of `bounds`: [B,G,2D,P] -> page_min, page_max [B,G,P,D]."""
+    empty = bounds == torch.finfo(bounds.dtype).min
+    high, low = bounds.masked_fill(empty, -torch.inf).transpose(2, 3).chunk(2, dim=3)
+    return -low, high
+
+
+def _active(cache_lengths: Tensor, k_cache: Tensor) -> Tensor:
+    return (cache_lengths >= 0) & (cache_lengths < k_cache.shape[2])
+
+
+def _widened(value: Tensor) -> Tensor:
+    return value if value.dtype in (torch.float32, torch.float64) else value.float()
