@@ -1,0 +1,63 @@
+"""The kernel library under test, on every executor that this machine has.
+
+`library` is the emulation, and a GPU's library under `-m gpu`; `scheduled_library` repeats a test under each schedule
+of the emulation. KVC_TRT_KERNELS replaces the library that would be built (a sanitised one, or one for another GPU).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
+from kvc_trt.kernels.loading import VARIABLE
+from tests.plugins_cuda import build
+
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+_loaded: dict[str, KernelLibrary] = {}
+
+
+@pytest.fixture(params=["emulation", CUDA])
+def library(request: pytest.FixtureRequest) -> KernelLibrary:
+    """One library per executor; the emulation in its forward schedule."""
+    return _prepared(request.param, "forward")
+
+
+@pytest.fixture(params=[*SCHEDULES, CUDA])
+def scheduled_library(request: pytest.FixtureRequest) -> Iterator[KernelLibrary]:
+    """The emulation in each of its schedules, and the GPU, which orders threads as it likes."""
+    executor = "cuda" if request.param == "cuda" else "emulation"
+    library = _prepared(executor, request.param)
+    yield library
+    if executor == "emulation":
+        library.set_schedule("forward")
+
+
+@pytest.fixture
+def emulation() -> KernelLibrary:
+    """The emulated library alone, for tests of what only the emulation can see."""
+    return _prepared("emulation", "forward")
+
+
+def _prepared(executor: str, schedule: str) -> KernelLibrary:
+    if executor not in _loaded:
+        _loaded[executor] = KernelLibrary(_path(executor))
+    library = _loaded[executor]
+    if executor == "emulation":
+        library.set_schedule(schedule, seed=20260)
+    return library
+
+
+def _path(executor: str) -> Path:
+    if executor == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU: the kernels were not run on a device")
+    if named := os.environ.get(VARIABLE):
+        found = KernelLibrary(named)
+        if found.executor != executor:
+            pytest.skip(f"{VARIABLE} names a library of executor {found.executor}")
+        return found.path
+    return build.cuda() if executor == "cuda" else build.emulation()
