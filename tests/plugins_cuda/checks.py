@@ -1,4 +1,4 @@
-"""What must become of a case according to the reference: equal choices or proven near-ties, the rest exact or in bars."""
+"""What must become of a case: the reference's choices or proven near-ties, and all else exact or within the bars."""
 
 from __future__ import annotations
 
