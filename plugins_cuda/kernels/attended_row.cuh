@@ -1,0 +1,40 @@
+// Which entries of its cache a row reads in one decode step: shared by selection, which fills the list, and attention.
+//
+// Nothing but the row's own length and the engine's constants goes into it, so a row does the same work in any batch.
+#pragma once
+
+#include "kernels/platform.cuh"
+
+namespace kvc {
+
+/// Constants of an engine that decide how much of its cache a row reads.
+struct AttentionLimits {
+    int64_t capacity;    // C
+    int64_t top_k;       // tokens that a sparse step reads
+    int64_t dense_limit; // rows of at most so many entries read all of them: max(token_budget, dense_until)
+};
+
+/// What one row reads.
+struct AttendedRow {
+    int length; // m: entries after the append; 0 if the row is inactive
+    int count;  // k_eff: entries that are read
+    bool all;   // count == length: slots 0..m-1, no list is needed
+};
+
+/// The row whose cache held `cache_length` entries before the append.
+__device__ __forceinline__ AttendedRow attended_row(int64_t cache_length, const AttentionLimits& limits) {
+    if (cache_length < 0 || cache_length >= limits.capacity) {
+        return {0, 0, true};
+    }
+    const int64_t length = cache_length + 1;
+    const bool all = length <= limits.dense_limit || length <= limits.top_k;
+    return {static_cast<int>(length), static_cast<int>(all ? length : limits.top_k), all};
+}
+
+/// Most entries that any row can read: it fixes grids and workspaces.
+inline int64_t most_attended(const AttentionLimits& limits) {
+    const int64_t wanted = limits.top_k > limits.dense_limit ? limits.top_k : limits.dense_limit;
+    return wanted < limits.capacity ? wanted : limits.capacity;
+}
+
+} // namespace kvc

@@ -1,0 +1,14 @@
+// Identity of the library: ABI version and what executes its kernels.
+#include "kvc/kvc.h"
+
+extern "C" int32_t kvc_abi_version(void) {
+    return KVC_ABI_VERSION;
+}
+
+extern "C" const char* kvc_executor(void) {
+#ifdef KVC_EMULATION
+    return "emulation";
+#else
+    return "cuda";
+#endif
+}
