@@ -1,0 +1,199 @@
+#include "tensorrt/plugin.h"
+
+#include "tensorrt/report.h"
+
+namespace kvc::tensorrt {
+
+using nvinfer1::DataType;
+using nvinfer1::DimsExprs;
+using nvinfer1::DynamicPluginTensorDesc;
+using nvinfer1::IExprBuilder;
+using nvinfer1::IPluginCapability;
+using nvinfer1::IPluginV3;
+using nvinfer1::PluginCapabilityType;
+using nvinfer1::PluginFieldCollection;
+using nvinfer1::PluginFieldType;
+using nvinfer1::PluginTensorDesc;
+using nvinfer1::TensorFormat;
+using nvinfer1::TensorRTPhase;
+
+namespace {
+
+constexpr int32_t kDone = 0;
+constexpr int32_t kFailed = -1;
+
+/* What getWorkspaceSize answers instead of an error, which it has no way to return: more than any GPU has, so that no
+ * engine is made whose workspace would be too small. */
+constexpr size_t kImpossibleWorkspace = size_t{1} << 62;
+
+}  // namespace
+
+IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noexcept {
+    switch (type) {
+        case PluginCapabilityType::kCORE:
+            return static_cast<nvinfer1::IPluginV3OneCore*>(this);
+        case PluginCapabilityType::kBUILD:
+            return static_cast<nvinfer1::IPluginV3OneBuildV2*>(this);
+        case PluginCapabilityType::kRUNTIME:
+            return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
+    }
+    return nullptr;
+}
+
+IPluginV3* Plugin::clone() noexcept {
+    return guarded<IPluginV3*>(operator_.name, nullptr, [&] { return new Plugin(operator_, fields_); });
+}
+
+int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t outputs, const DataType* input_types,
+                                   int32_t inputs) const noexcept {
+    return guarded(operator_.name, kFailed, [&] {
+        check_counts(inputs, outputs);
+        dtype_of(input_types[0]);
+        for (size_t i = 0; i < operator_.inputs.size(); ++i) {
+            const DataType expected = type_of(operator_.inputs[i], input_types[0]);
+            if (input_types[i] == expected) continue;
+            refuse("%s: expected DataType %d, found %d", operator_.inputs[i].name, static_cast<int>(expected),
+                   static_cast<int>(input_types[i]));
+        }
+        for (size_t i = 0; i < operator_.outputs.size(); ++i) {
+            output_types[i] = type_of(operator_.outputs[i], input_types[0]);
+        }
+        return kDone;
+    });
+}
+
+int32_t Plugin::getOutputShapes(const DimsExprs* input_shapes, int32_t inputs, const DimsExprs*, int32_t shape_inputs,
+                                DimsExprs* output_shapes, int32_t outputs, IExprBuilder& builder) noexcept {
+    return guarded(operator_.name, kFailed, [&] {
+        check_counts(inputs, outputs);
+        if (shape_inputs != 0) refuse("expected no shape inputs, found %d", static_cast<int>(shape_inputs));
+        SymbolExprs exprs{};
+        Sizes sizes;
+        for (size_t i = 0; i < operator_.inputs.size(); ++i) bind(operator_.inputs[i], input_shapes[i], exprs, sizes);
+        operator_.derive(fields_, sizes);
+        for (size_t i = 0; i < operator_.outputs.size(); ++i) {
+            output_shapes[i] = shape_of(operator_.outputs[i], exprs, sizes, builder);
+        }
+        return kDone;
+    });
+}
+
+bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* tensors, int32_t inputs,
+                                       int32_t outputs) noexcept {
+    if (inputs != static_cast<int32_t>(operator_.inputs.size()) || outputs != getNbOutputs()) return false;
+    if (position < 0 || position >= inputs + outputs) return false;
+    const TensorSpec& spec = position < inputs ? operator_.inputs[position] : operator_.outputs[position - inputs];
+    const DataType cache_type = tensors[0].desc.type;
+    const PluginTensorDesc& desc = tensors[position].desc;
+    return desc.format == TensorFormat::kLINEAR && is_cache_type(cache_type) && desc.type == type_of(spec, cache_type);
+}
+
+int32_t Plugin::getAliasedInput(int32_t output) noexcept {
+    return output >= 0 && output < getNbOutputs() ? operator_.outputs[output].alias : kNotAliased;
+}
+
+int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* in, int32_t inputs, const DynamicPluginTensorDesc*,
+                                int32_t outputs) noexcept {
+    return guarded(operator_.name, kFailed, [&] {
+        check_counts(inputs, outputs);
+        workspace_bytes(call_at(in, &DynamicPluginTensorDesc::min));
+        workspace_bytes(call_at(in, &DynamicPluginTensorDesc::max));
+        return kDone;
+    });
+}
+
+size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t inputs, const DynamicPluginTensorDesc*,
+                                int32_t outputs) const noexcept {
+    return guarded(operator_.name, kImpossibleWorkspace, [&]() -> size_t {
+        check_counts(inputs, outputs);
+        return workspace_bytes(call_at(in, &DynamicPluginTensorDesc::max));
+    });
+}
+
+int32_t Plugin::onShapeChange(const PluginTensorDesc* in, int32_t inputs, const PluginTensorDesc* out,
+                              int32_t outputs) noexcept {
+    return guarded(operator_.name, kFailed, [&] {
+        check_counts(inputs, outputs);
+        workspace_bytes(call_with(in, out));
+        return kDone;
+    });
+}
+
+int32_t Plugin::enqueue(const PluginTensorDesc* in, const PluginTensorDesc* out, const void* const* inputs,
+                        void* const* outputs, void* workspace, cudaStream_t stream) noexcept {
+    return guarded(operator_.name, kFailed, [&] {
+        const Call call = call_with(in, out);
+        check_aliases(inputs, outputs);
+        const Buffers buffers{inputs, outputs, workspace, workspace_bytes(call), stream};
+        KvcMessage message{};
+        if (operator_.launch(call, buffers, &message) != KVC_OK) refuse("%s", message.text);
+        return kDone;
+    });
+}
+
+void Plugin::check_counts(int32_t inputs, int32_t outputs) const {
+    const int expected_inputs = static_cast<int>(operator_.inputs.size());
+    if (inputs != expected_inputs || outputs != getNbOutputs()) {
+        refuse("expected %d inputs and %d outputs, found %d and %d", expected_inputs, static_cast<int>(getNbOutputs()),
+               static_cast<int>(inputs), static_cast<int>(outputs));
+    }
+}
+
+Call Plugin::call_at(const DynamicPluginTensorDesc* in, ProfileEnd end) const {
+    Call call{fields_, {}, dtype_of(in[0].desc.type)};
+    for (size_t i = 0; i < operator_.inputs.size(); ++i) {
+        check_type(operator_.inputs[i], in[i].desc, in[0].desc.type);
+        bind(operator_.inputs[i], in[i].*end, call.sizes);
+    }
+    operator_.derive(fields_, call.sizes);
+    return call;
+}
+
+Call Plugin::call_with(const PluginTensorDesc* in, const PluginTensorDesc* out) const {
+    Call call{fields_, {}, dtype_of(in[0].type)};
+    for (size_t i = 0; i < operator_.inputs.size(); ++i) {
+        check_type(operator_.inputs[i], in[i], in[0].type);
+        bind(operator_.inputs[i], in[i].dims, call.sizes);
+    }
+    operator_.derive(fields_, call.sizes);
+    for (size_t i = 0; i < operator_.outputs.size(); ++i) {
+        check_type(operator_.outputs[i], out[i], in[0].type);
+        bind(operator_.outputs[i], out[i].dims, call.sizes);
+    }
+    return call;
+}
+
+uint64_t Plugin::workspace_bytes(const Call& call) const {
+    uint64_t bytes = 0;
+    KvcMessage message{};
+    if (operator_.workspace(call, &bytes, &message) != KVC_OK) refuse("%s", message.text);
+    return bytes;
+}
+
+void Plugin::check_aliases(const void* const* inputs, void* const* outputs) const {
+    for (size_t i = 0; i < operator_.outputs.size(); ++i) {
+        const int32_t alias = operator_.outputs[i].alias;
+        if (alias == kNotAliased || outputs[i] == inputs[alias]) continue;
+        refuse("%s: expected the buffer of %s (engines are built with kALIASED_PLUGIN_IO_10_03), found another one",
+               operator_.outputs[i].name, operator_.inputs[alias].name);
+    }
+}
+
+Creator::Creator(const Operator& op) : operator_{op} {
+    for (size_t i = 0; i < op.fields.size(); ++i) fields_[i] = {op.fields[i].name, nullptr, PluginFieldType::kINT32, 1};
+    names_ = {static_cast<int32_t>(op.fields.size()), fields_.data()};
+}
+
+IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* fields, TensorRTPhase) noexcept {
+    return guarded<IPluginV3*>(operator_.name, nullptr, [&] {
+        if (kvc_abi_version() != KVC_ABI_VERSION) {
+            refuse("expected kernels of ABI %d, found %d: build both from one source", KVC_ABI_VERSION,
+                   static_cast<int>(kvc_abi_version()));
+        }
+        const Fields checked(operator_.fields, fields);
+        operator_.check(checked);
+        return new Plugin(operator_, checked);
+    });
+}
+
+}  // namespace kvc::tensorrt

@@ -1,0 +1,124 @@
+/* The part that all operators share: an IPluginV3 and its creator, driven by the tables of an Operator.
+ *
+ * Stateless beyond the attributes: what a call needs follows from the tensor descriptions that TensorRT passes with it,
+ * so clones, contexts and profiles cannot disagree. Nothing is allocated between deserialisation and the last step. */
+#pragma once
+
+#include <NvInferRuntime.h>
+
+#include <array>
+#include <span>
+
+#include "kvc/types.h"
+#include "tensorrt/fields.h"
+#include "tensorrt/shapes.h"
+
+namespace kvc::tensorrt {
+
+/* One call: what the C ABI wants to know besides addresses. */
+struct Call {
+    const Fields& fields;
+    Sizes sizes;
+    KvcDtype dtype;
+};
+
+/* Addresses of one call, in the order of the operator's tables. */
+struct Buffers {
+    const void* const* inputs;
+    void* const* outputs;
+    void* workspace;
+    uint64_t workspace_bytes;
+    void* stream;
+};
+
+/* What tells one plugin from another. */
+struct Operator {
+    const char* name;
+    std::span<const FieldSpec> fields;
+    std::span<const TensorSpec> inputs;
+    std::span<const TensorSpec> outputs;
+    /* Throws Refusal for attributes that do not fit together. */
+    void (*check)(const Fields& fields);
+    /* Adds the sizes that follow from attributes and from other sizes, as far as these are known. */
+    void (*derive)(const Fields& fields, Sizes& sizes);
+    KvcStatus (*workspace)(const Call& call, uint64_t* bytes, KvcMessage* message);
+    KvcStatus (*launch)(const Call& call, const Buffers& buffers, KvcMessage* message);
+};
+
+extern const Operator kCompact;
+extern const Operator kHybridAttention;
+extern const Operator kDenseAttention;
+
+inline constexpr const char* kNamespace = "kvc";
+inline constexpr const char* kVersion = "1";
+
+class Plugin final : public nvinfer1::IPluginV3,
+                     public nvinfer1::IPluginV3OneCore,
+                     public nvinfer1::IPluginV3OneBuildV2,
+                     public nvinfer1::IPluginV3OneRuntime {
+public:
+    Plugin(const Operator& op, const Fields& fields) : operator_{op}, fields_{fields} {}
+
+    nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
+    nvinfer1::IPluginV3* clone() noexcept override;
+
+    const char* getPluginName() const noexcept override { return operator_.name; }
+    const char* getPluginVersion() const noexcept override { return kVersion; }
+    const char* getPluginNamespace() const noexcept override { return kNamespace; }
+
+    int32_t getNbOutputs() const noexcept override { return static_cast<int32_t>(operator_.outputs.size()); }
+    int32_t getOutputDataTypes(nvinfer1::DataType* output_types, int32_t outputs, const nvinfer1::DataType* input_types,
+                               int32_t inputs) const noexcept override;
+    int32_t getOutputShapes(const nvinfer1::DimsExprs* input_shapes, int32_t inputs, const nvinfer1::DimsExprs*,
+                            int32_t shape_inputs, nvinfer1::DimsExprs* output_shapes, int32_t outputs,
+                            nvinfer1::IExprBuilder& builder) noexcept override;
+    bool supportsFormatCombination(int32_t position, const nvinfer1::DynamicPluginTensorDesc* tensors, int32_t inputs,
+                                   int32_t outputs) noexcept override;
+    int32_t getAliasedInput(int32_t output) noexcept override;
+    int32_t configurePlugin(const nvinfer1::DynamicPluginTensorDesc* in, int32_t inputs,
+                            const nvinfer1::DynamicPluginTensorDesc* out, int32_t outputs) noexcept override;
+    size_t getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc* in, int32_t inputs,
+                            const nvinfer1::DynamicPluginTensorDesc* out, int32_t outputs) const noexcept override;
+
+    int32_t onShapeChange(const nvinfer1::PluginTensorDesc* in, int32_t inputs, const nvinfer1::PluginTensorDesc* out,
+                          int32_t outputs) noexcept override;
+    int32_t enqueue(const nvinfer1::PluginTensorDesc* in, const nvinfer1::PluginTensorDesc* out,
+                    const void* const* inputs, void* const* outputs, void* workspace,
+                    cudaStream_t stream) noexcept override;
+    nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override { return clone(); }
+    const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override { return fields_.serialise(); }
+
+private:
+    using ProfileEnd = nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::*;
+
+    void check_counts(int32_t inputs, int32_t outputs) const;
+    /* The call at one end of an optimisation profile; throws Refusal where shapes do not fit together. */
+    Call call_at(const nvinfer1::DynamicPluginTensorDesc* in, ProfileEnd end) const;
+    /* The call with the concrete shapes of its inputs and outputs. */
+    Call call_with(const nvinfer1::PluginTensorDesc* in, const nvinfer1::PluginTensorDesc* out) const;
+    /* Scratch memory of a call; throws Refusal with the C ABI's reason where it refuses the sizes. */
+    uint64_t workspace_bytes(const Call& call) const;
+    void check_aliases(const void* const* inputs, void* const* outputs) const;
+
+    const Operator& operator_;
+    Fields fields_;
+};
+
+class Creator final : public nvinfer1::IPluginCreatorV3One {
+public:
+    explicit Creator(const Operator& op);
+
+    nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
+                                      nvinfer1::TensorRTPhase phase) noexcept override;
+    const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override { return &names_; }
+    const char* getPluginName() const noexcept override { return operator_.name; }
+    const char* getPluginVersion() const noexcept override { return kVersion; }
+    const char* getPluginNamespace() const noexcept override { return kNamespace; }
+
+private:
+    const Operator& operator_;
+    std::array<nvinfer1::PluginField, kMaxFields> fields_{};
+    nvinfer1::PluginFieldCollection names_{};
+};
+
+}  // namespace kvc::tensorrt
