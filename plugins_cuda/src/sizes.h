@@ -18,29 +18,42 @@ constexpr Integer ceil_div(Integer a, Integer b) {
     return a / b + (a % b != 0 ? 1 : 0);
 }
 
+/// Largest size in bytes: offsets are signed 64-bit.
+inline constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
+
+[[noreturn]] inline void refuse_size(const char* what) {
+    throw Error(KVC_INVALID_PARAMETER, std::string(what) + " overflows; expected at most 2^63-1 bytes");
+}
+
 /// Product of non-negative sizes. Throws Error (KVC_INVALID_PARAMETER) naming `what` if it does not fit an int64.
 inline uint64_t checked_product(const char* what, std::initializer_list<int64_t> factors) {
-    constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max();
     uint64_t product = 1;
-    bool fits = true;
     for (const int64_t factor : factors) {
         const auto size = static_cast<uint64_t>(factor);
-        if (size == 0) {
-            return 0;
+        if (size != 0 && product > kLargestSize / size) {
+            refuse_size(what);
         }
-        fits = fits && product <= kLargest / size;
-        product = fits ? product * size : product;
-    }
-    if (!fits) {
-        throw Error(KVC_INVALID_PARAMETER, std::string(what) + " overflows; expected at most 2^63-1 bytes");
+        product *= size;
     }
     return product;
 }
 
+/// Sum of sizes that each fit an int64. Throws Error as checked_product does.
+inline uint64_t checked_sum(const char* what, std::initializer_list<uint64_t> terms) {
+    uint64_t sum = 0;
+    for (const uint64_t term : terms) {
+        if (term > kLargestSize - sum) {
+            refuse_size(what);
+        }
+        sum += term;
+    }
+    return sum;
+}
+
 /// `bytes` rounded up to a multiple of `alignment`. Throws Error as checked_product does.
 inline uint64_t align_up(uint64_t bytes, uint64_t alignment) {
-    if (bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) - alignment) {
-        throw Error(KVC_INVALID_PARAMETER, "workspace overflows; expected at most 2^63-1 bytes");
+    if (bytes > kLargestSize - alignment) {
+        refuse_size("workspace");
     }
     return ceil_div(bytes, alignment) * alignment;
 }

@@ -1,0 +1,32 @@
+// Host-side checks of the parameter structs, made before anything is launched or written.
+//
+// Each function throws Error with one line: the field, its value, and the values that are allowed. The ranges are
+// those of the comments in include/kvc; tests/plugins_cuda/test_bad_input.py tries every one of them.
+#pragma once
+
+#include "kvc/kvc.h"
+#include "src/error.h"
+
+namespace kvc {
+
+/// Fields that sizes follow from: ranges, divisibility, and that every tensor's bytes fit an int64. Pointers may be
+/// anything: this is what a workspace query checks.
+void validate_sizes(const KvcCompactParams* params);
+void validate_sizes(const KvcHybridAttentionParams* params);
+void validate_sizes(const KvcDenseAttentionParams* params);
+
+/// All fields: the sizes, then the addresses (null, alignment, overlap of what is written with anything else).
+void validate(const KvcCompactParams* params);
+void validate(const KvcHybridAttentionParams* params);
+void validate(const KvcDenseAttentionParams* params);
+
+/// A scratch buffer of `bytes` bytes where `needed` are wanted.
+void validate_workspace(const void* workspace, uint64_t bytes, uint64_t needed);
+
+/// Where a workspace query writes its result.
+void validate_result(const uint64_t* bytes);
+
+/// Whether the compaction overwrites k and v: its caches are k and v themselves. For validated parameters.
+bool compacts_in_place(const KvcCompactParams& params);
+
+}  // namespace kvc
