@@ -1,1 +1,12 @@
-"""The CUDA kernels, called from Python: `KernelLibrary` over the C ABI, and `torch.ops.kvc` on top of it."""
+"""The CUDA kernels, called from Python: `KernelLibrary` over the C ABI, and `torch.ops.kvc` on top of it.
+
+    import kvc_trt.kernels.ops                     # registers torch.ops.kvc
+    with kvc_trt.kernels.use_library(path): ...    # the library that it calls
+
+PyTorch is imported by `library` and `ops`, not here.
+"""
+
+from kvc_trt.kernels.errors import KernelError, KernelLibraryError
+from kvc_trt.kernels.loading import use_library
+
+__all__ = ["KernelError", "KernelLibraryError", "use_library"]
