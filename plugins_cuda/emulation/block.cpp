@@ -1,0 +1,217 @@
+#include "emulation/block.h"
+
+#include "kernels/platform.cuh"
+
+#include <bit>
+#include <cstdio>
+#include <cstring>
+
+uint3 threadIdx;
+uint3 blockIdx;
+dim3 blockDim;
+dim3 gridDim;
+
+namespace kvc::emulation {
+
+Block* current_block = nullptr;
+
+namespace {
+
+std::string text(uint3 index) {
+    char buffer[48];
+    std::snprintf(buffer, sizeof buffer, "(%u,%u,%u)", index.x, index.y, index.z);
+    return buffer;
+}
+
+std::string text(Site site) {
+    const char* slash = std::strrchr(site.file_name(), '/');
+    return std::string(slash ? slash + 1 : site.file_name()) + ":" + std::to_string(site.line());
+}
+
+bool same_site(Site a, Site b) {
+    return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
+}
+
+} // namespace
+
+void Block::begin_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body,
+                         Schedule& schedule) {
+    kernel_ = name;
+    body_ = body;
+    schedule_ = &schedule;
+    gridDim = grid;
+    blockDim = block;
+    size_ = static_cast<int>(block.x * block.y * block.z);
+    while (static_cast<int>(threads_.size()) < size_) {
+        threads_.push_back(std::make_unique<Thread>(static_cast<int>(threads_.size())));
+    }
+    for (int i = 0; i < size_; ++i) {
+        const auto n = static_cast<unsigned>(i);
+        threads_[i]->index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
+        threads_[i]->fiber.prepare(&Block::thread_main, threads_[i].get());
+    }
+    shared_.begin_launch(dynamic_shared_bytes);
+    switches_ = 0;
+}
+
+void Block::run(uint3 block_index) {
+    blockIdx = block_index;
+    error_ = nullptr;
+    at_barrier_ = 0;
+    predicates_ = 0;
+    live_ = size_;
+    shared_.begin_block();
+    ready_.clear();
+    for (int i = 0; i < size_; ++i) {
+        threads_[i]->copies.clear();
+        threads_[i]->copy_groups = 0;
+        wake(*threads_[i]);
+    }
+    while (live_ > 0) {
+        const int next = ready_.take(schedule_->order, schedule_->random);
+        if (next < 0) throw LaunchError(place() + ": " + explain_deadlock());
+        resume(*threads_[next]);
+        if (error_) std::rethrow_exception(error_);
+    }
+}
+
+// A fiber lives through all blocks of a launch: when its thread ends, the next resume() begins the next block's.
+void Block::thread_main(void* argument) {
+    auto& thread = *static_cast<Thread*>(argument);
+    for (;;) {
+        Block& block = *current_block;
+        try {
+            block.body_.call(block.body_.context);
+        } catch (...) {
+            block.error_ = std::current_exception();
+        }
+        --block.live_;
+        block.park(Thread::State::kExited);
+        static_cast<void>(thread);
+    }
+}
+
+void Block::resume(Thread& thread) {
+    ++switches_;
+    running_ = &thread;
+    threadIdx = thread.index;
+    thread.fiber.resume();
+}
+
+void Block::park(Thread::State state) {
+    running_->state = state;
+    running_->fiber.pause();
+}
+
+void Block::wake(Thread& thread) {
+    thread.state = Thread::State::kReady;
+    ready_.add(thread.number);
+}
+
+void Block::warp_operation(const char* name, uint32_t mask, WarpOperation operation, void* operand, Site site) {
+    Thread& thread = self();
+    const int first = thread.number / kWarpSize * kWarpSize;
+    thread.waits_for = name;
+    thread.site = site;
+    thread.mask = mask;
+    thread.operation = operation;
+    thread.operand = operand;
+    if ((mask >> (thread.number - first) & 1) == 0) fail(describe(thread) + " is not in its own mask");
+    if (!warp_complete(thread)) return park(Thread::State::kAtWarpOperation);
+
+    Lanes operands{};
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
+        const int lane = std::countr_zero(left);
+        operands[lane] = threads_[first + lane]->operand;
+    }
+    operation(operands);
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
+        Thread& lane = *threads_[first + std::countr_zero(left)];
+        if (&lane != &thread) wake(lane);
+    }
+}
+
+bool Block::warp_complete(const Thread& arrived) const {
+    const int first = arrived.number / kWarpSize * kWarpSize;
+    for (uint32_t left = arrived.mask; left != 0; left &= left - 1) {
+        const int number = first + std::countr_zero(left);
+        if (number == arrived.number) continue;
+        if (number >= size_) return false;
+        const Thread& lane = *threads_[number];
+        if (lane.state != Thread::State::kAtWarpOperation || lane.mask != arrived.mask ||
+            lane.operation != arrived.operation) {
+            return false;
+        }
+    }
+    return true;
+}
+
+BarrierResult Block::barrier(const char* name, bool predicate, Site site) {
+    Thread& thread = self();
+    thread.waits_for = name;
+    thread.site = site;
+    thread.operation = nullptr;
+    if (at_barrier_ == 0) {
+        first_at_barrier_ = &thread;
+    } else if (!same_site(site, first_at_barrier_->site)) {
+        fail("divergent barrier: " + describe(*first_at_barrier_) + ", " + describe(thread));
+    }
+    ++at_barrier_;
+    predicates_ += predicate ? 1 : 0;
+    if (at_barrier_ < size_) {
+        park(Thread::State::kAtBarrier);
+        return barrier_result_; // the next barrier completes only after everybody has read this
+    }
+    barrier_result_ = {predicates_, size_};
+    at_barrier_ = 0;
+    predicates_ = 0;
+    for (int i = 0; i < size_; ++i) {
+        if (threads_[i].get() != &thread) wake(*threads_[i]);
+    }
+    return barrier_result_;
+}
+
+void Block::fail(const std::string& what) const {
+    throw LaunchError(place() + " thread " + text(running_->index) + ": " + what);
+}
+
+std::string Block::place() const { return std::string("kernel ") + kernel_ + " block " + text(blockIdx); }
+
+std::string Block::describe(const Thread& thread) const {
+    const std::string name = "thread " + text(thread.index);
+    if (thread.state == Thread::State::kExited) return name + " has exited";
+    char mask[32] = "";
+    if (thread.operation != nullptr) {
+        std::snprintf(mask, sizeof mask, "(mask %08x)", thread.mask);
+    }
+    return name + " is at " + thread.waits_for + mask + " (" + text(thread.site) + ")";
+}
+
+std::string Block::explain_deadlock() const {
+    for (int i = 0; i < size_; ++i) {
+        if (threads_[i]->state == Thread::State::kAtWarpOperation) return explain_missing_lane(*threads_[i]);
+    }
+    for (int i = 0; i < size_; ++i) {
+        if (threads_[i]->state != Thread::State::kExited) continue;
+        return "divergent barrier: " + describe(*first_at_barrier_) + " with " + std::to_string(at_barrier_ - 1) +
+               " others, " + describe(*threads_[i]) + " with " + std::to_string(size_ - live_ - 1) + " others";
+    }
+    return "divergent barrier"; // unreachable: a barrier with everybody at it is complete
+}
+
+std::string Block::explain_missing_lane(const Thread& waiting) const {
+    const int first = waiting.number / kWarpSize * kWarpSize;
+    for (uint32_t left = waiting.mask; left != 0; left &= left - 1) {
+        const int number = first + std::countr_zero(left);
+        const std::string lane = "lane " + std::to_string(number - first);
+        if (number >= size_) return describe(waiting) + ", whose " + lane + " does not exist";
+        const Thread& other = *threads_[number];
+        if (other.state != Thread::State::kAtWarpOperation || other.mask != waiting.mask ||
+            other.operation != waiting.operation) {
+            return "lane missing: " + describe(waiting) + ", but " + lane + ", " + describe(other);
+        }
+    }
+    return describe(waiting); // unreachable: an operation with everybody at it is complete
+}
+
+} // namespace kvc::emulation

@@ -1,0 +1,125 @@
+// One thread block: its threads as fibers, its barriers, its warps, its shared memory. Blocks of a launch run one
+// after another on the same fibers.
+//
+// A collective operation (a barrier, a shuffle, a vote, an mma) parks every thread that reaches it until the last one
+// of its group arrives; that one does the work for all. When nobody can run and somebody waits, the group can never
+// become complete: the block fails and says who waits where and who is missing. This is stricter than the hardware:
+//   - an exited thread does not count as arrived at a barrier, nor an exited or missing lane at a warp operation;
+//   - two threads of one barrier must stand at the same source line.
+#pragma once
+
+#include "emulation/fiber.h"
+#include "emulation/ready_set.h"
+#include "emulation/shared_memory.h"
+#include "emulation/vector_types.h"
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <vector>
+
+// The built-in variables of the running thread.
+extern uint3 threadIdx __attribute__((visibility("hidden")));
+extern uint3 blockIdx __attribute__((visibility("hidden")));
+extern dim3 blockDim __attribute__((visibility("hidden")));
+extern dim3 gridDim __attribute__((visibility("hidden")));
+
+namespace kvc::emulation {
+
+using Site = std::source_location;
+
+// The operands of the lanes of one warp operation, null for lanes outside the mask: pointers into their own stacks.
+using Lanes = std::array<void*, kWarpSize>;
+using WarpOperation = void (*)(const Lanes& operands);
+
+struct BarrierResult {
+    int count; // of threads with a predicate that is not zero
+    int threads;
+};
+
+// A copy that cp.async has started and whose wait has not come.
+struct PendingCopy {
+    void* to;
+    const void* from;
+    int group;
+};
+
+struct Thread {
+    enum class State : uint8_t { kReady, kAtWarpOperation, kAtBarrier, kExited };
+
+    explicit Thread(int number_) : number(number_), fiber(static_cast<size_t>(number_)) {}
+
+    int number;
+    uint3 index{};
+    State state = State::kExited;
+    const char* waits_for = "";
+    Site site;
+    uint32_t mask = 0;
+    WarpOperation operation = nullptr;
+    void* operand = nullptr;
+    std::vector<PendingCopy> copies;
+    int copy_groups = 0; // committed so far
+    Fiber fiber;
+};
+
+struct Schedule {
+    Order order = Order::kForward;
+    Random random{0};
+};
+
+struct Body {
+    void (*call)(const void* context);
+    const void* context;
+};
+
+class Block {
+public:
+    // Throws LaunchError on behalf of the kernel.
+    void begin_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body,
+                      Schedule& schedule);
+    void run(uint3 block_index);
+
+    // Called by the running thread.
+    void warp_operation(const char* name, uint32_t mask, WarpOperation operation, void* operand, Site site);
+    BarrierResult barrier(const char* name, bool predicate, Site site);
+    [[noreturn]] void fail(const std::string& what) const;
+    Thread& self() { return *running_; }
+    SharedMemory& shared() { return shared_; }
+
+    uint64_t switches() const { return switches_; }
+
+private:
+    static void thread_main(void* thread);
+    void resume(Thread& thread);
+    void park(Thread::State state);
+    void wake(Thread& thread);
+    bool warp_complete(const Thread& arrived) const;
+    std::string place() const;
+    std::string describe(const Thread& thread) const;
+    std::string explain_deadlock() const;
+    std::string explain_missing_lane(const Thread& waiting) const;
+
+    std::vector<std::unique_ptr<Thread>> threads_;
+    int size_ = 0;
+    const char* kernel_ = "";
+    Body body_{};
+    Schedule* schedule_ = nullptr;
+    Thread* running_ = nullptr;
+    ReadySet ready_;
+    SharedMemory shared_;
+    int live_ = 0;
+    int at_barrier_ = 0;
+    const Thread* first_at_barrier_ = nullptr;
+    int predicates_ = 0;
+    BarrierResult barrier_result_{};
+    std::exception_ptr error_;
+    uint64_t switches_ = 0;
+};
+
+// The block that runs: one at a time in the process.
+extern Block* current_block __attribute__((visibility("hidden")));
+
+} // namespace kvc::emulation

@@ -1,0 +1,38 @@
+/* What an emulated library exports next to the C ABI: the order in which it runs blocks and threads, and what it ran.
+   A correct kernel gives the same bits in every order; tests run each comparison in all three. */
+#ifndef KVC_EMULATION_H
+#define KVC_EMULATION_H
+
+#include "kvc/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Which of the threads that can run goes next: the lowest, the highest, or a random one; the same for blocks. */
+typedef enum KvcEmulationOrder {
+    KVC_EMULATION_FORWARD = 0,
+    KVC_EMULATION_REVERSE = 1,
+    KVC_EMULATION_SHUFFLED = 2
+} KvcEmulationOrder;
+
+/* Holds for every later launch of the process. The seed matters to the shuffled order only. */
+KVC_API KvcStatus kvc_emulation_set_schedule(int32_t order, uint64_t seed);
+
+typedef struct KvcEmulationLaunch {
+    char name[64];
+    uint32_t grid[3];
+    uint32_t block[3];
+    uint64_t static_shared_bytes;  /* the most that any block declared */
+    uint64_t dynamic_shared_bytes;
+    uint64_t switches;             /* times that a thread was resumed: what the emulation of the launch cost */
+} KvcEmulationLaunch;
+
+/* Copies the launches since the last clear, oldest first, into records[0..capacity); returns how many there were. */
+KVC_API int64_t kvc_emulation_launches(KvcEmulationLaunch* records, int64_t capacity);
+KVC_API void kvc_emulation_clear_launches(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,71 @@
+#include "emulation/shared_memory.h"
+
+#include "emulation/block.h"
+
+#include <algorithm>
+#include <string>
+
+namespace kvc::emulation {
+namespace {
+
+constexpr uint32_t kPattern = 0x7fff7fff; // NaN as fp32, and as two fp16 or bf16 numbers
+
+size_t round_up(size_t bytes) { return (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment; }
+
+} // namespace
+
+void SharedMemory::begin_launch(size_t dynamic_bytes) {
+    if (!storage_) storage_ = std::make_unique<Granule[]>(kSharedLimit / kSharedAlignment);
+    dynamic_bytes_ = dynamic_bytes;
+    most_static_bytes_ = 0;
+}
+
+void SharedMemory::begin_block() {
+    arrays_.clear();
+    static_bytes_ = 0;
+    poison(storage_.get(), dynamic_bytes_);
+}
+
+void SharedMemory::poison(Granule* first, size_t bytes) {
+    std::fill_n(first, round_up(bytes) / kSharedAlignment, Granule{{kPattern, kPattern, kPattern, kPattern}});
+}
+
+void* SharedMemory::static_array(const void* key, const char* name, size_t bytes) {
+    const size_t begin = round_up(dynamic_bytes_);
+    for (const Array& array : arrays_) {
+        if (array.key == key) return reinterpret_cast<char*>(storage_.get()) + begin + array.offset;
+    }
+    const size_t offset = static_bytes_;
+    const size_t end = offset + round_up(bytes);
+    if (end > kStaticSharedLimit) {
+        current_block->fail("static shared memory grows to " + std::to_string(end) + " bytes with " + name +
+                            ", more than " + std::to_string(kStaticSharedLimit));
+    }
+    if (begin + end > kSharedLimit) {
+        current_block->fail("static and dynamic shared memory take " + std::to_string(begin + end) +
+                            " bytes, more than " + std::to_string(kSharedLimit));
+    }
+    arrays_.push_back({key, offset});
+    static_bytes_ = end;
+    most_static_bytes_ = std::max(most_static_bytes_, end);
+    Granule* first = storage_.get() + (begin + offset) / kSharedAlignment;
+    poison(first, bytes);
+    return first;
+}
+
+void* SharedMemory::dynamic_array(size_t offset, size_t bytes) {
+    if (offset > dynamic_bytes_ || bytes > dynamic_bytes_ - offset) {
+        current_block->fail("dynamic shared array of " + std::to_string(bytes) + " bytes at offset " +
+                            std::to_string(offset) + ", but the launch gave " + std::to_string(dynamic_bytes_));
+    }
+    return reinterpret_cast<char*>(storage_.get()) + offset;
+}
+
+bool SharedMemory::contains(const void* address, size_t bytes) const {
+    const auto first = reinterpret_cast<uintptr_t>(storage_.get());
+    const auto at = reinterpret_cast<uintptr_t>(address);
+    const size_t used = round_up(dynamic_bytes_) + static_bytes_;
+    return at >= first && at - first <= used && bytes <= used - (at - first);
+}
+
+} // namespace kvc::emulation

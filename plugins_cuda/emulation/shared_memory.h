@@ -1,0 +1,48 @@
+// The shared memory of the block that runs. Nothing of it survives from block to block: it is filled with a pattern
+// that reads as NaN in every floating-point type and as a huge number in every integer type.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace kvc::emulation {
+
+inline constexpr size_t kStaticSharedLimit = 48 * 1024;  // what nvcc accepts
+inline constexpr size_t kSharedLimit = 227 * 1024;       // static and dynamic together, on sm_90
+inline constexpr size_t kSharedAlignment = 16;
+
+class SharedMemory {
+public:
+    void begin_launch(size_t dynamic_bytes);
+    void begin_block();
+
+    // The array of one declaration: the same storage for every thread of the block. `key` tells declarations apart.
+    void* static_array(const void* key, const char* name, size_t bytes);
+    void* dynamic_array(size_t offset, size_t bytes);
+
+    bool contains(const void* address, size_t bytes) const;
+    size_t static_bytes() const { return static_bytes_; }
+    size_t most_static_bytes() const { return most_static_bytes_; }
+    size_t dynamic_bytes() const { return dynamic_bytes_; }
+
+private:
+    struct Array {
+        const void* key;
+        size_t offset;
+    };
+
+    struct alignas(kSharedAlignment) Granule {
+        uint32_t words[4];
+    };
+    static void poison(Granule* first, size_t bytes);
+
+    std::unique_ptr<Granule[]> storage_; // kSharedLimit bytes: dynamic first, then static
+    std::vector<Array> arrays_;
+    size_t dynamic_bytes_ = 0;
+    size_t static_bytes_ = 0;
+    size_t most_static_bytes_ = 0;
+};
+
+} // namespace kvc::emulation

@@ -1,0 +1,26 @@
+// What a kernel may use, for both compilers: nvcc, and g++ with -DKVC_EMULATION, which runs the same kernel bodies on
+// the CPU. This is the only header that knows one from the other; kernels/device.cuh and emulation/device.h offer
+// the same names. Kernel bodies read as ordinary CUDA (threadIdx, __syncthreads, __shfl_xor_sync, ...).
+//
+// What is left out on purpose: float atomics and approximate math (not deterministic across orders or devices),
+// <<<>>> (kvc::launch below it reports errors), and PTX outside kernels/ptx.cuh.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace kvc {
+
+// A launch that the CUDA runtime refused, or what the emulation found while it ran the kernel.
+class LaunchError : public std::runtime_error {
+public:
+    explicit LaunchError(const std::string& what) : std::runtime_error(what) {}
+};
+
+} // namespace kvc
+
+#ifdef KVC_EMULATION
+#include "emulation/device.h"
+#else
+#include "kernels/device.cuh"
+#endif
