@@ -3,14 +3,27 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN    := $(VENV)/bin
 DEMO   ?= engines/demo
+BUILD  ?= build
 
-.PHONY: help env demo test test-all lint types format bench clean
+# CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
+NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
+CXX_SOURCES := find plugins_cuda tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
+# libstdc++ beside libasan: Python itself does not load it, and ASan looks for the exception functions when it starts.
+SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so" \
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+
+.PHONY: help env demo test test-all test-sanitized lint types format emulation emulation-plain plugins gpu bench clean
 
 help:
-	@echo "make demo      build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
-	@echo "make test      lint, types and the quick tests (under ten minutes)"
-	@echo "make test-all  the above and the long suites, with coverage (under 25 minutes); what CI runs"
-	@echo "make bench     the CPU benchmarks; results go to benchmarks/results/"
+	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
+	@echo "make test       lint, types and the quick tests (under ten minutes)"
+	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 25 minutes); what CI runs"
+	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
+	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"
+	@echo "make gpu        on a GPU: build, compare every kernel, compute-sanitizer, timings (under ten minutes)"
+	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
+	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
 env: $(VENV)/.installed
 
@@ -27,6 +40,7 @@ demo: env
 lint: env
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
+	$(CXX_SOURCES) | xargs $(RUN)/clang-format --dry-run -Werror
 
 types: env
 	$(RUN)/mypy
@@ -34,12 +48,39 @@ types: env
 format: env
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
+	$(CXX_SOURCES) | xargs $(RUN)/clang-format -i
 
-test: lint types
-	$(RUN)/pytest -m "not slow" -n 2 --dist loadfile
+# The library that the tests call: without it each of them would first ask CMake.
+emulation-plain: env
+	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
+	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation
 
-test-all: lint types
-	$(RUN)/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+emulation: emulation-plain
+	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_sanitized
+
+plugins: $(VENV)/.cuda-build
+	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
+	$(NATIVE) cmake --build $(BUILD)
+	$(NATIVE) python plugins_cuda/tools/resource_table.py $(BUILD)
+
+$(VENV)/.cuda-build: $(VENV)/.installed
+	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; \
+	else $(RUN)/pip install --quiet --disable-pip-version-check --editable '.[cuda-build]'; fi
+	@touch $@
+
+test: lint types emulation-plain
+	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation.so" $(RUN)/pytest -m "not slow" -n 2 --dist loadfile
+
+test-all: lint types plugins test-sanitized
+	$(NATIVE) python plugins_cuda/tools/resource_table.py $(BUILD) --check
+	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation.so" \
+		$(RUN)/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+
+test-sanitized: emulation
+	$(SANITIZED) $(RUN)/pytest tests/plugins_cuda -n 2 --dist loadfile
+
+gpu: env
+	$(NATIVE) BUILD=$(BUILD) sh benchmarks/gpu_day.sh
 
 bench: env
 	$(RUN)/python benchmarks/decode_onnxruntime.py

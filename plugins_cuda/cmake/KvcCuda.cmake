@@ -1,22 +1,36 @@
-# Finds nvcc and enables the CUDA language: CMAKE_CUDA_COMPILER, then CUDACXX, then PATH and /usr/local/cuda, then the
-# wheels that `pip install '.[cuda-build]'` puts into the current Python. Sets KVC_HAVE_CUDA, and KVC_CUDA_REASON where
-# it is false.
+# Finds nvcc and enables the CUDA language. Asked in this order: CMAKE_CUDA_COMPILER, CUDACXX, PATH and /usr/local/cuda,
+# the wheels that `pip install '.[cuda-build]'` puts into the current Python. Sets KVC_HAVE_CUDA, and KVC_CUDA_REASON
+# where it is false.
 
 set(KVC_HAVE_CUDA FALSE)
+set(KVC_OLDEST_NVCC 12.8)  # the first that compiles for sm_100
+
 if(KVC_CUDA STREQUAL "OFF")
   set(KVC_CUDA_REASON "switched off by KVC_CUDA=OFF")
   return()
 endif()
 
-# nvcc of the wheels in the Python that is found first (in a virtual environment: its own), or an empty string.
+# The version of an nvcc, empty where it cannot be run.
+function(kvc_nvcc_version nvcc result)
+  execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE output ERROR_QUIET RESULT_VARIABLE failed)
+  if(NOT failed AND output MATCHES "V([0-9]+\\.[0-9]+\\.[0-9]+)")
+    set(${result} "${CMAKE_MATCH_1}" PARENT_SCOPE)
+  else()
+    set(${result} "" PARENT_SCOPE)
+  endif()
+endfunction()
+
+# nvcc of the wheels in the current Python (of a virtual environment where one is active), or an empty string.
 function(kvc_find_wheel_nvcc result)
   set(${result} "" PARENT_SCOPE)
   set(Python_FIND_VIRTUALENV FIRST)
+  set(Python_FIND_STRATEGY LOCATION)
   find_package(Python COMPONENTS Interpreter QUIET)
   if(NOT Python_Interpreter_FOUND)
     return()
   endif()
-  set(locate "import importlib.util as u
+  set(locate "
+import importlib.util as u
 try: s = u.find_spec('nvidia.cu13')
 except ModuleNotFoundError: s = None
 print(next(iter(s.submodule_search_locations), '') if s else '')")
@@ -26,21 +40,33 @@ print(next(iter(s.submodule_search_locations), '') if s else '')")
   endif()
 endfunction()
 
-set(nvcc "")
+set(candidates "")
 if(CMAKE_CUDA_COMPILER)
-  set(nvcc "${CMAKE_CUDA_COMPILER}")
+  set(candidates "${CMAKE_CUDA_COMPILER}")
 elseif(DEFINED ENV{CUDACXX})
-  set(nvcc "$ENV{CUDACXX}")
+  set(candidates "$ENV{CUDACXX}")
 else()
   find_program(KVC_NVCC nvcc PATHS /usr/local/cuda/bin)
-  if(KVC_NVCC)
-    set(nvcc "${KVC_NVCC}")
-  else()
-    kvc_find_wheel_nvcc(nvcc)
-  endif()
+  kvc_find_wheel_nvcc(wheel_nvcc)
+  foreach(candidate IN ITEMS "${KVC_NVCC}" "${wheel_nvcc}")
+    if(candidate)
+      list(APPEND candidates "${candidate}")
+    endif()
+  endforeach()
 endif()
+
+set(KVC_CUDA_REASON "no nvcc in CUDACXX, on PATH, in /usr/local/cuda or in this Python: pip install '.[cuda-build]'")
+set(nvcc "")
+foreach(candidate IN LISTS candidates)
+  kvc_nvcc_version("${candidate}" version)
+  if(version VERSION_GREATER_EQUAL KVC_OLDEST_NVCC)
+    set(nvcc "${candidate}")
+    break()
+  endif()
+  set(KVC_CUDA_REASON
+      "${candidate} is nvcc '${version}', older than ${KVC_OLDEST_NVCC}: pip install '.[cuda-build]', or set CUDACXX")
+endforeach()
 if(NOT nvcc)
-  set(KVC_CUDA_REASON "no nvcc: not in CUDACXX, on PATH, in /usr/local/cuda or in the current Python (pip install '.[cuda-build]')")
   if(KVC_CUDA STREQUAL "ON")
     message(FATAL_ERROR "KVC_CUDA=ON, but ${KVC_CUDA_REASON}")
   endif()
@@ -57,7 +83,7 @@ endif()
 set(CMAKE_CUDA_COMPILER "${nvcc}")
 set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;100-real" CACHE STRING "GPU architectures: Ampere, Hopper, Blackwell")
 enable_language(CUDA)
-# CMake 3.25 does not know that nvcc has C++20 (12.0 and later do).
+# CMake 3.25 does not know that nvcc has C++20.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
 endif()
