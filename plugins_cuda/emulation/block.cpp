@@ -82,12 +82,12 @@ void Block::thread_main(void* argument) {
         Block& block = *current_block;
         try {
             block.body_.call(block.body_.context);
+            if (!thread.copies.empty()) block.fail("exits without a wait for what cp.async has started");
         } catch (...) {
             block.error_ = std::current_exception();
         }
         --block.live_;
         block.park(Thread::State::kExited);
-        static_cast<void>(thread);
     }
 }
 

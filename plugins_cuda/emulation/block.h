@@ -43,7 +43,7 @@ struct BarrierResult {
 // A copy that cp.async has started and whose wait has not come.
 struct PendingCopy {
     void* to;
-    const void* from;
+    const void* from; // null: zeros
     int group;
 };
 

@@ -4,5 +4,6 @@
 #include "emulation/builtins.h"
 #include "emulation/launch.h"
 #include "emulation/numeric_types.h"
+#include "emulation/ptx.h"
 #include "emulation/shared_array.h"
 #include "emulation/vector_types.h"

@@ -52,10 +52,10 @@ public:
 
 private:
     static int choose(uint32_t bits, Order order, Random& random) {
-        if (order == Order::kForward) return std::countr_zero(bits);
-        if (order == Order::kReverse) return 31 - std::countl_zero(bits);
+        if (order == Order::kForward) return std::countr_zero(bits) & 31;
+        if (order == Order::kReverse) return ~std::countl_zero(bits) & 31;
         for (auto skip = random.below(static_cast<uint64_t>(std::popcount(bits))); skip > 0; --skip) bits &= bits - 1;
-        return std::countr_zero(bits);
+        return std::countr_zero(bits) & 31;
     }
 
     uint32_t lanes_[kMaxThreads / kWarpSize] = {};

@@ -1,6 +1,8 @@
 // The nvcc side of kernels/platform.cuh. emulation/device.h offers the same names to g++.
 #pragma once
 
+#include "kernels/ptx.cuh"
+
 #include <cstddef>
 #include <cstdint>
 #include <cuda_bf16.h>

@@ -28,13 +28,13 @@
 #include <cstdint>
 
 #include "kernels/platform.cuh"
+#include "kernels/reduce.cuh"
 #include "kernels/shared.cuh"
 
 namespace kvc {
 
 constexpr int kRadixBits = 8;
 constexpr int kRadixBins = 1 << kRadixBits;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // Words of shared memory of find_threshold's histogram; its `sums` have kRadixBins. Both start at a multiple of 16 bytes.
 template <int kCopies>
@@ -52,15 +52,6 @@ struct Threshold {
 struct UnitWeight {
     __device__ __forceinline__ int32_t operator()(int32_t) const { return 1; }
 };
-
-__device__ __forceinline__ int32_t warp_inclusive_sum(int32_t value) {
-    const int32_t lane = threadIdx.x % 32;
-    for (int32_t step = 1; step < 32; step *= 2) {
-        const int32_t before = __shfl_up_sync(kAllLanes, value, step);
-        value += lane >= step ? before : 0;
-    }
-    return value;
-}
 
 // Adds the weight of every key that agrees with `prefix` under `mask` to the bin of its digit at `shift`.
 template <int kThreads, int kCopies, class KeyAt, class WeightAt>
@@ -93,7 +84,7 @@ __device__ __forceinline__ void add_copies(SharedSpan<uint32_t> histogram, Share
     for (int32_t word = threadIdx.x; word < kRadixBins * kCopies; word += kThreads) {
         uint32_t weight = histogram[word];
         histogram[word] = 0;
-        for (int32_t step = 1; step < kCopies; step *= 2) weight += __shfl_xor_sync(kAllLanes, weight, step);
+        for (int32_t step = 1; step < kCopies; step *= 2) weight += __shfl_xor_sync(kFullWarp, weight, step);
         if (word % kCopies == 0) sums[kRadixBins - 1 - word / kCopies] = weight;
     }
 }
@@ -101,8 +92,8 @@ __device__ __forceinline__ void add_copies(SharedSpan<uint32_t> histogram, Share
 // The highest digit at which the weight from the top reaches `quota`, which becomes what is left of it for that digit;
 // * digit 0 if all together weigh less. Every warp finds it for itself, which saves a barrier.
 __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_t& quota) {
-    constexpr int32_t kBinsPerLane = kRadixBins / 32;
-    const int32_t lane = threadIdx.x % 32;
+    constexpr int32_t kBinsPerLane = kRadixBins / kWarpSize;
+    const int32_t lane = lane_index();
     int32_t weights[kBinsPerLane];
     int32_t total = 0;
 #pragma unroll
@@ -114,9 +105,9 @@ __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_
         weights[j + 3] = static_cast<int32_t>(four.w);
         total += weights[j] + weights[j + 1] + weights[j + 2] + weights[j + 3];
     }
-    const int32_t through = warp_inclusive_sum(total);
-    int32_t before = through - total;
-    const bool here = before < quota && (quota <= through || lane == 31);
+    int32_t all = 0;
+    int32_t before = warp_exclusive_scan(total, all);
+    const bool here = before < quota && (quota <= before + total || lane == kWarpSize - 1);
     int32_t passed = 0;
 #pragma unroll
     for (int32_t j = 0; j + 1 < kBinsPerLane; ++j) {
@@ -125,9 +116,9 @@ __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_
             ++passed;
         }
     }
-    const int32_t owner = __ffs(static_cast<int32_t>(__ballot_sync(kAllLanes, here))) - 1;
-    quota -= __shfl_sync(kAllLanes, before, owner);
-    return static_cast<uint32_t>(kRadixBins - 1 - __shfl_sync(kAllLanes, lane * kBinsPerLane + passed, owner));
+    const int32_t owner = __ffs(static_cast<int32_t>(__ballot_sync(kFullWarp, here))) - 1;
+    quota -= __shfl_sync(kFullWarp, before, owner);
+    return static_cast<uint32_t>(kRadixBins - 1 - __shfl_sync(kFullWarp, lane * kBinsPerLane + passed, owner));
 }
 
 // Barriers: one before the storage is touched (so keys written by the block before the call are seen), one after it is
@@ -138,7 +129,7 @@ __device__ Threshold find_threshold(int32_t n, int32_t quota, KeyAt key_at, Weig
     static_assert(kThreads % 32 == 0 && kThreads <= 1024, "whole warps, at most one block");
     static_assert(kCopies >= 1 && kCopies <= 32 && (kCopies & (kCopies - 1)) == 0, "copies divide a warp");
     __syncthreads();
-    if (quota <= 0) return {kAllLanes, 0};
+    if (quota <= 0) return {0xffffffffu, 0};
     for (int32_t word = threadIdx.x; word < kRadixBins * kCopies; word += kThreads) histogram[word] = 0;
     __syncthreads();
     uint32_t prefix = 0;
@@ -161,6 +152,9 @@ struct Share {
 
     // Slots taken by candidates of this share. The equal ones stop at `ties`, wherever they stand.
     __device__ __forceinline__ int32_t slots(int32_t ties) const { return larger + (equal < ties ? equal : ties); }
+    __device__ __forceinline__ Share operator+(Share other) const {
+        return {larger + other.larger, equal + other.equal};
+    }
 };
 
 template <class WeightAt>
@@ -174,32 +168,29 @@ __device__ __forceinline__ Share share_of(uint32_t key, uint32_t threshold, int3
 // What the warps before this one select. One barrier.
 template <int kThreads>
 __device__ __forceinline__ Share share_before_warp(Share own, SharedSpan<int32_t> storage) {
-    constexpr int32_t kWarps = kThreads / 32;
-    const int32_t lane = threadIdx.x % 32;
-    const int32_t warp = threadIdx.x / 32;
-    const int32_t larger = warp_inclusive_sum(own.larger);
-    const int32_t equal = warp_inclusive_sum(own.equal);
-    if (lane == 31) {
-        storage[warp] = larger;
-        storage[kWarps + warp] = equal;
+    constexpr int32_t kWarps = kThreads / kWarpSize;
+    const int32_t lane = lane_index();
+    const int32_t warp = warp_index();
+    own = {warp_sum(own.larger), warp_sum(own.equal)};
+    if (lane == 0) {
+        storage[warp] = own.larger;
+        storage[kWarps + warp] = own.equal;
     }
     __syncthreads();
-    const int32_t larger_before = warp_inclusive_sum(lane < warp ? storage[lane] : 0);
-    const int32_t equal_before = warp_inclusive_sum(lane < warp ? storage[kWarps + lane] : 0);
-    return {__shfl_sync(kAllLanes, larger_before, 31), __shfl_sync(kAllLanes, equal_before, 31)};
+    return {warp_sum(lane < warp ? storage[lane] : 0), warp_sum(lane < warp ? storage[kWarps + lane] : 0)};
 }
 
 // Emits the selected of 32 neighbours, one per lane; `before` grows by what they take.
 template <class Emit>
 __device__ __forceinline__ void emit_neighbours(int32_t i, Share own, int32_t ties, Share& before, Emit emit) {
-    if (!__any_sync(kAllLanes, own.larger + own.equal > 0)) return;
-    const Share through = {before.larger + warp_inclusive_sum(own.larger),
-                           before.equal + warp_inclusive_sum(own.equal)};
-    const Share until = {through.larger - own.larger, through.equal - own.equal};
+    if (!__any_sync(kFullWarp, own.larger + own.equal > 0)) return;
+    Share all;
+    const Share below = {warp_exclusive_scan(own.larger, all.larger), warp_exclusive_scan(own.equal, all.equal)};
+    const Share until = before + below;
     const int32_t slot = until.slots(ties);
-    const int32_t count = through.slots(ties) - slot;
+    const int32_t count = (until + own).slots(ties) - slot;
     if (count > 0) emit(i, slot, count);
-    before = {__shfl_sync(kAllLanes, through.larger, 31), __shfl_sync(kAllLanes, through.equal, 31)};
+    before = before + all;
 }
 
 // Every warp owns a contiguous part of the candidates: it adds up what the part selects, learns what the parts before
@@ -208,30 +199,27 @@ template <int kThreads, class KeyAt, class WeightAt, class Emit>
 __device__ void emit_ascending(int32_t n, Threshold threshold, KeyAt key_at, WeightAt weight_at,
                                SharedSpan<int32_t> storage, Emit emit) {
     constexpr int32_t kInFlight = 8;
-    constexpr int32_t kWarps = kThreads / 32;
-    const int32_t lane = threadIdx.x % 32;
-    const int32_t part = ((n + 31) / 32 + kWarps - 1) / kWarps * 32;
-    const int32_t first = static_cast<int32_t>(threadIdx.x / 32) * part;
+    constexpr int32_t kWarps = kThreads / kWarpSize;
+    const int32_t part = (n + kWarps * kWarpSize - 1) / (kWarps * kWarpSize) * kWarpSize;
+    const int32_t first = warp_index() * part;
     const int32_t last = first + part < n ? first + part : n;
 
     Share own;
 #pragma unroll kInFlight
-    for (int32_t i = first + lane; i < last; i += 32) {
-        const Share share = share_of(key_at(i), threshold.key, i, weight_at);
-        own.larger += share.larger;
-        own.equal += share.equal;
+    for (int32_t i = first + lane_index(); i < last; i += kWarpSize) {
+        own = own + share_of(key_at(i), threshold.key, i, weight_at);
     }
     Share before = share_before_warp<kThreads>(own, storage);
-    for (int32_t base = first; base < last; base += 32 * kInFlight) {
+    for (int32_t base = first; base < last; base += kWarpSize * kInFlight) {
         Share shares[kInFlight];
 #pragma unroll
         for (int32_t j = 0; j < kInFlight; ++j) {
-            const int32_t i = base + j * 32 + lane;
+            const int32_t i = base + j * kWarpSize + lane_index();
             if (i < last) shares[j] = share_of(key_at(i), threshold.key, i, weight_at);
         }
 #pragma unroll
         for (int32_t j = 0; j < kInFlight; ++j) {
-            emit_neighbours(base + j * 32 + lane, shares[j], threshold.ties, before, emit);
+            emit_neighbours(base + j * kWarpSize + lane_index(), shares[j], threshold.ties, before, emit);
         }
     }
 }

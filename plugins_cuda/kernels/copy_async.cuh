@@ -1,0 +1,33 @@
+// Copies from global to shared memory that run while the thread goes on (cp.async, sm_80 and later).
+//
+//     copy_async_16(&tile[i], row + i);  // any number of them, 16 bytes each, both sides 16-byte aligned
+//     copy_async_commit();               // closes a group
+//     copy_async_wait<1>();              // all groups of this thread but the last one have arrived
+//     __syncthreads();                   // ... and those of the other threads
+//
+// A wait makes the thread's own copies visible to itself alone; a barrier is needed before others read them, and
+// before the next copy overwrites what others still read.
+#pragma once
+
+#include "kernels/platform.cuh"
+
+namespace kvc {
+
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
+    platform::copy_async_16(shared, global, 16);
+}
+
+// 16 zero bytes where `valid` is false; `global` is not read then, but must still be a valid, aligned pointer.
+__device__ __forceinline__ void copy_async_16_or_zero(void* shared, const void* global, bool valid) {
+    platform::copy_async_16(shared, global, valid ? 16 : 0);
+}
+
+__device__ __forceinline__ void copy_async_commit() { platform::copy_async_commit(); }
+
+// Returns when at most kPending of the groups that this thread has committed are still under way.
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+    platform::copy_async_wait<kPending>();
+}
+
+} // namespace kvc
