@@ -1,0 +1,230 @@
+// Moves the kept rows of K and V into consecutive slots of the cache, and bounds the keys of its pages.
+//
+// Source: RocketKV, arXiv 2502.14051, end of algorithm 1 (the kept tokens) and section 3.3 (page bounds, counted over the
+// compacted cache from slot 0). Bounds are channel-major [B,G,2D,P]: row d holds the page maxima of K, row D+d those of
+// -K; a page without tokens holds the lowest finite value, and a NaN key makes its channel of the page NaN.
+//
+//   gather_cache     out of place: any number of blocks, each of whole pages, copies its slots and writes their bounds.
+//                    After `move_in_place` it only does what is left: bounds, and zeros past a row's end.
+//   move_in_place    k_cache is k. Blocks own slices of channels, which do not depend on each other; each walks the
+//                    slots in chunks, reads a chunk whole, and writes it after a barrier. Safe because positions ascend,
+//                    so position >= slot: no later chunk reads what an earlier one wrote.
+//
+// Bytes per row and KV head, s bytes per element, `kept` = min(n, budget): reads 2·s·D·kept + 4·kept, writes 2·s·D·C
+// (K and V with their zeros) + 2·s·D·P (bounds). In place: the move reads and writes 2·s·D·kept, the rest reads s·D·kept.
+// Every access to K and V is 16 bytes wide, kRowsInFlight of them per thread before the first is used. Bounds leave
+// through shared memory, so that the pages of a block are neighbours in each of the 2D rows.
+//
+// Determinism: every element has one writer; maxima are exact, so their order does not matter.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/numeric.cuh"
+#include "kernels/platform.cuh"
+#include "kernels/shared.cuh"
+
+namespace kvc {
+
+constexpr int kGatherThreads = 256;
+constexpr int kRowsInFlight = 4;
+
+// How a block's pages are shared out: a segment is what one thread reduces for its channels.
+struct PageLayout {
+    int64_t page_size;         // p, at most C
+    int64_t pages;             // P
+    int64_t segment_slots;     // slots of a page that one thread takes
+    int32_t segments;          // of a page
+    int32_t pages_per_block;
+
+    __host__ __device__ int32_t columns() const { return pages_per_block * segments; }
+};
+
+template <class T>
+struct GatherParams {
+    int32_t kv_heads;              // G
+    int32_t head_size;             // D
+    int64_t capacity;              // C
+    int64_t stride_batch;          // of k and v, in elements
+    int64_t stride_head;
+    int64_t stride_token;
+    const T* k;                    // [B,G,S,D] by strides; null where the slots hold their rows already
+    const T* v;
+    const int32_t* indices;        // [B,G,C]: position in k and v of each slot, ascending
+    const int64_t* cache_lengths;  // [B]: slots in use
+    T* k_cache;                    // [B,G,C,D]
+    T* v_cache;                    // [B,G,C,D]
+    T* bounds;                     // [B,G,2D,P] or null
+    PageLayout layout;
+};
+
+// Elements between the columns of a block's bounds in shared memory: 16 bytes beyond the 2D, against bank conflicts.
+template <class T>
+__host__ __device__ constexpr int32_t bounds_pitch(int32_t head_size) {
+    return 2 * head_size + kVectorWidth<T>;
+}
+
+// One KV head of one row.
+template <class T>
+struct GatherHead {
+    const T* source;         // its first row in k or v; null: nothing to copy
+    const int32_t* indices;
+    T* cache;                // its first slot
+    int64_t length;          // slots in use
+    int64_t stride_token;
+    int32_t head_size;
+};
+
+template <class T>
+__device__ __forceinline__ GatherHead<T> gather_head(const GatherParams<T>& params, bool is_key, int64_t row,
+                                                     int64_t kv_head) {
+    const int64_t head = row * params.kv_heads + kv_head;
+    const T* base = is_key ? params.k : params.v;
+    return {base == nullptr ? nullptr : base + row * params.stride_batch + kv_head * params.stride_head,
+            params.indices + head * params.capacity,
+            (is_key ? params.k_cache : params.v_cache) + head * params.capacity * params.head_size,
+            params.cache_lengths[row],
+            params.stride_token,
+            params.head_size};
+}
+
+// Extremes of kVectorWidth neighbouring channels. They start at the lowest finite value, what an empty page holds.
+template <class T>
+struct ChannelExtremes {
+    float high[kVectorWidth<T>];
+    float negated_low[kVectorWidth<T>];
+
+    __device__ __forceinline__ ChannelExtremes() {
+#pragma unroll
+        for (int j = 0; j < kVectorWidth<T>; ++j) high[j] = negated_low[j] = lowest_finite<T>();
+    }
+
+    __device__ __forceinline__ void include(uint4 raw) {
+        Vec<T> keys;
+        memcpy(&keys, &raw, sizeof raw);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth<T>; ++j) {
+            const float key = to_float(keys.values[j]);
+            high[j] = nan_max(high[j], key);
+            negated_low[j] = nan_max(negated_low[j], -key);
+        }
+    }
+};
+
+// Fills slots [first, first + kRowsInFlight) below `end` of one vector of channels: their rows, or zeros past the length.
+template <class T>
+__device__ __forceinline__ void gather_rows(const GatherHead<T>& head, int32_t channel, int64_t first, int64_t end,
+                                            ChannelExtremes<T>& extremes) {
+    uint4 rows[kRowsInFlight];
+#pragma unroll
+    for (int j = 0; j < kRowsInFlight; ++j) {
+        const int64_t slot = first + j;
+        rows[j] = {0, 0, 0, 0};
+        if (slot >= end || slot >= head.length) continue;
+        const T* row = head.source == nullptr ? head.cache + slot * head.head_size
+                                              : head.source + head.indices[slot] * head.stride_token;
+        rows[j] = platform::load_16_bytes(row + channel);
+    }
+#pragma unroll
+    for (int j = 0; j < kRowsInFlight; ++j) {
+        const int64_t slot = first + j;
+        if (slot >= end) continue;
+        if (slot < head.length) extremes.include(rows[j]);
+        if (slot >= head.length || head.source != nullptr) {
+            platform::store_16_bytes(head.cache + slot * head.head_size + channel, rows[j]);
+        }
+    }
+}
+
+// The pages of this block, [2D, pages] of the bounds, from the extremes of their segments.
+template <class T>
+__device__ __forceinline__ void write_bounds(const GatherParams<T>& params, SharedSpan<T> columns) {
+    const PageLayout layout = params.layout;
+    const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
+    const int32_t outputs = 2 * params.head_size * layout.pages_per_block;
+    for (int32_t output = threadIdx.x; output < outputs; output += kGatherThreads) {
+        const int32_t row = output / layout.pages_per_block;
+        const int32_t page_of_block = output % layout.pages_per_block;
+        const int64_t page = int64_t{blockIdx.x} * layout.pages_per_block + page_of_block;
+        if (page >= layout.pages) continue;
+        float bound = lowest_finite<T>();
+        for (int32_t segment = 0; segment < layout.segments; ++segment) {
+            const int32_t column = page_of_block * layout.segments + segment;
+            bound = nan_max(bound, to_float(columns[column * bounds_pitch<T>(params.head_size) + row]));
+        }
+        params.bounds[(head * 2 * params.head_size + row) * layout.pages + page] = from_float<T>(bound);
+    }
+}
+
+// Grid (ceil(P / pages_per_block), G, B); dynamic shared memory: columns() · bounds_pitch elements.
+// A work item is one segment of K or of V and one vector of channels: neighbouring threads read neighbouring bytes.
+template <class T>
+__global__ void __launch_bounds__(kGatherThreads) gather_cache(const GatherParams<T> params) {
+    const PageLayout layout = params.layout;
+    const int32_t vectors = params.head_size / kVectorWidth<T>;
+    const int32_t items = layout.columns() * vectors;
+    const int32_t pitch = bounds_pitch<T>(params.head_size);
+    const SharedSpan<T> columns = dynamic_shared<T>(0, static_cast<size_t>(layout.columns()) * pitch);
+    for (int32_t item = threadIdx.x; item < 2 * items; item += kGatherThreads) {
+        const bool is_key = item < items;
+        const int32_t column = (is_key ? item : item - items) / vectors;
+        const int32_t channel = (is_key ? item : item - items) % vectors * kVectorWidth<T>;
+        const int64_t page = int64_t{blockIdx.x} * layout.pages_per_block + column / layout.segments;
+        const int64_t first = page * layout.page_size + column % layout.segments * layout.segment_slots;
+        const int64_t end = min(min(first + layout.segment_slots, (page + 1) * layout.page_size), params.capacity);
+        const GatherHead<T> head = gather_head(params, is_key, blockIdx.z, blockIdx.y);
+        const bool bounded = is_key && params.bounds != nullptr;
+        // Rows that are in place already are read for their bounds only.
+        const int64_t start = head.source != nullptr || bounded ? first : max(first, head.length);
+        ChannelExtremes<T> extremes;
+        for (int64_t slot = start; slot < end; slot += kRowsInFlight) gather_rows(head, channel, slot, end, extremes);
+        if (!bounded) continue;
+#pragma unroll
+        for (int j = 0; j < kVectorWidth<T>; ++j) {
+            columns[column * pitch + channel + j] = from_float<T>(extremes.high[j]);
+            columns[column * pitch + params.head_size + channel + j] = from_float<T>(extremes.negated_low[j]);
+        }
+    }
+    __syncthreads();
+    if (params.bounds != nullptr) write_bounds(params, columns);
+}
+
+// Vectors of channels that a block of move_in_place owns: 64 bytes of a row, two sectors.
+constexpr int kSliceVectors = 4;
+
+// Grid (slices of K, then of V; G; B). Its `source` is its own cache.
+template <class T>
+__global__ void __launch_bounds__(kGatherThreads) move_in_place(const GatherParams<T> params) {
+    constexpr int32_t kSlots = kGatherThreads / kSliceVectors;
+    const int32_t slices = static_cast<int32_t>(gridDim.x) / 2;
+    const int32_t slice = static_cast<int32_t>(blockIdx.x) % slices;
+    const GatherHead<T> head =
+        gather_head(params, static_cast<int32_t>(blockIdx.x) < slices, blockIdx.z, blockIdx.y);
+    // Positions ascend, so if the last row stays where it is, all do.
+    if (head.length == 0 || head.indices[head.length - 1] == head.length - 1) return;
+
+    const int32_t vector = slice * kSliceVectors + static_cast<int32_t>(threadIdx.x) % kSliceVectors;
+    const bool has_channels = vector < params.head_size / kVectorWidth<T>;
+    T* channels = head.cache + vector * kVectorWidth<T>;
+    for (int64_t chunk = 0; chunk < head.length; chunk += kSlots * kRowsInFlight) {
+        const int64_t first = chunk + static_cast<int32_t>(threadIdx.x) / kSliceVectors;
+        uint4 rows[kRowsInFlight] = {};
+#pragma unroll
+        for (int j = 0; j < kRowsInFlight; ++j) {
+            const int64_t slot = first + j * kSlots;
+            if (has_channels && slot < head.length) {
+                rows[j] = platform::load_16_bytes(channels + int64_t{head.indices[slot]} * head.head_size);
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < kRowsInFlight; ++j) {
+            const int64_t slot = first + j * kSlots;
+            if (has_channels && slot < head.length) {
+                platform::store_16_bytes(channels + slot * head.head_size, rows[j]);
+            }
+        }
+    }
+}
+
+} // namespace kvc

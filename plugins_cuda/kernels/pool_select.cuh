@@ -1,0 +1,150 @@
+// Which prompt tokens stay: max-pooled votes, the best of them, the window; as ascending positions.
+//
+// Source: RocketKV, arXiv 2502.14051, algorithm 1 (SnapKV++), steps "max-pool" and "top-k". Votes are summed over the
+// window and the group already (kernels/observation_scores.cuh).
+//
+//   pool_votes      votes float [B,G,S] -> keys uint32 [B,G,S]: the order key of the best vote within (ks-1)/2, clipped
+//                   to 0..n-W-1; a NaN vote makes its whole neighbourhood NaN, which ranks below everything.
+//   select_prompt   keys -> indices int32 [B,G,C], cache_lengths int64 [B]: the budget - W best (key descending,
+//                   position ascending), ascending; then n-W..n-1; then -1. Rows of n <= budget keep 0..n-1.
+//
+// Bytes per row and KV head of n > budget: pool_votes reads 4·n·(1 + (ks-1)/outputs) and writes 4·n, outputs being what
+// is left of a tile of 2048 (ks < 1024) or 8192 votes without its margins; select_prompt reads 6·4·n (radix_select.cuh)
+// and writes 4·C. Pooling costs 2·log2(ks) shared accesses a vote, whatever the plateaus.
+//
+// Two launches, since the first is parallel over the prompt and the second one block per row and KV head: pooled by
+// that one block, a prompt of 128K tokens at batch 1 would keep 8 SMs busy for as long as the selection itself takes.
+//
+// Determinism: maxima and integer sums only; the selection is exact (radix_select.cuh).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/numeric.cuh"
+#include "kernels/platform.cuh"
+#include "kernels/radix_select.cuh"
+#include "kernels/shared.cuh"
+
+namespace kvc {
+
+struct PoolSelectParams {
+    int32_t kv_heads;              // G
+    int32_t window;                // W
+    int32_t pool_kernel;           // ks, odd
+    int64_t prompt_length;         // S
+    int64_t prompt_budget;         // B
+    int64_t capacity;              // C
+    const float* votes;            // [B,G,S]; unused where S <= prompt_budget, as is `keys`
+    const int64_t* prompt_lengths; // [B]
+    uint32_t* keys;                // [B,G,S] scratch
+    int64_t* cache_lengths;        // [B]
+    int32_t* indices;              // [B,G,C]
+};
+
+// Votes of one tile of pool_votes: kPoolPerThread for each of its threads.
+constexpr int kPoolPerThread = 8;
+
+template <int kThreads>
+constexpr int kPoolTile = kThreads * kPoolPerThread;
+
+// Two tiles of keys: pool_tile reads one while it writes the other.
+template <int kThreads>
+constexpr size_t kPoolSharedBytes = 2 * sizeof(uint32_t) * kPoolTile<kThreads>;
+
+constexpr int kSelectThreads = 1024;
+constexpr int kSelectCopies = 32;
+
+// n of a row: what the caller says, within the prompt.
+__device__ __forceinline__ int32_t clamped_length(const int64_t* lengths, int64_t row, int64_t longest) {
+    const int64_t n = lengths[row];
+    return static_cast<int32_t>(n < 0 ? 0 : n > longest ? longest : n);
+}
+
+// Order of votes under torch's max-pooling: NaN above everything, and below that nothing equals 0.
+__device__ __forceinline__ uint32_t pooling_key(float vote) { return vote != vote ? 0xffffffffu : order_key(vote); }
+
+// The doubling trick: after step i, values[j] is the maximum of 2^i votes from its own on, and one more overlapping pair
+// of them covers the kernel. `exchange` holds two tiles, written in turn: one barrier a step.
+template <int kThreads>
+__device__ __forceinline__ void pool_tile(uint32_t (&values)[kPoolPerThread], int32_t pool_kernel,
+                                          SharedSpan<uint32_t> exchange) {
+    constexpr int32_t kTile = kPoolTile<kThreads>;
+    const int32_t thread = threadIdx.x;
+    int32_t half = 0;
+    int32_t covered = 1;
+    while (covered < pool_kernel) {
+        const int32_t step = pool_kernel - covered < covered ? pool_kernel - covered : covered;
+#pragma unroll
+        for (int32_t j = 0; j < kPoolPerThread; ++j) exchange[half + thread + j * kThreads] = values[j];
+        __syncthreads();
+#pragma unroll
+        for (int32_t j = 0; j < kPoolPerThread; ++j) {
+            const int32_t other = thread + j * kThreads + step;
+            const uint32_t value = other < kTile ? exchange[half + other] : 0;
+            values[j] = values[j] > value ? values[j] : value;
+        }
+        covered += step;
+        half = kTile - half;
+    }
+}
+
+// Grid (tiles of kPoolTile - (ks - 1) outputs, G, B).
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) pool_votes(const PoolSelectParams params) {
+    const int32_t n = clamped_length(params.prompt_lengths, blockIdx.z, params.prompt_length);
+    const int32_t votes_count = n - params.window;
+    const int32_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
+    const int32_t first_output = static_cast<int32_t>(blockIdx.x) * outputs;
+    if (n <= params.prompt_budget || first_output >= votes_count) return;
+
+    const int64_t head = static_cast<int64_t>(blockIdx.z) * params.kv_heads + blockIdx.y;
+    const float* votes = params.votes + head * params.prompt_length;
+    uint32_t values[kPoolPerThread];
+#pragma unroll
+    for (int32_t j = 0; j < kPoolPerThread; ++j) {
+        const int32_t position = first_output - params.pool_kernel / 2 + static_cast<int32_t>(threadIdx.x) + j * kThreads;
+        values[j] = position >= 0 && position < votes_count ? pooling_key(votes[position]) : 0;
+    }
+    pool_tile<kThreads>(values, params.pool_kernel, dynamic_shared<uint32_t>(0, 2 * kPoolTile<kThreads>));
+    uint32_t* keys = params.keys + head * params.prompt_length;
+#pragma unroll
+    for (int32_t j = 0; j < kPoolPerThread; ++j) {
+        const int32_t output = static_cast<int32_t>(threadIdx.x) + j * kThreads;
+        const int32_t position = first_output + output;
+        if (output < outputs && position < votes_count) keys[position] = values[j] == 0xffffffffu ? 0 : values[j];
+    }
+}
+
+// The positions that the votes choose, into the first `quota` slots of `indices`.
+template <int kThreads>
+__device__ __forceinline__ void select_by_votes(const uint32_t* keys, int32_t count, int32_t quota, int32_t* indices) {
+    KVC_SHARED(uint32_t, histogram, kHistogramWords<kSelectCopies>);
+    KVC_SHARED(uint32_t, sums, kRadixBins);
+    KVC_SHARED(int32_t, shares, kEmissionWords<kThreads>);
+    const auto key_at = [keys](int32_t i) { return keys[i]; };
+    const auto emit = [indices](int32_t position, int32_t slot, int32_t) { indices[slot] = position; };
+    const Threshold threshold =
+        find_threshold<kThreads, kSelectCopies>(count, quota, key_at, UnitWeight(), histogram, sums);
+    emit_ascending<kThreads>(count, threshold, key_at, UnitWeight(), shares, emit);
+}
+
+// Grid (G, B).
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) select_prompt(const PoolSelectParams params) {
+    const int32_t n = clamped_length(params.prompt_lengths, blockIdx.y, params.prompt_length);
+    const int32_t kept = static_cast<int32_t>(n < params.prompt_budget ? n : params.prompt_budget);
+    const int64_t head = static_cast<int64_t>(blockIdx.y) * params.kv_heads + blockIdx.x;
+    int32_t* indices = params.indices + head * params.capacity;
+
+    const int32_t chosen = kept < n ? kept - params.window : 0;
+    if (kept < n) {
+        const uint32_t* keys = params.keys + head * params.prompt_length;
+        select_by_votes<kThreads>(keys, n - params.window, chosen, indices);
+    }
+    for (int64_t slot = chosen + static_cast<int32_t>(threadIdx.x); slot < params.capacity; slot += kThreads) {
+        indices[slot] = slot < kept ? static_cast<int32_t>(n - kept + slot) : -1;
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) params.cache_lengths[blockIdx.y] = kept;
+}
+
+} // namespace kvc
