@@ -1,0 +1,289 @@
+// Scores the pages of every KV head for one decode step, and appends the step's token on the way.
+//
+// Source: RocketKV (arXiv 2502.14051), section 3.3, steps 1 and 3 to 6 of hybrid attention: e[h,j] / T[h] with
+// e[h,j] = sum over the r chosen channels d of q[h,d] · bound[j,d]. score_channels.cuh says which channels, and bounds.
+//
+//   in   query [B,H,D], bounds [B,G,2D,P] (row d: page maxima of K, row D+d: of -K), k_new, v_new [B,G,D]
+//   out  scores fp32 [B,G,H/G,P], for pages that hold tokens of rows that do not read all their entries anyway;
+//        k_cache, v_cache [B,G,C,D] and bounds with the token in them; arrivals [B,G] = 0 for the attention's merge
+//
+// Grid (chunks of pages, G, B). The bounds of a chunk are staged by 16-byte asynchronous copies, one row per channel:
+// rows of P elements start at any alignment, so what is copied is the aligned span around the chunk, and each row
+// remembers where its first page lies. That span never leaves the KV head's table, which starts and ends at a multiple
+// of 16 bytes (2D is a multiple of 32). All copies are in flight together: one memory latency per block, whatever r is.
+//
+// The block whose chunk holds the new token's page appends it: it reads the page's old bounds, raises its staged copy,
+// and writes key, value and bounds back after the copies have landed. Every other block scores pages that do not change.
+//
+// Bytes per KV head: r P s (s bytes per element), g D s, and the append (append.cuh); flops 2 g r P.
+//
+// Determinism: channels are added in kChannelParts runs, best first within a run, the runs in order. The order is the
+// same for every page, chunk size and batch, so equal bounds give equal bits. The sum is divided by T last: exact sums stay
+// exact ties. e is an fp32 sum of products with fp32 rounding each; nvcc may fuse them.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/append.cuh"
+#include "kernels/copy_async.cuh"
+#include "kernels/score_channels.cuh"
+
+namespace kvc {
+
+constexpr int kChannelParts = 4;                             // runs of channels, summed by different threads
+constexpr int kPageLanes = kScoreThreads / kChannelParts;    // threads of one run
+constexpr int kPagesPerThread = 2;                           // pages for which a thread reads a query element once
+constexpr int kBlockPages = kPageLanes * kPagesPerThread;    // pages scored between two barriers
+
+template <class T>
+struct PageScoresParams {
+    const T* query;                // [B,H,D]
+    AppendParams<T> token;         // the new token, the caches, and the rows' lengths
+    T* bounds;                     // [B,G,2D,P]
+    float* scores;                 // [B,G,H/G,P]
+    AttentionLimits limits;
+    int32_t group;                 // H/G
+    int32_t page_size;             // p
+    int32_t pages;                 // P
+    int32_t top_r;                 // r
+    int32_t chunk;                 // pages per block, a multiple of 16
+};
+
+// A tile of kHeads query heads on one channel, read as one vector.
+template <int kHeads>
+struct alignas(sizeof(float) * kHeads) HeadTile {
+    float value[kHeads];
+};
+
+// Layout of the dynamic shared memory; offsets in bytes, multiples of 16. The staged bounds come first.
+struct ScoreLayout {
+    int row;           // elements between staged rows: a chunk, and room for its alignment
+    int tiles;         // tiles of kHeads query heads
+    int query;         // float [g,D]
+    int signed_query;  // HeadTile [r,tiles]
+    int partials;      // float [kChannelParts,kHeads,kBlockPages]
+    int total;
+};
+
+template <class T, int kHeads>
+__host__ __device__ __forceinline__ ScoreLayout score_layout(int chunk, int channels, int group, int head_size) {
+    constexpr int kFloat = static_cast<int>(sizeof(float));
+    ScoreLayout layout;
+    layout.row = chunk + kVectorWidth<T>;
+    layout.tiles = (group + kHeads - 1) / kHeads;
+    layout.query = channels * layout.row * static_cast<int>(sizeof(T));
+    layout.signed_query = layout.query + group * head_size * kFloat;
+    const int queries_end = layout.signed_query + channels * layout.tiles * kHeads * kFloat;
+    layout.partials = (queries_end + 15) / 16 * 16;
+    layout.total = layout.partials + kChannelParts * kHeads * kBlockPages * kFloat;
+    return layout;
+}
+
+// The bounds of a chunk in shared memory: page `page` of the chunk on the i-th best channel is values[first[i] + page].
+template <class T>
+struct StagedBounds {
+    SharedSpan<T> values;
+    SharedSpan<int32_t> first;
+    int row;
+};
+
+// Starts the copies of pages [start, start + count) of one KV head's table [2D,P]; one warp per channel.
+template <class T>
+__device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, const GroupQuery& query,
+                                             int start, int count, const StagedBounds<T>& to) {
+    constexpr int kWidth = kVectorWidth<T>;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int i = static_cast<int>(threadIdx.x) / 32; i < query.channels; i += kScoreThreads / 32) {
+        const int element = query.chosen[i] * pages + start;  // below 512 · 2^20
+        const int shift = element % kWidth;
+        const int vectors = (shift + count + kWidth - 1) / kWidth;
+        for (int vector = lane; vector < vectors; vector += 32) {
+            copy_async_16(&to.values[i * to.row + vector * kWidth], table + (element - shift) + vector * kWidth);
+        }
+        if (lane == 0) {
+            to.first[i] = i * to.row + shift;
+        }
+    }
+    copy_async_commit();
+}
+
+// Raises the staged bounds of the appended token's page, which is `page` of the chunk; one thread per channel.
+template <class T>
+__device__ __forceinline__ void raise_staged(const StagedBounds<T>& staged, const GroupQuery& query, int page,
+                                             bool is_first, const T* __restrict__ k_new) {
+    const int i = static_cast<int>(threadIdx.x);
+    if (i >= query.channels) {
+        return;
+    }
+    const int row = query.chosen[i];
+    const float key = to_float(k_new[query.channel_of(row)]);
+    T& bound = staged.values[staged.first[i] + page];
+    const float before = is_first ? lowest_finite<T>() : to_float(bound);
+    bound = from_float<T>(nan_max(before, row < query.head_size ? key : -key));
+}
+
+// The query on the chosen channels, negated where a minimum is read as a negated maximum; zero past the last head.
+template <int kHeads>
+__device__ __forceinline__ void sign_query(const GroupQuery& query, int tiles, SharedSpan<float> signed_query) {
+    const int padded = tiles * kHeads;
+    for (int index = static_cast<int>(threadIdx.x); index < query.channels * padded; index += kScoreThreads) {
+        const int row = query.chosen[index / padded];
+        const int head = index % padded;
+        const float q = head < query.group ? query.values[head * query.head_size + query.channel_of(row)] : 0.0f;
+        signed_query[index] = row < query.head_size ? q : -q;
+    }
+}
+
+// This thread's run of channels for its pages from first_page on, for one tile of heads -> partials.
+template <class T, int kHeads>
+__device__ __forceinline__ void add_channels(const StagedBounds<T>& staged, SharedSpan<HeadTile<kHeads>> query,
+                                             int tile, int tiles, int channels, int first_page, int count,
+                                             SharedSpan<float> partials) {
+    const int part = static_cast<int>(threadIdx.x) / kPageLanes;
+    const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
+    const int run = (channels + kChannelParts - 1) / kChannelParts;
+    const int end = (part + 1) * run < channels ? (part + 1) * run : channels;
+    int page[kPagesPerThread];
+    float sum[kPagesPerThread][kHeads] = {};
+#pragma unroll
+    for (int k = 0; k < kPagesPerThread; ++k) {
+        const int own = first_page + lane + k * kPageLanes;
+        page[k] = own < count ? own : count - 1;
+    }
+#pragma unroll 4
+    for (int i = part * run; i < end; ++i) {
+        const HeadTile<kHeads> q = query[i * tiles + tile];
+        const int first = staged.first[i];
+#pragma unroll
+        for (int k = 0; k < kPagesPerThread; ++k) {
+            const float bound = to_float(staged.values[first + page[k]]);
+#pragma unroll
+            for (int head = 0; head < kHeads; ++head) {
+                sum[k][head] += q.value[head] * bound;
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < kPagesPerThread; ++k) {
+#pragma unroll
+        for (int head = 0; head < kHeads; ++head) {
+            partials[(part * kHeads + head) * kBlockPages + lane + k * kPageLanes] = sum[k][head];
+        }
+    }
+}
+
+// Adds the runs in order and writes the scores [g,P] of up to kBlockPages pages, for one tile of heads.
+template <int kHeads>
+__device__ __forceinline__ void write_scores(SharedSpan<float> partials, const GroupQuery& query, int first_head,
+                                             int count, int64_t pages, float* __restrict__ scores) {
+    for (int index = static_cast<int>(threadIdx.x); index < kHeads * kBlockPages; index += kScoreThreads) {
+        const int head = first_head + index / kBlockPages;
+        const int page = index % kBlockPages;
+        if (head >= query.group || page >= count) {
+            continue;
+        }
+        float sum = partials[index];
+#pragma unroll
+        for (int part = 1; part < kChannelParts; ++part) {
+            sum += partials[part * kHeads * kBlockPages + index];
+        }
+        scores[head * pages + page] = sum / query.temperature[head];
+    }
+}
+
+// Scores `count` staged pages of a chunk for all heads of the group.
+template <class T, int kHeads>
+__device__ __forceinline__ void score_staged(const StagedBounds<T>& staged, const GroupQuery& query,
+                                             SharedSpan<float> signed_query, SharedSpan<float> partials, int count,
+                                             int64_t pages, float* __restrict__ scores) {
+    const SharedSpan<HeadTile<kHeads>> tiled = signed_query.template cast<HeadTile<kHeads>>();
+    const int tiles = (query.group + kHeads - 1) / kHeads;
+    for (int tile = 0; tile < tiles; ++tile) {
+        for (int page = 0; page < count; page += kBlockPages) {
+            add_channels(staged, tiled, tile, tiles, query.channels, page, count, partials);
+            __syncthreads();
+            write_scores<kHeads>(partials, query, tile * kHeads, count - page, pages, scores + page);
+            __syncthreads();
+        }
+    }
+}
+
+// What a block does with pages [start, start + chunk) of a row.
+struct ChunkTask {
+    int start;
+    int count;     // pages to score: 0 past the row's end, and where the row is read as a whole
+    int joined;    // page of the chunk that the new token joins: the last one to score
+    bool appends;  // whether there is such a page
+};
+
+__device__ __forceinline__ ChunkTask chunk_task(const AttendedRow& row, int page_size, int chunk) {
+    const int start = static_cast<int>(blockIdx.x) * chunk;
+    const int joined = row.length == 0 ? -1 : (row.length - 1) / page_size - start;
+    const bool appends = joined >= 0 && joined < chunk;
+    const int stored = joined < 0 ? 0 : appends ? joined + 1 : chunk;
+    return {start, row.all ? 0 : stored, joined, appends};
+}
+
+// Stages and scores the pages of a task, which has some. The table in memory is still that before the append.
+template <class T, int kHeads>
+__device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, const ChunkTask& task,
+                                            const BoundedPage<T>& target, const GroupQuery& query, int64_t head) {
+    const ScoreLayout layout = score_layout<T, kHeads>(params.chunk, query.channels, query.group, query.head_size);
+    KVC_SHARED(int32_t, first, kMaxHeadSize);
+    const StagedBounds<T> staged = {dynamic_shared<T>(0, query.channels * layout.row), first, layout.row};
+    const SharedSpan<float> signed_query =
+        dynamic_shared<float>(layout.signed_query, query.channels * layout.tiles * kHeads);
+    const SharedSpan<float> partials = dynamic_shared<float>(layout.partials, kChannelParts * kHeads * kBlockPages);
+
+    __syncthreads();
+    choose_channels(query);
+    __syncthreads();
+    stage_bounds(target.bounds, params.pages, query, task.start, task.count, staged);
+    sign_query<kHeads>(query, layout.tiles, signed_query);
+    find_temperatures(query);
+    copy_async_wait<0>();
+    __syncthreads();
+    if (task.appends) {
+        raise_staged(staged, query, task.joined, target.is_first, params.token.k_new + head * query.head_size);
+        __syncthreads();
+    }
+    float* scores = params.scores + head * query.group * params.pages + task.start;
+    score_staged<T, kHeads>(staged, query, signed_query, partials, task.count, params.pages, scores);
+}
+
+template <class T, int kHeads>
+__global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresParams<T> params) {
+    KVC_SHARED(uint32_t, keys, kMaxHeadSize);
+    KVC_SHARED(int32_t, bound_rows, kMaxHeadSize);
+    KVC_SHARED(int32_t, chosen, kMaxHeadSize);
+    KVC_SHARED(float, temperature, kMaxGroup);
+    const AppendParams<T>& token = params.token;
+    const int size = token.head_size, group = params.group, d = static_cast<int>(threadIdx.x);
+    const int query_start = score_layout<T, kHeads>(params.chunk, params.top_r, group, size).query;
+    const GroupQuery query = {dynamic_shared<float>(query_start, group * size), keys, bound_rows, chosen, temperature,
+                              group, size, params.top_r};
+    const int64_t head = int64_t{blockIdx.z} * token.kv_heads + blockIdx.y;
+    const int64_t cache_length = token.cache_lengths[blockIdx.z];
+    if (blockIdx.x == 0 && d == 0) {
+        token.arrivals[head] = 0;
+    }
+    read_query(params.query + head * group * size, query);  // before the length is looked at: both are on their way
+    const AttendedRow row = attended_row(cache_length, params.limits);
+    const ChunkTask task = chunk_task(row, params.page_size, params.chunk);
+    const BoundedPage<T> target = {params.bounds + head * 2 * size * params.pages, params.pages,
+                                   task.start + task.joined, cache_length % params.page_size == 0, size};
+    const bool raises = task.appends && d < size;
+    const ChannelBounds before = raises ? target.before(d) : ChannelBounds{};
+    if (task.appends) {
+        append_row(token.k_new + head * size, token.v_new + head * size, token.k_cache + head * size * token.capacity,
+                   token.v_cache + head * size * token.capacity, cache_length, size);
+    }
+    if (task.count > 0) {
+        score_pages<T, kHeads>(params, task, target, query, head);
+    }
+    if (raises) {
+        target.store(d, raise_bounds(before, to_float(token.k_new[head * size + d])));
+    }
+}
+
+}  // namespace kvc

@@ -1,0 +1,209 @@
+// Which tokens a decode step reads: the best pages by their share of attention, cut to top_k tokens.
+//
+// Source: RocketKV (arXiv 2502.14051), section 3.3, steps 7 and 8 of hybrid attention: f[x] = mean over the group, head 0
+// first, of the softmax over tokens of e[h, page of x] / T[h]; top_k tokens by (f descending, x ascending). Tokens of a
+// page share one score, so pages are ranked by weight (radix_select.cuh) and the last one gives its lowest tokens.
+//
+//   in   scores fp32 [B,G,H/G,P] of page_scores.cuh
+//   out  indices int32 [B,G,index_stride]: the top_k slots of a row that does not read all its entries, ascending;
+//        selected int32 [B,G,selected_width], or null: the same for the caller, 0..m-1 for other rows, -1 past the end
+//
+// One block per (row, KV head), grid (G, B): a softmax and a selection over 500 to 4300 pages is latency, not work.
+// Every warp belongs to one head for the maximum and the sum, every thread to one page for f. Keys stay in shared memory
+// up to kMostSharedPages pages, else in the workspace.
+//
+// A maximum of NaN or +inf makes the head's share NaN everywhere, hence f of every page: all rank equally low, and the
+// lowest slots are read.
+//
+// Bytes per KV head: 3 · 4 g P read (from L1 after the first pass while they fit), 4 top_k written, twice with `selected`.
+// Exponentials: 2 g P.
+//
+// Determinism: the sum over pages is split by warps and lanes as g alone says, and added in a fixed tree; pages past the
+// row's end take no part, so neither the capacity nor the batch changes a bit. Equal scores give equal keys.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attended_row.cuh"
+#include "kernels/numeric.cuh"
+#include "kernels/platform.cuh"
+#include "kernels/radix_select.cuh"
+#include "kernels/reduce.cuh"
+#include "kernels/score_channels.cuh"
+#include "kernels/shared.cuh"
+
+namespace kvc {
+
+constexpr int kTokenThreads = 512;
+constexpr int kTokenWarps = kTokenThreads / 32;
+constexpr int kTokenCopies = 8;             // histograms of the radix selection, see there
+constexpr int kMostSharedPages = 16 * 1024;  // 64 KiB of keys
+static_assert(kTokenWarps >= kMaxGroup, "every head has a warp");
+
+struct SelectTokensParams {
+    const float* scores;           // [B,G,H/G,P]
+    const int64_t* cache_lengths;  // [B]: entries before the append
+    uint32_t* keys;                // [B,G,P]; unused where they fit in shared memory
+    int32_t* indices;              // [B,G,index_stride]
+    int32_t* selected;             // [B,G,selected_width] or null
+    AttentionLimits limits;
+    int64_t index_stride;
+    int64_t selected_width;
+    int32_t group;                 // H/G
+    int32_t page_size;             // p
+    int32_t pages;                 // P
+};
+
+// The scored pages of one row and KV head.
+struct ScoredPages {
+    const float* scores;  // [g,P]
+    int64_t stride;       // P
+    int32_t group;        // g
+    int32_t page_size;    // p
+    int32_t length;       // m
+    int32_t count;        // ceil(m / p)
+
+    // Tokens in a page; the last one may be partial.
+    __device__ __forceinline__ int32_t weight(int32_t page) const {
+        const int32_t left = length - page * page_size;
+        return left < page_size ? left : page_size;
+    }
+};
+
+// Maximum and sum of every head's softmax over the tokens.
+struct HeadSoftmax {
+    SharedSpan<float> maximum;  // [g]
+    SharedSpan<float> sum;      // [g]
+};
+
+// Each head has kTokenWarps / g warps, which walk its pages side by side; their results are combined in order.
+struct HeadShare {
+    int warps;  // per head
+    int head;   // of this warp; at least g for a warp that is left over
+    int first;  // page of this thread
+    int step;
+};
+
+__device__ __forceinline__ HeadShare head_share(int group) {
+    const int warps = kTokenWarps / group;
+    return {warps, warp_index() / warps, warp_index() % warps * 32 + lane_index(), warps * 32};
+}
+
+// Fills `to`. Three barriers, the last one behind the results.
+__device__ __forceinline__ void head_softmax(const ScoredPages& pages, const HeadSoftmax& to) {
+    KVC_SHARED(float, warp_maximum, kTokenWarps);
+    KVC_SHARED(float, warp_total, kTokenWarps);
+    const HeadShare share = head_share(pages.group);
+    const bool active = share.head < pages.group;
+    const int32_t end = active ? pages.count : 0;
+    const float* scores = pages.scores + (active ? share.head * pages.stride : 0);
+
+    float maximum = __uint_as_float(0xff800000u);  // -inf
+#pragma unroll 4
+    for (int32_t page = share.first; page < end; page += share.step) {
+        maximum = fmaxf(maximum, scores[page]);  // a NaN shows in the sum
+    }
+    maximum = warp_max(maximum);
+    if (lane_index() == 0) {
+        warp_maximum[warp_index()] = maximum;
+    }
+    __syncthreads();
+    for (int warp = 0; active && warp < share.warps; ++warp) {
+        maximum = fmaxf(maximum, warp_maximum[share.head * share.warps + warp]);
+    }
+
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int32_t page = share.first; page < end; page += share.step) {
+        sum += static_cast<float>(pages.weight(page)) * expf(scores[page] - maximum);
+    }
+    sum = warp_sum(sum);
+    if (lane_index() == 0) {
+        warp_total[warp_index()] = sum;
+    }
+    __syncthreads();
+    if (active && warp_index() % share.warps == 0 && lane_index() == 0) {
+        for (int warp = 1; warp < share.warps; ++warp) {
+            sum += warp_total[warp_index() + warp];
+        }
+        to.maximum[share.head] = maximum;
+        to.sum[share.head] = sum;
+    }
+    __syncthreads();
+}
+
+// f of a page as an order key.
+__device__ __forceinline__ uint32_t page_key(const ScoredPages& pages, const HeadSoftmax& softmax, int32_t page) {
+    float total = 0.0f;
+#pragma unroll 4
+    for (int head = 0; head < pages.group; ++head) {
+        total += expf(pages.scores[head * pages.stride + page] - softmax.maximum[head]) / softmax.sum[head];
+    }
+    return order_key(total / static_cast<float>(pages.group));
+}
+
+// Where the chosen tokens go.
+struct TokenLists {
+    int32_t* indices;
+    int32_t* selected;  // or null
+
+    __device__ __forceinline__ void write(int32_t token, int32_t slot) const {
+        indices[slot] = token;
+        if (selected != nullptr) {
+            selected[slot] = token;
+        }
+    }
+};
+
+// Ranks the pages and writes the best `quota` tokens; `keys` is indexed by page.
+template <class Keys>
+__device__ __forceinline__ void select_best(const ScoredPages& pages, int32_t quota, Keys keys,
+                                            const TokenLists& lists) {
+    KVC_SHARED(float, maximum, kMaxGroup);
+    KVC_SHARED(float, sum, kMaxGroup);
+    KVC_SHARED(uint32_t, histogram, kHistogramWords<kTokenCopies>);
+    KVC_SHARED(uint32_t, sums, kRadixBins);
+    KVC_SHARED(int32_t, shares, kEmissionWords<kTokenThreads>);
+    const HeadSoftmax softmax = {maximum, sum};
+    head_softmax(pages, softmax);
+    for (int32_t page = static_cast<int32_t>(threadIdx.x); page < pages.count; page += kTokenThreads) {
+        keys[page] = page_key(pages, softmax, page);
+    }
+    const auto key_at = [&](int32_t page) { return keys[page]; };
+    const auto weight_at = [&](int32_t page) { return pages.weight(page); };
+    const auto emit = [&](int32_t page, int32_t slot, int32_t count) {
+        for (int32_t i = 0; i < count; ++i) {
+            lists.write(page * pages.page_size + i, slot + i);
+        }
+    };
+    const Threshold threshold =
+        find_threshold<kTokenThreads, kTokenCopies>(pages.count, quota, key_at, weight_at, histogram, sums);
+    emit_ascending<kTokenThreads>(pages.count, threshold, key_at, weight_at, shares, emit);
+}
+
+// Grid (G, B).
+template <bool kSharedKeys>
+__global__ void __launch_bounds__(kTokenThreads) select_tokens(const SelectTokensParams params) {
+    const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+    const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
+    int32_t* selected = params.selected == nullptr ? nullptr : params.selected + head * params.selected_width;
+    if (!row.all) {
+        const ScoredPages pages = {params.scores + head * params.group * params.pages, params.pages, params.group,
+                                   params.page_size, row.length, (row.length - 1) / params.page_size + 1};
+        const TokenLists lists = {params.indices + head * params.index_stride, selected};
+        if constexpr (kSharedKeys) {
+            select_best(pages, row.count, dynamic_shared<uint32_t>(0, params.pages), lists);
+        } else {
+            select_best(pages, row.count, params.keys + head * params.pages, lists);
+        }
+    }
+    if (selected == nullptr) {
+        return;
+    }
+    const int64_t first = row.all ? 0 : row.count;
+    for (int64_t slot = first + static_cast<int32_t>(threadIdx.x); slot < params.selected_width; slot += kTokenThreads) {
+        selected[slot] = slot < row.count ? static_cast<int32_t>(slot) : -1;
+    }
+}
+
+}  // namespace kvc
