@@ -29,7 +29,8 @@ std::string text(Site site) {
 }
 
 bool same_site(Site a, Site b) {
-    return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
+    const bool same_file = a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0;
+    return same_file && a.line() == b.line() && a.column() == b.column();
 }
 
 } // namespace
@@ -62,6 +63,7 @@ void Block::run(uint3 block_index) {
     live_ = size_;
     shared_.begin_block();
     ready_.clear();
+    at_warp_operation_.fill(0);
     for (int i = 0; i < size_; ++i) {
         threads_[i]->copies.clear();
         threads_[i]->copy_groups = 0;
@@ -117,7 +119,10 @@ void Block::warp_operation(const char* name, uint32_t mask, WarpOperation operat
     thread.operation = operation;
     thread.operand = operand;
     if ((mask >> (thread.number - first) & 1) == 0) fail(describe(thread) + " is not in its own mask");
-    if (!warp_complete(thread)) return park(Thread::State::kAtWarpOperation);
+    uint32_t& waiting = at_warp_operation_[thread.number / kWarpSize];
+    waiting |= 1u << (thread.number - first);
+    if ((waiting & mask) != mask || !warp_complete(thread)) return park(Thread::State::kAtWarpOperation);
+    waiting &= ~mask;
 
     Lanes operands{};
     for (uint32_t left = mask; left != 0; left &= left - 1) {
@@ -131,17 +136,13 @@ void Block::warp_operation(const char* name, uint32_t mask, WarpOperation operat
     }
 }
 
+// Every lane of the mask waits at some warp operation: is it this one?
 bool Block::warp_complete(const Thread& arrived) const {
     const int first = arrived.number / kWarpSize * kWarpSize;
     for (uint32_t left = arrived.mask; left != 0; left &= left - 1) {
         const int number = first + std::countr_zero(left);
-        if (number == arrived.number) continue;
-        if (number >= size_) return false;
         const Thread& lane = *threads_[number];
-        if (lane.state != Thread::State::kAtWarpOperation || lane.mask != arrived.mask ||
-            lane.operation != arrived.operation) {
-            return false;
-        }
+        if (lane.mask != arrived.mask || lane.operation != arrived.operation) return false;
     }
     return true;
 }

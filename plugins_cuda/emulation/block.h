@@ -110,6 +110,7 @@ private:
     Thread* running_ = nullptr;
     ReadySet ready_;
     SharedMemory shared_;
+    std::array<uint32_t, kMaxThreads / kWarpSize> at_warp_operation_{}; // lanes, by warp
     int live_ = 0;
     int at_barrier_ = 0;
     const Thread* first_at_barrier_ = nullptr;

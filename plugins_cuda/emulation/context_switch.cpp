@@ -3,7 +3,8 @@
 #if defined(__x86_64__)
 
 // System V ABI: rbx, rbp, r12-r15 and the stack pointer are preserved by a callee. The first context of a stack
-// returns into the trampoline, which finds the start function in r12 and its argument in r13.
+// continues in the trampoline, which finds the start function in r12 and its argument in r13. (A jump, since a return
+// to another stack than the call came from is always mispredicted.)
 asm(R"(
 .text
 .globl kvc_emulation_switch_context
@@ -24,7 +25,8 @@ kvc_emulation_switch_context:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx
 .size kvc_emulation_switch_context, . - kvc_emulation_switch_context
 
 .globl kvc_emulation_trampoline
