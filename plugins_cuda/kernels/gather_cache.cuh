@@ -27,14 +27,15 @@
 namespace kvc {
 
 constexpr int kGatherThreads = 256;
+constexpr int kGatherBlocks = 3;  // of gather_cache on a multiprocessor: 48 KiB of rows in flight, 80 registers
 constexpr int kRowsInFlight = 4;
 
 // How a block's pages are shared out: a segment is what one thread reduces for its channels.
 struct PageLayout {
-    int64_t page_size;         // p, at most C
-    int64_t pages;             // P
-    int64_t segment_slots;     // slots of a page that one thread takes
-    int32_t segments;          // of a page
+    int32_t page_size;        // p, at most C
+    int32_t pages;            // P
+    int32_t segment_slots;    // slots of a page that one thread takes
+    int32_t segments;         // of a page
     int32_t pages_per_block;
 
     __host__ __device__ int32_t columns() const { return pages_per_block * segments; }
@@ -44,11 +45,11 @@ template <class T>
 struct GatherParams {
     int32_t kv_heads;              // G
     int32_t head_size;             // D
-    int64_t capacity;              // C
+    int32_t capacity;              // C
     int64_t stride_batch;          // of k and v, in elements
     int64_t stride_head;
     int64_t stride_token;
-    const T* k;                    // [B,G,S,D] by strides; null where the slots hold their rows already
+    const T* k;                    // [B,G,S,D] by strides
     const T* v;
     const int32_t* indices;        // [B,G,C]: position in k and v of each slot, ascending
     const int64_t* cache_lengths;  // [B]: slots in use
@@ -56,6 +57,7 @@ struct GatherParams {
     T* v_cache;                    // [B,G,C,D]
     T* bounds;                     // [B,G,2D,P] or null
     PageLayout layout;
+    bool in_place;                 // k and v are the caches: every slot holds its row when gather_cache runs
 };
 
 // Elements between the columns of a block's bounds in shared memory: 16 bytes beyond the 2D, against bank conflicts.
@@ -67,25 +69,26 @@ __host__ __device__ constexpr int32_t bounds_pitch(int32_t head_size) {
 // One KV head of one row.
 template <class T>
 struct GatherHead {
-    const T* source;         // its first row in k or v; null: nothing to copy
-    const int32_t* indices;
+    const T* source;         // its first row in k or v
+    const int32_t* indices;  // row of `source` in each slot
     T* cache;                // its first slot
-    int64_t length;          // slots in use
-    int64_t stride_token;
+    int64_t stride_token;    // of `source`
     int32_t head_size;
+    int32_t length;          // slots in use
+    bool in_place;
 };
 
 template <class T>
 __device__ __forceinline__ GatherHead<T> gather_head(const GatherParams<T>& params, bool is_key, int64_t row,
                                                      int64_t kv_head) {
     const int64_t head = row * params.kv_heads + kv_head;
-    const T* base = is_key ? params.k : params.v;
-    return {base == nullptr ? nullptr : base + row * params.stride_batch + kv_head * params.stride_head,
+    return {(is_key ? params.k : params.v) + row * params.stride_batch + kv_head * params.stride_head,
             params.indices + head * params.capacity,
             (is_key ? params.k_cache : params.v_cache) + head * params.capacity * params.head_size,
-            params.cache_lengths[row],
             params.stride_token,
-            params.head_size};
+            params.head_size,
+            static_cast<int32_t>(params.cache_lengths[row]),
+            params.in_place};
 }
 
 // Extremes of kVectorWidth neighbouring channels. They start at the lowest finite value, what an empty page holds.
@@ -111,27 +114,29 @@ struct ChannelExtremes {
     }
 };
 
-// Fills slots [first, first + kRowsInFlight) below `end` of one vector of channels: their rows, or zeros past the length.
+// Copies the rows of slots first..end-1, for one vector of channels, and takes their extremes.
 template <class T>
-__device__ __forceinline__ void gather_rows(const GatherHead<T>& head, int32_t channel, int64_t first, int64_t end,
+__device__ __forceinline__ void gather_rows(const GatherHead<T>& head, int32_t channel, int32_t first, int32_t end,
                                             ChannelExtremes<T>& extremes) {
-    uint4 rows[kRowsInFlight];
+    for (int32_t chunk = first; chunk < end; chunk += kRowsInFlight) {
+        int32_t positions[kRowsInFlight];
+        uint4 rows[kRowsInFlight] = {};
 #pragma unroll
-    for (int j = 0; j < kRowsInFlight; ++j) {
-        const int64_t slot = first + j;
-        rows[j] = {0, 0, 0, 0};
-        if (slot >= end || slot >= head.length) continue;
-        const T* row = head.source == nullptr ? head.cache + slot * head.head_size
-                                              : head.source + head.indices[slot] * head.stride_token;
-        rows[j] = platform::load_16_bytes(row + channel);
-    }
+        for (int j = 0; j < kRowsInFlight; ++j) {
+            const int32_t slot = min(chunk + j, end - 1);
+            positions[j] = head.in_place ? slot : head.indices[slot];
+        }
 #pragma unroll
-    for (int j = 0; j < kRowsInFlight; ++j) {
-        const int64_t slot = first + j;
-        if (slot >= end) continue;
-        if (slot < head.length) extremes.include(rows[j]);
-        if (slot >= head.length || head.source != nullptr) {
-            platform::store_16_bytes(head.cache + slot * head.head_size + channel, rows[j]);
+        for (int j = 0; j < kRowsInFlight; ++j) {
+            if (chunk + j >= end) continue;
+            rows[j] = platform::load_16_bytes(head.source + positions[j] * head.stride_token + channel);
+        }
+#pragma unroll
+        for (int j = 0; j < kRowsInFlight; ++j) {
+            if (chunk + j >= end) continue;
+            extremes.include(rows[j]);
+            if (head.in_place) continue;
+            platform::store_16_bytes(head.cache + int64_t{chunk + j} * head.head_size + channel, rows[j]);
         }
     }
 }
@@ -145,7 +150,7 @@ __device__ __forceinline__ void write_bounds(const GatherParams<T>& params, Shar
     for (int32_t output = threadIdx.x; output < outputs; output += kGatherThreads) {
         const int32_t row = output / layout.pages_per_block;
         const int32_t page_of_block = output % layout.pages_per_block;
-        const int64_t page = int64_t{blockIdx.x} * layout.pages_per_block + page_of_block;
+        const int32_t page = static_cast<int32_t>(blockIdx.x) * layout.pages_per_block + page_of_block;
         if (page >= layout.pages) continue;
         float bound = lowest_finite<T>();
         for (int32_t segment = 0; segment < layout.segments; ++segment) {
@@ -159,7 +164,7 @@ __device__ __forceinline__ void write_bounds(const GatherParams<T>& params, Shar
 // Grid (ceil(P / pages_per_block), G, B); dynamic shared memory: columns() · bounds_pitch elements.
 // A work item is one segment of K or of V and one vector of channels: neighbouring threads read neighbouring bytes.
 template <class T>
-__global__ void __launch_bounds__(kGatherThreads) gather_cache(const GatherParams<T> params) {
+__global__ void __launch_bounds__(kGatherThreads, kGatherBlocks) gather_cache(const GatherParams<T> params) {
     const PageLayout layout = params.layout;
     const int32_t vectors = params.head_size / kVectorWidth<T>;
     const int32_t items = layout.columns() * vectors;
@@ -169,15 +174,17 @@ __global__ void __launch_bounds__(kGatherThreads) gather_cache(const GatherParam
         const bool is_key = item < items;
         const int32_t column = (is_key ? item : item - items) / vectors;
         const int32_t channel = (is_key ? item : item - items) % vectors * kVectorWidth<T>;
-        const int64_t page = int64_t{blockIdx.x} * layout.pages_per_block + column / layout.segments;
-        const int64_t first = page * layout.page_size + column % layout.segments * layout.segment_slots;
-        const int64_t end = min(min(first + layout.segment_slots, (page + 1) * layout.page_size), params.capacity);
+        const int32_t page = static_cast<int32_t>(blockIdx.x) * layout.pages_per_block + column / layout.segments;
+        const int32_t first = page * layout.page_size + column % layout.segments * layout.segment_slots;
+        const int32_t end = min(min(first + layout.segment_slots, (page + 1) * layout.page_size), params.capacity);
         const GatherHead<T> head = gather_head(params, is_key, blockIdx.z, blockIdx.y);
         const bool bounded = is_key && params.bounds != nullptr;
-        // Rows that are in place already are read for their bounds only.
-        const int64_t start = head.source != nullptr || bounded ? first : max(first, head.length);
         ChannelExtremes<T> extremes;
-        for (int64_t slot = start; slot < end; slot += kRowsInFlight) gather_rows(head, channel, slot, end, extremes);
+        // Rows that are in place already are read for their bounds only.
+        if (bounded || !head.in_place) gather_rows(head, channel, first, min(end, head.length), extremes);
+        for (int32_t slot = max(first, head.length); slot < end; ++slot) {
+            platform::store_16_bytes(head.cache + int64_t{slot} * params.head_size + channel, uint4{0, 0, 0, 0});
+        }
         if (!bounded) continue;
 #pragma unroll
         for (int j = 0; j < kVectorWidth<T>; ++j) {
@@ -192,37 +199,35 @@ __global__ void __launch_bounds__(kGatherThreads) gather_cache(const GatherParam
 // Vectors of channels that a block of move_in_place owns: 64 bytes of a row, two sectors.
 constexpr int kSliceVectors = 4;
 
-// Grid (slices of K, then of V; G; B). Its `source` is its own cache.
+// Grid (slices of K, then of V; G; B).
 template <class T>
 __global__ void __launch_bounds__(kGatherThreads) move_in_place(const GatherParams<T> params) {
     constexpr int32_t kSlots = kGatherThreads / kSliceVectors;
     const int32_t slices = static_cast<int32_t>(gridDim.x) / 2;
     const int32_t slice = static_cast<int32_t>(blockIdx.x) % slices;
-    const GatherHead<T> head =
-        gather_head(params, static_cast<int32_t>(blockIdx.x) < slices, blockIdx.z, blockIdx.y);
+    const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
+    const int32_t* indices = params.indices + head * params.capacity;
+    const auto length = static_cast<int32_t>(params.cache_lengths[blockIdx.z]);
     // Positions ascend, so if the last row stays where it is, all do.
-    if (head.length == 0 || head.indices[head.length - 1] == head.length - 1) return;
+    if (length == 0 || indices[length - 1] == length - 1) return;
 
     const int32_t vector = slice * kSliceVectors + static_cast<int32_t>(threadIdx.x) % kSliceVectors;
-    const bool has_channels = vector < params.head_size / kVectorWidth<T>;
-    T* channels = head.cache + vector * kVectorWidth<T>;
-    for (int64_t chunk = 0; chunk < head.length; chunk += kSlots * kRowsInFlight) {
-        const int64_t first = chunk + static_cast<int32_t>(threadIdx.x) / kSliceVectors;
+    const int32_t end = vector < params.head_size / kVectorWidth<T> ? length : 0;
+    T* cache = static_cast<int32_t>(blockIdx.x) < slices ? params.k_cache : params.v_cache;
+    T* channels = cache + head * params.capacity * params.head_size + vector * kVectorWidth<T>;
+    for (int32_t chunk = 0; chunk < length; chunk += kSlots * kRowsInFlight) {
+        const int32_t first = chunk + static_cast<int32_t>(threadIdx.x) / kSliceVectors;
         uint4 rows[kRowsInFlight] = {};
 #pragma unroll
         for (int j = 0; j < kRowsInFlight; ++j) {
-            const int64_t slot = first + j * kSlots;
-            if (has_channels && slot < head.length) {
-                rows[j] = platform::load_16_bytes(channels + int64_t{head.indices[slot]} * head.head_size);
-            }
+            const int32_t slot = first + j * kSlots;
+            if (slot < end) rows[j] = platform::load_16_bytes(channels + int64_t{indices[slot]} * params.head_size);
         }
         __syncthreads();
 #pragma unroll
         for (int j = 0; j < kRowsInFlight; ++j) {
-            const int64_t slot = first + j * kSlots;
-            if (has_channels && slot < head.length) {
-                platform::store_16_bytes(channels + slot * head.head_size, rows[j]);
-            }
+            const int32_t slot = first + j * kSlots;
+            if (slot < end) platform::store_16_bytes(channels + int64_t{slot} * params.head_size, rows[j]);
         }
     }
 }

@@ -61,17 +61,17 @@ void launch_selection(const KvcCompactParams& params, const CompactScratch& scra
 
 /// Shares of about 48 slots: enough bytes per block, and enough blocks for a whole GPU at batch 1.
 PageLayout page_layout(const KvcCompactParams& params) {
-    constexpr int64_t kSlotsPerBlock = 48;
-    constexpr int64_t kMostColumns = 32;
+    constexpr int kSlotsPerBlock = 48;
+    constexpr int kMostColumns = 32;
     // Where no bounds are kept, a page is only what one thread copies.
     const int64_t page_size = params.bounds == nullptr ? kRowsInFlight : params.page_size;
+    const auto capacity = static_cast<int32_t>(params.capacity);
     PageLayout layout{};
-    layout.page_size = std::min(page_size, params.capacity);
-    layout.pages = ceil_div(params.capacity, layout.page_size);
-    layout.segment_slots = std::max<int64_t>(kRowsInFlight, ceil_div(layout.page_size, kMostColumns));
-    layout.segments = static_cast<int32_t>(ceil_div(layout.page_size, layout.segment_slots));
-    const int64_t whole_pages = kSlotsPerBlock / layout.page_size;
-    layout.pages_per_block = static_cast<int32_t>(std::clamp<int64_t>(whole_pages, 1, kMostColumns));
+    layout.page_size = static_cast<int32_t>(std::min(page_size, params.capacity));
+    layout.pages = ceil_div(capacity, layout.page_size);
+    layout.segment_slots = std::max(kRowsInFlight, ceil_div(layout.page_size, kMostColumns));
+    layout.segments = ceil_div(layout.page_size, layout.segment_slots);
+    layout.pages_per_block = std::clamp(kSlotsPerBlock / layout.page_size, 1, kMostColumns);
     return layout;
 }
 
@@ -79,7 +79,7 @@ template <class T>
 GatherParams<T> gather_params(const KvcCompactParams& params) {
     return {params.kv_heads,
             params.head_size,
-            params.capacity,
+            static_cast<int32_t>(params.capacity),
             params.kv_stride_batch,
             params.kv_stride_head,
             params.kv_stride_token,
@@ -90,22 +90,20 @@ GatherParams<T> gather_params(const KvcCompactParams& params) {
             static_cast<T*>(params.k_cache),
             static_cast<T*>(params.v_cache),
             static_cast<T*>(params.bounds),
-            page_layout(params)};
+            page_layout(params),
+            compacts_in_place(params)};
 }
 
 template <class T>
 void launch_gather(const KvcCompactParams& params, cudaStream_t stream) {
-    GatherParams<T> gather = gather_params<T>(params);
-    if (compacts_in_place(params)) {
-        gather.k = gather.v = nullptr;
-        if (may_evict(params)) {
-            const int slices = ceil_div(params.head_size / kVectorWidth<T>, kSliceVectors);
-            const dim3 grid(2 * slices, params.kv_heads, params.batch);
-            launch("move_in_place", move_in_place<T>, grid, dim3(kGatherThreads), 0, stream, gather);
-        }
+    const GatherParams<T> gather = gather_params<T>(params);
+    if (gather.in_place && may_evict(params)) {
+        const int slices = ceil_div(params.head_size / kVectorWidth<T>, kSliceVectors);
+        const dim3 grid(2 * slices, params.kv_heads, params.batch);
+        launch("move_in_place", move_in_place<T>, grid, dim3(kGatherThreads), 0, stream, gather);
     }
     const PageLayout& layout = gather.layout;
-    const auto blocks = static_cast<unsigned>(ceil_div<int64_t>(layout.pages, layout.pages_per_block));
+    const auto blocks = static_cast<unsigned>(ceil_div(layout.pages, layout.pages_per_block));
     const dim3 grid(blocks, params.kv_heads, params.batch);
     const size_t shared_bytes = sizeof(T) * layout.columns() * bounds_pitch<T>(params.head_size);
     launch("gather_cache", gather_cache<T>, grid, dim3(kGatherThreads), shared_bytes, stream, gather);
