@@ -9,7 +9,7 @@ import importlib
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -68,8 +68,14 @@ def probe_tensorrt_llm() -> Probe:
 
 
 def probe_torch() -> Probe:
-    """PyTorch with CUDA kernels: likewise."""
-    return _absent("torch", "NVIDIA GPU through PyTorch and CUDA kernels", ("torch",))
+    """PyTorch with the CUDA kernels: it runs engines for `verify` wherever PyTorch does, but none are built for it."""
+    purpose = "NVIDIA GPU through PyTorch and CUDA kernels; any CPU for verify"
+    probe = _absent("torch", purpose, ("torch",), "this version of kvc-trt builds no engines for torch yet")
+    if "torch" not in probe.versions:
+        return probe
+    found, problem = _kernels()
+    versions = probe.versions if found is None else {**probe.versions, "kernels": found}
+    return replace(probe, versions=versions, missing=(*probe.missing, *([problem] if problem else [])))
 
 
 PROBES: dict[str, Callable[[], Probe]] = {
@@ -81,9 +87,9 @@ PROBES: dict[str, Callable[[], Probe]] = {
 }
 
 
-def _absent(name: str, purpose: str, packages: tuple[str, ...]) -> Probe:
+def _absent(name: str, purpose: str, packages: tuple[str, ...], lacking: str = NOT_IN_THIS_VERSION) -> Probe:
     versions = {package: found for package in packages if (found := _version(package)) is not None}
-    missing = [NOT_IN_THIS_VERSION.format(name)]
+    missing = [lacking.format(name)]
     missing += [f"Python package {package}" for package in packages if package not in versions]
     gpu = _gpu()
     if gpu is None:
@@ -91,6 +97,22 @@ def _absent(name: str, purpose: str, packages: tuple[str, ...]) -> Probe:
     else:
         versions["gpu"] = gpu
     return Probe(name, purpose, False, versions, tuple(missing), None)
+
+
+def _kernels() -> tuple[str | None, str | None]:
+    """The kernel library that would be called, and what keeps it from running on a GPU."""
+    from kvc_trt.kernels.errors import KernelLibraryError
+    from kvc_trt.kernels.loading import VARIABLE, library_path, load
+
+    try:
+        place = library_path()
+        if place is None:
+            return None, f"a CUDA kernel library ({VARIABLE} names none, and the package was built without one)"
+        library = load(place[0])
+    except KernelLibraryError as error:
+        return None, f"a CUDA kernel library ({error})"
+    found = f"{library.path} ({library.executor}, {place[1]})"
+    return found, None if library.executor == "cuda" else f"a CUDA kernel library ({library.path} is an emulated one)"
 
 
 def _import(package: str) -> tuple[dict[str, str], tuple[str, ...]]:

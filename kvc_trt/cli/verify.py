@@ -18,6 +18,18 @@ from kvc_trt.cli import output
     default="quick",
     help="How much: all rungs quickly, all rungs thoroughly, or one rung.",
 )
+@click.option(
+    "--backend",
+    type=click.Choice(["onnxruntime", "torch"]),
+    default="onnxruntime",
+    show_default=True,
+    help="What runs the engine: its graphs, or its weights in PyTorch around the CUDA kernels (or their reference).",
+)
+@click.option(
+    "--kernels",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Kernel library for --backend torch.  [default: KVC_TRT_KERNELS, or the package's own]",
+)
 @click.option("--steps", type=int, help="Teacher-forced steps and greedy tokens.  [default: by level]")
 @click.option("--samples", type=int, help="Retrieval questions per length and placement.  [default: by level]")
 @click.option(
@@ -33,6 +45,8 @@ from kvc_trt.cli import output
 def command(
     engine: Path,
     level: str,
+    backend: str,
+    kernels: Path | None,
     steps: int | None,
     samples: int | None,
     checkpoint: Path | None,
@@ -44,7 +58,8 @@ def command(
 
     The ladder: ops (indices equal, values within the bar), logits (teacher-forced), tokens (greedy), retrieval
     (accuracy, full and compressed); and two controls: dense where it fits, bit for bit, and compression active where it
-    does not. Exit code 1 if anything is outside the recorded thresholds.
+    does not. --backend torch sends all of it through the kernels of a library that was compiled from plugins_cuda/, on
+    a GPU or emulated. Exit code 1 if anything is outside the recorded thresholds.
     """
     _require_torch()
     from kvc_trt.engine import Engine
@@ -57,6 +72,8 @@ def command(
     report = verify(
         Engine.open(engine, progress=progress),
         level=level,
+        backend=backend,
+        kernels=kernels,
         steps=steps,
         samples=samples,
         checkpoint=checkpoint,

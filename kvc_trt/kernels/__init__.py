@@ -1,6 +1,6 @@
 """The CUDA kernels, called from Python: `KernelLibrary` over the C ABI, and `torch.ops.kvc` on top of it.
 
-    import kvc_trt.kernels.ops                     # registers torch.ops.kvc
+    from kvc_trt.kernels.ops import kvc            # torch.ops.kvc, registered
     with kvc_trt.kernels.use_library(path): ...    # the library that it calls
 
 PyTorch is imported by `library` and `ops`, not here.

@@ -116,3 +116,5 @@ def _register() -> Any:
 
 
 _registered = _register()
+kvc: Any = torch.ops.kvc
+"""The operators; whoever imports this has them registered."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvc_trt.verify.prompts import Batch
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+    from kvc_trt.runtime.executor import Executor
 
 Observer = Callable[[int, NDArray[np.int64]], None]
 """Called with the step's number and the stored lengths [caches,B] after its append."""
@@ -31,7 +31,7 @@ class EngineRun:
 
 
 def run(
-    executor: OnnxRuntimeExecutor,
+    executor: Executor,
     batch: Batch,
     steps: int,
     *,

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import GraphWeights
+from kvc_trt.kernels import use_library
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.verify.controls import check_activity, check_dense_twin
 from kvc_trt.verify.logits import check_logits
@@ -25,6 +27,7 @@ from kvc_trt.verify.plan import CONTROLS, RUNGS, Plan, make_plan
 from kvc_trt.verify.report import Report, Rung, at_most
 from kvc_trt.verify.retrieval import check_retrieval
 from kvc_trt.verify.subject import Subject
+from kvc_trt.verify.target import target_for
 from kvc_trt.verify.thresholds import thresholds_for
 from kvc_trt.verify.tokens import check_tokens
 
@@ -36,6 +39,8 @@ def verify(
     engine: Engine,
     *,
     level: str = "quick",
+    backend: str = "onnxruntime",
+    kernels: str | Path | None = None,
     steps: int | None = None,
     samples: int | None = None,
     checkpoint: str | Path | None = None,
@@ -45,41 +50,55 @@ def verify(
     """Check an opened engine against the PyTorch reference and say what was found.
 
     `level` is quick, full, or one rung (ops, logits, tokens, retrieval); `steps` and `samples` override its sizes;
-    `checkpoint` is a Hugging Face directory with the unquantised weights. A failed check is in the report, not raised.
-    Raises InputError for a request that cannot be right.
+    `checkpoint` is a Hugging Face directory with the unquantised weights. `backend` runs the engine: onnxruntime its
+    graphs, torch its weights with the kernels of library `kernels` (None: KVC_TRT_KERNELS, the package's own, or the
+    reference on the CPU). A failed check is in the report, not raised. Raises InputError for a request that cannot be
+    right.
     """
+    if kernels is not None and backend != "torch":
+        raise InputError(f"--kernels {kernels}: --backend {backend} does not call it", hint="--backend torch")
     started = time.monotonic()
     plan = make_plan(level, engine.model, engine.parameters, steps=steps, samples=samples)
-    weights = GraphWeights(engine.weights_path).precision
+    bars = thresholds_for(GraphWeights(engine.weights_path).precision)
     directory = None if checkpoint is None else Path(checkpoint)
-    bars, reporter = thresholds_for(weights), progress or NullProgress()
-    subject = Subject(engine, plan, bars, reporter, seed=seed, checkpoint_directory=directory)
-    report = Report(
+    with contextlib.nullcontext() if kernels is None else use_library(kernels):
+        target = target_for(backend, engine, plan.threads)
+        subject = Subject(
+            engine, target, plan, bars, progress or NullProgress(), seed=seed, checkpoint_directory=directory
+        )
+        report = _empty_report(subject)
+        with _torch_threads(plan.threads):
+            for name in (*RUNGS, *CONTROLS):
+                if name in (*plan.rungs, *plan.controls):
+                    report.rungs.append(_climb(name, subject))
+                elif level in ("quick", "full"):
+                    report.left_out.append(_left_out(name, plan))
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _empty_report(subject: Subject) -> Report:
+    """What is verified, and the figures that the rungs will fill in."""
+    engine, parameters = subject.engine, subject.engine.parameters
+    return Report(
         engine=str(engine.path),
-        level=level,
+        level=subject.plan.level,
         description={
             "model": engine.build.model,
-            "policy": engine.parameters.policy,
-            "weights": weights,
-            "token_budget": engine.parameters.token_budget,
-            "max_input_len": engine.parameters.max_input_len,
-            "max_output_len": engine.parameters.max_output_len,
-            "seed": seed,
+            "policy": parameters.policy,
+            "weights": GraphWeights(engine.weights_path).precision,
+            "token_budget": parameters.token_budget,
+            "max_input_len": parameters.max_input_len,
+            "max_output_len": parameters.max_output_len,
+            "seed": subject.seed,
+            **subject.target.describe(),
         },
-        thresholds=bars.to_json(),
+        thresholds=subject.thresholds.to_json(),
         halves=subject.halves,
         near_ties=subject.near_ties,
         memory=subject.memory,
         findings=subject.findings,
     )
-    with _torch_threads(plan.threads):
-        for name in (*RUNGS, *CONTROLS):
-            if name in (*plan.rungs, *plan.controls):
-                report.rungs.append(_climb(name, subject))
-            elif level in ("quick", "full"):
-                report.left_out.append(_left_out(name, plan))
-    report.seconds = time.monotonic() - started
-    return report
 
 
 @contextlib.contextmanager
@@ -105,7 +124,7 @@ def _climb(name: str, subject: Subject) -> Rung:
 
 def _operators(subject: Subject, rung: Rung) -> None:
     with subject.phase("operators"):
-        checks, compared = check_operators(subject.engine, subject.thresholds, seed=subject.seed)
+        checks, compared = check_operators(subject.engine, subject.target, subject.thresholds, seed=subject.seed)
     rung.checks += checks
     observed = subject.observed
     seen, expected = set(observed.choices), subject.compressed_layers()

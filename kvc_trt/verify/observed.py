@@ -14,16 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from kvc_trt import policies
-from kvc_trt.graph import KVC_DOMAIN
 from kvc_trt.verify.engine_run import EngineRun, run
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction
 from kvc_trt.verify.ops import compare_step
 from kvc_trt.verify.prompts import Batch
+from kvc_trt.verify.target import ObservedExecutor, Target, Watched
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
-
-    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.engine import Engine
 
 Array = NDArray[Any]
@@ -43,24 +40,13 @@ class Observed:
     run: EngineRun | None = None
 
 
-@dataclass(frozen=True)
-class _Operator:
-    layer: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
 def observe(
-    engine: Engine, batch: Batch, steps: int, *, threads: int | None = None, tokens: NDArray[np.int64] | None = None
+    engine: Engine, target: Target, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
 ) -> Observed:
     """Run `batch` and `steps` steps with every KvcCompact and KvcHybridAttention exposed."""
-    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-
-    compactions = _operators(engine.prefill_path, "KvcCompact", "indices.")
-    selections = _operators(engine.decode_path, "KvcHybridAttention", "selected.")
-    exposed = [name for op in compactions for name in (*op.inputs[:3], op.outputs[-1])]
-    exposed += [name for op in selections for name in (op.inputs[0], op.outputs[0], op.outputs[-1])]
-    executor = OnnxRuntimeExecutor(engine, threads=threads, expose=sorted(set(exposed)))
+    compactions, selections = target.compactions(), target.selections()
+    exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
+    executor = target.open(expose=sorted(exposed))
     found = Observed()
 
     def after_prefill(prefilled: Any) -> None:
@@ -80,16 +66,8 @@ def observe(
     return found
 
 
-def _operators(graph: Any, op_type: str, prefix: str) -> list[_Operator]:
-    import onnx
-
-    nodes: list[NodeProto] = list(onnx.load(str(graph), load_external_data=False).graph.node)
-    mine = [node for node in nodes if node.domain == KVC_DOMAIN and node.op_type == op_type]
-    return [_Operator(int(n.output[-1].removeprefix(prefix)), tuple(n.input), tuple(n.output)) for n in mine]
-
-
-def _compare_compaction(engine: Engine, executor: OnnxRuntimeExecutor, op: _Operator, batch: Batch) -> IndexComparison:
-    q_window, keys, values = (executor.exposed(name) for name in op.inputs[:3])
+def _compare_compaction(engine: Engine, executor: ObservedExecutor, op: Watched, batch: Batch) -> IndexComparison:
+    q_window, keys, values = map(executor.exposed, op.inputs)
     if (width := q_window.shape[2]) != engine.parameters.window:
         return IndexComparison(1, wrong=(f"layer {op.layer}: a window of {width}, not {engine.parameters.window}",))
     q, k, v = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in (q_window, keys, values))
@@ -103,9 +81,9 @@ def _compare_compaction(engine: Engine, executor: OnnxRuntimeExecutor, op: _Oper
 
 
 def _compare_selection(
-    engine: Engine, executor: OnnxRuntimeExecutor, op: _Operator, lengths: NDArray[np.int64]
+    engine: Engine, executor: ObservedExecutor, op: Watched, lengths: NDArray[np.int64]
 ) -> tuple[IndexComparison, float]:
     rows = len(lengths)
     keys, values = (executor.buffers[f"{kind}_cache.{op.layer}"][:rows] for kind in "kv")
-    query, output, selected = (executor.exposed(name) for name in (op.inputs[0], op.outputs[0], op.outputs[-1]))
+    query, output, selected = map(executor.exposed, (*op.inputs, *op.outputs))
     return compare_step(query, keys, values, lengths, output, selected, engine.parameters, exact=True)

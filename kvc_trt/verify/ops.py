@@ -16,7 +16,7 @@ from kvc_trt.verify.attention import attend_selected
 from kvc_trt.verify.inputs import AttentionCase, PromptCase, StepCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
 from kvc_trt.verify.report import Check, at_most
-from kvc_trt.verify.single_op import Array, SingleOp, maximum_error, single_ops
+from kvc_trt.verify.target import Array, Operator, Target
 from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -46,23 +46,24 @@ class Outcome:
         )
 
 
-def check_operators(engine: Engine, thresholds: Thresholds, *, seed: int = 0) -> tuple[list[Check], IndexComparison]:
+def check_operators(
+    engine: Engine, target: Target, thresholds: Thresholds, *, seed: int = 0
+) -> tuple[list[Check], IndexComparison]:
     """Run each operator of both graphs alone; returns the checks and what was compared and admitted."""
     dtype = engine.state[0].dtype
     checks: list[Check] = []
     admitted = IndexComparison()
-    for graph in (engine.prefill_path, engine.decode_path):
-        for operator in single_ops(graph, dtype):
-            cases = _cases(engine, operator, dtype, seed)
-            outcome = Outcome()
-            for case in cases:
-                outcome += run_case(operator, case, engine.parameters)
-            checks += _checks(operator, [case.name for case in cases], outcome, thresholds.value_error)
-            admitted += outcome.indices
+    for operator in target.operators():
+        cases = _cases(engine, operator, dtype, seed)
+        outcome = Outcome()
+        for case in cases:
+            outcome += run_case(operator, case, engine.parameters)
+        checks += _checks(operator, [case.name for case in cases], outcome, thresholds.value_error)
+        admitted += outcome.indices
     return checks, admitted
 
 
-def run_case(operator: SingleOp, case: Case, parameters: PolicyParameters) -> Outcome:
+def run_case(operator: Operator, case: Case, parameters: PolicyParameters) -> Outcome:
     """One operator on one case."""
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
@@ -72,7 +73,7 @@ def run_case(operator: SingleOp, case: Case, parameters: PolicyParameters) -> Ou
     return _strict(case, run(operator, case, parameters))
 
 
-def _cases(engine: Engine, operator: SingleOp, dtype: str, seed: int) -> Sequence[Case]:
+def _cases(engine: Engine, operator: Operator, dtype: str, seed: int) -> Sequence[Case]:
     if operator.name == "KvcPrefillAttention":
         return list(attention_cases(engine.model, dtype, seed))
     if operator.name == "KvcCompact":
@@ -80,7 +81,7 @@ def _cases(engine: Engine, operator: SingleOp, dtype: str, seed: int) -> Sequenc
     return list(step_cases(engine.model, engine.parameters, dtype, seed))
 
 
-def _checks(operator: SingleOp, names: Sequence[str], outcome: Outcome, bar: float) -> list[Check]:
+def _checks(operator: Operator, names: Sequence[str], outcome: Outcome, bar: float) -> list[Check]:
     where, cases = f"{operator.nodes} nodes: {', '.join(names)}", len(names)
     checks = []
     if outcome.indices.compared:
@@ -108,14 +109,14 @@ def _strict(case: PromptCase | StepCase, outcome: Outcome) -> Outcome:
     return replace(outcome, indices=replace(found, wrong=(*found.wrong, broken)))
 
 
-def _run_prefill_attention(operator: SingleOp, case: AttentionCase) -> Outcome:
+def _run_prefill_attention(operator: Operator, case: AttentionCase) -> Outcome:
     (output,) = operator.run(q=case.q, k=case.k, v=case.v)
     rows = zip(_float32(case.q), _float32(case.k), _float32(case.v), strict=True)
     expected = torch.stack([causal_attention(*row) for row in rows])
     return Outcome(value_error=maximum_error(output, expected.numpy()))
 
 
-def _run_compact(operator: SingleOp, case: PromptCase, parameters: PolicyParameters) -> Outcome:
+def _run_compact(operator: Operator, case: PromptCase, parameters: PolicyParameters) -> Outcome:
     k_cache, v_cache, bounds, cache_lengths, indices = operator.run(
         q_window=case.q_window, k=case.k, v=case.v, prompt_lengths=case.prompt_lengths
     )
@@ -139,7 +140,7 @@ def _run_compact(operator: SingleOp, case: PromptCase, parameters: PolicyParamet
     return Outcome(compared, copy_error=max(copied))
 
 
-def _run_hybrid(operator: SingleOp, case: StepCase, parameters: PolicyParameters) -> Outcome:
+def _run_hybrid(operator: Operator, case: StepCase, parameters: PolicyParameters) -> Outcome:
     keys, values, lengths = _appended(case)
     bounds_before = page_bounds(case.k_cache, case.cache_lengths, parameters.page_size)
     output, k_cache, v_cache, bounds, selected = operator.run(
@@ -183,7 +184,7 @@ def compare_step(
     return compared, maximum_error(output, wanted.numpy())
 
 
-def _run_dense(operator: SingleOp, case: StepCase, parameters: PolicyParameters) -> Outcome:
+def _run_dense(operator: Operator, case: StepCase, parameters: PolicyParameters) -> Outcome:
     keys, values, lengths = _appended(case)
     output, k_cache, v_cache = operator.run(
         query=case.query,
@@ -219,6 +220,14 @@ def _gathered(source: Array, indices: Array) -> Array:
     """Rows of `source` [B,G,S,D] at `indices` [B,G,C], zeros where an index is -1."""
     picked = np.take_along_axis(source, np.clip(indices, 0, source.shape[2] - 1)[..., None].astype(np.int64), axis=2)
     return np.where(indices[..., None] >= 0, picked, 0).astype(source.dtype)
+
+
+def maximum_error(found: Array, expected: Array) -> float:
+    """Largest absolute difference over the largest expected magnitude (at least 1); NaN if anything is NaN."""
+    if not expected.size:
+        return 0.0
+    scale = max(1.0, float(np.abs(expected).max()))
+    return float(np.abs(found.astype(np.float64) - expected.astype(np.float64)).max() / scale)
 
 
 def _exact(found: Array, expected: Array) -> float:

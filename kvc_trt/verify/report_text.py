@@ -69,6 +69,8 @@ def _figure(column: ErrorFigures | None, field: str) -> str:
 
 
 def _lines(report: Report) -> Iterable[str]:
+    kernels = report.description.get("kernels")
+    yield f"run by {report.description['backend']}" + (f"; kernels: {kernels}" if kernels else "")
     for column, note in report.halves.notes.items():
         yield f"{column}: {note}"
     ties = report.near_ties

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -81,11 +80,3 @@ def _single_op(model: ModelProto, nodes: list[NodeProto], float_type: int) -> Si
 
 def _attributes(node: NodeProto) -> dict[str, int]:
     return {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
-
-
-def maximum_error(found: Array, expected: Array) -> float:
-    """Largest absolute difference over the largest expected magnitude (at least 1); NaN if anything is NaN."""
-    if not expected.size:
-        return 0.0
-    scale = max(1.0, float(np.abs(expected).max()))
-    return float(np.abs(found.astype(np.float64) - expected.astype(np.float64)).max() / scale)

@@ -23,11 +23,12 @@ from kvc_trt.verify.report import ErrorHalves, NearTies
 from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.engine import Engine
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.reference.decoder import ReferenceDecoder
     from kvc_trt.runtime import Session
+    from kvc_trt.runtime.executor import Executor
+    from kvc_trt.verify.target import Target
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Subject:
     """One verification's shared state. Runs happen once; peaks of memory are kept per phase."""
 
     engine: Engine
+    target: Target
     plan: Plan
     thresholds: Thresholds
     progress: Progress
@@ -77,7 +79,7 @@ class Subject:
         """The same sequence with every compression operator exposed."""
         tokens = None if self.plan.limited else self.engine_run.tokens
         with self.phase("engine"), self.progress.task("engine, every operator observed", None):
-            return observe(self.engine, self.batch, self.plan.steps, threads=self.plan.threads, tokens=tokens)
+            return observe(self.engine, self.target, self.batch, self.plan.steps, tokens=tokens)
 
     @cached_property
     def reference_run(self) -> ReferenceRun:
@@ -108,19 +110,14 @@ class Subject:
         )
 
     @cached_property
-    def executor(self) -> OnnxRuntimeExecutor:
+    def executor(self) -> Executor:
         """The engine as it will be run."""
-        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-
-        return OnnxRuntimeExecutor(self.engine, threads=self.plan.threads)
+        return self.target.open()
 
     @cached_property
-    def twin(self) -> OnnxRuntimeExecutor:
+    def twin(self) -> Executor:
         """The dense twin: derived from config.json and the same weight file, in memory."""
-        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-        from kvc_trt.backends.onnxruntime.program import twin_program
-
-        return OnnxRuntimeExecutor(twin_program(self.engine), threads=self.plan.threads)
+        return self.target.open_twin()
 
     def session(self, rows: int) -> Session:
         """A session over the engine, without text."""

@@ -1,0 +1,95 @@
+"""What verification needs from a backend: the engine run whole, its dense twin, its operators alone, and a look inside.
+
+The rungs know nothing else of where an engine runs; `target_onnxruntime` and `target_torch` say how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.executor import Executor
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
+
+Array = NDArray[Any]
+
+BACKENDS = ("onnxruntime", "torch")
+"""Backends that can run an engine directory as it is built now."""
+
+
+class ObservedExecutor(Executor, Protocol):
+    """An executor whose state, and whose values named at its making, can be read."""
+
+    @property
+    def buffers(self) -> Mapping[str, Array]:
+        """The state by tensor name, [max_batch_size, ...]."""
+
+    def exposed(self, name: str) -> Array:
+        """An exposed value of the latest run."""
+
+
+class Operator(Protocol):
+    """One kvc operator with the constants that `nodes` places of the engine share, runnable alone."""
+
+    @property
+    def name(self) -> str:
+        """KvcPrefillAttention, KvcCompact, KvcHybridAttention or KvcDenseAttention."""
+
+    @property
+    def nodes(self) -> int:
+        """How often the engine has it."""
+
+    def run(self, **inputs: Array) -> list[Array]:
+        """Outputs in the order in which the operator declares them; the inputs stay as they are."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Names under which one operator of the running engine exposes what it got and gave."""
+
+    layer: int
+    inputs: tuple[str, ...]
+    """q_window, k, v of a compaction; query of a step."""
+    outputs: tuple[str, ...]
+    """indices of a compaction; output and selected of a step."""
+
+
+class Target(Protocol):
+    """An engine on one backend."""
+
+    def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
+        """The engine as it will be run, with `expose` readable."""
+
+    def open_twin(self) -> Executor:
+        """The dense twin: the same weights, nothing evicted, everything read."""
+
+    def operators(self) -> list[Operator]:
+        """Every distinct operator."""
+
+    def compactions(self) -> list[Watched]:
+        """Every KvcCompact that runs in the engine."""
+
+    def selections(self) -> list[Watched]:
+        """Every KvcHybridAttention that runs in the engine."""
+
+    def describe(self) -> dict[str, str]:
+        """What runs: `backend`, and for kernels of our own `kernels`."""
+
+
+def target_for(backend: str, engine: Engine, threads: int | None) -> Target:
+    """The engine on a backend. InputError for a backend that verification does not know."""
+    if backend == "onnxruntime":
+        from kvc_trt.verify.target_onnxruntime import OnnxRuntimeTarget
+
+        return OnnxRuntimeTarget(engine, threads)
+    if backend == "torch":
+        from kvc_trt.verify.target_torch import TorchTarget
+
+        return TorchTarget(engine, threads)
+    raise InputError(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")

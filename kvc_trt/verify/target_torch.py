@@ -1,0 +1,125 @@
+"""An engine's weights and parameters in PyTorch, with `torch.ops.kvc` in place of the graphs' operators.
+
+This is how the kernels, on a GPU or emulated, run inside a whole model: the ladder then judges them as it judges ONNX
+Runtime. Operators take their constants from config.json; the engine's graphs are not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvc_trt.backends.torch.decoder import prefill_attention
+from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
+from kvc_trt.graph.state import uses_pages
+from kvc_trt.kernels.loading import current_library
+from kvc_trt.kernels.ops import kvc
+from kvc_trt.verify.target import Array, Operator, Watched
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
+    from kvc_trt.policies import PolicyParameters
+
+
+@dataclass(frozen=True)
+class TorchOperator:
+    """One operator of `torch.ops.kvc` with an engine's constants."""
+
+    name: str
+    nodes: int
+    body: Callable[..., tuple[Tensor, ...]]
+    device: torch.device
+
+    def run(self, **inputs: Array) -> list[Array]:
+        """Outputs in the order in which the ONNX operator declares them; caches are copied first."""
+        copies = {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in inputs.items()}
+        with torch.inference_mode():
+            return [output.cpu().numpy() for output in self.body(**copies)]
+
+
+class TorchTarget:
+    """The engine through `TorchExecutor`, on the device of the kernel library in use."""
+
+    def __init__(self, engine: Engine, threads: int | None) -> None:
+        self._engine, self._threads = engine, threads
+
+    def open(self, expose: Collection[str] = ()) -> TorchExecutor:
+        """The engine's weights and state."""
+        return TorchExecutor(self._engine, threads=self._threads, expose=expose)
+
+    def open_twin(self) -> TorchExecutor:
+        """The same weights under the policy that evicts nothing and reads everything."""
+        from kvc_trt.backends.onnxruntime.program import twin_program
+
+        return TorchExecutor(twin_program(self._engine), threads=self._threads)
+
+    def operators(self) -> list[Operator]:
+        """Each operator that a layer of this engine calls."""
+        layers, device = range(self._engine.model.num_hidden_layers), kernel_device()
+        parameters = self._engine.parameters
+        paged = sum(uses_pages(parameters, layer) for layer in layers)
+        counts: dict[str, tuple[int, Callable[..., tuple[Tensor, ...]]]] = {
+            "KvcPrefillAttention": (len(layers), lambda q, k, v: (prefill_attention(q, k, v),)),
+            "KvcCompact": (sum(map(parameters.is_compressed, layers)), _compact(parameters)),
+            "KvcHybridAttention": (paged, _hybrid_attention(parameters)),
+            "KvcDenseAttention": (len(layers) - paged, _dense_attention),
+        }
+        return [TorchOperator(name, nodes, body, device) for name, (nodes, body) in counts.items() if nodes]
+
+    def compactions(self) -> list[Watched]:
+        """One in every compressed layer."""
+        return [
+            Watched(layer, (f"q_window.{layer}", f"keys.{layer}", f"values.{layer}"), (f"indices.{layer}",))
+            for layer in range(self._engine.model.num_hidden_layers)
+            if self._engine.parameters.is_compressed(layer)
+        ]
+
+    def selections(self) -> list[Watched]:
+        """One in every layer that selects."""
+        return [
+            Watched(layer, (f"query.{layer}",), (f"attended.{layer}", f"selected.{layer}"))
+            for layer in range(self._engine.model.num_hidden_layers)
+            if uses_pages(self._engine.parameters, layer)
+        ]
+
+    def describe(self) -> dict[str, str]:
+        """PyTorch's version and device, and which kernels run."""
+        found = {"backend": f"torch {torch.__version__} on {kernel_device().type}", "kernels": "reference ops"}
+        if (library := current_library()) is not None:
+            digest = hashlib.sha256(library.path.read_bytes()).hexdigest()
+            found["kernels"] = f"{library.path} ({library.executor}, sha256 {digest[:16]})"
+        return found
+
+
+def _compact(rule: PolicyParameters) -> Callable[..., tuple[Tensor, ...]]:
+    def run(q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor) -> Any:
+        numbers = rule.prompt_budget, rule.capacity, rule.pool_kernel, rule.page_size
+        return kvc.compact(q_window, k, v, prompt_lengths, *numbers)
+
+    return run
+
+
+def _hybrid_attention(rule: PolicyParameters) -> Callable[..., tuple[Tensor, ...]]:
+    def run(
+        query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
+        cache_lengths: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        numbers = rule.page_size, rule.top_r, rule.top_k, rule.token_budget, rule.dense_until
+        inputs = query, k_new, v_new, k_cache, v_cache, bounds, cache_lengths
+        output, selected = kvc.hybrid_attention(*inputs, *numbers)
+        return output, k_cache, v_cache, bounds, selected
+
+    return run
+
+
+def _dense_attention(
+    query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor
+) -> tuple[Tensor, ...]:
+    output = kvc.dense_attention(query, k_new, v_new, k_cache, v_cache, cache_lengths)
+    return output, k_cache, v_cache
