@@ -1,4 +1,4 @@
-/* KvcCompact as a plugin: keeps the part of a prompt's cache that its last queries look at (kvc/compact.h). */
+// KvcCompact as a plugin: keeps the part of a prompt's cache that its last queries look at (kvc/compact.h).
 #include "kvc/compact.h"
 
 #include "tensorrt/plugin.h"

@@ -1,4 +1,4 @@
-/* What TensorRT looks for when it loads the library. */
+// What TensorRT looks for when it loads the library.
 #include <NvInferRuntime.h>
 
 #include "tensorrt/plugin.h"
@@ -7,7 +7,7 @@ using kvc::tensorrt::Creator;
 
 extern "C" {
 
-/* Named so by TensorRT; registers every creator under its own namespace and needs no symbol of libnvinfer. */
+/// Named so by TensorRT; registers every creator under its own namespace and needs no symbol of libnvinfer.
 KVC_API nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
     static Creator compact(kvc::tensorrt::kCompact);
     static Creator hybrid_attention(kvc::tensorrt::kHybridAttention);
@@ -17,6 +17,6 @@ KVC_API nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
     return creators;
 }
 
-/* TensorRT requires it to exist. The finder is left alone: see report.h. */
+/// TensorRT requires it to exist. The finder is left alone: see report.h.
 KVC_API void setLoggerFinder(nvinfer1::ILoggerFinder*) {}
 }

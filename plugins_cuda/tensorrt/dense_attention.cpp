@@ -1,4 +1,4 @@
-/* KvcDenseAttention as a plugin: one decode step of one layer that reads its whole cache (kvc/attention.h). */
+// KvcDenseAttention as a plugin: one decode step of one layer that reads its whole cache (kvc/attention.h).
 #include "kvc/attention.h"
 #include "tensorrt/plugin.h"
 

@@ -1,7 +1,7 @@
-/* The attributes of a plugin: a table per operator says which there are, and what is read from outside is checked.
- *
- * An engine file and a network are hostile input. Every attribute of ours is an INT in ONNX, which TensorRT hands over
- * as one kINT32; all of them must be there, once each, and nothing else. */
+// The attributes of a plugin: a table per operator says which there are, and what is read from outside is checked.
+//
+// An engine file and a network are hostile input. Every attribute of ours is an INT in ONNX, which TensorRT hands over
+// as one kINT32; all of them must be there, once each, and nothing else.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -12,7 +12,7 @@
 
 namespace kvc::tensorrt {
 
-/* One attribute: its name on the ONNX node, and the values that can be served (both ends included). */
+/// One attribute: its name on the ONNX node, and the values that can be served (both ends included).
 struct FieldSpec {
     const char* name;
     int32_t minimum;
@@ -21,18 +21,18 @@ struct FieldSpec {
 
 inline constexpr size_t kMaxFields = 8;
 
-/* Limits of include/kvc/compact.h and attention.h. */
+/// Limits of include/kvc/compact.h and attention.h.
 inline constexpr int32_t kMaxTokens = 1 << 20;
 inline constexpr int32_t kMaxHeadSize = 256;
 
 class Fields {
 public:
-    /* Throws Refusal with the field, what was expected and what was found. */
+    /// Throws Refusal with the field, what was expected and what was found.
     Fields(std::span<const FieldSpec> specs, const nvinfer1::PluginFieldCollection* collection);
 
     int32_t get(const char* name) const;
 
-    /* The same fields as a collection that points into this object. */
+    /// The same fields as a collection that points into this object.
     const nvinfer1::PluginFieldCollection* serialise() noexcept;
 
 private:

@@ -1,4 +1,4 @@
-/* KvcHybridAttention as a plugin: one decode step of one layer on a paged, compressed cache (kvc/attention.h). */
+// KvcHybridAttention as a plugin: one decode step of one layer on a paged, compressed cache (kvc/attention.h).
 #include "kvc/attention.h"
 
 #include <algorithm>

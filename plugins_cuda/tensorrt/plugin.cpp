@@ -22,20 +22,17 @@ namespace {
 constexpr int32_t kDone = 0;
 constexpr int32_t kFailed = -1;
 
-/* What getWorkspaceSize answers instead of an error, which it has no way to return: more than any GPU has, so that no
- * engine is made whose workspace would be too small. */
+/// What getWorkspaceSize answers instead of an error, which it has no way to return: more than any GPU has, so that no
+/// engine is made whose workspace would be too small.
 constexpr size_t kImpossibleWorkspace = size_t{1} << 62;
 
 }  // namespace
 
 IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noexcept {
     switch (type) {
-        case PluginCapabilityType::kCORE:
-            return static_cast<nvinfer1::IPluginV3OneCore*>(this);
-        case PluginCapabilityType::kBUILD:
-            return static_cast<nvinfer1::IPluginV3OneBuildV2*>(this);
-        case PluginCapabilityType::kRUNTIME:
-            return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
+        case PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
+        case PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuildV2*>(this);
+        case PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
     }
     return nullptr;
 }

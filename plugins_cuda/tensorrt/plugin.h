@@ -1,7 +1,7 @@
-/* The part that all operators share: an IPluginV3 and its creator, driven by the tables of an Operator.
- *
- * Stateless beyond the attributes: what a call needs follows from the tensor descriptions that TensorRT passes with it,
- * so clones, contexts and profiles cannot disagree. Nothing is allocated between deserialisation and the last step. */
+// The part that all operators share: an IPluginV3 and its creator, driven by the tables of an Operator.
+//
+// Stateless beyond the attributes: what a call needs follows from the tensor descriptions that TensorRT passes with it,
+// so clones, contexts and profiles cannot disagree. Nothing is allocated between deserialisation and the last step.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -15,14 +15,14 @@
 
 namespace kvc::tensorrt {
 
-/* One call: what the C ABI wants to know besides addresses. */
+/// One call: what the C ABI wants to know besides addresses.
 struct Call {
     const Fields& fields;
     Sizes sizes;
     KvcDtype dtype;
 };
 
-/* Addresses of one call, in the order of the operator's tables. */
+/// Addresses of one call, in the order of the operator's tables.
 struct Buffers {
     const void* const* inputs;
     void* const* outputs;
@@ -31,15 +31,15 @@ struct Buffers {
     void* stream;
 };
 
-/* What tells one plugin from another. */
+/// What tells one plugin from another.
 struct Operator {
     const char* name;
     std::span<const FieldSpec> fields;
     std::span<const TensorSpec> inputs;
     std::span<const TensorSpec> outputs;
-    /* Throws Refusal for attributes that do not fit together. */
+    /// Throws Refusal for attributes that do not fit together.
     void (*check)(const Fields& fields);
-    /* Adds the sizes that follow from attributes and from other sizes, as far as these are known. */
+    /// Adds the sizes that follow from attributes and from other sizes, as far as these are known.
     void (*derive)(const Fields& fields, Sizes& sizes);
     KvcStatus (*workspace)(const Call& call, uint64_t* bytes, KvcMessage* message);
     KvcStatus (*launch)(const Call& call, const Buffers& buffers, KvcMessage* message);
@@ -92,11 +92,11 @@ private:
     using ProfileEnd = nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::*;
 
     void check_counts(int32_t inputs, int32_t outputs) const;
-    /* The call at one end of an optimisation profile; throws Refusal where shapes do not fit together. */
+    /// The call at one end of an optimisation profile; throws Refusal where shapes do not fit together.
     Call call_at(const nvinfer1::DynamicPluginTensorDesc* in, ProfileEnd end) const;
-    /* The call with the concrete shapes of its inputs and outputs. */
+    /// The call with the concrete shapes of its inputs and outputs.
     Call call_with(const nvinfer1::PluginTensorDesc* in, const nvinfer1::PluginTensorDesc* out) const;
-    /* Scratch memory of a call; throws Refusal with the C ABI's reason where it refuses the sizes. */
+    /// Scratch memory of a call; throws Refusal with the C ABI's reason where it refuses the sizes.
     uint64_t workspace_bytes(const Call& call) const;
     void check_aliases(const void* const* inputs, void* const* outputs) const;
 

@@ -73,12 +73,9 @@ DimsExprs shape_of(const TensorSpec& spec, const SymbolExprs& exprs, const Sizes
 
 DataType type_of(const TensorSpec& spec, DataType cache_type) {
     switch (spec.element) {
-        case Element::kInt64:
-            return DataType::kINT64;
-        case Element::kInt32:
-            return DataType::kINT32;
-        default:
-            return cache_type;
+        case Element::kInt64: return DataType::kINT64;
+        case Element::kInt32: return DataType::kINT32;
+        default: return cache_type;
     }
 }
 
@@ -88,12 +85,9 @@ bool is_cache_type(DataType type) {
 
 KvcDtype dtype_of(DataType cache_type) {
     switch (cache_type) {
-        case DataType::kFLOAT:
-            return KVC_FLOAT32;
-        case DataType::kHALF:
-            return KVC_FLOAT16;
-        case DataType::kBF16:
-            return KVC_BFLOAT16;
+        case DataType::kFLOAT: return KVC_FLOAT32;
+        case DataType::kHALF: return KVC_FLOAT16;
+        case DataType::kBF16: return KVC_BFLOAT16;
         default:
             refuse("type of the cache: expected float32, float16 or bfloat16, found DataType %d",
                    static_cast<int>(cache_type));

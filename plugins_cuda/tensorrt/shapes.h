@@ -1,5 +1,5 @@
-/* Shapes and types of an operator's tensors as tables of symbols, and the three questions that TensorRT asks of them:
- * which shape has an output (symbolically), do these sizes fit together, which types and formats are served. */
+// Shapes and types of an operator's tensors as tables of symbols, and the three questions that TensorRT asks of them:
+// which shape has an output (symbolically), do these sizes fit together, which types and formats are served.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -13,7 +13,7 @@
 
 namespace kvc::tensorrt {
 
-/* B, H, G, D, W, S, C, P = ceil(C / page size), 2D, and the width of the list of selected tokens. */
+/// B, H, G, D, W, S, C, P = ceil(C / page size), 2D, and the width of the list of selected tokens.
 enum class Dim : uint8_t {
     kBatch,
     kHeads,
@@ -28,7 +28,7 @@ enum class Dim : uint8_t {
 };
 inline constexpr size_t kDims = 10;
 
-/* The cache's type is one of float32, float16, bfloat16, the same for all tensors of a call. */
+/// The cache's type is one of float32, float16, bfloat16, the same for all tensors of a call.
 enum class Element : uint8_t { kCache, kInt64, kInt32 };
 
 struct Shape {
@@ -45,18 +45,18 @@ struct TensorSpec {
     const char* name;
     Element element;
     Shape shape;
-    int32_t alias = kNotAliased; /* of an output: the input whose buffer it is */
+    int32_t alias = kNotAliased;  ///< of an output: the input whose buffer it is
 };
 
 inline constexpr size_t kMaxTensors = 8;
 
-/* Sizes of the symbols, as far as they are known. */
+/// Sizes of the symbols, as far as they are known.
 class Sizes {
 public:
     Sizes() { values_.fill(kUnknown); }
     bool known(Dim dim) const { return values_[static_cast<size_t>(dim)] != kUnknown; }
     int32_t get(Dim dim) const { return values_[static_cast<size_t>(dim)]; }
-    /* Sets a size in 0..2^31-1; throws Refusal on another size than one known before. `where` names who says so. */
+    /// Sets a size in 0..2^31-1; throws Refusal on another size than one known before. `where` names who says so.
     void fix(Dim dim, int64_t size, const char* where);
 
 private:
@@ -66,16 +66,16 @@ private:
 
 using DimExpr = const nvinfer1::IDimensionExpr*;
 
-/* Expressions of the symbols, null where none is known. */
+/// Expressions of the symbols, null where none is known.
 using SymbolExprs = std::array<DimExpr, kDims>;
 
-/* Takes the sizes that `dims` gives to the symbols of `spec`; throws Refusal on a wrong rank or a contradiction. */
+/// Takes the sizes that `dims` gives to the symbols of `spec`; throws Refusal on a wrong rank or a contradiction.
 void bind(const TensorSpec& spec, const nvinfer1::Dims& dims, Sizes& sizes);
 
-/* The same for expressions; those that are constant go to `sizes` too. */
+/// The same for expressions; those that are constant go to `sizes` too.
 void bind(const TensorSpec& spec, const nvinfer1::DimsExprs& dims, SymbolExprs& exprs, Sizes& sizes);
 
-/* The shape of an output. */
+/// The shape of an output.
 nvinfer1::DimsExprs shape_of(const TensorSpec& spec, const SymbolExprs& exprs, const Sizes& sizes,
                              nvinfer1::IExprBuilder& builder);
 
@@ -83,7 +83,7 @@ nvinfer1::DataType type_of(const TensorSpec& spec, nvinfer1::DataType cache_type
 bool is_cache_type(nvinfer1::DataType type);
 KvcDtype dtype_of(nvinfer1::DataType cache_type);
 
-/* Throws Refusal unless the tensor has the type of its spec and the linear format. */
+/// Throws Refusal unless the tensor has the type of its spec and the linear format.
 void check_type(const TensorSpec& spec, const nvinfer1::PluginTensorDesc& desc, nvinfer1::DataType cache_type);
 
 }  // namespace kvc::tensorrt

@@ -1,0 +1,55 @@
+"""The C++ plugins without a GPU: host_test.cpp calls every method as TensorRT does, under ASan and UBSan."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.plugins_cuda.tensorrt import toolchain
+
+NAMES = re.findall(r"^TEST\((\w+)\)", (toolchain.HERE / "host_test.cpp").read_text(), re.MULTILINE)
+NEEDS_CUDA = "without_a_driver_a_step_fails_with_the_reason"
+SKIPPED = 77
+
+
+@pytest.fixture
+def sanitized(compiled, request) -> tuple[Path, Path]:
+    """(host_test, plugins over the emulation), both with sanitizers."""
+    toolchain.header_folders()
+    kernels = request.getfixturevalue("emulation").path
+    plugins = compiled(
+        "libkvc_plugins_sanitized.so", lambda path: toolchain.compile_plugins(path, kernels, *toolchain.SANITIZERS)
+    )
+    return _host_test(compiled, *toolchain.SANITIZERS), plugins
+
+
+def _host_test(compiled, *flags: str) -> Path:
+    source = toolchain.HERE / "host_test.cpp"
+    name = "host_test_sanitized" if flags else "host_test"
+    return compiled(name, lambda path: toolchain.compile_cpp(path, *flags, source, "-ldl", "-pthread"))
+
+
+def _run(program: Path, library: Path, name: str) -> None:
+    done = subprocess.run(
+        [program, library, name], env=toolchain.environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode == SKIPPED:
+        pytest.skip("needs the kernels of nvcc, and no driver")
+    assert done.returncode == 0, f"{name} exited with {done.returncode}:\n{done.stderr[-4000:]}"
+
+
+def test_the_suite_is_found():
+    assert len(NAMES) > 20
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != NEEDS_CUDA])
+def test_with_sanitizers_over_the_emulation(sanitized, name):
+    _run(*sanitized, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_the_library_that_tensorrt_loads(compiled, cuda_plugins, name):
+    _run(_host_test(compiled), cuda_plugins, name)
