@@ -38,7 +38,7 @@ class TorchOperator:
 
     def run(self, **inputs: Array) -> list[Array]:
         """Outputs in the order in which the ONNX operator declares them; caches are copied first."""
-        copies = {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in inputs.items()}
+        copies = {name: torch.from_numpy(np.array(value, order="C")).to(self.device) for name, value in inputs.items()}
         with torch.inference_mode():
             return [output.cpu().numpy() for output in self.body(**copies)]
 
