@@ -4,25 +4,25 @@
 // compacted cache from slot 0). Bounds are channel-major [B,G,2D,P]: row d holds the page maxima of K, row D+d those of
 // -K; a page without tokens holds the lowest finite value, and a NaN key makes its channel of the page NaN.
 //
-//   gather_cache     out of place: any number of blocks, each of whole pages, copies its slots and writes their bounds.
-//                    After `move_in_place` it only does what is left: bounds, and zeros past a row's end.
-//   move_in_place    k_cache is k. Blocks own slices of channels, which do not depend on each other; each walks the
-//                    slots in chunks, reads a chunk whole, and writes it after a barrier. Safe because positions ascend,
-//                    so position >= slot: no later chunk reads what an earlier one wrote.
+// Blocks own whole pages: any number of them runs at once. Where the caches are k and v themselves, the rows have been
+// moved before (move_in_place.cuh), and bounds and the zeros past a row's end are left to do.
 //
-// Bytes per row and KV head, s bytes per element, `kept` = min(n, budget): reads 2·s·D·kept + 4·kept, writes 2·s·D·C
-// (K and V with their zeros) + 2·s·D·P (bounds). In place: the move reads and writes 2·s·D·kept, the rest reads s·D·kept.
+// Bytes per row and KV head, s bytes per element, `kept` = min(n, budget): reads 2·s·D·kept + 8·kept, writes 2·s·D·C
+// (K and V with their zeros) + 2·s·D·P (bounds). In place: reads s·D·kept, writes 2·s·D·(C - kept) + 2·s·D·P.
 // Every access to K and V is 16 bytes wide, kRowsInFlight of them per thread before the first is used. Bounds leave
 // through shared memory, so that the pages of a block are neighbours in each of the 2D rows.
 //
 // Determinism: every element has one writer; maxima are exact, so their order does not matter.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/shared.cuh"
+#include "src/launch.h"
 
 namespace kvc {
 
@@ -32,10 +32,10 @@ constexpr int kRowsInFlight = 4;
 
 // How a block's pages are shared out: a segment is what one thread reduces for its channels.
 struct PageLayout {
-    int32_t page_size;        // p, at most C
-    int32_t pages;            // P
-    int32_t segment_slots;    // slots of a page that one thread takes
-    int32_t segments;         // of a page
+    int32_t page_size;      // p, at most C
+    int32_t pages;          // P
+    int32_t segment_slots;  // slots of a page that one thread takes
+    int32_t segments;       // of a page
     int32_t pages_per_block;
 
     __host__ __device__ int32_t columns() const { return pages_per_block * segments; }
@@ -43,13 +43,14 @@ struct PageLayout {
 
 template <class T>
 struct GatherParams {
-    int32_t kv_heads;              // G
-    int32_t head_size;             // D
-    int32_t capacity;              // C
-    int64_t stride_batch;          // of k and v, in elements
+    int32_t batch;         // rows
+    int32_t kv_heads;      // G
+    int32_t head_size;     // D
+    int32_t capacity;      // C
+    int64_t stride_batch;  // of k and v, in elements
     int64_t stride_head;
     int64_t stride_token;
-    const T* k;                    // [B,G,S,D] by strides
+    const T* k;  // [B,G,S,D] by strides
     const T* v;
     const int32_t* indices;        // [B,G,C]: position in k and v of each slot, ascending
     const int64_t* cache_lengths;  // [B]: slots in use
@@ -57,7 +58,7 @@ struct GatherParams {
     T* v_cache;                    // [B,G,C,D]
     T* bounds;                     // [B,G,2D,P] or null
     PageLayout layout;
-    bool in_place;                 // k and v are the caches: every slot holds its row when gather_cache runs
+    bool in_place;  // k and v are the caches: every slot holds its row when gather_cache runs
 };
 
 // Elements between the columns of a block's bounds in shared memory: 16 bytes beyond the 2D, against bank conflicts.
@@ -74,7 +75,7 @@ struct GatherHead {
     T* cache;                // its first slot
     int64_t stride_token;    // of `source`
     int32_t head_size;
-    int32_t length;          // slots in use
+    int32_t length;  // slots in use
     bool in_place;
 };
 
@@ -196,40 +197,27 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks) gather_cache(co
     if (params.bounds != nullptr) write_bounds(params, columns);
 }
 
-// Vectors of channels that a block of move_in_place owns: 64 bytes of a row, two sectors.
-constexpr int kSliceVectors = 4;
-
-// Grid (slices of K, then of V; G; B).
-template <class T>
-__global__ void __launch_bounds__(kGatherThreads) move_in_place(const GatherParams<T> params) {
-    constexpr int32_t kSlots = kGatherThreads / kSliceVectors;
-    const int32_t slices = static_cast<int32_t>(gridDim.x) / 2;
-    const int32_t slice = static_cast<int32_t>(blockIdx.x) % slices;
-    const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
-    const int32_t* indices = params.indices + head * params.capacity;
-    const auto length = static_cast<int32_t>(params.cache_lengths[blockIdx.z]);
-    // Positions ascend, so if the last row stays where it is, all do.
-    if (length == 0 || indices[length - 1] == length - 1) return;
-
-    const int32_t vector = slice * kSliceVectors + static_cast<int32_t>(threadIdx.x) % kSliceVectors;
-    const int32_t end = vector < params.head_size / kVectorWidth<T> ? length : 0;
-    T* cache = static_cast<int32_t>(blockIdx.x) < slices ? params.k_cache : params.v_cache;
-    T* channels = cache + head * params.capacity * params.head_size + vector * kVectorWidth<T>;
-    for (int32_t chunk = 0; chunk < length; chunk += kSlots * kRowsInFlight) {
-        const int32_t first = chunk + static_cast<int32_t>(threadIdx.x) / kSliceVectors;
-        uint4 rows[kRowsInFlight] = {};
-#pragma unroll
-        for (int j = 0; j < kRowsInFlight; ++j) {
-            const int32_t slot = first + j * kSlots;
-            if (slot < end) rows[j] = platform::load_16_bytes(channels + int64_t{indices[slot]} * params.head_size);
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < kRowsInFlight; ++j) {
-            const int32_t slot = first + j * kSlots;
-            if (slot < end) platform::store_16_bytes(channels + int64_t{slot} * params.head_size, rows[j]);
-        }
-    }
+// Shares of about 48 slots: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds a page
+// is only what one thread copies.
+inline PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds) {
+    constexpr int32_t kSlotsPerBlock = 48;
+    constexpr int32_t kMostColumns = 32;
+    PageLayout layout{};
+    layout.page_size = std::min(with_bounds ? page_size : kRowsInFlight, capacity);
+    layout.pages = ceil_div(capacity, layout.page_size);
+    layout.segment_slots = std::max(kRowsInFlight, ceil_div(layout.page_size, kMostColumns));
+    layout.segments = ceil_div(layout.page_size, layout.segment_slots);
+    layout.pages_per_block = std::clamp(kSlotsPerBlock / layout.page_size, 1, kMostColumns);
+    return layout;
 }
 
-} // namespace kvc
+template <class T>
+void launch_gather(const GatherParams<T>& params, cudaStream_t stream) {
+    const PageLayout& layout = params.layout;
+    const dim3 grid(static_cast<unsigned>(ceil_div(layout.pages, layout.pages_per_block)),
+                    static_cast<unsigned>(params.kv_heads), static_cast<unsigned>(params.batch));
+    const size_t shared_bytes = sizeof(T) * layout.columns() * bounds_pitch<T>(params.head_size);
+    launch("gather_cache", gather_cache<T>, grid, dim3(kGatherThreads), shared_bytes, stream, params);
+}
+
+}  // namespace kvc

@@ -24,21 +24,23 @@
 #include "kernels/platform.cuh"
 #include "kernels/radix_select.cuh"
 #include "kernels/shared.cuh"
+#include "src/launch.h"
 
 namespace kvc {
 
 struct PoolSelectParams {
-    int32_t kv_heads;              // G
-    int32_t window;                // W
-    int32_t pool_kernel;           // ks, odd
-    int64_t prompt_length;         // S
-    int64_t prompt_budget;         // B
-    int64_t capacity;              // C
-    const float* votes;            // [B,G,S]; unused where S <= prompt_budget, as is `keys`
-    const int64_t* prompt_lengths; // [B]
-    uint32_t* keys;                // [B,G,S] scratch
-    int64_t* cache_lengths;        // [B]
-    int32_t* indices;              // [B,G,C]
+    int32_t batch;                  // rows
+    int32_t kv_heads;               // G
+    int32_t window;                 // W
+    int32_t pool_kernel;            // ks, odd
+    int64_t prompt_length;          // S
+    int64_t prompt_budget;          // B
+    int64_t capacity;               // C
+    const float* votes;             // [B,G,S]; unused where S <= prompt_budget, as is `keys`
+    const int64_t* prompt_lengths;  // [B]
+    uint32_t* keys;                 // [B,G,S] scratch
+    int64_t* cache_lengths;         // [B]
+    int32_t* indices;               // [B,G,C]
 };
 
 // Votes of one tile of pool_votes: kPoolPerThread for each of its threads.
@@ -102,7 +104,8 @@ __global__ void __launch_bounds__(kThreads) pool_votes(const PoolSelectParams pa
     uint32_t values[kPoolPerThread];
 #pragma unroll
     for (int32_t j = 0; j < kPoolPerThread; ++j) {
-        const int32_t position = first_output - params.pool_kernel / 2 + static_cast<int32_t>(threadIdx.x) + j * kThreads;
+        const int32_t position =
+            first_output - params.pool_kernel / 2 + static_cast<int32_t>(threadIdx.x) + j * kThreads;
         values[j] = position >= 0 && position < votes_count ? pooling_key(votes[position]) : 0;
     }
     pool_tile<kThreads>(values, params.pool_kernel, dynamic_shared<uint32_t>(0, 2 * kPoolTile<kThreads>));
@@ -147,4 +150,24 @@ __global__ void __launch_bounds__(kThreads) select_prompt(const PoolSelectParams
     if (blockIdx.x == 0 && threadIdx.x == 0) params.cache_lengths[blockIdx.y] = kept;
 }
 
-} // namespace kvc
+template <int kThreads>
+void launch_pool_votes(const PoolSelectParams& params, cudaStream_t stream) {
+    const int64_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
+    const dim3 grid(static_cast<unsigned>(ceil_div(params.prompt_length, outputs)),
+                    static_cast<unsigned>(params.kv_heads), static_cast<unsigned>(params.batch));
+    launch("pool_votes", pool_votes<kThreads>, grid, dim3(kThreads), kPoolSharedBytes<kThreads>, stream, params);
+}
+
+// Queues both kernels; the first only where a prompt can exceed the budget.
+inline void launch_pool_select(const PoolSelectParams& params, cudaStream_t stream) {
+    // Small tiles spread a prompt over more blocks; of a wide kernel they would hold little but margins.
+    constexpr int32_t kWideKernel = 1024;
+    if (params.prompt_length > params.prompt_budget) {
+        params.pool_kernel < kWideKernel ? launch_pool_votes<256>(params, stream)
+                                         : launch_pool_votes<1024>(params, stream);
+    }
+    const dim3 grid(static_cast<unsigned>(params.kv_heads), static_cast<unsigned>(params.batch));
+    launch("select_prompt", select_prompt<kSelectThreads>, grid, dim3(kSelectThreads), 0, stream, params);
+}
+
+}  // namespace kvc

@@ -46,7 +46,7 @@ constexpr int kEmissionWords = 2 * (kThreads / 32);
 
 struct Threshold {
     uint32_t key;
-    int32_t ties; // weight that elements of exactly this key still get, in ascending order of index
+    int32_t ties;  // weight that elements of exactly this key still get, in ascending order of index
 };
 
 struct UnitWeight {
@@ -57,7 +57,7 @@ struct UnitWeight {
 template <int kThreads, int kCopies, class KeyAt, class WeightAt>
 __device__ __forceinline__ void count_digits(int32_t n, uint32_t prefix, uint32_t mask, int32_t shift, KeyAt key_at,
                                              WeightAt weight_at, SharedSpan<uint32_t> histogram) {
-    constexpr int32_t kInFlight = 8; // loads before the first use: the keys of a long prompt come from L2
+    constexpr int32_t kInFlight = 8;  // loads before the first use: the keys of a long prompt come from L2
     const int32_t thread = threadIdx.x;
     const int32_t copy = thread % kCopies;
     for (int32_t base = thread; base < n; base += kThreads * kInFlight) {
@@ -224,4 +224,4 @@ __device__ void emit_ascending(int32_t n, Threshold threshold, KeyAt key_at, Wei
     }
 }
 
-} // namespace kvc
+}  // namespace kvc
