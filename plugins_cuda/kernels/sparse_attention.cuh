@@ -1,42 +1,166 @@
-// (under construction: parameters first, so that callers can be written against them)
+// Exact attention of one decode step over the entries that each row reads: the selected ones, or all of them.
+//
+// Source: RocketKV (arXiv 2502.14051), algorithm 2, last step; split over tokens and merged by log-sum-exp as in
+// Flash-Decoding (Dao et al., 2023). Scores, softmax and sums are fp32, scores are divided by sqrt(D).
+//
+// Shapes: B rows, G KV heads of g = H / G query heads, k tokens read of C slots, D channels. Each key and value is read
+// from memory once for its whole group.
+// Bytes per row: 2 G k D s of keys and values (s bytes per element), 4 G k of slots where the row is sparse; several
+// splits add 8 G splits (g D + 2 g) through L2. Flops: 4 H k D.
+//
+// Deterministic: splits and their borders follow from k alone (split_plan), tiles from the split, and every merge goes
+// in a fixed order. So a row has the same bits alone and in any batch, and dense attention has those of a sparse step
+// that reads everything: the same kernel, told so by null in place of a list.
+//
+// A NaN score, and a maximum that is infinite, make the output NaN, as torch.softmax does. A row without entries gets
+// zeros.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attended_row.cuh"
+#include "kernels/attention_fma.cuh"
+#include "kernels/attention_merge.cuh"
+#include "kernels/attention_tensor_core.cuh"
 #include "src/launch.h"
 
 namespace kvc {
 
-/// Scratch of the attention: partial results of the splits of a row, and how many splits have arrived.
+// How the tokens of a row are divided among blocks.
+struct SplitPlan {
+    int splits;
+    int tokens;  // of each split but the last
+};
+
+// A round: every warp of a block takes one tile. Splits are whole rounds. Up to two rounds a second block would save
+// less time than the merge through global memory costs.
+inline constexpr int kRoundTokens = kAttentionWarps * kTileTokens;
+inline constexpr int kUnsplitTokens = 2 * kRoundTokens;
+
+// Splits of a row of at most `count` tokens, at most.
+inline int32_t most_splits(int64_t count) {
+    const int64_t rounds = count <= kUnsplitTokens ? 1 : ceil_div(count, int64_t{kRoundTokens});
+    return static_cast<int32_t>(rounds < kMostSplits ? rounds : kMostSplits);
+}
+
+__device__ __forceinline__ SplitPlan split_plan(int count) {
+    if (count <= kUnsplitTokens) {
+        return {count == 0 ? 0 : 1, kUnsplitTokens};
+    }
+    constexpr int kGranule = kMostSplits * kRoundTokens;
+    const int tokens = (count + kGranule - 1) / kGranule * kRoundTokens;
+    return {(count + tokens - 1) / tokens, tokens};
+}
+
+// Scratch memory: results of the splits of a row, and how many of them have arrived.
 struct AttentionScratch {
-    int32_t* arrivals;  // [B,G]: zeros before the launch (the kernel that appends the token writes them)
-    float2* statistics; // [B,G,splits,H/G]: maximum and sum of each split's softmax
-    float* partials;    // [B,G,splits,H/G,D]: each split's unnormalised output
-    int32_t splits;     // most splits of a row
+    int32_t* arrivals;   // [B,G]: zeros before the launch (written by the kernel that appends the token)
+    SoftmaxPart* parts;  // [B,G,splits,g]
+    float* outputs;      // [B,G,splits,g,D]
+    int32_t splits;      // most splits of a row
 };
 
 template <class T>
 struct SparseAttentionParams {
-    const T* query;               // [B,H,D]
-    const T* k_cache;             // [B,G,C,D]
-    const T* v_cache;             // [B,G,C,D]
-    const int64_t* cache_lengths; // [B]: entries before the append
-    const int32_t* indices;       // [B,G,index_stride]: slots that a sparse row reads, ascending; null if none is sparse
-    T* output;                    // [B,H,D]
+    const T* query;                // [B,H,D]
+    const T* k_cache;              // [B,G,C,D]
+    const T* v_cache;              // [B,G,C,D]
+    const int64_t* cache_lengths;  // [B]: entries before the append
+    const int32_t* indices;        // [B,G,index_stride]: slots that a sparse row reads, ascending; or null: none is
+    T* output;                     // [B,H,D]
     AttentionScratch scratch;
     AttentionLimits limits;
     int64_t index_stride;
-    int32_t batch;     // B
-    int32_t heads;     // H
-    int32_t kv_heads;  // G
-    int32_t head_size; // D
+    int32_t batch;      // B
+    int32_t kv_heads;   // G
+    int32_t group;      // H / G
+    int32_t head_size;  // D
 };
 
-/// Cut the scratch of an attention over rows of at most `most_attended(limits)` entries.
-AttentionScratch take_attention_scratch(Workspace& workspace, int32_t batch, int32_t heads, int32_t kv_heads,
-                                        int32_t head_size, int64_t most_attended);
+template <class T, int kHeadSize>
+using AttentionWarp =
+    std::conditional_t<std::is_same_v<T, float>, FmaWarp<kHeadSize>, TensorCoreWarp<T, kHeadSize>>;
 
-/// Queue the attention of every row; `params.scratch.arrivals` must be zero by then.
+// One split of one row and KV head, grid (G, B, splits). Splits come last in the order of blocks: those that a short
+// row does not have start after all the work is under way.
+template <class T, int kHeadSize>
+__global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize <= 128 ? 2 : 1)
+    sparse_attention(const SparseAttentionParams<T> params) {
+    using Warp = AttentionWarp<T, kHeadSize>;
+    constexpr int kWarpFloats = Warp::kScratch > kWarpOutputs ? Warp::kScratch : kWarpOutputs;
+    KVC_SHARED(SoftmaxPart, parts, kAttentionWarps * kWarpHeads);
+    KVC_SHARED(float, weights, kAttentionWarps * kWarpHeads);
+    KVC_SHARED(SoftmaxPart, totals, kLargestGroup);
+    KVC_SHARED(float, outputs, kAttentionWarps * kWarpFloats);
+    KVC_SHARED(int, is_last, 1);
+    const MergeBuffers buffers{parts, weights, totals, outputs, is_last};
+
+    const int64_t kv = int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;  // row and KV head
+    const int split = static_cast<int>(blockIdx.z), group = params.group, size = params.head_size;
+    const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
+    const SplitPlan plan = split_plan(row.count);
+    T* const output = params.output + kv * group * size;
+    if (split >= plan.splits) {
+        for (int i = static_cast<int>(threadIdx.x); row.count == 0 && split == 0 && i < group * size;
+             i += kAttentionThreads) {
+            output[i] = from_float<T>(0.0f);
+        }
+        return;
+    }
+
+    const WarpShare share(group);
+    const int head = share.head_tile(warp_index()) * kWarpHeads, heads = group - head < kWarpHeads ? group - head : kWarpHeads;
+    Warp warp(params.query + (kv * group + head) * size, heads, size,
+              buffers.outputs.part(warp_index() * kWarpFloats, kWarpFloats));
+    const int begin = split * plan.tokens, end = row.count - begin < plan.tokens ? row.count : begin + plan.tokens;
+    const int64_t cache = kv * params.limits.capacity * size;
+    const int32_t* list = row.all ? nullptr : params.indices + kv * params.index_stride;
+    warp.attend({params.k_cache + cache, params.v_cache + cache, list, end, size}, share.tiles(begin, end));
+    warp.store_parts(buffers.parts.part(warp_index() * kWarpHeads, kWarpHeads));
+    weigh_warps(buffers, share);
+
+    if (plan.splits == 1) {
+        merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int h, int d, float(&sums)[4]) {
+            const float sum = buffers.totals[h].sum;
+            const float quotients[4] = {sums[0] / sum, sums[1] / sum, sums[2] / sum, sums[3] / sum};
+            store_four(output + h * size + d, quotients);
+        });
+        return;
+    }
+    const int64_t first = kv * params.scratch.splits * group, mine = first + int64_t{split} * group;
+    merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int h, int d, float(&sums)[4]) {
+        store_four(params.scratch.outputs + (mine + h) * size + d, sums);
+    });
+    if (static_cast<int>(threadIdx.x) < group) {
+        params.scratch.parts[mine + threadIdx.x] = buffers.totals[threadIdx.x];
+    }
+    if (arrives_last(params.scratch.arrivals + kv, plan.splits, buffers)) {
+        const SplitResult splits{params.scratch.parts + first, params.scratch.outputs + first * size};
+        merge_splits<kHeadSize>(splits, plan.splits, group, size, buffers, output);
+    }
+}
+
+// Cut the scratch memory of an attention whose rows read at most `most` entries (most_attended).
+inline AttentionScratch take_attention_scratch(Workspace& workspace, int32_t batch, int32_t heads, int32_t kv_heads,
+                                               int32_t head_size, int64_t most) {
+    AttentionScratch scratch{};
+    scratch.splits = most_splits(most);
+    const int64_t kept = scratch.splits > 1 ? scratch.splits : 0;
+    scratch.arrivals = workspace.take<int32_t>({batch, kv_heads});
+    scratch.parts = workspace.take<SoftmaxPart>({batch, heads, kept});
+    scratch.outputs = workspace.take<float>({batch, heads, kept, head_size});
+    return scratch;
+}
+
+// Queue the attention of every row; params.scratch.arrivals must be zero by then.
 template <class T>
-void launch_sparse_attention(const SparseAttentionParams<T>& params, cudaStream_t stream);
+void launch_sparse_attention(const SparseAttentionParams<T>& params, cudaStream_t stream) {
+    const dim3 grid(static_cast<unsigned>(params.kv_heads), static_cast<unsigned>(params.batch),
+                    static_cast<unsigned>(params.scratch.splits));
+    dispatch_head_size(params.head_size, [&](auto head_size) {
+        launch("sparse_attention", sparse_attention<T, decltype(head_size)::value>, grid, dim3(kAttentionThreads), 0,
+               stream, params);
+    });
+}
 
-} // namespace kvc
+}  // namespace kvc
