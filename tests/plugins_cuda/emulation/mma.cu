@@ -1,4 +1,5 @@
 // C = A B through every way into fragments; shapes: A [16, 16], B [16, 8] of T, C [16, 8] fp32.
+#include "emulation/toy.h"
 #include "kernels/copy_async.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/shared.cuh"
@@ -7,11 +8,11 @@ namespace kvc {
 
 template <class T>
 struct MmaParams {
-    const T* a;       // [16, 16]
-    const T* b;       // [16, 8]
+    const T* a;         // [16, 16]
+    const T* b;         // [16, 8]
     const T* b_columns; // [8, 16]: the transpose of b
-    float* c;         // [4, 16, 8]: by plain loads, by ldmatrix, by ldmatrix of columns, by ldmatrix_x2
-    bool wait;        // false: the copies are used before they have arrived
+    float* c;           // [4, 16, 8]: by plain loads, by ldmatrix, by ldmatrix of columns, by ldmatrix_x2
+    bool wait;          // false: b_columns is used before it has arrived
 };
 
 template <class T>
@@ -92,15 +93,7 @@ static void run(const uint16_t* a, const uint16_t* b, const uint16_t* b_columns,
     kvc::launch("product", kvc::product<T>, 1, 32, 0, nullptr, {typed(a), typed(b), typed(b_columns), c, wait != 0});
 }
 
-// Returns the message of the launch, "" where it went well.
 extern "C" const char* run_product(int bfloat16, const uint16_t* a, const uint16_t* b, const uint16_t* b_columns,
                                    float* c, int wait) {
-    static std::string message;
-    message.clear();
-    try {
-        (bfloat16 ? run<kvc::bfloat16_t> : run<kvc::half_t>)(a, b, b_columns, c, wait);
-    } catch (const kvc::LaunchError& error) {
-        message = error.what();
-    }
-    return message.c_str();
+    return message_of([&] { (bfloat16 ? run<kvc::bfloat16_t> : run<kvc::half_t>)(a, b, b_columns, c, wait); });
 }

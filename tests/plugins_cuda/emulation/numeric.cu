@@ -1,0 +1,69 @@
+// Conversions, order and vector accesses of kernels/numeric.cuh on whole arrays.
+#include "emulation/toy.h"
+#include "kernels/numeric.cuh"
+
+namespace kvc {
+namespace {
+
+template <class T>
+void widen_array(const T* from, float* to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
+}
+
+template <class T>
+void narrow_array(const float* from, T* to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = from_float<T>(from[i]);
+}
+
+template <class T>
+struct VectorParams {
+    const T* from; // [kVectorWidth]
+    T* converted;  // [kVectorWidth]: through fp32
+    T* copied;     // [kVectorWidth]
+};
+
+template <class T>
+__global__ void vectors(const VectorParams<T> params) {
+    float values[kVectorWidth<T>];
+    load_vector(params.from, values);
+    store_vector(params.converted, values);
+    copy_vector(params.copied, params.from);
+}
+
+template <class T>
+const char* run(const void* from, void* converted, void* copied) {
+    const VectorParams<T> params{static_cast<const T*>(from), static_cast<T*>(converted), static_cast<T*>(copied)};
+    return message_of([&] { launch("vectors", vectors<T>, 1, 1, 0, nullptr, params); });
+}
+
+} // namespace
+} // namespace kvc
+
+extern "C" {
+
+void widen_half(const kvc::half_t* from, float* to, int64_t n) { kvc::widen_array(from, to, n); }
+void widen_bfloat16(const kvc::bfloat16_t* from, float* to, int64_t n) { kvc::widen_array(from, to, n); }
+void narrow_half(const float* from, kvc::half_t* to, int64_t n) { kvc::narrow_array(from, to, n); }
+void narrow_bfloat16(const float* from, kvc::bfloat16_t* to, int64_t n) { kvc::narrow_array(from, to, n); }
+
+void order_keys(const float* from, uint32_t* to, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = kvc::order_key(from[i]);
+}
+void extremes(const float* a, const float* b, float* largest, float* smallest, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        largest[i] = kvc::nan_max(a[i], b[i]);
+        smallest[i] = kvc::nan_min(a[i], b[i]);
+    }
+}
+void lowest(float* to) {
+    to[0] = kvc::lowest_finite<float>();
+    to[1] = kvc::lowest_finite<kvc::half_t>();
+    to[2] = kvc::lowest_finite<kvc::bfloat16_t>();
+}
+
+const char* run_vectors(int dtype, const void* from, void* converted, void* copied) {
+    if (dtype == 0) return kvc::run<float>(from, converted, copied);
+    if (dtype == 1) return kvc::run<kvc::half_t>(from, converted, copied);
+    return kvc::run<kvc::bfloat16_t>(from, converted, copied);
+}
+}
