@@ -38,7 +38,7 @@ void check_collection(std::span<const FieldSpec> specs, const PluginFieldCollect
     if (collection == nullptr) refuse("no fields");
     // Checked before anything is read: a count that cannot be right may well lie about the memory behind it.
     if (collection->nbFields < 0 || static_cast<size_t>(collection->nbFields) > specs.size()) {
-        refuse("expected %zu fields, found %" PRId32, specs.size(), collection->nbFields);
+        refuse("number of fields: expected %zu, found %" PRId32, specs.size(), collection->nbFields);
     }
     if (collection->nbFields > 0 && collection->fields == nullptr) refuse("the list of fields is null");
 }

@@ -263,13 +263,13 @@ TEST(a_missing_doubled_unknown_or_empty_field_is_refused) {
             check_refused(library, example, "a field has no name", [&](auto& fields) { fields[i].name = nullptr; });
             check_refused(library, example, "field page-size: unknown",
                           [&](auto& fields) { fields[i].name = "page-size"; });
-            check_refused(library, example, "fields, found " + std::to_string(example.values.size() + 1),
+            check_refused(library, example, "number of fields: expected " + std::to_string(example.values.size()),
                           [&](auto& fields) { fields.push_back(fields[i]); });
             if (example.values.size() == 1) continue;
             const size_t next = (i + 1) % example.values.size();
             check_refused(library, example, ": given twice", [&](auto& fields) { fields[i] = fields[next]; });
         }
-        check_refused(library, example, "fields, found",
+        check_refused(library, example, "number of fields: expected",
                       [&](auto& fields) { fields.emplace_back("another", &seven, PluginFieldType::kINT32, 1); });
     }
 }
@@ -334,7 +334,7 @@ TEST(a_collection_that_lies_is_refused) {
             for (const PluginField* list : {fields.data(), static_cast<const PluginField*>(nullptr)}) {
                 const PluginFieldCollection collection{count, list};
                 CHECK(creator->createPlugin(nullptr, &collection, TensorRTPhase::kRUNTIME) == nullptr);
-                CHECK_REASON("fields, found " + std::to_string(count));
+                CHECK_REASON("number of fields: expected", "found " + std::to_string(count));
             }
         }
         const PluginFieldCollection null_list{static_cast<int32_t>(fields.size()), nullptr};

@@ -53,3 +53,17 @@ def test_with_sanitizers_over_the_emulation(sanitized, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_of_the_library_that_tensorrt_loads(compiled, cuda_plugins, name):
     _run(_host_test(compiled), cuda_plugins, name)
+
+
+@pytest.mark.parametrize("fixture", ["plugins", "cuda_plugins"])
+def test_it_exports_what_tensorrt_looks_for_and_needs_no_symbol_of_it(request, fixture):
+    """Python's wheels open their libraries locally: an undefined symbol of TensorRT's would end the process."""
+    library = request.getfixturevalue(fixture)
+    needed, exported = (
+        subprocess.run(["nm", "-D", option, library], capture_output=True, text=True, check=True).stdout
+        for option in ("--undefined-only", "--defined-only")
+    )
+    assert "_Unwind_Resume" in needed
+    assert not [line for line in needed.splitlines() if "nvinfer" in line or "PluginRegistry" in line]
+    assert {"getCreators", "setLoggerFinder", "kvc_plugin_last_error"} <= set(exported.split())
+    assert "getPluginCreators" not in exported

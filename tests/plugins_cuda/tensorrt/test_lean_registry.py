@@ -1,0 +1,92 @@
+"""The plugin library in a real plugin registry: that of TensorRT's lean runtime, which needs no GPU to register."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.plugins_cuda.tensorrt.tables import FILES, read_table
+
+pytestmark = pytest.mark.tensorrt
+
+GOOD = {
+    "KvcCompact": {"prompt_budget": 50, "capacity": 58, "pool_kernel": 7, "page_size": 4},
+    "KvcHybridAttention": {"page_size": 4, "top_r": 6, "top_k": 16, "token_budget": 32, "dense_until": 24},
+    "KvcDenseAttention": {"dense_until": 32},
+}
+INTERFACES = [["PLUGIN_V3ONE_CORE", 1, 0], ["PLUGIN_V3ONE_BUILD", 2, 0], ["PLUGIN_V3ONE_RUNTIME", 1, 0]]
+
+
+@pytest.fixture(params=["emulation", "cuda"])
+def library(request) -> Path:
+    """The plugins over the emulated kernels, and the library that an engine loads."""
+    if importlib.util.find_spec("tensorrt_lean_bindings") is None:
+        pytest.skip("no lean runtime of TensorRT in this Python: pip install '.[tensorrt-lean]'")
+    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("the lean runtime is not built for AddressSanitizer")
+    return request.getfixturevalue("plugins" if request.param == "emulation" else "cuda_plugins")
+
+
+def ask(library: Path, *requests) -> dict:
+    program = Path(__file__).with_name("lean_registry.py")
+    done = subprocess.run(
+        [sys.executable, program, library, json.dumps(requests)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"ended with {done.returncode}:\n{done.stderr[-4000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def request_of(operator: str, *, phase: str = "build", **changes) -> dict:
+    """Good fields but for `changes`: name=(dtype, values), or None to leave it out."""
+    fields = {name: ("int32", [value]) for name, value in GOOD[operator].items()} | changes
+    return {
+        "operator": operator,
+        "phase": phase,
+        "fields": [[name, *field] for name, field in fields.items() if field is not None],
+    }
+
+
+def test_the_library_registers_its_creators_and_leaves_nothing_behind(library):
+    answer = ask(library)
+    assert answer["loaded"]
+    expected = {name: ["1", [[field, "INT32"] for field, _, _ in read_table(name).fields]] for name in FILES}
+    assert answer["creators"] == expected
+    assert not answer["loaded_twice"]
+    assert answer["left"] == []
+
+
+def test_good_fields_make_plugins_in_both_phases(library):
+    requests = [request_of(operator, phase=phase) for operator in GOOD for phase in ("build", "runtime")]
+    assert ask(library, *requests)["created"] == [{"created": True, "interfaces": INTERFACES}] * 6
+
+
+def test_bad_fields_make_none_and_say_why(library):
+    refused = [
+        ("KvcCompact", {"capacity": None}, "field capacity: missing"),
+        ("KvcCompact", {"pool_kernel": ("int32", [8])}, "field pool_kernel: expected an odd number, found 8"),
+        ("KvcCompact", {"prompt_budget": ("int32", [59])}, "field prompt_budget: expected at most the capacity of 58"),
+        ("KvcHybridAttention", {"page_size": ("int32", [0])}, "field page_size: expected 1..2147483647, found 0"),
+        ("KvcHybridAttention", {"top_k": ("int32", [1, 2])}, "field top_k: expected one INT32"),
+        ("KvcHybridAttention", {"top_k": ("int32", [])}, "field top_k: expected one INT32"),
+        ("KvcHybridAttention", {"top_r": ("float32", [6.0])}, "field top_r: expected one INT32"),
+        ("KvcHybridAttention", {"top_r": ("int64", [6])}, "field top_r: expected one INT32"),
+        ("KvcHybridAttention", {"top_r": None, "topr": ("int32", [6])}, "field topr: unknown"),
+        ("KvcDenseAttention", {"page_size": ("int32", [4])}, "number of fields: expected 1, found 2"),
+        ("KvcDenseAttention", {"dense_until": ("int32", [-1])}, "field dense_until: expected 0..2147483647, found -1"),
+    ]
+    answers = ask(library, *(request_of(operator, **changes) for operator, changes, _ in refused))["created"]
+    for (operator, _, reason), answer in zip(refused, answers, strict=True):
+        assert not answer["created"]
+        assert answer["reason"].startswith(f"kvc plugin: {operator}: {reason}")
+
+
+def test_a_library_without_creators_is_not_loaded(library, emulation):
+    """What a runtime has to check for: the registry answers nothing instead of an error."""
+    del library
+    assert not ask(emulation.path)["loaded"]
