@@ -61,7 +61,7 @@ emulation: emulation-plain
 plugins: $(VENV)/.cuda-build
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
 	$(NATIVE) cmake --build $(BUILD)
-	$(NATIVE) python plugins_cuda/tools/resource_table.py $(BUILD)
+	$(NATIVE) python benchmarks/kernel_resources.py $(BUILD)
 
 $(VENV)/.cuda-build: $(VENV)/.installed
 	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; \
@@ -72,7 +72,7 @@ test: lint types emulation-plain
 	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation.so" $(RUN)/pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: lint types plugins test-sanitized
-	$(NATIVE) python plugins_cuda/tools/resource_table.py $(BUILD) --check
+	$(NATIVE) python benchmarks/kernel_resources.py $(BUILD) --check
 	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation.so" \
 		$(RUN)/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 

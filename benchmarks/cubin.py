@@ -1,0 +1,168 @@
+"""What the compiler made of each kernel: resources and instructions, read from a library by cuobjdump and nvdisasm."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_ARCHITECTURE = re.compile(r"^arch = (sm_\w+)")
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)")
+_RESERVED_SHARED = 1024
+"""Bytes that the linker counts into SHARED for the system, on sm_90 and later."""
+_TYPES = {"__nv_bfloat16": "bf16", "__half": "fp16", "float": "fp32", "(anonymous namespace)::": "", "kvc::": ""}
+
+
+class ToolMissing(Exception):
+    """cuobjdump, nvdisasm or c++filt is not there."""
+
+
+@dataclass
+class KernelCode:
+    """One kernel for one architecture."""
+
+    name: str
+    architecture: str
+    registers: int = 0
+    static_shared: int = 0
+    stack: int = 0
+    local: int = 0
+    max_threads: int = 0
+    """Of __launch_bounds__; 0 where there is none."""
+    instructions: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def function(self) -> str:
+        """The name without its template arguments."""
+        return self.name.partition("<")[0]
+
+    def count(self, opcode: str, *modifiers: str) -> int:
+        """Instructions of that opcode which carry all these modifiers."""
+        return sum(
+            number
+            for instruction, number in self.instructions.items()
+            if instruction.split(".")[0] == opcode and set(modifiers) <= set(instruction.split("."))
+        )
+
+    @property
+    def spills(self) -> int:
+        """Accesses to local memory: spilled registers, or arrays indexed at run time."""
+        return self.count("LDL") + self.count("STL")
+
+
+def read(library: Path) -> list[KernelCode]:
+    """Every kernel of the library, in the order of names and architectures."""
+    kernels: dict[tuple[str, str], KernelCode] = {}
+
+    def kernel(architecture: str, symbol: str) -> KernelCode:
+        return kernels.setdefault((architecture, symbol), KernelCode(symbol, architecture))
+
+    _read_usage(_dump("-res-usage", library), kernel)
+    _read_launch_bounds(_dump("-elf", library), kernel)
+    _read_instructions(_dump("-sass", library), kernel)
+    names = demangled(sorted({symbol for _, symbol in kernels}))
+    for (_, symbol), code in kernels.items():
+        code.name = names[symbol]
+    return sorted(kernels.values(), key=lambda code: (code.name, _generation(code.architecture)))
+
+
+def demangled(symbols: list[str]) -> dict[str, str]:
+    """Readable names: `sparse_attention<bf16, 128>`, without namespaces and parameters."""
+    done = subprocess.run([_tool("c++filt")], input="\n".join(symbols), capture_output=True, text=True, check=True)
+    return {symbol: _short(name) for symbol, name in zip(symbols, done.stdout.splitlines(), strict=True)}
+
+
+def _short(name: str) -> str:
+    for long, short in _TYPES.items():
+        name = name.replace(long, short)
+    name = name.replace("> >", ">>")
+    name = re.sub(r"\((?:int|unsigned int|bool|long)\)", "", name.removeprefix("void "))
+    return _without_parameters(name)
+
+
+def _without_parameters(name: str) -> str:
+    depth = 0
+    for position, character in enumerate(name):
+        depth += {"<": 1, ">": -1}.get(character, 0)
+        if character == "(" and depth == 0:
+            return name[:position]
+    return name
+
+
+def _read_usage(text: str, kernel) -> None:
+    for architecture, symbol, line in _functions(text, " Function "):
+        if match := _USAGE.search(line):
+            code = kernel(architecture, symbol)
+            code.registers, code.stack, shared, code.local = map(int, match.groups())
+            code.static_shared = shared - (_RESERVED_SHARED if _generation(architecture) >= 90 else 0)
+
+
+def _read_launch_bounds(text: str, kernel) -> None:
+    bounds = False
+    for architecture, symbol, line in _functions(text, ".nv.info."):
+        if bounds and "Value:" in line:
+            x, y, z = (int(number, 16) for number in line.split()[1:4])
+            kernel(architecture, symbol).max_threads = x * y * z
+        bounds = "EIATTR_MAX_THREADS" in line or (bounds and "Format:" in line)
+
+
+def _read_instructions(text: str, kernel) -> None:
+    heading = "\t\tFunction : "
+    for architecture, symbol, line in _functions(text, heading):
+        instructions = kernel(architecture, symbol).instructions
+        if line == heading:
+            # A template that two translation units instantiate is in the library twice, both times the same.
+            instructions.clear()
+        elif match := _INSTRUCTION.match(line):
+            instructions[match.group(1)] += 1
+
+
+def _functions(text: str, heading: str) -> Iterator[tuple[str, str, str]]:
+    """(architecture, symbol, line) of every line that stands under a function's heading, and of the heading itself."""
+    architecture = symbol = ""
+    for line in text.splitlines():
+        if match := _ARCHITECTURE.match(line):
+            architecture, symbol = match.group(1), ""
+        elif line.startswith(heading):
+            symbol = line.removeprefix(heading).strip().rstrip(":")
+            yield architecture, symbol, heading
+        elif line.startswith("."):
+            symbol = ""
+        elif symbol:
+            yield architecture, symbol, line
+
+
+def _generation(architecture: str) -> int:
+    return int(re.sub(r"\D", "", architecture))
+
+
+def _dump(option: str, library: Path) -> str:
+    tool = _tool("cuobjdump")
+    # cuobjdump calls nvdisasm by name.
+    path = os.pathsep.join([str(Path(_tool("nvdisasm")).parent), os.environ.get("PATH", "")])
+    command = [tool, option, str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}).stdout
+
+
+def _tool(name: str) -> str:
+    """The program on PATH, beside nvcc in /usr/local/cuda, or in the wheels of this Python."""
+    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *_wheel_folders()]
+    found = shutil.which(name, path=os.pathsep.join(folders))
+    if found is None:
+        raise ToolMissing(f"{name} is not installed; pip install '.[cuda-build]' brings it")
+    return found
+
+
+def _wheel_folders() -> list[str]:
+    try:
+        spec = importlib.util.find_spec("nvidia.cu13")
+    except ModuleNotFoundError:
+        return []
+    return [f"{folder}/bin" for folder in (spec.submodule_search_locations or [])] if spec else []

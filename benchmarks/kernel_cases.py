@@ -1,0 +1,79 @@
+"""The points of the kernels' sweep: one layer of Llama-3.1-8B under RocketKV, as `kvc_trt.policies` resolves it.
+
+Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvc_trt import policies
+from kvc_trt.models.presets import load_preset
+from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.profile.traffic import entries_cached
+
+MODEL = load_preset("llama3.1-8b").config
+HEADS, KV_HEADS, HEAD_SIZE = MODEL.num_attention_heads, MODEL.num_key_value_heads, MODEL.head_size
+NEW_TOKENS = 128
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+OPERATIONS = ("compact", "hybrid", "dense")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the sweep: every row is half-way through its answer to a prompt that fills the context."""
+
+    batch: int
+    context: int
+    """Prompt and answer together."""
+    budget: int
+    dtype: str = "bfloat16"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element of the cache."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def prompt(self) -> int:
+        """n: tokens of the prompt."""
+        return self.context - NEW_TOKENS
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """RocketKV's constants for prompts of this length and this token budget."""
+        return policies.resolve(
+            "rocketkv", model=MODEL, token_budget=self.budget, max_input_len=self.prompt, max_output_len=NEW_TOKENS
+        )
+
+    @property
+    def entries(self) -> int:
+        """m: entries of a compressed row after the step's append."""
+        layer = MODEL.num_hidden_layers - 1
+        return entries_cached(self.parameters, layer, self.prompt, NEW_TOKENS // 2)
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the prompt is longer than its budget, so that tokens are scored at all."""
+        return self.prompt > self.parameters.prompt_budget
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a step selects pages instead of reading every entry."""
+        return self.entries > self.parameters.dense_limit
+
+    @property
+    def tokens_read(self) -> int:
+        """k_eff: all entries where they fit the budget, else top_k."""
+        return min(self.parameters.top_k, self.entries) if self.is_sparse else self.entries
+
+    @property
+    def dense_entries(self) -> int:
+        """Entries of a row whose cache was never compressed."""
+        return self.prompt + NEW_TOKENS // 2
+
+
+def tensor_bytes(operation: str, case: Case) -> int:
+    """Bytes of the keys and values that one call is given: what a benchmark has to rotate over, or flush."""
+    tokens = {"compact": case.prompt, "hybrid": case.parameters.capacity, "dense": case.context}[operation]
+    return 2 * case.batch * KV_HEADS * tokens * HEAD_SIZE * case.item_bytes

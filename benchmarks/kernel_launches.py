@@ -1,0 +1,100 @@
+"""Which kernels one call launches, and how large: recorded by the emulated library, which runs the same launchers.
+
+Grids are functions of sizes alone, so the rows are left empty (prompts of no tokens, inactive rows of a step): every
+CTA returns at once, and the tensors that are never read are never touched either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
+
+from kvc_trt.kernels.library import KernelLibrary
+
+
+class _Record(ctypes.Structure):
+    """KvcEmulationLaunch."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 64),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("static_shared_bytes", ctypes.c_uint64),
+        ("dynamic_shared_bytes", ctypes.c_uint64),
+        ("switches", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of one call."""
+
+    kernel: str
+    ctas: int
+    threads: int
+    dynamic_shared: int
+
+
+def record(library: KernelLibrary, operation: str, case: Case) -> list[Launch]:
+    """Launches of one call of `compact`, `hybrid` or `dense` on the case's sizes."""
+    native = ctypes.CDLL(str(library.path))
+    native.kvc_emulation_clear_launches()
+    {"compact": _compact, "hybrid": _hybrid, "dense": _dense}[operation](library, case)
+    native.kvc_emulation_launches.restype = ctypes.c_int64
+    count = native.kvc_emulation_launches(None, ctypes.c_int64(0))
+    records = (_Record * count)()
+    native.kvc_emulation_launches(records, ctypes.c_int64(count))
+    return [
+        Launch(entry.name.decode(), _product(entry.grid), _product(entry.block), entry.dynamic_shared_bytes)
+        for entry in records
+    ]
+
+
+def emulation(build: Path) -> KernelLibrary:
+    return KernelLibrary(build / "libkvc_emulation.so")
+
+
+def _compact(library: KernelLibrary, case: Case) -> None:
+    parameters = case.parameters
+    keys = _empty(case, case.batch, KV_HEADS, case.prompt, HEAD_SIZE)
+    library.compact(
+        _empty(case, case.batch, HEADS, parameters.window, HEAD_SIZE), keys, torch.empty_like(keys),
+        torch.zeros(case.batch, dtype=torch.int64), prompt_budget=parameters.prompt_budget,
+        capacity=parameters.capacity, pool_kernel=parameters.pool_kernel, page_size=parameters.page_size,
+    )  # fmt: skip
+
+
+def _hybrid(library: KernelLibrary, case: Case) -> None:
+    parameters = case.parameters
+    query, new, cache, lengths = _step(case, parameters.capacity)
+    bounds = _empty(case, case.batch, KV_HEADS, 2 * HEAD_SIZE, parameters.num_pages())
+    library.hybrid_attention(
+        query, new, new, cache, torch.empty_like(cache), bounds, lengths, page_size=parameters.page_size,
+        top_r=parameters.top_r, top_k=parameters.top_k, token_budget=parameters.token_budget,
+        dense_until=parameters.dense_until,
+    )  # fmt: skip
+
+
+def _dense(library: KernelLibrary, case: Case) -> None:
+    query, new, cache, lengths = _step(case, case.context)
+    library.dense_attention(query, new, new, cache, torch.empty_like(cache), lengths)
+
+
+def _step(case: Case, capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    query = _empty(case, case.batch, HEADS, HEAD_SIZE)
+    new = _empty(case, case.batch, KV_HEADS, HEAD_SIZE)
+    cache = _empty(case, case.batch, KV_HEADS, capacity, HEAD_SIZE)
+    return query, new, cache, torch.full((case.batch,), -1, dtype=torch.int64)
+
+
+def _empty(case: Case, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, case.dtype))
+
+
+def _product(sizes: ctypes.Array[ctypes.c_uint32]) -> int:
+    x, y, z = sizes
+    return int(x * y * z)
