@@ -96,7 +96,7 @@ class FmaWarp {
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             tokens[j] = first + j * kRows + row_of_lane();
-            const int64_t offset = rows.offset(tokens[j]);
+            const uint32_t offset = rows.offset(rows.slot(tokens[j]));
 #pragma unroll
             for (int i = 0; i < kVectors; ++i) {
                 load(true, rows.keys + offset, i, keys[j][i]);

@@ -23,6 +23,7 @@ struct MergeBuffers {
     SharedSpan<float> weights;       // [warp][8 heads]
     SharedSpan<SoftmaxPart> totals;  // [head of the group]
     SharedSpan<float> outputs;       // [warp]: [8 heads][kBlockStride]; then [split][head of the group]: their weights
+    SharedSpan<int> splits;          // [1]: of the row. Over the loop of tiles every register counts
     SharedSpan<int> is_last;         // [1]
 };
 inline constexpr int kWarpOutputs = kWarpHeads * kBlockStride;
@@ -117,11 +118,11 @@ __device__ __forceinline__ void merge_warps(const Warp& warp, const MergeBuffers
 }
 
 // Count this block in. True in the last block of the row, which then sees what all the others have written.
-__device__ __forceinline__ bool arrives_last(int32_t* arrivals, int splits, const MergeBuffers& buffers) {
+__device__ __forceinline__ bool arrives_last(int32_t* arrivals, const MergeBuffers& buffers) {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
-        buffers.is_last[0] = atomicAdd(arrivals, 1) == splits - 1;
+        buffers.is_last[0] = atomicAdd(arrivals, 1) == buffers.splits[0] - 1;
         __threadfence();
     }
     __syncthreads();
@@ -130,9 +131,10 @@ __device__ __forceinline__ bool arrives_last(int32_t* arrivals, int splits, cons
 
 // The output [heads of the group, D] of a row from the results of its splits; for the last block alone.
 template <int kHeadSize, class T>
-__device__ __forceinline__ void merge_splits(const SplitResult& first, int splits, int group, int head_size,
+__device__ __forceinline__ void merge_splits(const SplitResult& first, int group, int head_size,
                                              const MergeBuffers& buffers, T* output) {
     const SharedSpan<float> weights = buffers.outputs;
+    const int splits = buffers.splits[0];
     for (int head = warp_index(); head < group; head += kAttentionWarps) {
         SoftmaxPart parts[kMostSplits / kWarpSize];
         float maximum = -INFINITY, sum = 0.0f;

@@ -102,7 +102,7 @@ class TensorCoreWarp {
     __device__ __forceinline__ void load_keys(const TokenRows<T>& rows, int first) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const T* row = rows.keys + rows.offset(first + group_ + 8 * half);
+            const T* row = rows.keys + rows.offset(rows.slot(first + group_ + 8 * half));
 #pragma unroll
             for (int i = 0; i < kKeyVectors; ++i) {
                 const int d = key_channel(i);
@@ -115,7 +115,7 @@ class TensorCoreWarp {
     __device__ __forceinline__ void load_values(const TokenRows<T>& rows, int first) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const T* row = rows.values + rows.offset(first + 2 * t_ + i % 2 + i / 2 * 8);
+            const T* row = rows.values + rows.offset(rows.slot(first + 2 * t_ + i % 2 + i / 2 * 8));
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) {
                 const int d = block * kBlockChannels + group_ * 8;  // past D: any channel, its output is dropped

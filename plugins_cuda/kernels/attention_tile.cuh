@@ -31,10 +31,15 @@ struct TokenRows {
     int end;              // the tokens of the split end here
     int head_size;        // D
 
-    // Element offset of a token's row. What reaches past the end reads the last token again, with weight 0.
-    __device__ __forceinline__ int64_t offset(int token) const {
+    // Slot of a token. What reaches past the end reads the last token again, with weight 0.
+    __device__ __forceinline__ int slot(int token) const {
         const int inside = token < end ? token : end - 1;
-        return int64_t{list == nullptr ? inside : list[inside]} * head_size;
+        return list == nullptr ? inside : list[inside];
+    }
+
+    // Element offset of a slot's row within its KV head: below 2^20 * 256.
+    __device__ __forceinline__ uint32_t offset(int slot) const {
+        return static_cast<uint32_t>(slot) * static_cast<uint32_t>(head_size);
     }
 };
 

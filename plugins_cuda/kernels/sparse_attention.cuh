@@ -92,20 +92,23 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     KVC_SHARED(float, weights, kAttentionWarps * kWarpHeads);
     KVC_SHARED(SoftmaxPart, totals, kLargestGroup);
     KVC_SHARED(float, outputs, kAttentionWarps * kWarpFloats);
+    KVC_SHARED(int, splits, 1);
     KVC_SHARED(int, is_last, 1);
-    const MergeBuffers buffers{parts, weights, totals, outputs, is_last};
+    const MergeBuffers buffers{parts, weights, totals, outputs, splits, is_last};
 
     const int64_t kv = int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;  // row and KV head
     const int split = static_cast<int>(blockIdx.z), group = params.group, size = params.head_size;
     const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
     const SplitPlan plan = split_plan(row.count);
-    T* const output = params.output + kv * group * size;
     if (split >= plan.splits) {
-        for (int i = static_cast<int>(threadIdx.x); row.count == 0 && split == 0 && i < group * size;
-             i += kAttentionThreads) {
-            output[i] = from_float<T>(0.0f);
+        const int zeros = row.count == 0 && split == 0 ? group * size : 0;
+        for (int i = static_cast<int>(threadIdx.x); i < zeros; i += kAttentionThreads) {
+            params.output[kv * zeros + i] = from_float<T>(0.0f);
         }
         return;
+    }
+    if (threadIdx.x == 0) {
+        splits[0] = plan.splits;
     }
 
     const WarpShare share(group);
@@ -119,7 +122,8 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     warp.store_parts(buffers.parts.part(warp_index() * kWarpHeads, kWarpHeads));
     weigh_warps(buffers, share);
 
-    if (plan.splits == 1) {
+    T* const output = params.output + kv * group * size;
+    if (splits[0] == 1) {
         merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int h, int d, float(&sums)[4]) {
             const float sum = buffers.totals[h].sum;
             const float quotients[4] = {sums[0] / sum, sums[1] / sum, sums[2] / sum, sums[3] / sum};
@@ -134,9 +138,9 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     if (static_cast<int>(threadIdx.x) < group) {
         params.scratch.parts[mine + threadIdx.x] = buffers.totals[threadIdx.x];
     }
-    if (arrives_last(params.scratch.arrivals + kv, plan.splits, buffers)) {
-        const SplitResult splits{params.scratch.parts + first, params.scratch.outputs + first * size};
-        merge_splits<kHeadSize>(splits, plan.splits, group, size, buffers, output);
+    if (arrives_last(params.scratch.arrivals + kv, buffers)) {
+        const SplitResult results{params.scratch.parts + first, params.scratch.outputs + first * size};
+        merge_splits<kHeadSize>(results, group, size, buffers, output);
     }
 }
 
