@@ -15,6 +15,7 @@ class KernelError(KvcError):
 
     exit_code = 3
 
-    def __init__(self, status: Status, message: str) -> None:
-        super().__init__(f"{message} ({status.name})")
+    def __init__(self, status: int, message: str) -> None:
+        known = {int(member): member.name for member in Status}
+        super().__init__(f"{message} ({known.get(status, f'unknown status {status}')})")
         self.status = status

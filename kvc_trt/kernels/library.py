@@ -217,7 +217,7 @@ class KernelLibrary:
         status = self._bind(symbol, ctypes.c_int)(*arguments, ctypes.byref(message))
         if status != Status.OK:
             text = message.text.decode("utf-8", "replace") or "no message"
-            raise KernelError(Status(status), f"{symbol}: {text}")
+            raise KernelError(status, f"{symbol}: {text}")
 
     def _bind(self, symbol: str, result: Any) -> Any:
         try:

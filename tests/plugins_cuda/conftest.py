@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,4 +61,16 @@ def _path(executor: str) -> Path:
         if found.executor != executor:
             pytest.skip(f"{VARIABLE} names a library of executor {found.executor}")
         return found.path
-    return build.cuda() if executor == "cuda" else build.emulation()
+    path = _built(executor)
+    if isinstance(path, RuntimeError):
+        pytest.fail(str(path), pytrace=False)
+    return path
+
+
+@cache
+def _built(executor: str) -> Path | RuntimeError:
+    """What CMake makes, or why it does not: a build that fails is not tried again for every test."""
+    try:
+        return build.cuda() if executor == "cuda" else build.emulation()
+    except RuntimeError as error:
+        return error

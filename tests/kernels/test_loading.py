@@ -1,0 +1,78 @@
+"""Where a library may come from: the caller, one environment variable, the package. Nowhere else."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kvc_trt.backends import probes
+from kvc_trt.kernels import KernelLibraryError, loading, use_library
+from tests.kernels.double import compile_double
+
+
+@pytest.fixture
+def path(double):
+    return double.path
+
+
+def test_without_any_there_is_none():
+    assert loading.library_path() is None
+    assert loading.current_library() is None
+
+
+def test_the_environment_names_one(path, monkeypatch):
+    monkeypatch.setenv(loading.VARIABLE, str(path))
+    assert loading.library_path() == (path, "KVC_TRT_KERNELS")
+    assert loading.current_library().path == path
+
+
+def test_the_package_may_carry_one(path, monkeypatch):
+    monkeypatch.setattr(loading, "PACKAGED", path)
+    assert loading.library_path() == (path, "part of the package")
+
+
+def test_the_callers_choice_wins_and_ends_with_its_block(path, monkeypatch, tmp_path):
+    monkeypatch.setenv(loading.VARIABLE, str(tmp_path / "unused.so"))
+    other = compile_double(tmp_path)
+    with use_library(path) as outer:
+        assert loading.current_library() is outer
+        with use_library(other) as inner:
+            assert (inner.path, loading.current_library()) == (other, inner)
+        assert loading.current_library() is outer
+        with pytest.raises(KernelLibraryError), use_library(tmp_path / "absent.so"):
+            pass
+        assert loading.current_library() is outer
+    assert loading.library_path() == (tmp_path / "unused.so", "KVC_TRT_KERNELS")
+
+
+@pytest.mark.parametrize("name", ["libdouble.so", "./libdouble.so"])
+def test_neither_the_working_directory_nor_the_loaders_path_is_searched(name, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(path.parent))
+    assert loading.library_path() is None
+    monkeypatch.setenv(loading.VARIABLE, name)
+    with pytest.raises(KernelLibraryError, match="expected an absolute path"):
+        loading.library_path()
+
+
+def test_a_missing_library_is_an_error_and_not_the_reference(monkeypatch, tmp_path):
+    monkeypatch.setenv(loading.VARIABLE, str(tmp_path / "absent.so"))
+    with pytest.raises(KernelLibraryError, match=r"absent\.so: no kernel library there"):
+        loading.current_library()
+
+
+def test_the_doctor_knows_the_library(path, monkeypatch, tmp_path):
+    assert any("KVC_TRT_KERNELS names none" in line for line in probes.probe_torch().missing)
+    monkeypatch.setenv(loading.VARIABLE, str(path))
+    probe = probes.probe_torch()
+    assert (probe.usable, probe.versions["kernels"]) == (False, f"{path} (emulation, KVC_TRT_KERNELS)")
+    assert any("is an emulated one" in line for line in probe.missing)
+    monkeypatch.setenv(loading.VARIABLE, str(tmp_path / "absent.so"))
+    probe = probes.probe_torch()
+    assert "kernels" not in probe.versions
+    assert any("no kernel library there" in line for line in probe.missing)
+    monkeypatch.setenv(loading.VARIABLE, os.fspath(compile_double(tmp_path, executor="cuda")))
+    probe = probes.probe_torch()
+    assert "(cuda, KVC_TRT_KERNELS)" in probe.versions["kernels"]
+    assert not any("kernel library" in line for line in probe.missing)
