@@ -52,6 +52,7 @@ void Block::begin_launch(const char* name, dim3 grid, dim3 block, size_t dynamic
         threads_[i]->fiber.prepare(&Block::thread_main, threads_[i].get());
     }
     shared_.begin_launch(dynamic_shared_bytes);
+    races_.begin_launch();
     switches_ = 0;
 }
 
@@ -62,9 +63,14 @@ void Block::run(uint3 block_index) {
     predicates_ = 0;
     live_ = size_;
     shared_.begin_block();
+    if (RaceDetector::instrumented) {
+        const unsigned row = block_index.z * gridDim.y + block_index.y;
+        races_.begin_block(row * gridDim.x + block_index.x, size_);
+    }
     ready_.clear();
     at_warp_operation_.fill(0);
     for (int i = 0; i < size_; ++i) {
+        threads_[i]->waits_for = "";
         threads_[i]->copies.clear();
         threads_[i]->copy_groups = 0;
         wake(*threads_[i]);
@@ -73,7 +79,9 @@ void Block::run(uint3 block_index) {
         const int next = ready_.take(schedule_->order, schedule_->random);
         if (next < 0) throw LaunchError(place() + ": " + explain_deadlock());
         resume(*threads_[next]);
+        running_ = nullptr; // nobody until the next one, so that no access of the host counts as a thread's
         if (error_) std::rethrow_exception(error_);
+        if (races_.found()) throw LaunchError(place() + ": " + explain_race(*races_.found()));
     }
 }
 
@@ -130,6 +138,7 @@ void Block::warp_operation(const char* name, uint32_t mask, WarpOperation operat
         operands[lane] = threads_[first + lane]->operand;
     }
     operation(operands);
+    if (RaceDetector::instrumented && operation == synchronize) races_.warp_barrier(first, mask);
     for (uint32_t left = mask; left != 0; left &= left - 1) {
         Thread& lane = *threads_[first + std::countr_zero(left)];
         if (&lane != &thread) wake(lane);
@@ -163,6 +172,7 @@ BarrierResult Block::barrier(const char* name, bool predicate, Site site) {
         park(Thread::State::kAtBarrier);
         return barrier_result_; // the next barrier completes only after everybody has read this
     }
+    races_.barrier();
     barrier_result_ = {predicates_, size_};
     at_barrier_ = 0;
     predicates_ = 0;
@@ -170,6 +180,15 @@ BarrierResult Block::barrier(const char* name, bool predicate, Site site) {
         if (threads_[i].get() != &thread) wake(*threads_[i]);
     }
     return barrier_result_;
+}
+
+void Block::fence() {
+    if (RaceDetector::instrumented) races_.fence(running_->number);
+}
+
+void Block::note_access(const void* address, size_t bytes, RaceDetector::Kind kind) {
+    if (!RaceDetector::instrumented || running_ == nullptr || running_->fiber.owns(address)) return;
+    races_.access(running_->number, address, bytes, kind, shared_.contains(address, bytes));
 }
 
 void Block::fail(const std::string& what) const {
@@ -213,6 +232,24 @@ std::string Block::explain_missing_lane(const Thread& waiting) const {
         }
     }
     return describe(waiting); // unreachable: an operation with everybody at it is complete
+}
+
+std::string Block::explain_race(const RaceDetector::Race& race) const {
+    const auto text_of = [&](const RaceDetector::Access& access) {
+        constexpr const char* kKinds[] = {"read", "written", "changed by an atomic"};
+        std::string what = std::string(kKinds[static_cast<int>(access.kind)]) + " by ";
+        if (access.block != race.present.block) {
+            return what + "thread number " + std::to_string(access.thread) + " of block number " +
+                   std::to_string(access.block);
+        }
+        const Thread& thread = *threads_[access.thread];
+        what += "thread " + text(thread.index);
+        if (*thread.waits_for == '\0') return what;
+        const bool parked = thread.state == Thread::State::kAtBarrier || thread.state == Thread::State::kAtWarpOperation;
+        return what + (parked ? " before " : " past ") + thread.waits_for + " (" + text(thread.site) + ")";
+    };
+    const std::string where = race.shared ? shared_.describe(race.address) : "global memory";
+    return "race on " + where + ": " + text_of(race.past) + ", then " + text_of(race.present);
 }
 
 } // namespace kvc::emulation

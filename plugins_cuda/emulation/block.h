@@ -9,6 +9,7 @@
 #pragma once
 
 #include "emulation/fiber.h"
+#include "emulation/race_detector.h"
 #include "emulation/ready_set.h"
 #include "emulation/shared_memory.h"
 #include "emulation/vector_types.h"
@@ -34,6 +35,9 @@ using Site = std::source_location;
 // The operands of the lanes of one warp operation, null for lanes outside the mask: pointers into their own stacks.
 using Lanes = std::array<void*, kWarpSize>;
 using WarpOperation = void (*)(const Lanes& operands);
+
+// The operation of __syncwarp, the only warp operation that orders memory.
+void synchronize(const Lanes& operands);
 
 struct BarrierResult {
     int count; // of threads with a predicate that is not zero
@@ -85,6 +89,9 @@ public:
     // Called by the running thread.
     void warp_operation(const char* name, uint32_t mask, WarpOperation operation, void* operand, Site site);
     BarrierResult barrier(const char* name, bool predicate, Site site);
+    void fence();
+    // For the race detector. An access to the thread's own stack is nobody else's business.
+    void note_access(const void* address, size_t bytes, RaceDetector::Kind kind);
     [[noreturn]] void fail(const std::string& what) const;
     Thread& self() { return *running_; }
     SharedMemory& shared() { return shared_; }
@@ -101,6 +108,7 @@ private:
     std::string describe(const Thread& thread) const;
     std::string explain_deadlock() const;
     std::string explain_missing_lane(const Thread& waiting) const;
+    std::string explain_race(const RaceDetector::Race& race) const;
 
     std::vector<std::unique_ptr<Thread>> threads_;
     int size_ = 0;
@@ -110,6 +118,7 @@ private:
     Thread* running_ = nullptr;
     ReadySet ready_;
     SharedMemory shared_;
+    RaceDetector races_;
     std::array<uint32_t, kMaxThreads / kWarpSize> at_warp_operation_{}; // lanes, by warp
     int live_ = 0;
     int at_barrier_ = 0;

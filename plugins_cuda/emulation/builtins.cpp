@@ -17,6 +17,10 @@ void check_alignment(const void* address, size_t bytes) {
                         std::to_string(alignment));
 }
 
+void note_atomic(const void* address, size_t bytes) {
+    current_block->note_access(address, bytes, RaceDetector::Kind::kAtomic);
+}
+
 void exchange(const Lanes& operands) {
     for (int lane = 0; lane < kWarpSize; ++lane) {
         if (operands[lane] == nullptr) continue;

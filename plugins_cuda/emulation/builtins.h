@@ -27,10 +27,10 @@ struct Exchange {
 };
 
 void check_alignment(const void* address, size_t bytes);
+void note_atomic(const void* address, size_t bytes);
 void exchange(const Lanes& operands);
 void ballot(const Lanes& operands);
 void match_any(const Lanes& operands);
-void synchronize(const Lanes& operands);
 
 inline int lane() { return current_block->self().number % kWarpSize; }
 
@@ -65,8 +65,7 @@ inline int __syncthreads_and(int predicate, kvc::emulation::Site site = kvc::emu
 inline void __syncwarp(unsigned mask = 0xffffffffu, kvc::emulation::Site site = kvc::emulation::Site::current()) {
     kvc::emulation::current_block->warp_operation("__syncwarp", mask, kvc::emulation::synchronize, nullptr, site);
 }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
+inline void __threadfence() { kvc::emulation::current_block->fence(); }
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32,
@@ -164,7 +163,8 @@ void __stcs(T* p, std::type_identity_t<T> value) {
 
 // Integers only: a float sum would depend on the order of the threads. They run one at a time, so this is atomic.
 #define KVC_ATOMIC(name, T, expression)                                                                                \
-    inline T name(T* address, T value) {                                                                               \
+    __attribute__((no_sanitize("thread"))) inline T name(T* address, T value) {                                        \
+        kvc::emulation::note_atomic(address, sizeof(T));                                                               \
         const T old = *address;                                                                                        \
         *address = expression;                                                                                         \
         return old;                                                                                                    \
@@ -175,12 +175,7 @@ void __stcs(T* p, std::type_identity_t<T> value) {
     KVC_ATOMIC(atomicMax, T, old > value ? old : value)                                                                \
     KVC_ATOMIC(atomicAnd, T, old& value)                                                                               \
     KVC_ATOMIC(atomicOr, T, old | value)                                                                               \
-    KVC_ATOMIC(atomicExch, T, value)                                                                                   \
-    inline T atomicCAS(T* address, T expected, T value) {                                                              \
-        const T old = *address;                                                                                        \
-        if (old == expected) *address = value;                                                                         \
-        return old;                                                                                                    \
-    }
+    KVC_ATOMIC(atomicExch, T, value)
 KVC_ATOMICS(int)
 KVC_ATOMICS(unsigned)
 KVC_ATOMICS(unsigned long)

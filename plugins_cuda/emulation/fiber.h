@@ -32,6 +32,11 @@ public:
     // Fiber side: back to the one who resumed it.
     void pause();
 
+    bool owns(const void* address) const {
+        const char* at = static_cast<const char*>(address);
+        return at >= stack_ && at < stack_ + kStackBytes;
+    }
+
 private:
     static void start(Fiber* fiber);
 

@@ -100,6 +100,7 @@ void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint3
 }
 
 void load_matrices(uint32_t* registers, int matrices, bool transpose, const void* row) {
+    if (emulation::lane() < 8 * matrices) current_block->note_access(row, 16, emulation::RaceDetector::Kind::kRead);
     MatrixOperands mine{registers, row};
     const auto operation = matrices == 4 ? (transpose ? load<4, true> : load<4, false>)
                                          : (transpose ? load<2, true> : load<2, false>);
@@ -110,6 +111,7 @@ void copy_async_16(void* to, const void* from, int bytes) {
     emulation::check_alignment(to, 16);
     emulation::check_alignment(from, 16);
     if (!current_block->shared().contains(to, 16)) current_block->fail("cp.async outside shared memory");
+    current_block->note_access(to, 16, emulation::RaceDetector::Kind::kWrite); // may happen now, or at the wait
     emulation::Thread& thread = current_block->self();
     thread.copies.push_back({to, bytes == 16 ? from : nullptr, thread.copy_groups});
 }
@@ -120,7 +122,9 @@ void copy_async_wait_for(int pending) {
     emulation::Thread& thread = current_block->self();
     const auto covered = [&](const emulation::PendingCopy& copy) {
         if (copy.group >= thread.copy_groups - pending) return false;
+        current_block->note_access(copy.to, 16, emulation::RaceDetector::Kind::kWrite);
         if (copy.from != nullptr) {
+            current_block->note_access(copy.from, 16, emulation::RaceDetector::Kind::kRead);
             std::memcpy(copy.to, copy.from, 16);
         } else {
             std::memset(copy.to, 0, 16);

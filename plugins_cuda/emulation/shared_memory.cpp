@@ -3,7 +3,6 @@
 #include "emulation/block.h"
 
 #include <algorithm>
-#include <string>
 
 namespace kvc::emulation {
 namespace {
@@ -45,7 +44,7 @@ void* SharedMemory::static_array(const void* key, const char* name, size_t bytes
         current_block->fail("static and dynamic shared memory take " + std::to_string(begin + end) +
                             " bytes, more than " + std::to_string(kSharedLimit));
     }
-    arrays_.push_back({key, offset});
+    arrays_.push_back({key, name, offset});
     static_bytes_ = end;
     most_static_bytes_ = std::max(most_static_bytes_, end);
     Granule* first = storage_.get() + (begin + offset) / kSharedAlignment;
@@ -66,6 +65,17 @@ bool SharedMemory::contains(const void* address, size_t bytes) const {
     const auto at = reinterpret_cast<uintptr_t>(address);
     const size_t used = round_up(dynamic_bytes_) + static_bytes_;
     return at >= first && at - first <= used && bytes <= used - (at - first);
+}
+
+std::string SharedMemory::describe(const void* address) const {
+    const size_t at = static_cast<size_t>(static_cast<const char*>(address) - reinterpret_cast<char*>(storage_.get()));
+    const size_t begin = round_up(dynamic_bytes_);
+    if (at < begin) return "dynamic shared memory byte " + std::to_string(at);
+    const Array* found = &arrays_.front();
+    for (const Array& array : arrays_) {
+        if (array.offset <= at - begin) found = &array;
+    }
+    return std::string("shared array ") + found->name + " byte " + std::to_string(at - begin - found->offset);
 }
 
 } // namespace kvc::emulation

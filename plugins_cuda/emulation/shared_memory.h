@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace kvc::emulation {
@@ -23,6 +24,8 @@ public:
     void* dynamic_array(size_t offset, size_t bytes);
 
     bool contains(const void* address, size_t bytes) const;
+    // "row byte 12" of an array declared as row, or "dynamic shared memory byte 12".
+    std::string describe(const void* address) const;
     size_t static_bytes() const { return static_bytes_; }
     size_t most_static_bytes() const { return most_static_bytes_; }
     size_t dynamic_bytes() const { return dynamic_bytes_; }
@@ -30,6 +33,7 @@ public:
 private:
     struct Array {
         const void* key;
+        const char* name;
         size_t offset;
     };
 

@@ -1,0 +1,44 @@
+// What a kernel compiled with -fsanitize=thread calls at each memory access; see emulation/race_detector.h. The names
+// are the compiler's. This file and the rest of the emulation are compiled without that flag.
+#include "emulation/block.h"
+
+#include <cstddef>
+#include <cstdint>
+
+using kvc::emulation::Block;
+using kvc::emulation::current_block;
+using kvc::emulation::RaceDetector;
+
+namespace {
+
+void note(const void* address, size_t bytes, RaceDetector::Kind kind) {
+    if (current_block != nullptr) current_block->note_access(address, bytes, kind);
+}
+
+} // namespace
+
+#define KVC_HOOK extern "C" __attribute__((visibility("hidden"))) void
+
+KVC_HOOK __tsan_init() { RaceDetector::instrumented = true; }
+KVC_HOOK __tsan_func_entry(void*) {}
+KVC_HOOK __tsan_func_exit() {}
+KVC_HOOK __tsan_vptr_update(void**, void*) {}
+KVC_HOOK __tsan_vptr_read(void**) {}
+KVC_HOOK __tsan_read_range(const void* address, size_t bytes) { note(address, bytes, RaceDetector::Kind::kRead); }
+KVC_HOOK __tsan_write_range(const void* address, size_t bytes) { note(address, bytes, RaceDetector::Kind::kWrite); }
+
+#define KVC_HOOKS(bytes)                                                                                               \
+    KVC_HOOK __tsan_read##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kRead); }              \
+    KVC_HOOK __tsan_write##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kWrite); }            \
+    KVC_HOOK __tsan_unaligned_read##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kRead); }    \
+    KVC_HOOK __tsan_unaligned_write##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kWrite); }
+KVC_HOOKS(1)
+KVC_HOOKS(2)
+KVC_HOOKS(4)
+KVC_HOOKS(8)
+KVC_HOOKS(16)
+
+// The guard of a function's static variable.
+extern "C" __attribute__((visibility("hidden"))) uint8_t __tsan_atomic8_load(const volatile uint8_t* address, int) {
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
