@@ -32,7 +32,7 @@ namespace kvc {
 
 constexpr int kChannelParts = 4;                             // runs of channels, summed by different threads
 constexpr int kPageLanes = kScoreThreads / kChannelParts;    // threads of one run
-constexpr int kPagesPerThread = 2;                           // pages for which a thread reads a query element once
+constexpr int kPagesPerThread = 2;                           // pages that share one read of the query
 constexpr int kBlockPages = kPageLanes * kPagesPerThread;    // pages scored between two barriers
 
 template <class T>
@@ -46,7 +46,10 @@ struct PageScoresParams {
     int32_t page_size;             // p
     int32_t pages;                 // P
     int32_t top_r;                 // r
-    int32_t chunk;                 // pages per block, a multiple of 16
+    int32_t row_vectors;           // 16-byte vectors of a staged row: 16, 32 or 64, one thread each
+
+    // Pages per block: a vector less than are staged, for a row may start anywhere in its first one.
+    __host__ __device__ __forceinline__ int chunk() const { return (row_vectors - 1) * kVectorWidth<T>; }
 };
 
 // A tile of kHeads query heads on one channel, read as one vector.
@@ -57,19 +60,19 @@ struct alignas(sizeof(float) * kHeads) HeadTile {
 
 // Layout of the dynamic shared memory; offsets in bytes, multiples of 16. The staged bounds come first.
 struct ScoreLayout {
-    int row;           // elements between staged rows: a chunk, and room for its alignment
+    int row;           // elements of a staged row
     int tiles;         // tiles of kHeads query heads
     int query;         // float [g,D]
-    int signed_query;  // HeadTile [r,tiles]
+    int signed_query;  // HeadTile [tiles,r]
     int partials;      // float [kChannelParts,kHeads,kBlockPages]
     int total;
 };
 
 template <class T, int kHeads>
-__host__ __device__ __forceinline__ ScoreLayout score_layout(int chunk, int channels, int group, int head_size) {
+__host__ __device__ __forceinline__ ScoreLayout score_layout(int row_vectors, int channels, int group, int head_size) {
     constexpr int kFloat = static_cast<int>(sizeof(float));
     ScoreLayout layout;
-    layout.row = chunk + kVectorWidth<T>;
+    layout.row = row_vectors * kVectorWidth<T>;
     layout.tiles = (group + kHeads - 1) / kHeads;
     layout.query = channels * layout.row * static_cast<int>(sizeof(T));
     layout.signed_query = layout.query + group * head_size * kFloat;
@@ -87,21 +90,20 @@ struct StagedBounds {
     int row;
 };
 
-// Starts the copies of pages [start, start + count) of one KV head's table [2D,P]; one warp per channel.
+// Starts the copies of pages [start, start + count) of one KV head's table [2D,P]: one vector per thread and row.
 template <class T>
-__device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, const GroupQuery& query,
-                                             int start, int count, const StagedBounds<T>& to) {
+__device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, int row_vectors,
+                                             const GroupQuery& query, int start, int count,
+                                             const StagedBounds<T>& to) {
     constexpr int kWidth = kVectorWidth<T>;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    for (int i = static_cast<int>(threadIdx.x) / 32; i < query.channels; i += kScoreThreads / 32) {
+    const int place = static_cast<int>(threadIdx.x) % row_vectors * kWidth;  // of this thread's vector in its rows
+    const int rows = kScoreThreads / row_vectors;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x) / row_vectors; i < query.channels; i += rows) {
         const int element = query.chosen[i] * pages + start;  // below 512 · 2^20
-        const int shift = element % kWidth;
-        const int vectors = (shift + count + kWidth - 1) / kWidth;
-        for (int vector = lane; vector < vectors; vector += 32) {
-            copy_async_16(&to.values[i * to.row + vector * kWidth], table + (element - shift) + vector * kWidth);
-        }
-        if (lane == 0) {
-            to.first[i] = i * to.row + shift;
+        const int shift = element & (kWidth - 1);
+        if (place < shift + count) {
+            copy_async_16(&to.values[i * to.row + place], table + (element - shift + place));
         }
     }
     copy_async_commit();
@@ -122,41 +124,48 @@ __device__ __forceinline__ void raise_staged(const StagedBounds<T>& staged, cons
     bound = from_float<T>(nan_max(before, row < query.head_size ? key : -key));
 }
 
-// The query on the chosen channels, negated where a minimum is read as a negated maximum; zero past the last head.
-template <int kHeads>
-__device__ __forceinline__ void sign_query(const GroupQuery& query, int tiles, SharedSpan<float> signed_query) {
-    const int padded = tiles * kHeads;
-    for (int index = static_cast<int>(threadIdx.x); index < query.channels * padded; index += kScoreThreads) {
-        const int row = query.chosen[index / padded];
-        const int head = index % padded;
-        const float q = head < query.group ? query.values[head * query.head_size + query.channel_of(row)] : 0.0f;
-        signed_query[index] = row < query.head_size ? q : -q;
+// What a chosen channel contributes: the query on it, negated where a minimum is read as a negated maximum, zero past the
+// last head; and where its staged row starts. One thread per channel.
+template <class T, int kHeads>
+__device__ __forceinline__ void describe_channels(const GroupQuery& query, int pages, int start, int tiles,
+                                                  SharedSpan<float> signed_query, const StagedBounds<T>& staged) {
+    const int i = static_cast<int>(threadIdx.x);
+    if (i >= query.channels) {
+        return;
+    }
+    const int row = query.chosen[i];
+    const int channel = query.channel_of(row);
+    staged.first[i] = i * staged.row + ((row * pages + start) & (kVectorWidth<T> - 1));
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int j = 0; j < kHeads; ++j) {
+            const int head = tile * kHeads + j;
+            const float q = head < query.group ? query.values[head * query.head_size + channel] : 0.0f;
+            signed_query[(tile * query.channels + i) * kHeads + j] = row < query.head_size ? q : -q;
+        }
     }
 }
 
 // This thread's run of channels for its pages from first_page on, for one tile of heads -> partials.
 template <class T, int kHeads>
 __device__ __forceinline__ void add_channels(const StagedBounds<T>& staged, SharedSpan<HeadTile<kHeads>> query,
-                                             int tile, int tiles, int channels, int first_page, int count,
-                                             SharedSpan<float> partials) {
+                                             int channels, int first_page, int count, SharedSpan<float> partials) {
     const int part = static_cast<int>(threadIdx.x) / kPageLanes;
     const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
     const int run = (channels + kChannelParts - 1) / kChannelParts;
     const int end = (part + 1) * run < channels ? (part + 1) * run : channels;
-    int page[kPagesPerThread];
+    const int elements = channels * staged.row;
+    const int low = first_page + lane < count ? first_page + lane : count - 1;
+    const int high = low + kPageLanes < count ? low + kPageLanes : count - 1;
+    const SharedSpan<T> pages[] = {staged.values.part(low, elements - low), staged.values.part(high, elements - high)};
     float sum[kPagesPerThread][kHeads] = {};
-#pragma unroll
-    for (int k = 0; k < kPagesPerThread; ++k) {
-        const int own = first_page + lane + k * kPageLanes;
-        page[k] = own < count ? own : count - 1;
-    }
 #pragma unroll 4
     for (int i = part * run; i < end; ++i) {
-        const HeadTile<kHeads> q = query[i * tiles + tile];
+        const HeadTile<kHeads> q = query[i];
         const int first = staged.first[i];
 #pragma unroll
         for (int k = 0; k < kPagesPerThread; ++k) {
-            const float bound = to_float(staged.values[first + page[k]]);
+            const float bound = to_float(pages[k][first]);
 #pragma unroll
             for (int head = 0; head < kHeads; ++head) {
                 sum[k][head] += q.value[head] * bound;
@@ -176,31 +185,33 @@ __device__ __forceinline__ void add_channels(const StagedBounds<T>& staged, Shar
 template <int kHeads>
 __device__ __forceinline__ void write_scores(SharedSpan<float> partials, const GroupQuery& query, int first_head,
                                              int count, int64_t pages, float* __restrict__ scores) {
-    for (int index = static_cast<int>(threadIdx.x); index < kHeads * kBlockPages; index += kScoreThreads) {
-        const int head = first_head + index / kBlockPages;
-        const int page = index % kBlockPages;
-        if (head >= query.group || page >= count) {
-            continue;
+    constexpr int kHeadsAtOnce = kScoreThreads / kBlockPages;
+    const int page = static_cast<int>(threadIdx.x) % kBlockPages;
+    const int first = static_cast<int>(threadIdx.x) / kBlockPages;
+#pragma unroll
+    for (int head = first; head < kHeads; head += kHeadsAtOnce) {
+        if (first_head + head >= query.group || page >= count) {
+            return;
         }
-        float sum = partials[index];
+        float sum = partials[head * kBlockPages + page];
 #pragma unroll
         for (int part = 1; part < kChannelParts; ++part) {
-            sum += partials[part * kHeads * kBlockPages + index];
+            sum += partials[(part * kHeads + head) * kBlockPages + page];
         }
-        scores[head * pages + page] = sum / query.temperature[head];
+        scores[(first_head + head) * pages + page] = sum / query.temperature[first_head + head];
     }
 }
 
 // Scores `count` staged pages of a chunk for all heads of the group.
 template <class T, int kHeads>
-__device__ __forceinline__ void score_staged(const StagedBounds<T>& staged, const GroupQuery& query,
+__device__ __forceinline__ void score_staged(const StagedBounds<T>& staged, const GroupQuery& query, int tiles,
                                              SharedSpan<float> signed_query, SharedSpan<float> partials, int count,
                                              int64_t pages, float* __restrict__ scores) {
-    const SharedSpan<HeadTile<kHeads>> tiled = signed_query.template cast<HeadTile<kHeads>>();
-    const int tiles = (query.group + kHeads - 1) / kHeads;
+    const SharedSpan<HeadTile<kHeads>> heads = signed_query.template cast<HeadTile<kHeads>>();
     for (int tile = 0; tile < tiles; ++tile) {
+        const SharedSpan<HeadTile<kHeads>> part = heads.part(tile * query.channels, query.channels);
         for (int page = 0; page < count; page += kBlockPages) {
-            add_channels(staged, tiled, tile, tiles, query.channels, page, count, partials);
+            add_channels<T, kHeads>(staged, part, query.channels, page, count, partials);
             __syncthreads();
             write_scores<kHeads>(partials, query, tile * kHeads, count - page, pages, scores + page);
             __syncthreads();
@@ -227,19 +238,19 @@ __device__ __forceinline__ ChunkTask chunk_task(const AttendedRow& row, int page
 // Stages and scores the pages of a task, which has some. The table in memory is still that before the append.
 template <class T, int kHeads>
 __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, const ChunkTask& task,
-                                            const BoundedPage<T>& target, const GroupQuery& query, int64_t head) {
-    const ScoreLayout layout = score_layout<T, kHeads>(params.chunk, query.channels, query.group, query.head_size);
+                                            const BoundedPage<T>& target, const QueryChannel& own,
+                                            const GroupQuery& query, int64_t head) {
+    const ScoreLayout layout = score_layout<T, kHeads>(params.row_vectors, query.channels, query.group, query.head_size);
     KVC_SHARED(int32_t, first, kMaxHeadSize);
     const StagedBounds<T> staged = {dynamic_shared<T>(0, query.channels * layout.row), first, layout.row};
     const SharedSpan<float> signed_query =
         dynamic_shared<float>(layout.signed_query, query.channels * layout.tiles * kHeads);
     const SharedSpan<float> partials = dynamic_shared<float>(layout.partials, kChannelParts * kHeads * kBlockPages);
 
+    choose_channels(own, query);
     __syncthreads();
-    choose_channels(query);
-    __syncthreads();
-    stage_bounds(target.bounds, params.pages, query, task.start, task.count, staged);
-    sign_query<kHeads>(query, layout.tiles, signed_query);
+    stage_bounds(target.bounds, params.pages, params.row_vectors, query, task.start, task.count, staged);
+    describe_channels<T, kHeads>(query, params.pages, task.start, layout.tiles, signed_query, staged);
     find_temperatures(query);
     copy_async_wait<0>();
     __syncthreads();
@@ -248,30 +259,30 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
         __syncthreads();
     }
     float* scores = params.scores + head * query.group * params.pages + task.start;
-    score_staged<T, kHeads>(staged, query, signed_query, partials, task.count, params.pages, scores);
+    score_staged<T, kHeads>(staged, query, layout.tiles, signed_query, partials, task.count, params.pages, scores);
 }
 
 template <class T, int kHeads>
 __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresParams<T> params) {
-    KVC_SHARED(uint32_t, keys, kMaxHeadSize);
-    KVC_SHARED(int32_t, bound_rows, kMaxHeadSize);
     KVC_SHARED(int32_t, chosen, kMaxHeadSize);
     KVC_SHARED(float, temperature, kMaxGroup);
     const AppendParams<T>& token = params.token;
     const int size = token.head_size, group = params.group, d = static_cast<int>(threadIdx.x);
-    const int query_start = score_layout<T, kHeads>(params.chunk, params.top_r, group, size).query;
-    const GroupQuery query = {dynamic_shared<float>(query_start, group * size), keys, bound_rows, chosen, temperature,
-                              group, size, params.top_r};
+    const int query_start = score_layout<T, kHeads>(params.row_vectors, params.top_r, group, size).query;
+    const GroupQuery query = {dynamic_shared<float>(query_start, group * size), chosen, temperature, group, size,
+                              params.top_r};
     const int64_t head = int64_t{blockIdx.z} * token.kv_heads + blockIdx.y;
     const int64_t cache_length = token.cache_lengths[blockIdx.z];
     if (blockIdx.x == 0 && d == 0) {
         token.arrivals[head] = 0;
     }
-    read_query(params.query + head * group * size, query);  // before the length is looked at: both are on their way
+    // Before the length is looked at: both are on their way.
+    const QueryChannel own = read_query(params.query + head * group * size, query);
     const AttendedRow row = attended_row(cache_length, params.limits);
-    const ChunkTask task = chunk_task(row, params.page_size, params.chunk);
-    const BoundedPage<T> target = {params.bounds + head * 2 * size * params.pages, params.pages,
-                                   task.start + task.joined, cache_length % params.page_size == 0, size};
+    const ChunkTask task = chunk_task(row, params.page_size, params.chunk());
+    const int page = task.start + task.joined;
+    const BoundedPage<T> target = {params.bounds + head * 2 * size * params.pages, params.pages, page,
+                                   page * params.page_size == row.length - 1, size};
     const bool raises = task.appends && d < size;
     const ChannelBounds before = raises ? target.before(d) : ChannelBounds{};
     if (task.appends) {
@@ -279,7 +290,7 @@ __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresPar
                    token.v_cache + head * size * token.capacity, cache_length, size);
     }
     if (task.count > 0) {
-        score_pages<T, kHeads>(params, task, target, query, head);
+        score_pages<T, kHeads>(params, task, target, own, query, head);
     }
     if (raises) {
         target.store(d, raise_bounds(before, to_float(token.k_new[head * size + d])));

@@ -4,12 +4,13 @@
 // the lower channel first among equals; a channel reads page maxima where the group's sum of q is positive, else minima;
 // T[h] = sqrt(D part/whole), part and whole being the sums of |q[h,d]| over the chosen and over all channels.
 //
-// A rank count gives each channel its place: channel d stands behind all d' with A[d'] > A[d], and behind d' < d with
-// A[d'] = A[d]. That is exact, needs one barrier, and is D²/threads comparisons per thread: 64 at D = 128. So every
-// block of the grid does it for itself, rather than wait for a launch that does it once.
+// A channel's place is the number of channels before it: all of larger A, and the lower ones of equal A. Every warp
+// ranks its 32 channels among themselves and lays them out in order; then each thread searches the other warps' lists.
+// That takes 32 + 6 D/32 comparisons per channel instead of D, one barrier, and no communication between blocks: every
+// block of the grid chooses for itself, rather than wait for a launch that does it once.
 //
 // Order of sums: over the group, head 0 first, so that equal channels get equal bits wherever they stand (the
-// reference does the same). Channels are kept best first, as the rank gives them.
+// reference does the same). Channels are kept best first, as their places give them.
 #pragma once
 
 #include <cstdint>
@@ -28,88 +29,146 @@ static_assert(kScoreThreads >= kMaxHeadSize, "one thread per channel");
 
 // The query of one KV head's group, and what follows from it; in shared memory.
 struct GroupQuery {
-    SharedSpan<float> values;        // [g,D]
-    SharedSpan<uint32_t> keys;       // [D]: order keys of A
-    SharedSpan<int32_t> bound_rows;  // [D]: row of the bounds that the channel reads, d or D+d
-    SharedSpan<int32_t> chosen;      // [r]: bound_rows of the chosen channels, best first
-    SharedSpan<float> temperature;   // [g]
-    int group;                       // g
-    int head_size;                   // D
-    int channels;                    // r
+    SharedSpan<float> values;       // [g,D]
+    SharedSpan<int32_t> chosen;     // [r]: rows of the bounds that the chosen channels read, best channel first
+    SharedSpan<float> temperature;  // [g]
+    int group;                      // g
+    int head_size;                  // D
+    int channels;                   // r
 
     // The channel of which `row` of the bounds is the maximum or the negated minimum.
     __device__ __forceinline__ int channel_of(int row) const { return row < head_size ? row : row - head_size; }
 };
 
-// Fills values, keys and bound_rows from query [g,D]. No barrier: the caller's next one makes them visible.
+// What the query says about this thread's channel.
+struct QueryChannel {
+    uint32_t key;  // ascends with A, below 2^31; 0 for NaN, and past the last channel
+    int row;       // row of the bounds: d for the maximum, D+d for the negated minimum
+};
+
+// A is a sum of magnitudes: its bits ascend with it and leave the sign bit free.
+__device__ __forceinline__ uint32_t importance_key(float importance) {
+    return importance != importance ? 0 : __float_as_uint(importance) + 1;
+}
+
+// Reads query [g,D]: fills `to.values` and returns the thread's channel. Loads of several heads are under way together.
 template <class T>
-__device__ __forceinline__ void read_query(const T* __restrict__ query, const GroupQuery& to) {
+__device__ __forceinline__ QueryChannel read_query(const T* __restrict__ query, const GroupQuery& to) {
+    constexpr int kInFlight = 4;
     const int d = static_cast<int>(threadIdx.x);
     if (d >= to.head_size) {
-        return;
+        return {0, 0};
     }
     float importance = 0.0f;
     float sum = 0.0f;
-#pragma unroll 4
-    for (int head = 0; head < to.group; ++head) {
-        const float q = to_float(query[head * to.head_size + d]);
-        to.values[head * to.head_size + d] = q;
-        importance += fabsf(q);
-        sum += q;
-    }
-    to.keys[d] = order_key(importance);
-    to.bound_rows[d] = sum > 0.0f ? d : to.head_size + d;  // a sum of exactly 0 takes the minimum
-}
-
-// Threads that share the rank count of one channel: a power of two, so that they are neighbours within a warp.
-__device__ __forceinline__ int threads_per_channel(int head_size) {
-    int threads = 1;
-    while (2 * threads * head_size <= kScoreThreads) {
-        threads *= 2;
-    }
-    return threads;
-}
-
-// Fills `chosen`. No barrier.
-__device__ __forceinline__ void choose_channels(const GroupQuery& query) {
-    const int sharing = threads_per_channel(query.head_size);
-    const int channel = static_cast<int>(threadIdx.x) / sharing;
-    const int first = static_cast<int>(threadIdx.x) % sharing;
-    int rank = 0;
-    if (channel < query.head_size) {
-        const uint32_t own = query.keys[channel];
-        int other = first;
-        for (; other < channel; other += sharing) {
-            rank += query.keys[other] >= own;
+#pragma unroll 1
+    for (int first = 0; first < to.group; first += kInFlight) {
+        float q[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            q[i] = first + i < to.group ? to_float(query[(first + i) * to.head_size + d]) : 0.0f;
         }
-        for (; other < query.head_size; other += sharing) {
-            rank += query.keys[other] > own;
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            if (first + i < to.group) {
+                to.values[(first + i) * to.head_size + d] = q[i];
+                importance += fabsf(q[i]);
+                sum += q[i];
+            }
         }
     }
-    for (int step = sharing / 2; step > 0; step /= 2) {
-        rank += __shfl_xor_sync(0xffffffffu, rank, step);
+    return {importance_key(importance), sum > 0.0f ? d : to.head_size + d};  // a sum of exactly 0 takes the minimum
+}
+
+// 1 if a < b, both below 2^31: a subtraction and a shift, where a comparison would cost a move more.
+__device__ __forceinline__ int is_less(uint32_t a, uint32_t b) { return static_cast<int>((a - b) >> 31); }
+
+// Place of this lane's key in the warp's descending order, the lower lane first among equals.
+__device__ __forceinline__ int place_in_warp(uint32_t key, SharedSpan<uint32_t> keys) {
+    keys[lane_index()] = key;
+    __syncwarp();
+    int place = 0;
+#pragma unroll
+    for (int vector = 0; vector < kWarpSize / 4; ++vector) {
+        const uint4 others = keys.cast<uint4>()[vector];
+        place += is_less(key, others.x) + is_less(key, others.y) + is_less(key, others.z) + is_less(key, others.w);
     }
-    if (channel < query.head_size && first == 0 && rank < query.channels) {
-        query.chosen[rank] = query.bound_rows[channel];
+    const uint32_t equal = __match_any_sync(kFullWarp, key);
+    return place + __popc(equal & ((1u << lane_index()) - 1u));
+}
+
+// Number of elements >= limits[i] in each of kLists consecutive descending lists of 32. The searches run side by side.
+template <int kLists>
+__device__ __forceinline__ void count_not_below(SharedSpan<uint32_t> lists, const uint32_t (&limits)[kLists],
+                                                int (&counts)[kLists]) {
+#pragma unroll
+    for (int list = 0; list < kLists; ++list) {
+        counts[list] = 0;
+    }
+#pragma unroll
+    for (int step = kWarpSize / 2; step > 0; step /= 2) {
+#pragma unroll
+        for (int list = 0; list < kLists; ++list) {
+            counts[list] += lists[list * kWarpSize + counts[list] + step - 1] >= limits[list] ? step : 0;
+        }
+    }
+#pragma unroll
+    for (int list = 0; list < kLists; ++list) {
+        counts[list] += lists[list * kWarpSize + counts[list]] >= limits[list];
     }
 }
 
-// Fills `temperature`; one warp per head. No barrier.
+// Fills `query.chosen`. One barrier, and none behind the result.
+__device__ __forceinline__ void choose_channels(const QueryChannel& own, const GroupQuery& query) {
+    constexpr int kSideBySide = 4;
+    KVC_SHARED(uint32_t, keys, kMaxHeadSize);
+    KVC_SHARED(uint32_t, lists, kMaxHeadSize);  // every warp's keys, descending
+    const int warp = warp_index();
+    const int used = (query.head_size + kWarpSize - 1) / kWarpSize;
+    int place = 0;
+    if (warp < used) {
+        place = place_in_warp(own.key, keys.part(warp * kWarpSize, kWarpSize));
+        lists[warp * kWarpSize + place] = own.key;
+    }
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) >= query.head_size) {
+        return;
+    }
+    for (int first = 0; first < used; first += kSideBySide) {
+        uint32_t limits[kSideBySide];
+        int counts[kSideBySide];
+#pragma unroll
+        for (int i = 0; i < kSideBySide; ++i) {
+            limits[i] = first + i < warp ? own.key : own.key + 1;  // equal keys of earlier warps stand before
+        }
+        count_not_below(lists.part(first * kWarpSize, kSideBySide * kWarpSize), limits, counts);
+#pragma unroll
+        for (int i = 0; i < kSideBySide; ++i) {
+            place += first + i < used && first + i != warp ? counts[i] : 0;  // lists past the last are undefined
+        }
+    }
+    if (place < query.channels) {
+        query.chosen[place] = own.row;
+    }
+}
+
+// Fills `query.temperature`; one warp per head. No barrier.
 __device__ __forceinline__ void find_temperatures(const GroupQuery& query) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    for (int head = static_cast<int>(threadIdx.x) / 32; head < query.group; head += kScoreThreads / 32) {
+    for (int head = warp_index(); head < query.group; head += kScoreThreads / kWarpSize) {
         const int start = head * query.head_size;
         float whole = 0.0f;
-        for (int d = lane; d < query.head_size; d += 32) {
+#pragma unroll 1
+        for (int d = lane_index(); d < query.head_size; d += kWarpSize) {
             whole += fabsf(query.values[start + d]);
         }
         float part = 0.0f;
-        for (int i = lane; i < query.channels; i += 32) {
+#pragma unroll 1
+        for (int i = lane_index(); i < query.channels; i += kWarpSize) {
             part += fabsf(query.values[start + query.channel_of(query.chosen[i])]);
         }
         whole = warp_sum(whole);
         part = warp_sum(part);
-        if (lane == 0) {
+        if (lane_index() == 0) {
             const float share = part == 0.0f ? 1.0f : part / whole;
             query.temperature[head] = sqrtf(static_cast<float>(query.head_size) * share);
         }

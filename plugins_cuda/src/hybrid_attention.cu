@@ -17,13 +17,13 @@
 namespace kvc {
 namespace {
 
-// Pages per block of page_scores. A larger chunk chooses channels fewer times; below kEnoughBlocks blocks (four for
-// each of the 132 multiprocessors of an H100 or H200) parallel blocks are worth more. Scores do not depend on it.
-constexpr int kLargestChunk = 512;
-constexpr int kDefaultChunk = 128;
-constexpr int kSmallestChunk = 64;
+// Vectors of a staged row of page_scores, which fix the pages of a block. A longer row chooses channels fewer times; below
+// kEnoughBlocks blocks (four for each of the 132 multiprocessors of an H100 or H200) parallel blocks are worth more.
+// Scores do not depend on it.
+constexpr int kLongestRow = 64;
+constexpr int kShortestRow = 16;
 constexpr int64_t kEnoughBlocks = 528;
-constexpr int kMostSharedBytes = 96 * 1024;  // two blocks on every multiprocessor since compute capability 8.0 but 8.6
+constexpr int kMostSharedBytes = 64 * 1024;
 
 // The parts of the workspace.
 struct Scratch {
@@ -55,15 +55,18 @@ Scratch take_scratch(Workspace& workspace, const KvcHybridAttentionParams& p) {
 }
 
 template <class T, int kHeads>
-int pages_per_chunk(const KvcHybridAttentionParams& p) {
-    for (int chunk = kLargestChunk; chunk > kSmallestChunk; chunk /= 2) {
-        const int64_t blocks = int64_t{p.batch} * p.kv_heads * ceil_div(pages_of(p), chunk);
-        const int bytes = score_layout<T, kHeads>(chunk, p.top_r, p.heads / p.kv_heads, p.head_size).total;
-        if ((blocks >= kEnoughBlocks || chunk == kDefaultChunk) && bytes <= kMostSharedBytes) {
-            return chunk;
+int staged_bytes(const KvcHybridAttentionParams& p, int row_vectors) {
+    return score_layout<T, kHeads>(row_vectors, p.top_r, p.heads / p.kv_heads, p.head_size).total;
+}
+
+template <class T, int kHeads>
+void choose_row_vectors(const KvcHybridAttentionParams& p, PageScoresParams<T>& params) {
+    for (params.row_vectors = kLongestRow; params.row_vectors > kShortestRow; params.row_vectors /= 2) {
+        const int64_t blocks = int64_t{p.batch} * p.kv_heads * ceil_div(params.pages, params.chunk());
+        if (blocks >= kEnoughBlocks && staged_bytes<T, kHeads>(p, params.row_vectors) <= kMostSharedBytes) {
+            return;
         }
     }
-    return kSmallestChunk;
 }
 
 template <class T>
@@ -85,10 +88,10 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
     params.page_size = p.page_size;
     params.pages = pages_of(p);
     params.top_r = p.top_r;
-    params.chunk = pages_per_chunk<T, kHeads>(p);
-    const dim3 grid(ceil_div(params.pages, params.chunk), p.kv_heads, p.batch);
-    const ScoreLayout layout = score_layout<T, kHeads>(params.chunk, p.top_r, params.group, p.head_size);
-    launch("page_scores", page_scores<T, kHeads>, grid, dim3(kScoreThreads), layout.total, stream, params);
+    choose_row_vectors<T, kHeads>(p, params);
+    const dim3 grid(ceil_div(params.pages, params.chunk()), p.kv_heads, p.batch);
+    const int bytes = staged_bytes<T, kHeads>(p, params.row_vectors);
+    launch("page_scores", page_scores<T, kHeads>, grid, dim3(kScoreThreads), bytes, stream, params);
 }
 
 void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scratch, cudaStream_t stream) {
@@ -126,8 +129,8 @@ void launch_attention(const KvcHybridAttentionParams& p, const Scratch& scratch,
     params.limits = limits_of(p);
     params.index_stride = p.top_k;
     params.batch = p.batch;
-    params.heads = p.heads;
     params.kv_heads = p.kv_heads;
+    params.group = p.heads / p.kv_heads;
     params.head_size = p.head_size;
     launch_sparse_attention(params, stream);
 }
