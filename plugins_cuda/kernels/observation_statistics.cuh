@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(Tile::kWarps* kWarpSize, 2)
 
 constexpr int kMergeThreads = 256;
 
-// Grid (ceil(B·H·W / 8)): partials -> weights. A row without a finite maximum, or with a NaN or +inf among its
-// logits, gets the weight NaN, and with it every vote of its KV head.
+// Grid (ceil(B·H·W / 8)): partials -> weights. A NaN or +inf among its logits makes the weight of a row NaN, and with it
+// every vote of its KV head; so do logits of -inf alone (0 times 1 / 0).
 template <class T>
 __global__ void __launch_bounds__(kMergeThreads) observation_merge(const ObservationParams<T> params) {
     const int64_t row = (static_cast<int64_t>(blockIdx.x) * kMergeThreads + threadIdx.x) / kWarpSize;
@@ -151,8 +151,7 @@ __global__ void __launch_bounds__(kMergeThreads) observation_merge(const Observa
         statistic = merge_statistics(statistic, other);
     }
     if (lane_index() == 0) {
-        const float weight = statistic.y > 0 ? 1.0f / statistic.y : NAN;
-        params.weights[row] = make_float2(exponent_origin(statistic.x), weight);
+        params.weights[row] = make_float2(exponent_origin(statistic.x), 1.0f / statistic.y);
     }
 }
 

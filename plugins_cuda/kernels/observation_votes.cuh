@@ -56,7 +56,8 @@ __device__ __forceinline__ void store_votes(const float (&votes)[kGroups][2], fl
             }
             const int64_t key = first_key + group * kKeyGroup + 2 * lane_of_quad() + i;
             if (quad_of_lane() == group && key < end) {
-                output[key] = is_first ? sum : output[key] + sum;
+                const float before = is_first ? 0.0f : output[key];
+                output[key] = before + sum;
             }
         }
     }
