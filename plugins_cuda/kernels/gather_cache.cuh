@@ -1,8 +1,8 @@
 // Moves the kept rows of K and V into consecutive slots of the cache, and bounds the keys of its pages.
 //
-// Source: RocketKV, arXiv 2502.14051, end of algorithm 1 (the kept tokens) and section 3.3 (page bounds, counted over the
-// compacted cache from slot 0). Bounds are channel-major [B,G,2D,P]: row d holds the page maxima of K, row D+d those of
-// -K; a page without tokens holds the lowest finite value, and a NaN key makes its channel of the page NaN.
+// Source: RocketKV, arXiv 2502.14051, end of algorithm 1 (the kept tokens) and section 3.3 (page bounds, counted over
+// the compacted cache from slot 0). Bounds are channel-major [B,G,2D,P]: row d holds the page maxima of K, row D+d
+// those of -K; a page without tokens holds the lowest finite value, and a NaN key makes its channel of the page NaN.
 //
 // Blocks own whole pages: any number of them runs at once. Where the caches are k and v themselves, the rows have been
 // moved before (move_in_place.cuh), and bounds and the zeros past a row's end are left to do.
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks) gather_cache(co
     if (params.bounds != nullptr) write_bounds(params, columns);
 }
 
-// Shares of about 48 slots: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds a page
-// is only what one thread copies.
+// Shares of about 48 slots: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds a
+// page is only what one thread copies.
 inline PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds) {
     constexpr int32_t kSlotsPerBlock = 48;
     constexpr int32_t kMostColumns = 32;

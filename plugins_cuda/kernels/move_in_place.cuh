@@ -3,12 +3,12 @@
 // Source: RocketKV, arXiv 2502.14051, end of algorithm 1. Bounds and the zeros behind the kept rows are left to
 // gather_cache.cuh, which runs afterwards.
 //
-// Blocks own slices of channels of K or of V, which do not depend on each other. Each walks the slots in ascending chunks,
-// reads a chunk whole, and writes it after a barrier. That is safe because positions ascend, so position >= slot: no
-// later chunk reads what an earlier one wrote. Rows that keep everything are not touched.
+// Blocks own slices of channels of K or of V, which do not depend on each other. Each walks the slots in ascending
+// chunks, reads a chunk whole, and writes it after a barrier. That is safe because positions ascend, so position >=
+// slot: no later chunk reads what an earlier one wrote. Rows that keep everything are not touched.
 //
-// Bytes per row and KV head that evicts, s bytes per element: reads and writes 2·s·D·budget; reads the indices, 4·budget,
-// once per slice. Every access to K and V is 16 bytes wide, and a slice is 64 bytes of a row: two whole sectors.
+// Bytes per row and KV head that evicts, s bytes per element: reads and writes 2·s·D·budget; reads the indices,
+// 4·budget, once per slice. Every access to K and V is 16 bytes wide; a slice is 64 bytes of a row, two whole sectors.
 //
 // Determinism: every element has one writer.
 #pragma once

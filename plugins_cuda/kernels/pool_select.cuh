@@ -65,8 +65,8 @@ __device__ __forceinline__ int32_t clamped_length(const int64_t* lengths, int64_
 // Order of votes under torch's max-pooling: NaN above everything, and below that nothing equals 0.
 __device__ __forceinline__ uint32_t pooling_key(float vote) { return vote != vote ? 0xffffffffu : order_key(vote); }
 
-// The doubling trick: after step i, values[j] is the maximum of 2^i votes from its own on, and one more overlapping pair
-// of them covers the kernel. `exchange` holds two tiles, written in turn: one barrier a step.
+// Doubling: every step joins two neighbouring maxima, which then cover twice as many votes from their own on; the last
+// two overlap until they cover the kernel. `exchange` holds two tiles, written in turn: one barrier a step.
 template <int kThreads>
 __device__ __forceinline__ void pool_tile(uint32_t (&values)[kPoolPerThread], int32_t pool_kernel,
                                           SharedSpan<uint32_t> exchange) {

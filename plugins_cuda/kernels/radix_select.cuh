@@ -1,7 +1,7 @@
 // Block-wide selection of the best by total weight, and its emission in ascending order of index.
 //
-// Rule: value descending, index ascending; NaN below everything. Values arrive as 32-bit order keys (`order_key`), which
-// makes the selection exact: whatever the thread order, one threshold key exists, and equal keys are served by index.
+// Rule: value descending, index ascending; NaN below everything. Values arrive as 32-bit order keys (`order_key`), so
+// the selection is exact: whatever the thread order, one threshold key exists, and equal keys are served by index.
 // This is the top-k of RocketKV (arXiv 2502.14051, both stages) under the tie rule that the reference defines.
 //
 //   find_threshold   the key of the last element that gets a share of `quota`: larger keys weigh less than quota in
@@ -17,10 +17,10 @@
 //
 // Contention: equal values are structural here. Max-pooling makes plateaus of hundreds of equal keys, and the top digit
 // is the exponent, so a warp often adds 32 times to one bin, which shared memory serialises. Hence kCopies histograms,
-// interleaved: lane l adds to copy l % kCopies of its bin, which lies in another bank than its neighbours'. With 32 copies
-// (32 KiB) no two lanes of a warp ever collide, for any data and any weights; aggregating within the warp by match or
-// leader election costs instructions on every key and helps only where values repeat. Small n: fewer copies, as clearing
-// and adding up the copies is then what a pass costs.
+// interleaved: lane l adds to copy l % kCopies of its bin, which lies in another bank than its neighbours'. With 32
+// copies (32 KiB) no two lanes of a warp ever collide, for any data and any weights; aggregating within the warp by
+// match or leader election costs instructions on every key and helps only where values repeat. Small n: fewer copies,
+// as clearing and adding up the copies is then what a pass costs.
 //
 // Determinism: the only atomics add integers to histograms; every other step has a fixed order.
 #pragma once
@@ -36,7 +36,7 @@ namespace kvc {
 constexpr int kRadixBits = 8;
 constexpr int kRadixBins = 1 << kRadixBits;
 
-// Words of shared memory of find_threshold's histogram; its `sums` have kRadixBins. Both start at a multiple of 16 bytes.
+// Words of shared memory of find_threshold's histogram; its `sums` have kRadixBins and start at a multiple of 16 bytes.
 template <int kCopies>
 constexpr int kHistogramWords = kRadixBins * kCopies;
 

@@ -1,0 +1,71 @@
+"""Calls of kvc_compact whose every buffer, the workspace too, lies between zones that nothing may write."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvc_trt.kernels.library import CompactResult, KernelLibrary, compact_shapes
+from kvc_trt.kernels.structs import CompactParams
+from tests.plugins_cuda.cases import DTYPES, CompactCase
+
+ZONE = 4096
+_FILL = 0xA5
+
+
+class Guarded:
+    """Tensors carved out of one byte buffer each, `ZONE` bytes before and behind them filled with a pattern."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._buffers: dict[str, tuple[Tensor, int, int]] = {}
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = dtype.itemsize * torch.Size(shape).numel()
+        buffer = torch.full((size + 2 * ZONE + 256,), _FILL, dtype=torch.uint8, device=self._device)
+        start = ZONE + -(buffer.data_ptr() + ZONE) % 256
+        self._buffers[name] = (buffer, start, start + size)
+        return buffer[start : start + size].view(dtype).reshape(shape)
+
+    def copy(self, name: str, value: Tensor) -> Tensor:
+        return self.empty(name, tuple(value.shape), value.dtype).copy_(value)
+
+    def check(self) -> None:
+        for name, (buffer, start, end) in self._buffers.items():
+            assert bool((buffer[:start] == _FILL).all()), f"bytes before {name} were written"
+            assert bool((buffer[end:] == _FILL).all()), f"bytes behind {name} were written"
+
+
+def compact_between_redzones(
+    library: KernelLibrary, case: CompactCase, *, with_bounds: bool, in_place: bool
+) -> dict[str, Tensor]:
+    """One call; the results by name, on the CPU, after every zone and every input was found unchanged."""
+    memory = Guarded(library.device_type)
+    (batch, heads, window, size), (_, kv_heads, length, _) = case.q_window.shape, case.k.shape
+    given = {name: getattr(case, name) for name in ("q_window", "k", "v", "prompt_lengths")}
+    inputs = {name: memory.copy(name, value) for name, value in given.items()}
+    shapes = compact_shapes(batch, kv_heads, size, case.capacity, case.page_size)
+    outputs = {
+        name: memory.empty(name, shape, dtype or case.k.dtype)
+        for name, (shape, dtype) in zip(CompactResult._fields, shapes, strict=True)
+        if with_bounds or name != "bounds"
+    }
+    if in_place:
+        outputs["k_cache"], outputs["v_cache"] = inputs["k"], inputs["v"]
+    stride = inputs["k"].stride()
+    params = CompactParams(
+        dtype=DTYPES.index(case.k.dtype), batch=batch, heads=heads, kv_heads=kv_heads, head_size=size, window=window,
+        pool_kernel=case.pool_kernel, page_size=case.page_size, prompt_length=length, prompt_budget=case.prompt_budget,
+        capacity=case.capacity, kv_stride_batch=stride[0], kv_stride_head=stride[1], kv_stride_token=stride[2],
+        **{name: value.data_ptr() for name, value in (inputs | outputs).items()},
+    )  # fmt: skip
+    bytes_wanted = library.workspace_bytes("kvc_compact", params)
+    workspace = memory.empty("workspace", (bytes_wanted,), torch.uint8)
+    library.call("kvc_compact", params, workspace.data_ptr(), bytes_wanted)
+    if library.device_type == "cuda":
+        torch.cuda.synchronize()
+    memory.check()
+    for name, value in given.items():
+        if not (in_place and name in ("k", "v")):
+            assert torch.equal(inputs[name].cpu().view(torch.uint8), value.view(torch.uint8)), f"{name} was written"
+    return {name: value.cpu() for name, value in outputs.items()}

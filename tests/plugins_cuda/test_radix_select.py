@@ -1,0 +1,143 @@
+"""kernels/radix_select.cuh: exact selection by total weight under the tie rule, in every schedule of the emulation."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from kvc_trt.reference.selection import best_ascending
+from tests.plugins_cuda.toys import SCHEDULES, aligned, toys
+
+THREADS = (64, 256, 1024)
+INT32 = np.iinfo(np.int32)
+
+
+def select(
+    values: NDArray[np.float32], quota: int, weights: NDArray[np.int32] | None = None, *, threads: int = 256
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
+    """What every element gets, where its output starts (-1: it has none), and the threshold."""
+    n = len(values)
+    weights = np.ones(n, np.int32) if weights is None else weights
+    given_values, given_weights = aligned((n,), np.float32), aligned((n,), np.int32)
+    given_values[...], given_weights[...] = values, weights
+    slots, counts = aligned((n,), np.int32, -1), aligned((n,), np.int32)
+    threshold = aligned((2,), np.uint32)
+    message = toys().run("radix_select", threads, given_values, given_weights, n, quota, threshold, slots, counts)
+    assert not message, message
+    return counts, slots, threshold
+
+
+def expected_counts(values: NDArray[np.float32], quota: int, weights: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The rule, one element after another: value descending (NaN last), index ascending, the last one in part."""
+    ranked = np.where(np.isnan(values), np.float32(-np.inf), values)
+    order = np.lexsort((np.arange(len(values)), np.isnan(values), -ranked))
+    served = np.zeros(len(values), np.int64)
+    left = max(quota, 0)
+    for i in order:
+        served[i] = min(left, weights[i])
+        left -= served[i]
+    return served
+
+
+def check(values: NDArray[np.float32], quota: int, weights: NDArray[np.int32], threads: int) -> None:
+    counts, slots, _ = select(values, quota, weights, threads=threads)
+    expected = expected_counts(values, quota, weights)
+    np.testing.assert_array_equal(counts, expected)
+    starts = np.cumsum(expected) - expected
+    np.testing.assert_array_equal(slots, np.where(expected > 0, starts, -1))
+
+
+@pytest.fixture(autouse=True)
+def forward() -> None:
+    toys().set_schedule("forward")
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_equal_values_are_served_by_index(threads: int) -> None:
+    values = np.array([1, 3, 2, 3, 2, 2, 0, 2], np.float32)
+    counts, slots, _ = select(values, 4, threads=threads)
+    assert counts.tolist() == [0, 1, 1, 1, 1, 0, 0, 0]
+    assert slots.tolist() == [-1, 0, 1, 2, 3, -1, -1, -1]
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_the_last_tied_element_is_served_in_part(threads: int) -> None:
+    values, weights = np.array([5, 1, 5, 1, 1], np.float32), np.array([3, 4, 2, 4, 4], np.int32)
+    counts, slots, threshold = select(values, 11, weights, threads=threads)
+    assert counts.tolist() == [3, 4, 2, 2, 0]
+    assert slots.tolist() == [0, 3, 7, 9, -1]
+    assert threshold.tolist() == [0x80000000 | np.float32(1).view(np.uint32), 6]
+
+
+@pytest.mark.parametrize(("quota", "served"), [(-3, 0), (0, 0), (1, 1), (6, 6), (7, 7), (8, 7), (INT32.max, 7)])
+def test_any_quota(quota: int, served: int) -> None:
+    values = np.array([np.nan, 0, -1, 4, 4, -np.inf, 2], np.float32)
+    assert select(values, quota)[0].sum() == served
+
+
+def test_order_of_special_values() -> None:
+    """NaN below -inf, -0 equal to 0, denormals apart from 0: one more is taken with every quota."""
+    tiny = np.float32(1e-45)
+    ranked = np.array([np.inf, 1, 2 * tiny, tiny, 0, -0.0, -tiny, -1, -np.inf, np.nan], np.float32)
+    for order in (np.arange(10), np.arange(10)[::-1], np.random.default_rng(0).permutation(10)):
+        values = ranked[order]
+        for quota in range(11):
+            expected = expected_counts(values, quota, np.ones(10, np.int32))
+            np.testing.assert_array_equal(select(values, quota)[0], expected, f"quota {quota} of {values}")
+
+
+def test_agrees_with_the_reference() -> None:
+    make = torch.Generator().manual_seed(1)
+    values = torch.randint(0, 40, (1, 2000), generator=make).float() / 7
+    for k in (1, 31, 500, 1999, 2000):
+        chosen = np.flatnonzero(select(values[0].numpy(), k, threads=1024)[0])
+        np.testing.assert_array_equal(chosen, best_ascending(values, k)[0].numpy())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), n=st.integers(1, 700), threads=st.sampled_from(THREADS), distinct=st.sampled_from([1, 3, 50, 0]))
+def test_rule(data: st.DataObject, n: int, threads: int, distinct: int) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    any_bits = random.integers(0, 2**32, max(n, distinct), dtype=np.uint32).view(np.float32)
+    values = any_bits[random.integers(0, distinct, n)] if distinct else any_bits[:n]
+    weights = data.draw(st.one_of(st.just(np.ones(n, np.int32)), arrays(np.int32, n, elements=st.integers(0, 7))))
+    quota = data.draw(st.integers(0, int(weights.sum()) + 2))
+    check(values, quota, weights, threads)
+
+
+@pytest.mark.parametrize("n", [31, 32, 33, 1023, 1024, 1025, 8191, 8192, 8193])
+def test_lengths_around_the_sizes_of_warps_blocks_and_batches(n: int) -> None:
+    values = (np.arange(n) * 7919 % 101).astype(np.float32)
+    for threads in THREADS:
+        for quota in (1, n // 3, n - 1, n):
+            check(values, quota, np.ones(n, np.int32), threads)
+
+
+def test_a_million_elements() -> None:
+    """The largest size, on a plateau whose members are more than any digit's bin of a smaller type could count."""
+    n = 1 << 20
+    values = np.where(np.arange(n) % 3 == 0, np.float32(0.25), np.float32(0.125))
+    quota = n // 3 + 1 + 70000
+    counts, slots, _ = select(values, quota, threads=1024)
+    chosen = np.flatnonzero(counts)
+    small = np.flatnonzero(values == 0.125)[:70000]
+    np.testing.assert_array_equal(chosen, np.sort(np.concatenate([np.flatnonzero(values == 0.25), small])))
+    np.testing.assert_array_equal(slots[chosen], np.arange(quota))
+
+
+def test_schedules_give_the_same_bits() -> None:
+    random = np.random.default_rng(3)
+    values = (random.integers(0, 60, 5000) / 8).astype(np.float32)
+    weights = random.integers(0, 5, 5000).astype(np.int32)
+    for threads in THREADS:
+        results = []
+        for schedule in SCHEDULES:
+            toys().set_schedule(schedule, seed=11)
+            results.append(np.concatenate([r.view(np.int32) for r in select(values, 2500, weights, threads=threads)]))
+        np.testing.assert_array_equal(results[0], results[1])
+        np.testing.assert_array_equal(results[0], results[2])
