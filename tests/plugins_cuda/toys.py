@@ -63,26 +63,41 @@ class Toys:
         self.library.kvc_emulation_clear_launches()
 
 
-def compile_toys(library: Path, *flags: str) -> Path:
-    """Compile toys and emulation into `library`, two compilers at a time."""
-    units = [*sorted(TOYS.glob("*.cu")), *sorted((PLUGINS / "emulation").glob("*.cpp"))]
-    half = [units[::2], units[1::2]]
-    objects = [library.with_name(f"{library.stem}-{number}") for number in range(2)]
-    for directory in objects:
-        directory.mkdir()
-    running = [_start(mine, directory, flags) for mine, directory in zip(half, objects, strict=True)]
+def compile_toys(directory: Path, *flags: str) -> None:
+    """Compile toys and emulation into `directory`: libtoys.so, and libraces.so for the race detector."""
+    jobs = {"toys": [TOYS / f"{name}.cu" for name in ("blocks", "mistakes", "mma", "numeric")]}
+    jobs["emulation"] = sorted((PLUGINS / "emulation").glob("*.cpp"))
+    jobs["races"] = [TOYS / "races.cu"]
+    running = []
+    for job, units in jobs.items():
+        (directory / job).mkdir()
+        running.append(_start(units, directory / job, (*flags, "-fsanitize=thread") if job == "races" else flags))
     for process in running:
         output = process.communicate()[0]
         assert process.returncode == 0, output
-    found = [str(path) for directory in objects for path in sorted(directory.glob("*.o"))]
-    subprocess.run(["g++", "-shared", *flags, *found, "-o", str(library)], check=True)
-    return library
+    for kernels in ("toys", "races"):
+        objects = [*(directory / kernels).glob("*.o"), *(directory / "emulation").glob("*.o")]
+        command = ["g++", "-shared", *flags, *map(str, objects), "-o", str(directory / f"lib{kernels}.so")]
+        subprocess.run(command, check=True)
+
+
+@functools.cache
+def compiled() -> Path:
+    """The directory of this process's libraries."""
+    compile_toys(Path(_directory.name), "-O1")
+    return Path(_directory.name)
 
 
 @functools.cache
 def toys() -> Toys:
-    """The toy library of this process."""
-    return Toys(compile_toys(Path(_directory.name) / "libtoys.so", "-O1"))
+    """The toy kernels."""
+    return Toys(compiled() / "libtoys.so")
+
+
+@functools.cache
+def races() -> Toys:
+    """The toys with races, with the race detector."""
+    return Toys(compiled() / "libraces.so")
 
 
 def aligned(shape: Sequence[int], dtype: object, fill: object = 0) -> np.ndarray:
