@@ -5,9 +5,9 @@ import pytest
 from kvc_trt.kernels import loading
 from kvc_trt.kernels.library import KernelLibrary
 from tests.kernels.double import compile_double
-from tests.plugins_cuda.conftest import emulation, library
+from tests.plugins_cuda.conftest import emulation, library, one_thread
 
-__all__ = ["double", "emulation", "library", "no_chosen_library"]
+__all__ = ["double", "emulation", "library", "no_chosen_library", "one_thread"]
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,15 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 _loaded: dict[str, KernelLibrary] = {}
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On tensors this small, threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["emulation", CUDA])
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
     """One library per executor; the emulation in its forward schedule."""

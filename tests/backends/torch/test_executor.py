@@ -1,0 +1,226 @@
+"""The executor on the reference's operators: the numbers of the reference decoder, the manners of any executor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvc_trt import policies
+from kvc_trt.backends.onnxruntime.program import twin_program
+from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.graph.weights import EngineWeights
+from kvc_trt.kernels import loading, use_library
+from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.runtime import Request, Session
+from kvc_trt.verify.engine_run import run
+from kvc_trt.verify.prompts import batch_of
+from tests.backends.onnxruntime.conftest import MODEL
+from tests.backends.onnxruntime.test_executor import filled, padded, prompts
+from tests.backends.onnxruntime.test_rows import assert_same_where_clear, margin, requests
+from tests.kernels.double import compile_double
+
+FAMILIES = {
+    "llama": MODEL,
+    "biased and tied": replace(MODEL, qkv_bias=True, tie_word_embeddings=True),
+    "output bias": replace(MODEL, qkv_bias=True, output_bias=True),
+    "normed heads": replace(MODEL, architecture="Qwen3ForCausalLM", qk_norm=True, head_size=32),
+    "one head each": replace(MODEL, num_key_value_heads=4),
+}
+POLICIES = {
+    "full": {}, "rocketkv": {}, "rocketkv that skips a layer": {"skip_layers": 1}, "snapkv++": {}, "hybrid": {},
+}  # fmt: skip
+STEPS = 12
+
+
+def reference_logits(program, batch, tokens):
+    """What the reference decoder says to the same tokens, [N+1,B,vocab]."""
+    method = policies.method(program.parameters)
+    weights = EngineWeights(program.weights_path)
+    decoder = ReferenceDecoder(program.model, weights, method=method, parameters=program.parameters)
+    logits, cache = decoder.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
+    found = [logits, *(decoder.decode(torch.from_numpy(row), cache) for row in tokens)]
+    return torch.stack(found).numpy(), cache
+
+
+def follows_the_reference(program, tolerance=1e-5):
+    executor = TorchExecutor(program)
+    batch = batch_of(prompts())
+    found = run(executor, batch, STEPS)
+    expected, cache = reference_logits(program, batch, found.tokens)
+    scale = max(1.0, np.abs(expected).max())
+    assert np.abs(found.logits - expected).max() / scale <= tolerance
+    return executor, cache
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_logits_and_caches_are_the_references(policy, make_program):
+    executor, cache = follows_the_reference(make_program(policy.split()[0], **POLICIES[policy]))
+    for index, layer in enumerate(cache.layers):
+        np.testing.assert_allclose(executor.buffers[f"k_cache.{index}"], layer.keys.numpy(), atol=1e-5)
+        np.testing.assert_allclose(executor.buffers[f"v_cache.{index}"], layer.values.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_of_models(family, make_program):
+    follows_the_reference(make_program("rocketkv", model=FAMILIES[family]))
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantised_weights_are_dequantised_as_the_reference_does(precision, make_program):
+    follows_the_reference(make_program("rocketkv", precision))
+
+
+def test_a_float16_engine_keeps_float16_caches(make_program):
+    executor, _ = follows_the_reference(make_program("rocketkv", "fp16"), tolerance=2e-2)
+    assert {buffer.dtype for buffer in executor.buffers.values()} == {np.dtype(np.float16)}
+
+
+@pytest.fixture(scope="module")
+def rocketkv(make_program):
+    return make_program("rocketkv", skip_layers=1)
+
+
+@pytest.fixture
+def executor(rocketkv):
+    executor = TorchExecutor(rocketkv)
+    executor.allocate(4)
+    return executor
+
+
+def test_limits_and_bytes_follow_from_the_state_list(executor, rocketkv):
+    assert executor.limits.capacities == (272, rocketkv.parameters.capacity, rocketkv.parameters.capacity)
+    assert executor.state_bytes() == 4 * sum(tensor.bytes_per_row() for tensor in rocketkv.state)
+    bounds = next(tensor for tensor in rocketkv.state if tensor.name == "bounds.1")
+    assert (executor.buffers["bounds.1"] == np.float32(bounds.fill)).all()
+
+
+def test_prefill_gives_each_rows_state_and_lengths(executor, rocketkv):
+    ids, lengths = padded(prompts())
+    prefilled = executor.prefill(ids, lengths)
+    kept = np.minimum(lengths, rocketkv.parameters.prompt_budget)
+    assert prefilled.cache_lengths.tolist() == [lengths.tolist(), kept.tolist(), kept.tolist()]
+    shapes = {name: tuple(tensor.shape) for name, tensor in prefilled.state.items()}
+    assert shapes == {tensor.name: (3, *tensor.shape) for tensor in rocketkv.state}
+    for layer, stored in ((0, lengths), (1, kept)):
+        for row, length in enumerate(stored):
+            written = prefilled.state[f"k_cache.{layer}"][row].abs().sum(dim=-1) > 0
+            assert bool(written[:, :length].all())
+            assert not written[:, length:].any(), "padding was stored"
+
+
+def test_a_step_writes_one_slot_per_row_and_cache_in_place(executor):
+    tokens, positions, lengths = filled(executor)
+    buffers = executor.buffers
+    before = {name: buffer.copy() for name, buffer in buffers.items()}
+    executor.decode(tokens, positions, lengths)
+    assert executor.runs == 1
+    for name, buffer in buffers.items():
+        assert buffer.ctypes.data == executor.buffers[name].ctypes.data, "a step moved its state"
+        if "cache" in name:
+            changed = (buffer != before[name]).any(axis=-1)
+            expected = np.zeros(changed.shape, bool)
+            expected[range(3), :, lengths[int(name.split(".")[1])]] = True
+            np.testing.assert_array_equal(changed, expected, err_msg=name)
+        else:
+            assert not (buffer != before[name])[3:].any()
+
+
+def test_a_moved_row_answers_as_the_one_it_was(executor):
+    tokens, positions, lengths = filled(executor)
+    executor.move(0, 2)
+    twice = [0, 1, 0]
+    logits = executor.decode(tokens[twice], positions[twice], lengths[:, twice])
+    np.testing.assert_allclose(logits[2], logits[0], atol=1e-5)
+    assert np.abs(logits[1] - logits[0]).max() > 1e-2
+
+
+def alone(program, request):
+    executor = TorchExecutor(program)
+    margins = []
+    decode, prefill = executor.decode, executor.prefill
+
+    def recording(*arguments):
+        logits = decode(*arguments)
+        margins.append(margin(logits[0]))
+        return logits
+
+    def recording_prefill(*arguments):
+        prefilled = prefill(*arguments)
+        margins.append(margin(prefilled.logits[0]))
+        return prefilled
+
+    executor.decode, executor.prefill = recording, recording_prefill
+    [output] = Session(executor, None, 1).generate([request])
+    return output, margins
+
+
+def test_rows_come_and_go_without_a_trace(rocketkv):
+    """Seven requests of different lengths through three rows: every answer as if it had been alone."""
+    outputs = Session(TorchExecutor(rocketkv), None, 3).generate(requests())
+    for output, request in zip(outputs, requests(), strict=True):
+        assert_same_where_clear(output, *alone(rocketkv, request))
+
+
+def test_within_the_budget_it_is_the_dense_twin_bit_for_bit(rocketkv):
+    batch = batch_of(prompts((20, 1, 9)))
+    ours = run(TorchExecutor(rocketkv), batch, 10)
+    dense = run(TorchExecutor(twin_program(rocketkv)), batch, 10, tokens=ours.tokens)
+    assert (ours.logits == dense.logits).all()
+
+
+def test_operators_can_be_watched(rocketkv):
+    names = ["q_window.1", "keys.1", "indices.1", "query.2", "attended.2", "selected.2"]
+    executor = TorchExecutor(rocketkv, expose=names)
+    executor.allocate(3)
+    step = filled(executor)
+    assert executor.exposed("q_window.1").shape == (3, 4, rocketkv.parameters.window, 16)
+    assert executor.exposed("keys.1").shape == (3, 2, 200, 16)
+    kept = executor.exposed("indices.1")
+    assert (kept >= 0).sum(axis=-1)[:, 0].tolist() == [rocketkv.parameters.prompt_budget, 1, 31]
+    executor.decode(*step)
+    assert executor.exposed("selected.2").shape == (3, 2, rocketkv.parameters.selected_width)
+    assert executor.exposed("attended.2").shape == executor.exposed("query.2").shape == (3, 4, 16)
+    with pytest.raises(ValueError, match=r"logits\.0 cannot be exposed"):
+        TorchExecutor(rocketkv, expose=["logits.0"])
+
+
+def test_one_run_per_step_goes_through_the_kernels_of_the_library(rocketkv, tmp_path):
+    """With a double in place of the library every value is garbage, but the calls can be counted."""
+    from tests.kernels.double import Calls
+
+    with use_library(compile_double(tmp_path)) as double:
+        calls = Calls(double.path)
+        executor = TorchExecutor(rocketkv)
+        executor.allocate(2)
+        executor.prefill(*padded(prompts((50, 3))))
+        assert calls.count.value == 2, "a compaction per compressed layer"
+        two = np.zeros(2, np.int64)
+        executor.decode(two, two, np.zeros((3, 2), np.int64))
+        assert calls.count.value == 5, "one attention per layer"
+
+
+def test_a_cuda_library_needs_a_gpu(rocketkv, tmp_path, monkeypatch):
+    monkeypatch.setenv(loading.VARIABLE, str(compile_double(tmp_path, executor="cuda")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnsupportedEnvironment, match="runs on a GPU, and PyTorch finds none"):
+        TorchExecutor(rocketkv)
+
+
+def test_caches_that_do_not_fit_say_how_much_they_need(rocketkv):
+    with pytest.raises(UnsupportedEnvironment, match=r"of 1000000000 rows need \d+\.\d GiB"):
+        TorchExecutor(rocketkv).allocate(10**9)
+
+
+def test_a_session_over_an_engine_directory(engine):
+    from kvc_trt.backends.session import open_session
+
+    session = open_session(engine.path, backend="torch", max_batch_size=2)
+    onnx = open_session(engine.path, max_batch_size=2)
+    asked = [Request([5, 9, 11] * 60, 6, ignore_eos=True), Request([7], 4, ignore_eos=True)]
+    assert [o.token_ids for o in session.generate(asked)] == [o.token_ids for o in onnx.generate(asked)]
+    with pytest.raises(InputError, match="'triton' cannot run an engine"):
+        open_session(engine.path, backend="triton")
