@@ -275,7 +275,7 @@ void validate(const KvcCompactParams* params) {
     validate_sizes(params);
     const KvcCompactParams& p = *params;
     if (p.k_cache == p.k && p.k != nullptr && !compacts_in_place(p)) {
-        refuse("k_cache", address(p.k_cache), "memory apart from k, or k with v_cache = v and [B,G,S=C,D] contiguous");
+        refuse("k_cache", address(p.k_cache), "memory apart from k (in place: v_cache is v, and k is contiguous with S = C)");
     }
     check_memory(tensors_of(p));
 }

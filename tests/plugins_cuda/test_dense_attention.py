@@ -136,9 +136,7 @@ def test_schedules(emulation: KernelLibrary, dtype: torch.dtype, group: int) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [[100, 7, 255], [600, 383]], ids=["one split", "splits"])
-def test_hybrid_that_fits_has_the_bits_of_dense(
-    library: KernelLibrary, dtype: torch.dtype, lengths: list[int]
-) -> None:
+def test_hybrid_that_fits_has_the_bits_of_dense(library: KernelLibrary, dtype: torch.dtype, lengths: list[int]) -> None:
     """By the budget, by dense_until, and because top_k covers the row."""
     case = dense_case([*lengths, -1], group=4, kv_heads=2, size=80, dtype=dtype, top_k=16)
     dense = run_dense(library, case)
