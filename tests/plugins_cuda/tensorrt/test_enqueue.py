@@ -1,0 +1,121 @@
+"""enqueue of the C++ plugins on host memory, over the emulated kernels: the same bits as the C ABI called directly.
+
+The kernels are judged elsewhere; here a swapped address, a forgotten field or a wrong stride has to show.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.plugins_cuda import cases
+from tests.plugins_cuda.tensorrt import toolchain
+from tests.plugins_cuda.tensorrt.tables import read_table
+
+DATA_TYPES = {torch.float32: 0, torch.float16: 1, torch.int32: 3, torch.bfloat16: 7, torch.int64: 8}
+REFUSED = -1
+
+
+class Argument(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("dims", ctypes.c_int64 * 8),
+        ("data", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True)
+class Driver:
+    """enqueue_driver.cpp over one plugin library."""
+
+    library: ctypes.CDLL
+    plugins: str
+
+    def __call__(self, operator: str, case, outputs: Sequence[Tensor]) -> int:
+        """One step; what enqueue returned, or the step before it that failed (kNotCreated = 101 and so on)."""
+        table = read_table(operator)
+        names = [name for name, _, _ in table.fields]
+        values = [getattr(case, name) for name in names]
+        inputs = [getattr(case, row.name) for row in table.inputs]
+        return self.library.kvc_test_enqueue(
+            self.plugins.encode(), operator.encode(), (ctypes.c_char_p * len(names))(*(n.encode() for n in names)),
+            (ctypes.c_int32 * len(values))(*values), len(values), *_arguments(inputs), *_arguments(outputs),
+        )  # fmt: skip
+
+
+def _arguments(tensors: Sequence[Tensor]) -> tuple[ctypes.Array[Argument], int]:
+    rows = [
+        Argument(DATA_TYPES[t.dtype], t.ndim, (ctypes.c_int64 * 8)(*t.shape), t.data_ptr()) for t in tensors
+    ]  # fmt: skip
+    assert all(t.is_contiguous() for t in tensors)
+    return (Argument * len(rows))(*rows), len(rows)
+
+
+@pytest.fixture
+def enqueue(compiled, plugins) -> Driver:
+    source = toolchain.HERE / "enqueue_driver.cpp"
+    path = compiled("libenqueue_driver.so", lambda path: toolchain.compile_cpp(path, "-shared", source, "-ldl"))
+    return Driver(ctypes.CDLL(str(path)), str(plugins))
+
+
+def poisoned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory that no kernel has written yet."""
+    return torch.full(tuple(shape), -77, dtype=dtype)
+
+
+def check_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Equal to the last bit, NaN included."""
+    for one, other in zip(found, expected, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", [(61, 9, 40), (24,), (5, 0)], ids=str)
+def test_compaction(enqueue, emulation, dtype, lengths):
+    case = cases.compact_case(lengths=lengths, heads=6, kv_heads=2, page=3, dtype=dtype)
+    expected = emulation.compact(**case.arguments())
+    outputs = [poisoned(tensor.shape, tensor.dtype) for tensor in expected]
+    assert enqueue("KvcCompact", case, outputs) == 0
+    check_same(outputs, expected)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", [(61, 9, 40), (15, 3), (70, -1)], ids=str)
+def test_hybrid_attention(enqueue, emulation, dtype, lengths):
+    case = cases.step_case(lengths=lengths, heads=6, kv_heads=2, page=3, top_r=5, top_k=20, dense_until=18, dtype=dtype)
+    direct = case.to("cpu")
+    output, selected = emulation.hybrid_attention(**direct.arguments())
+    case = case.to("cpu")
+    outputs = [poisoned(output.shape, dtype), case.k_cache, case.v_cache, case.bounds]
+    outputs.append(poisoned(selected.shape, torch.int32))
+    assert enqueue("KvcHybridAttention", case, outputs) == 0
+    check_same(outputs, [output, direct.k_cache, direct.v_cache, direct.bounds, selected])
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("lengths", [(61, 9, 40), (70, -1)], ids=str)
+def test_dense_attention(enqueue, emulation, dtype, lengths):
+    case = cases.step_case(lengths=lengths, heads=6, kv_heads=2, dtype=dtype)
+    direct = case.to("cpu")
+    output = emulation.dense_attention(**direct.dense_arguments())
+    case = case.to("cpu")
+    outputs = [poisoned(output.shape, dtype), case.k_cache, case.v_cache]
+    assert enqueue("KvcDenseAttention", case, outputs) == 0
+    check_same(outputs, [output, direct.k_cache, direct.v_cache])
+
+
+def test_a_cache_in_another_buffer_is_refused_and_left_alone(enqueue):
+    case = cases.step_case(lengths=(9,))
+    before = case.to("cpu")
+    copies = [case.k_cache.clone(), case.v_cache.clone()]
+    output = poisoned(case.query.shape, torch.float32)
+    assert enqueue("KvcDenseAttention", case, [output, *copies]) == REFUSED
+    check_same([case.k_cache, case.v_cache, *copies], [before.k_cache, before.v_cache] * 2)
+    assert bool((output == -77).all())
