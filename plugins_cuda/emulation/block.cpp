@@ -191,6 +191,10 @@ void Block::note_access(const void* address, size_t bytes, RaceDetector::Kind ki
     races_.access(running_->number, address, bytes, kind, shared_.contains(address, bytes));
 }
 
+void Block::note_copy(const void* to, const void* from, size_t bytes) {
+    if (RaceDetector::instrumented) races_.copy(running_->number, to, from, bytes);
+}
+
 void Block::fail(const std::string& what) const {
     throw LaunchError(place() + " thread " + text(running_->index) + ": " + what);
 }

@@ -92,6 +92,7 @@ public:
     void fence();
     // For the race detector. An access to the thread's own stack is nobody else's business.
     void note_access(const void* address, size_t bytes, RaceDetector::Kind kind);
+    void note_copy(const void* to, const void* from, size_t bytes);
     [[noreturn]] void fail(const std::string& what) const;
     Thread& self() { return *running_; }
     SharedMemory& shared() { return shared_; }

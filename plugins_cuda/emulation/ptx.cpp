@@ -122,11 +122,11 @@ void copy_async_wait_for(int pending) {
     emulation::Thread& thread = current_block->self();
     const auto covered = [&](const emulation::PendingCopy& copy) {
         if (copy.group >= thread.copy_groups - pending) return false;
-        current_block->note_access(copy.to, 16, emulation::RaceDetector::Kind::kWrite);
         if (copy.from != nullptr) {
-            current_block->note_access(copy.from, 16, emulation::RaceDetector::Kind::kRead);
+            current_block->note_copy(copy.to, copy.from, 16);
             std::memcpy(copy.to, copy.from, 16);
         } else {
+            current_block->note_access(copy.to, 16, emulation::RaceDetector::Kind::kWrite);
             std::memset(copy.to, 0, 16);
         }
         return true;

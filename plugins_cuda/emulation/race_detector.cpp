@@ -54,12 +54,20 @@ void RaceDetector::access(int thread, const void* pointer, size_t bytes, Kind ki
         if (kind == Kind::kRead) {
             if (byte.reads[0].block != block_ || byte.reads[0].thread != present.thread) byte.reads[1] = byte.reads[0];
             byte.reads[0] = present;
+            const uintptr_t source = byte.write.block == block_ ? byte.copied_from : 0;
+            if (source != 0) access(thread, reinterpret_cast<const void*>(source), 1, kind, false);
             continue;
         }
         for (const Access& read : byte.reads) check(read, present, address, shared);
-        byte.write = present;
-        byte.reads = {};
+        byte = {present, {}, 0};
     }
+}
+
+void RaceDetector::copy(int thread, const void* to, const void* from, size_t bytes) {
+    access(thread, to, bytes, Kind::kWrite, true);
+    const auto target = reinterpret_cast<uintptr_t>(to);
+    const auto source = reinterpret_cast<uintptr_t>(from);
+    for (size_t i = 0; i < bytes; ++i) byte_at(target + i).copied_from = source + i;
 }
 
 void RaceDetector::check(const Access& past, const Access& present, uintptr_t address, bool shared) {

@@ -39,6 +39,9 @@ public:
 
     // Of the running thread.
     void access(int thread, const void* address, size_t bytes, Kind kind, bool shared);
+    // cp.async brings `bytes` to shared memory. Their source counts as read by whoever reads them there, not before:
+    // a copy of 16 bytes may bring a neighbour's along that nobody looks at.
+    void copy(int thread, const void* to, const void* from, size_t bytes);
     void fence(int thread);
     void barrier() { ++epoch_; }
     void warp_barrier(int first_thread, uint32_t mask);
@@ -68,6 +71,7 @@ private:
     struct Byte {
         Access write;
         std::array<Access, 2> reads; // of different threads, the later one first
+        uintptr_t copied_from = 0;   // by cp.async, in the block of `write`
     };
     static constexpr size_t kPageBytes = 256;
     using Page = std::array<Byte, kPageBytes>;

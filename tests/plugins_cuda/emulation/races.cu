@@ -82,6 +82,17 @@ __global__ void copied(Params params) {
     params.total[blockIdx.x * 64 + threadIdx.x] = row[4 * (thread() ^ 33)];
 }
 
+// A vector of 16 bytes holds a neighbour's value, which the right twin does not look at.
+template <bool kOwn>
+__global__ void copied_with_neighbour(Params params) {
+    KVC_SHARED(float, vector, 4);
+    if (thread() != 0) return;
+    copy_async_16(&vector[0], params.values);
+    copy_async_commit();
+    copy_async_wait<0>();
+    params.values[blockIdx.x] = vector[kOwn ? blockIdx.x : 1 - blockIdx.x] + 1.0f;
+}
+
 template <bool kOwnRow>
 __global__ void one_row_per_block(Params params) {
     params.values[(kOwnRow ? blockIdx.x * 64 : 0) + thread()] = 1.0f;
@@ -119,6 +130,7 @@ const Race kRaces[] = {
     RACE(within_half_a_warp),
     RACE(counted),
     RACE(copied),
+    RACE(copied_with_neighbour),
     RACE(one_row_per_block),
     {"merged", merged<false, false>, merged<true, false>},
     {"merged_by_arriver", merged<false, true>, merged<true, true>},
