@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.errors import VerificationFailed
 from kvc_trt.verify.prompts import Batch
 
 if TYPE_CHECKING:
@@ -39,10 +40,14 @@ def run(
     after_prefill: Callable[[Any], None] | None = None,
     after_step: Observer | None = None,
 ) -> EngineRun:
-    """Feed `tokens` [N,B], or greedily what the engine itself says where they are None."""
+    """Feed `tokens` [N,B], or greedily what the engine itself says where they are None.
+
+    VerificationFailed where prefill claims caches that cannot be: nothing after it could be judged.
+    """
     rows = len(batch)
     executor.allocate(rows)
     prefilled = executor.prefill(batch.input_ids, batch.prompt_lengths)
+    _check_lengths(prefilled.cache_lengths, executor.limits.capacities)
     if after_prefill is not None:
         after_prefill(prefilled)
     for row in range(rows):
@@ -58,3 +63,9 @@ def run(
         if after_step is not None:
             after_step(step, lengths)
     return EngineRun(logits, fed, prefilled.cache_lengths)
+
+
+def _check_lengths(cache_lengths: NDArray[np.int64], capacities: tuple[int, ...]) -> None:
+    for cache, (lengths, slots) in enumerate(zip(cache_lengths, capacities, strict=True)):
+        if lengths.min() < 0 or lengths.max() > slots:
+            raise VerificationFailed(f"cache {cache} of {slots} slots holds {lengths.tolist()} tokens after prefill")

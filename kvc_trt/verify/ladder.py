@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
 from kvc_trt.progress import NullProgress, Progress
@@ -24,7 +24,7 @@ from kvc_trt.verify.logits import check_logits
 from kvc_trt.verify.near_ties import IndexComparison
 from kvc_trt.verify.ops import check_operators, index_check
 from kvc_trt.verify.plan import CONTROLS, RUNGS, Plan, make_plan
-from kvc_trt.verify.report import Report, Rung, at_most
+from kvc_trt.verify.report import Check, Report, Rung, at_most
 from kvc_trt.verify.retrieval import check_retrieval
 from kvc_trt.verify.subject import Subject
 from kvc_trt.verify.target import target_for
@@ -117,7 +117,10 @@ def _climb(name: str, subject: Subject) -> Rung:
     rung = Rung(name)
     started = time.monotonic()
     with subject.progress.task(f"verify: {name}", None):
-        _STEPS[name](subject, rung)
+        try:
+            _STEPS[name](subject, rung)
+        except VerificationFailed as error:
+            rung.checks.append(Check("runs to its end", "the whole rung", "no", "yes", False, error.message))
     rung.seconds = time.monotonic() - started
     return rung
 

@@ -136,7 +136,8 @@ def _run_compact(operator: Operator, case: PromptCase, parameters: PolicyParamet
         *(_exact(cache, _gathered(source, indices)) for cache, source in ((k_cache, case.k), (v_cache, case.v))),
     ]
     if parameters.decode_selection == "hybrid":
-        copied.append(_exact(bounds, page_bounds(k_cache, cache_lengths, parameters.page_size)))
+        stored = np.clip(cache_lengths, 0, k_cache.shape[2])  # other lengths are an error already
+        copied.append(_exact(bounds, page_bounds(k_cache, stored, parameters.page_size)))
     return Outcome(compared, copy_error=max(copied))
 
 

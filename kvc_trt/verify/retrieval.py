@@ -97,7 +97,7 @@ def _ask(subject: Subject, context: int, placement: Placement) -> list[Check]:
         generate(seed=subject.seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
         for i in range(subject.plan.samples_at(context))
     ]
-    with subject.phase("engine"):
+    with subject.answering():
         found = answers(subject.session(_ROWS), samples)
     compressed = score(found, samples)
     where = f"{PLACEMENTS[placement]}, {context} tokens"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt import policies
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.progress import Progress
 from kvc_trt.verify.engine_run import EngineRun, run
 from kvc_trt.verify.granted import Granted, grant
@@ -118,6 +118,15 @@ class Subject:
     def twin(self) -> Executor:
         """The dense twin: derived from config.json and the same weight file, in memory."""
         return self.target.open_twin()
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """A phase in which the engine answers requests of ours: that it cannot is a finding, not a wrong request."""
+        with self.phase("engine"):
+            try:
+                yield
+            except InputError as error:
+                raise VerificationFailed(f"the engine cannot answer: {error.message}") from error
 
     def session(self, rows: int) -> Session:
         """A session over the engine, without text."""

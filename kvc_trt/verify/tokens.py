@@ -120,7 +120,7 @@ def check_tokens(subject: Subject) -> list[Check]:
 
     batch, steps, bars = subject.batch, subject.plan.steps, subject.thresholds
     requests = [Request(row, max_new_tokens=steps, ignore_eos=True) for row in batch.rows()]
-    with subject.phase("engine"):
+    with subject.answering():
         answers = [output.token_ids for output in subject.session(len(batch)).generate(requests)]
     with subject.phase("reference"):
         expected = reference_greedy(subject.reference, batch, steps)

@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.kernels import loading
 from kvc_trt.kernels.library import KernelLibrary
 from tests.kernels.double import compile_double
-from tests.plugins_cuda.conftest import emulation, library, one_thread
+from tests.plugins_cuda.conftest import emulation, library, no_chosen_library, one_thread
 
 __all__ = ["double", "emulation", "library", "no_chosen_library", "one_thread"]
 
 
 @pytest.fixture(autouse=True)
-def no_chosen_library(request, monkeypatch):
-    """Tests start without a library; those that take the built one have asked for it before."""
-    if not {"library", "emulation"} & set(request.fixturenames):
-        monkeypatch.delenv(loading.VARIABLE, raising=False)
+def _alone(no_chosen_library):
+    """Tests start without a library."""
 
 
 @pytest.fixture(scope="session")

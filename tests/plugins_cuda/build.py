@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build(target: str, *options: str) -> Path:
-    """Build one CMake target of the repository into build/tests/<target>/ and return its library."""
-    directory = ROOT / "build" / "tests" / target
+def build(target: str, *options: str, source: Path = ROOT, directory: Path | None = None) -> Path:
+    """Build one CMake target of the repository into build/tests/<target>/ and return its library.
+
+    `source` and `directory` replace the repository and that folder.
+    """
+    directory = directory or ROOT / "build" / "tests" / target
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _run(["cmake", "-S", str(ROOT), "-B", str(directory), *options])
+        _run(["cmake", "-S", str(source), "-B", str(directory), *options])
         _run(["cmake", "--build", str(directory), "--target", target, "--parallel", "2"])
     return directory / f"lib{target}.so"
+
+
+def broken_emulation(directory: Path, *edits: tuple[str, str, str]) -> Path:
+    """The emulation of edited kernels. An edit: file of plugins_cuda, text that stands there once, its replacement."""
+    source = directory / "source"
+    shutil.copytree(ROOT / "plugins_cuda", source / "plugins_cuda")
+    shutil.copy(ROOT / "CMakeLists.txt", source)
+    for name, right, wrong in edits:
+        path = source / "plugins_cuda" / name
+        text = path.read_text()
+        assert text.count(right) == 1, f"{name} has changed: {right!r} stands there {text.count(right)} times"
+        path.write_text(text.replace(right, wrong))
+    return build("kvc_emulation", "-DKVC_CUDA=OFF", source=source, directory=directory / "build")
 
 
 def emulation() -> Path:

@@ -53,6 +53,15 @@ def emulation() -> KernelLibrary:
     return _prepared("emulation", "forward")
 
 
+@pytest.fixture
+def no_chosen_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names no library any more, once the test has the one that it asked for."""
+    for name in ("library", "emulation"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name)
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
 def _prepared(executor: str, schedule: str) -> KernelLibrary:
     if executor not in _loaded:
         _loaded[executor] = KernelLibrary(_path(executor))

@@ -131,8 +131,9 @@ def test_nan_logits_are_caught(make_engine, parameters_for):
         model.graph.initializer.append(numpy_helper.from_array(np.array(np.nan, np.float32), "nothing"))
         last.input.append("nothing")
 
-    report = verify(make_engine(parameters_for(), edit=poison), level="logits", steps=2)
-    assert "logits" in failed_rungs(report)
+    report = verify(make_engine(parameters_for(), edit=poison), steps=2)
+    assert {"logits", "tokens"} <= failed_rungs(report)
+    assert any("the engine's logits are not finite" in failure for failure in report.failures)
     json.dumps(report.to_json(), allow_nan=False)
 
 

@@ -10,19 +10,16 @@ from kvc_trt.cli.main import run
 from kvc_trt.engine import Engine
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
-from kvc_trt.kernels import loading
 from kvc_trt.models.random_weights import RandomWeights
 from tests.backends.onnxruntime.conftest import MODEL
-from tests.plugins_cuda.conftest import emulation, one_thread
+from tests.plugins_cuda.conftest import emulation, no_chosen_library, one_thread
 
 __all__ = ["emulation", "engine", "make_program", "no_chosen_library", "one_thread"]
 
 
 @pytest.fixture(autouse=True)
-def no_chosen_library(request, monkeypatch):
-    """Tests start without a library; those that take the built one have asked for it before."""
-    if "emulation" not in request.fixturenames:
-        monkeypatch.delenv(loading.VARIABLE, raising=False)
+def _alone(no_chosen_library):
+    """Tests start without a library."""
 
 
 @pytest.fixture(scope="session")
