@@ -20,7 +20,7 @@ RACES = {
     "within_half_a_warp": r"shared array row .* __syncwarp",
     "counted": r"shared array count byte 0: .*by an atomic",
     "copied": r"shared array row byte \d+",
-    "copied_with_neighbour": r"global memory: (read|written) by thread number 0 of block number \d, then (read|written) by",
+    "copied_with_neighbour": r"global memory: (read|written) by thread number 0 of block number \d, then ",
     "one_row_per_block": r"global memory: written by thread number \d+ of block number \d, then written by thread",
     "merged": r"global memory: written by thread number \d+ of block number \d, then read by thread",
     "merged_by_arriver": r"global memory: written by thread number \d+ of block number \d, then read by thread",
