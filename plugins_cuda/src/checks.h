@@ -1,0 +1,158 @@
+// The single checks that validate.cpp is made of: numbers in ranges, and tensors at usable addresses.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "kvc/types.h"
+#include "src/error.h"
+#include "src/sizes.h"
+
+namespace kvc::checks {
+
+inline constexpr int64_t kLargestInt32 = std::numeric_limits<int32_t>::max();
+inline constexpr int64_t kLargestInt64 = std::numeric_limits<int64_t>::max();
+inline constexpr int64_t kLargestGrid = 65535;  // CUDA's limit for the second and third axis of a grid
+inline constexpr int64_t kMostTokens = int64_t{1} << 20;
+inline constexpr int32_t kLargestGroup = 16;
+inline constexpr uint32_t kDataAlignment = 16;  // of one vector access
+
+[[noreturn]] inline void refuse(const std::string& field, const std::string& value, const std::string& expected) {
+    throw Error(KVC_INVALID_PARAMETER, field + " is " + value + "; expected " + expected);
+}
+
+// ---- Numbers
+
+struct Range {
+    const char* field;
+    int64_t value;
+    int64_t low;
+    int64_t high;
+    const char* reason = nullptr;  // what the upper end is, where it is another field
+};
+
+inline void check_ranges(std::initializer_list<Range> ranges) {
+    for (const Range& range : ranges) {
+        if (range.value < range.low || range.value > range.high) {
+            const std::string why = range.reason == nullptr ? "" : " (" + std::string(range.reason) + ")";
+            const std::string allowed = std::to_string(range.low) + ".." + std::to_string(range.high);
+            refuse(range.field, std::to_string(range.value), allowed + why);
+        }
+    }
+}
+
+inline void check_multiple(const char* field, int64_t value, int64_t divisor, const char* reason = nullptr) {
+    if (value % divisor != 0) {
+        const std::string why = reason == nullptr ? "" : " (" + std::string(reason) + ")";
+        refuse(field, std::to_string(value), "a multiple of " + std::to_string(divisor) + why);
+    }
+}
+
+template <class Params>
+void check_struct(const Params* params, const char* type) {
+    if (params == nullptr) {
+        refuse("params", "null", "a " + std::string(type));
+    }
+    if (params->struct_bytes != sizeof(Params)) {
+        const std::string expected = std::to_string(sizeof(Params)) + " (sizeof(" + type + "))";
+        refuse("struct_bytes", std::to_string(params->struct_bytes), expected);
+    }
+}
+
+/// The fields that all operations share.
+template <class Params>
+void check_shape(const Params& params) {
+    check_ranges({{"dtype", params.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", params.batch, 1, kLargestGrid},
+                  {"heads", params.heads, 1, kLargestGrid},
+                  {"kv_heads", params.kv_heads, 1, params.heads, "heads"},
+                  {"head_size", params.head_size, 16, 256}});
+    check_multiple("head_size", params.head_size, 8);
+    check_multiple("heads", params.heads, params.kv_heads, "kv_heads");
+    check_ranges({{"heads / kv_heads", params.heads / params.kv_heads, 1, kLargestGroup},
+                  {"batch * heads", int64_t{params.batch} * params.heads, 1, kLargestInt32}});
+}
+
+// ---- Memory
+
+struct Tensor {
+    const char* field;
+    const void* data;
+    uint64_t bytes;
+    uint64_t alignment;
+    bool written;
+    bool optional;
+};
+
+/// Makes the tensors of one call: the sizes are checked here, so a list of tensors is a list of sizes that fit.
+struct TensorMaker {
+    int64_t element_bytes;
+
+    Tensor input(const char* field, const void* data, std::initializer_list<int64_t> shape) const {
+        return {field, data, bytes(field, shape, element_bytes), kDataAlignment, false, false};
+    }
+    Tensor output(const char* field, void* data, std::initializer_list<int64_t> shape) const {
+        return {field, data, bytes(field, shape, element_bytes), kDataAlignment, true, false};
+    }
+    template <class Integer>
+    static Tensor integers(const char* field, Integer* data, std::initializer_list<int64_t> shape) {
+        return {field, data, bytes(field, shape, sizeof(Integer)), sizeof(Integer), !std::is_const_v<Integer>, false};
+    }
+    static Tensor optional(Tensor tensor) {
+        tensor.optional = true;
+        return tensor;
+    }
+    static uint64_t bytes(const char* field, std::initializer_list<int64_t> shape, int64_t size) {
+        return checked_product(field, {static_cast<int64_t>(checked_product(field, shape)), size});
+    }
+};
+
+inline std::string address(const void* data) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%p", data);
+    return data == nullptr ? "null" : text;
+}
+
+inline void check_address(const Tensor& tensor) {
+    if (tensor.data == nullptr && !tensor.optional) {
+        refuse(tensor.field, "null", "an address");
+    }
+    if (reinterpret_cast<uintptr_t>(tensor.data) % tensor.alignment != 0) {
+        refuse(tensor.field, address(tensor.data), "a multiple of " + std::to_string(tensor.alignment) + " bytes");
+    }
+}
+
+inline bool overlap(const Tensor& one, const Tensor& other) {
+    const auto a = reinterpret_cast<uintptr_t>(one.data);
+    const auto b = reinterpret_cast<uintptr_t>(other.data);
+    return one.data != nullptr && other.data != nullptr && (a <= b ? b - a < one.bytes : a - b < other.bytes);
+}
+
+/// What is written must not be read through another tensor, nor written through one.
+inline void check_memory(const std::vector<Tensor>& tensors) {
+    for (const Tensor& tensor : tensors) {
+        check_address(tensor);
+    }
+    for (auto one = tensors.begin(); one != tensors.end(); ++one) {
+        for (auto other = std::next(one); other != tensors.end(); ++other) {
+            if ((one->written || other->written) && overlap(*one, *other)) {
+                const Tensor& field = one->written ? *one : *other;
+                const Tensor& second = one->written ? *other : *one;
+                refuse(field.field, address(field.data), "memory apart from " + std::string(second.field));
+            }
+        }
+    }
+}
+
+template <class Params>
+TensorMaker maker(const Params& params) {
+    return {params.dtype == KVC_FLOAT32 ? 4 : 2};
+}
+
+}  // namespace kvc::checks
