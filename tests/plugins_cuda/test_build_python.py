@@ -1,0 +1,80 @@
+"""The Python build: a pure wheel unless the CUDA library is asked for, and one set of compiler pins for both ways."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kvc_trt import __version__
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+
+
+def backend(call: str, **environment: str) -> str:
+    """What a hook of the build backend returns, run as pip runs it: in the source tree, in a process of its own."""
+    code = f"import scikit_build_core.build as b; print('RESULT', b.{call})"
+    inherited = {name: value for name, value in os.environ.items() if name not in ("KVC_TRT_CUDA", "LD_PRELOAD")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split("RESULT ")[1].strip()
+
+
+def test_the_wheel_is_pure_python_with_its_data(tmp_path: Path) -> None:
+    name = backend(f"build_wheel({str(tmp_path)!r})")
+    assert name == f"kvc_trt-{__version__}-py3-none-any.whl"
+    files = set(zipfile.ZipFile(tmp_path / name).namelist())
+    configurations = {
+        f"kvc_trt/{path.relative_to(ROOT)}" for path in (ROOT / "build_configs").rglob("*.yaml")
+    }  # fmt: skip
+    assert configurations
+    assert configurations <= files
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "kvc_trt").rglob("*.py")}
+    assert modules <= files
+    assert not [file for file in files if file.endswith(".so") or file.startswith(("plugins_cuda", "tests"))]
+
+
+def test_the_source_distribution_can_build_the_kernels(tmp_path: Path) -> None:
+    name = backend(f"build_sdist({str(tmp_path)!r})")
+    prefix = name.removesuffix(".tar.gz") + "/"
+    with tarfile.open(tmp_path / name) as archive:
+        files = {file.removeprefix(prefix) for file in archive.getnames()}
+    needed = {"CMakeLists.txt", "pyproject.toml", "plugins_cuda/CMakeLists.txt", "plugins_cuda/cmake/KvcCuda.cmake"}
+    sources = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "plugins_cuda").rglob("*")
+        if path.suffix in (".cu", ".cuh", ".cpp", ".h")
+    }
+    assert needed | sources <= files
+
+
+def test_a_compiler_is_required_only_where_the_cuda_library_is_asked_for() -> None:
+    assert "nvidia" not in backend("get_requires_for_build_wheel()")
+    asked = backend("get_requires_for_build_wheel()", KVC_TRT_CUDA="1")
+    assert all(f"{package}==" in asked for package in COMPILER)
+
+
+def test_both_ways_to_the_compiler_pin_the_same_set() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (override,) = (o for o in project["tool"]["scikit-build"]["overrides"] if "env" in o["if"])
+    extra = project["project"]["optional-dependencies"]["cuda-build"]
+    pins = [pin for pin in extra if pin.partition("==")[0] in COMPILER]
+    assert len(pins) == len(COMPILER)
+    assert sorted(pins) == sorted(override["build"]["requires"])
