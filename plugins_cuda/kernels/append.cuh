@@ -1,4 +1,4 @@
-// Appends one token to the cache of a KV head: its key and value, and for pages the bounds of its keys.
+// Appends one token to the cache of a KV head: its key and value, and what becomes of a page's bounds.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3: pages of p consecutive slots keep the element-wise extremes of
 // their keys. Bounds are stored channel-major, [2D,P] per KV head: row d holds the page maxima of K, row D+d those of
@@ -6,7 +6,9 @@
 //
 // Bytes per KV head: 4 D s for the key and the value (s bytes per element; read and written once), and 2 D sectors of
 // 32 bytes read and written for the bounds, because the page's elements of different channels lie P elements apart.
-// Deterministic: every element has one writer. Raising a bound twice by the same key changes nothing.
+// Deterministic: every element has one writer. page_scores.cuh writes key and value and only reads bounds; its next
+// launch, select_tokens.cuh, raises them. In the same launch the blocks that read the page's neighbours, 16 bytes at a
+// time, would race with the write.
 #pragma once
 
 #include <cstdint>
@@ -35,40 +37,14 @@ __device__ __forceinline__ void append_row(const T* __restrict__ k_new, const T*
     copy_vector((is_key ? k_cache : v_cache) + slot * head_size + d, (is_key ? k_new : v_new) + d);
 }
 
-// What one channel of a page is bounded by: the maximum of K, and that of -K.
-struct ChannelBounds {
-    float maximum;
-    float negated_minimum;
-};
-
-// The page of one slot in the bounds [2D,P] of a KV head.
+// Bound `row` of a page [2D,P] (row d: maximum of K, row D+d: of -K) that was `before` until the token of key k_new [D]
+// joined it. A page's first key meets the value of an empty page. NaN in a key makes its channel's bounds NaN, as in
+// the reference.
 template <class T>
-struct BoundedPage {
-    T* bounds;       // [2D,P]
-    int32_t pages;   // P
-    int32_t page;    // 0..P-1
-    bool is_first;   // the slot is the page's first: nothing was stored before it
-    int32_t head_size;
-
-    // Bounds of channel d before the append. The first key of a page meets the value of an empty page.
-    __device__ __forceinline__ ChannelBounds before(int d) const {
-        if (is_first) {
-            return {lowest_finite<T>(), lowest_finite<T>()};
-        }
-        return {to_float(*element(d)), to_float(*element(head_size + d))};
-    }
-
-    __device__ __forceinline__ void store(int d, ChannelBounds raised) const {
-        *element(d) = from_float<T>(raised.maximum);
-        *element(head_size + d) = from_float<T>(raised.negated_minimum);
-    }
-
-    __device__ __forceinline__ T* element(int row) const { return bounds + int64_t{row} * pages + page; }
-};
-
-// NaN in a key makes its channel's bounds NaN, as in the reference.
-__device__ __forceinline__ ChannelBounds raise_bounds(ChannelBounds before, float key) {
-    return {nan_max(before.maximum, key), nan_max(before.negated_minimum, -key)};
+__device__ __forceinline__ float raised_bound(float before, bool is_first, const T* __restrict__ k_new, int row,
+                                              int head_size) {
+    const float start = is_first ? lowest_finite<T>() : before;
+    return nan_max(start, row < head_size ? to_float(k_new[row]) : -to_float(k_new[row - head_size]));
 }
 
 template <class T>

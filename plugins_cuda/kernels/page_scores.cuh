@@ -5,17 +5,17 @@
 //
 //   in   query [B,H,D], bounds [B,G,2D,P] (row d: page maxima of K, row D+d: of -K), k_new, v_new [B,G,D]
 //   out  scores fp32 [B,G,H/G,P], for pages that hold tokens of rows that do not read all their entries anyway;
-//        k_cache, v_cache [B,G,C,D] and bounds with the token in them; arrivals [B,G] = 0 for the attention's merge
+//        k_cache, v_cache [B,G,C,D] with the token in them; arrivals [B,G] = 0 for the attention's merge
 //
 // Grid (chunks of pages, G, B). The bounds of a chunk are staged by 16-byte asynchronous copies, one row per channel:
 // rows of P elements start at any alignment, so what is copied is the aligned span around the chunk, and each row
 // remembers where its first page lies. That span never leaves the KV head's table, which starts and ends at a multiple
 // of 16 bytes (2D is a multiple of 32). All copies are in flight together: one memory latency per block, whatever r is.
 //
-// The block whose chunk holds the new token's page appends it: it reads the page's old bounds, raises its staged copy,
-// and writes key, value and bounds back after the copies have landed. Every other block scores pages that do not change.
+// The block whose chunk holds the new token's page writes its key and value, and raises its staged copy of the page's
+// bounds. Those in memory are raised by the next launch (append.cuh).
 //
-// Bytes per KV head: r P s (s bytes per element), g D s, and the append (append.cuh); flops 2 g r P.
+// Bytes per KV head: r P s (s bytes per element), g D s, 4 D s for the token; flops 2 g r P.
 //
 // Determinism: channels are added in kChannelParts runs, best first within a run, the runs in order. The order is the
 // same for every page, chunk size and batch, so equal bounds give equal bits. The sum is divided by T last: exact sums stay
@@ -39,7 +39,7 @@ template <class T>
 struct PageScoresParams {
     const T* query;                // [B,H,D]
     AppendParams<T> token;         // the new token, the caches, and the rows' lengths
-    T* bounds;                     // [B,G,2D,P]
+    const T* bounds;               // [B,G,2D,P], before the append
     float* scores;                 // [B,G,H/G,P]
     AttentionLimits limits;
     int32_t group;                 // H/G
@@ -114,14 +114,10 @@ template <class T>
 __device__ __forceinline__ void raise_staged(const StagedBounds<T>& staged, const GroupQuery& query, int page,
                                              bool is_first, const T* __restrict__ k_new) {
     const int i = static_cast<int>(threadIdx.x);
-    if (i >= query.channels) {
-        return;
+    if (i < query.channels) {
+        T& bound = staged.values[staged.first[i] + page];
+        bound = from_float<T>(raised_bound(to_float(bound), is_first, k_new, query.chosen[i], query.head_size));
     }
-    const int row = query.chosen[i];
-    const float key = to_float(k_new[query.channel_of(row)]);
-    T& bound = staged.values[staged.first[i] + page];
-    const float before = is_first ? lowest_finite<T>() : to_float(bound);
-    bound = from_float<T>(nan_max(before, row < query.head_size ? key : -key));
 }
 
 // What a chosen channel contributes: the query on it, negated where a minimum is read as a negated maximum, zero past the
@@ -222,24 +218,28 @@ __device__ __forceinline__ void score_staged(const StagedBounds<T>& staged, cons
 // What a block does with pages [start, start + chunk) of a row.
 struct ChunkTask {
     int start;
-    int count;     // pages to score: 0 past the row's end, and where the row is read as a whole
-    int joined;    // page of the chunk that the new token joins: the last one to score
-    bool appends;  // whether there is such a page
+    int count;      // pages to score: 0 past the row's end, and where the row is read as a whole
+    int joined;     // page of the chunk that the new token joins: the last one to score
+    bool appends;   // whether there is such a page
+    bool is_first;  // whether the token is the page's first
 };
 
 __device__ __forceinline__ ChunkTask chunk_task(const AttendedRow& row, int page_size, int chunk) {
     const int start = static_cast<int>(blockIdx.x) * chunk;
-    const int joined = row.length == 0 ? -1 : (row.length - 1) / page_size - start;
+    if (row.length == 0) {
+        return {start, 0, 0, false, false};
+    }
+    const int page = (row.length - 1) / page_size;
+    const int joined = page - start;
     const bool appends = joined >= 0 && joined < chunk;
     const int stored = joined < 0 ? 0 : appends ? joined + 1 : chunk;
-    return {start, row.all ? 0 : stored, joined, appends};
+    return {start, row.all ? 0 : stored, joined, appends, page * page_size == row.length - 1};
 }
 
-// Stages and scores the pages of a task, which has some. The table in memory is still that before the append.
+// Stages and scores the pages of a task, which has some, of one KV head.
 template <class T, int kHeads>
 __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, const ChunkTask& task,
-                                            const BoundedPage<T>& target, const QueryChannel& own,
-                                            const GroupQuery& query, int64_t head) {
+                                            const QueryChannel& own, const GroupQuery& query, int64_t head) {
     const ScoreLayout layout = score_layout<T, kHeads>(params.row_vectors, query.channels, query.group, query.head_size);
     KVC_SHARED(int32_t, first, kMaxHeadSize);
     const StagedBounds<T> staged = {dynamic_shared<T>(0, query.channels * layout.row), first, layout.row};
@@ -249,13 +249,14 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
 
     choose_channels(own, query);
     __syncthreads();
-    stage_bounds(target.bounds, params.pages, params.row_vectors, query, task.start, task.count, staged);
+    const T* table = params.bounds + head * 2 * query.head_size * params.pages;
+    stage_bounds(table, params.pages, params.row_vectors, query, task.start, task.count, staged);
     describe_channels<T, kHeads>(query, params.pages, task.start, layout.tiles, signed_query, staged);
     find_temperatures(query);
     copy_async_wait<0>();
     __syncthreads();
     if (task.appends) {
-        raise_staged(staged, query, task.joined, target.is_first, params.token.k_new + head * query.head_size);
+        raise_staged(staged, query, task.joined, task.is_first, params.token.k_new + head * query.head_size);
         __syncthreads();
     }
     float* scores = params.scores + head * query.group * params.pages + task.start;
@@ -267,33 +268,25 @@ __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresPar
     KVC_SHARED(int32_t, chosen, kMaxHeadSize);
     KVC_SHARED(float, temperature, kMaxGroup);
     const AppendParams<T>& token = params.token;
-    const int size = token.head_size, group = params.group, d = static_cast<int>(threadIdx.x);
+    const int size = token.head_size, group = params.group;
     const int query_start = score_layout<T, kHeads>(params.row_vectors, params.top_r, group, size).query;
     const GroupQuery query = {dynamic_shared<float>(query_start, group * size), chosen, temperature, group, size,
                               params.top_r};
     const int64_t head = int64_t{blockIdx.z} * token.kv_heads + blockIdx.y;
     const int64_t cache_length = token.cache_lengths[blockIdx.z];
-    if (blockIdx.x == 0 && d == 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
         token.arrivals[head] = 0;
     }
     // Before the length is looked at: both are on their way.
     const QueryChannel own = read_query(params.query + head * group * size, query);
     const AttendedRow row = attended_row(cache_length, params.limits);
     const ChunkTask task = chunk_task(row, params.page_size, params.chunk());
-    const int page = task.start + task.joined;
-    const BoundedPage<T> target = {params.bounds + head * 2 * size * params.pages, params.pages, page,
-                                   page * params.page_size == row.length - 1, size};
-    const bool raises = task.appends && d < size;
-    const ChannelBounds before = raises ? target.before(d) : ChannelBounds{};
     if (task.appends) {
         append_row(token.k_new + head * size, token.v_new + head * size, token.k_cache + head * size * token.capacity,
                    token.v_cache + head * size * token.capacity, cache_length, size);
     }
     if (task.count > 0) {
-        score_pages<T, kHeads>(params, task, target, own, query, head);
-    }
-    if (raises) {
-        target.store(d, raise_bounds(before, to_float(token.k_new[head * size + d])));
+        score_pages<T, kHeads>(params, task, own, query, head);
     }
 }
 

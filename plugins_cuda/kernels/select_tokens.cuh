@@ -1,11 +1,13 @@
-// Which tokens a decode step reads: the best pages by their share of attention, cut to top_k tokens.
+// Which tokens a decode step reads: the best pages by their share of attention, cut to top_k tokens. Also raises the
+// bounds of the page that the step's token joined, which page_scores.cuh must find as they were.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3, steps 7 and 8 of hybrid attention: f[x] = mean over the group, head 0
 // first, of the softmax over tokens of e[h, page of x] / T[h]; top_k tokens by (f descending, x ascending). Tokens of a
 // page share one score, so pages are ranked by weight (radix_select.cuh) and the last one gives its lowest tokens.
 //
-//   in   scores fp32 [B,G,H/G,P] of page_scores.cuh
-//   out  indices int32 [B,G,index_stride]: the top_k slots of a row that does not read all its entries, ascending;
+//   in   scores fp32 [B,G,H/G,P] of page_scores.cuh, k_new [B,G,D]
+//   out  bounds [B,G,2D,P] raised by the new key;
+//        indices int32 [B,G,index_stride]: the top_k slots of a row that does not read all its entries, ascending;
 //        selected int32 [B,G,selected_width], or null: the same for the caller, 0..m-1 for other rows, -1 past the end
 //
 // One block per (row, KV head), grid (G, B): a softmax and a selection over 500 to 4300 pages is latency, not work.
@@ -15,8 +17,8 @@
 // A maximum of NaN or +inf makes the head's share NaN everywhere, hence f of every page: all rank equally low, and the
 // lowest slots are read.
 //
-// Bytes per KV head: 3 · 4 g P read (from L1 after the first pass while they fit), 4 top_k written, twice with `selected`.
-// Exponentials: 2 g P.
+// Bytes per KV head: 3 · 4 g P read (from L1 after the first pass while they fit), 4 top_k written, twice with `selected`;
+// 2D sectors of 32 bytes of bounds, read while the selection runs and written at its end. Exponentials: 2 g P.
 //
 // Determinism: the sum over pages is split by warps and lanes as g alone says, and added in a fixed tree; pages past the
 // row's end take no part, so neither the capacity nor the batch changes a bit. Equal scores give equal keys.
@@ -24,6 +26,7 @@
 
 #include <cstdint>
 
+#include "kernels/append.cuh"
 #include "kernels/attended_row.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
@@ -39,9 +42,13 @@ constexpr int kTokenWarps = kTokenThreads / 32;
 constexpr int kTokenCopies = 8;             // histograms of the radix selection, see there
 constexpr int kMostSharedPages = 16 * 1024;  // 64 KiB of keys
 static_assert(kTokenWarps >= kMaxGroup, "every head has a warp");
+static_assert(kTokenThreads >= 2 * kMaxHeadSize, "every bound of a page has a thread");
 
+template <class T>
 struct SelectTokensParams {
     const float* scores;           // [B,G,H/G,P]
+    const T* k_new;                // [B,G,D]
+    T* bounds;                     // [B,G,2D,P]
     const int64_t* cache_lengths;  // [B]: entries before the append
     uint32_t* keys;                // [B,G,P]; unused where they fit in shared memory
     int32_t* indices;              // [B,G,index_stride]
@@ -52,6 +59,7 @@ struct SelectTokensParams {
     int32_t group;                 // H/G
     int32_t page_size;             // p
     int32_t pages;                 // P
+    int32_t head_size;             // D
 };
 
 // The scored pages of one row and KV head.
@@ -181,11 +189,41 @@ __device__ __forceinline__ void select_best(const ScoredPages& pages, int32_t qu
     emit_ascending<kTokenThreads>(pages.count, threshold, key_at, weight_at, shares, emit);
 }
 
+// The bound that this thread raises, if any.
+template <class T>
+struct RaisedBound {
+    T* element;    // null: none
+    float before;  // not read where the token is the page's first
+    bool is_first;
+};
+
+// Starts to read it.
+template <class T>
+__device__ __forceinline__ RaisedBound<T> read_bound(const SelectTokensParams<T>& params, const AttendedRow& row,
+                                                     int64_t head) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (row.length == 0 || thread >= 2 * params.head_size) {
+        return {nullptr, 0.0f, false};
+    }
+    const int page = (row.length - 1) / params.page_size;
+    const bool is_first = page * params.page_size == row.length - 1;
+    T* element = params.bounds + (head * 2 * params.head_size + thread) * params.pages + page;
+    return {element, is_first ? 0.0f : to_float(*element), is_first};
+}
+
+// Writes 0..count-1 and then -1, from slot `first` on.
+__device__ __forceinline__ void fill_selected(int32_t* selected, int64_t first, int32_t count, int64_t width) {
+    for (int64_t slot = first + static_cast<int32_t>(threadIdx.x); slot < width; slot += kTokenThreads) {
+        selected[slot] = slot < count ? static_cast<int32_t>(slot) : -1;
+    }
+}
+
 // Grid (G, B).
-template <bool kSharedKeys>
-__global__ void __launch_bounds__(kTokenThreads) select_tokens(const SelectTokensParams params) {
+template <class T, bool kSharedKeys>
+__global__ void __launch_bounds__(kTokenThreads) select_tokens(const SelectTokensParams<T> params) {
     const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
     const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
+    const RaisedBound<T> bound = read_bound(params, row, head);
     int32_t* selected = params.selected == nullptr ? nullptr : params.selected + head * params.selected_width;
     if (!row.all) {
         const ScoredPages pages = {params.scores + head * params.group * params.pages, params.pages, params.group,
@@ -197,12 +235,13 @@ __global__ void __launch_bounds__(kTokenThreads) select_tokens(const SelectToken
             select_best(pages, row.count, params.keys + head * params.pages, lists);
         }
     }
-    if (selected == nullptr) {
-        return;
+    if (selected != nullptr) {
+        fill_selected(selected, row.all ? 0 : row.count, row.count, params.selected_width);
     }
-    const int64_t first = row.all ? 0 : row.count;
-    for (int64_t slot = first + static_cast<int32_t>(threadIdx.x); slot < params.selected_width; slot += kTokenThreads) {
-        selected[slot] = slot < row.count ? static_cast<int32_t>(slot) : -1;
+    if (bound.element != nullptr) {
+        const T* k_new = params.k_new + head * params.head_size;
+        *bound.element = from_float<T>(
+            raised_bound(bound.before, bound.is_first, k_new, static_cast<int>(threadIdx.x), params.head_size));
     }
 }
 

@@ -1,7 +1,7 @@
 // kvc_hybrid_attention: one decode step of one layer, as three launches whatever the rows hold.
 //
-//   page_scores       (chunks of pages, G, B)   append the token; score pages where a row is longer than its budget
-//   select_tokens     (G, B)                    rank the pages of a KV head, list its tokens
+//   page_scores       (chunks of pages, G, B)   append key and value; score pages where a row is longer than its budget
+//   select_tokens     (G, B)                    rank the pages of a KV head, list its tokens; raise the page's bounds
 //   sparse_attention  see sparse_attention.cuh  attend to the listed tokens, or to all
 //
 // Three, because each needs all of what the one before it wrote for a KV head, and between blocks only a launch gives
@@ -81,7 +81,7 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
     PageScoresParams<T> params;
     params.query = static_cast<const T*>(p.query);
     params.token = token_of<T>(p, scratch);
-    params.bounds = static_cast<T*>(p.bounds);
+    params.bounds = static_cast<const T*>(p.bounds);
     params.scores = scratch.scores;
     params.limits = limits_of(p);
     params.group = p.heads / p.kv_heads;
@@ -94,9 +94,12 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
     launch("page_scores", page_scores<T, kHeads>, grid, dim3(kScoreThreads), bytes, stream, params);
 }
 
+template <class T>
 void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scratch, cudaStream_t stream) {
-    SelectTokensParams params;
+    SelectTokensParams<T> params;
     params.scores = scratch.scores;
+    params.k_new = static_cast<const T*>(p.k_new);
+    params.bounds = static_cast<T*>(p.bounds);
     params.cache_lengths = p.cache_lengths;
     params.keys = scratch.keys;
     params.indices = scratch.indices;
@@ -107,12 +110,13 @@ void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scra
     params.group = p.heads / p.kv_heads;
     params.page_size = p.page_size;
     params.pages = pages_of(p);
+    params.head_size = p.head_size;
     const dim3 grid(p.kv_heads, p.batch);
     if (params.pages <= kMostSharedPages) {
         const size_t bytes = sizeof(uint32_t) * params.pages;
-        launch("select_tokens", select_tokens<true>, grid, dim3(kTokenThreads), bytes, stream, params);
+        launch("select_tokens", select_tokens<T, true>, grid, dim3(kTokenThreads), bytes, stream, params);
     } else {
-        launch("select_tokens", select_tokens<false>, grid, dim3(kTokenThreads), 0, stream, params);
+        launch("select_tokens", select_tokens<T, false>, grid, dim3(kTokenThreads), 0, stream, params);
     }
 }
 
@@ -142,7 +146,7 @@ void launch_step(const KvcHybridAttentionParams& p, const Scratch& scratch, cuda
         case 2: launch_page_scores<T, 2>(p, scratch, stream); break;
         default: launch_page_scores<T, 4>(p, scratch, stream);
     }
-    launch_select_tokens(p, scratch, stream);
+    launch_select_tokens<T>(p, scratch, stream);
     launch_attention<T>(p, scratch, stream);
 }
 
