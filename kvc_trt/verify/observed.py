@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvc_trt import policies
 from kvc_trt.verify.engine_run import EngineRun, run
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction
-from kvc_trt.verify.ops import compare_step
+from kvc_trt.verify.ops import compare_step, larger
 from kvc_trt.verify.prompts import Batch
 from kvc_trt.verify.target import ObservedExecutor, Target, Watched
 
@@ -59,7 +59,7 @@ def observe(
         for op in selections:
             compared, error = _compare_selection(engine, executor, op, lengths[op.layer])
             found.selection += compared
-            found.output_error = max(found.output_error, error)
+            found.output_error = larger(found.output_error, error)
             found.choices[op.layer].append(executor.exposed(op.outputs[-1]).copy())
 
     found.run = run(executor, batch, steps, tokens=tokens, after_prefill=after_prefill, after_step=after_step)

@@ -41,8 +41,8 @@ class Outcome:
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
             self.indices + other.indices,
-            _larger(self.value_error, other.value_error),
-            _larger(self.copy_error, other.copy_error),
+            larger(self.value_error, other.value_error),
+            larger(self.copy_error, other.copy_error),
         )
 
 
@@ -232,16 +232,19 @@ def maximum_error(found: Array, expected: Array) -> float:
 
 
 def _exact(found: Array, expected: Array) -> float:
+    """Largest difference; infinite where shapes differ or anything is NaN, which no maximum may hide."""
     if found.shape != expected.shape:
         return float("inf")
-    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-    return float(difference.max()) if difference.size else 0.0
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    worst = float(difference.max()) if difference.size else 0.0
+    return float("inf") if np.isnan(worst) else worst
 
 
 def _float32(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
-def _larger(one: float, other: float) -> float:
-    """The maximum, NaN winning: a NaN must not hide."""
-    return one if not one <= other else other
+def larger(one: float, other: float) -> float:
+    """The maximum, NaN winning on either side: a NaN must not hide."""
+    return float(np.maximum(one, other))

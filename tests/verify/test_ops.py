@@ -1,0 +1,85 @@
+"""No output of an operator goes unread: whichever is wrong in one element, a check fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvc_trt.verify.observed import observe
+from kvc_trt.verify.ops import check_operators
+from kvc_trt.verify.prompts import batch_of, random_prompts
+from kvc_trt.verify.target import Operator, target_for
+from kvc_trt.verify.thresholds import thresholds_for
+from tests.plugins_cuda.conftest import one_thread
+from tests.verify.conftest import MODEL
+
+__all__ = ["one_thread"]
+
+OUTPUTS = {
+    "KvcPrefillAttention": ("output",),
+    "KvcCompact": ("k_cache", "v_cache", "bounds", "cache_lengths", "indices"),
+    "KvcHybridAttention": ("output", "k_cache", "v_cache", "bounds", "selected"),
+    "KvcDenseAttention": ("output", "k_cache", "v_cache"),
+}
+
+
+@dataclass
+class Damaged:
+    """An operator with one element of one output changed."""
+
+    operator: Operator
+    output: int
+    damage: str
+
+    def __post_init__(self):
+        self.name, self.nodes = self.operator.name, self.operator.nodes
+
+    def run(self, **inputs):
+        outputs = [np.array(value) for value in self.operator.run(**inputs)]
+        values = outputs[self.output].reshape(-1)
+        values[0] = np.nan if self.damage == "NaN" else values[0] + 1
+        return outputs
+
+
+def failing(engine, target):
+    checks, _ = check_operators(engine, target, thresholds_for("fp32"))
+    return {check.name for check in checks if check.passed is False}
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
+@pytest.mark.parametrize("damage", ["one more", "NaN"])
+def test_every_output_of_every_operator_is_checked(damage, backend, make_engine, parameters_for):
+    engine = make_engine(parameters_for(skip_layers=1))
+    target = target_for(backend, engine, 1)
+    operators = target.operators()
+    assert {operator.name for operator in operators} == set(OUTPUTS)
+    assert failing(engine, target) == set()
+    for operator in operators:
+        for index, output in enumerate(OUTPUTS[operator.name]):
+            if damage == "NaN" and output in ("indices", "selected", "cache_lengths"):
+                continue
+            damaged = Damaged(operator, index, damage)
+            failed = failing(engine, SimpleNamespace(operators=lambda damaged=damaged: [damaged]))
+            assert any(name.startswith(operator.name) for name in failed), f"{operator.name} {output}"
+
+
+def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_engine, parameters_for):
+    engine = make_engine(parameters_for())
+    target = target_for("torch", engine, 1)
+    executor_class = type(target.open())
+
+    class Damaging(executor_class):
+        """Its first step's attention has a NaN."""
+
+        def exposed(self, name):
+            found = super().exposed(name).copy()
+            if name.startswith("attended") and self.runs == 1:
+                found[0, 0, 0] = np.nan
+            return found
+
+    target.open = lambda expose=(): Damaging(engine, threads=1, expose=expose)
+    batch = batch_of(random_prompts(MODEL, [60], 0))
+    assert not observe(engine, target, batch, 3).output_error <= 1e-5
