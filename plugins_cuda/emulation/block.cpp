@@ -33,7 +33,7 @@ bool same_site(Site a, Site b) {
     return same_file && a.line() == b.line() && a.column() == b.column();
 }
 
-} // namespace
+}  // namespace
 
 void Block::begin_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body,
                          Schedule& schedule) {
@@ -79,7 +79,7 @@ void Block::run(uint3 block_index) {
         const int next = ready_.take(schedule_->order, schedule_->random);
         if (next < 0) throw LaunchError(place() + ": " + explain_deadlock());
         resume(*threads_[next]);
-        running_ = nullptr; // nobody until the next one, so that no access of the host counts as a thread's
+        running_ = nullptr;  // nobody until the next one, so that no access of the host counts as a thread's
         if (error_) std::rethrow_exception(error_);
         if (races_.found()) throw LaunchError(place() + ": " + explain_race(*races_.found()));
     }
@@ -170,7 +170,7 @@ BarrierResult Block::barrier(const char* name, bool predicate, Site site) {
     predicates_ += predicate ? 1 : 0;
     if (at_barrier_ < size_) {
         park(Thread::State::kAtBarrier);
-        return barrier_result_; // the next barrier completes only after everybody has read this
+        return barrier_result_;  // the next barrier completes only after everybody has read this
     }
     races_.barrier();
     barrier_result_ = {predicates_, size_};
@@ -220,7 +220,7 @@ std::string Block::explain_deadlock() const {
         return "divergent barrier: " + describe(*first_at_barrier_) + " with " + std::to_string(at_barrier_ - 1) +
                " others, " + describe(*threads_[i]) + " with " + std::to_string(size_ - live_ - 1) + " others";
     }
-    return "divergent barrier"; // unreachable: a barrier with everybody at it is complete
+    return "divergent barrier";  // unreachable: a barrier with everybody at it is complete
 }
 
 std::string Block::explain_missing_lane(const Thread& waiting) const {
@@ -235,7 +235,7 @@ std::string Block::explain_missing_lane(const Thread& waiting) const {
             return "lane missing: " + describe(waiting) + ", but " + lane + ", " + describe(other);
         }
     }
-    return describe(waiting); // unreachable: an operation with everybody at it is complete
+    return describe(waiting);  // unreachable: an operation with everybody at it is complete
 }
 
 std::string Block::explain_race(const RaceDetector::Race& race) const {
@@ -249,11 +249,12 @@ std::string Block::explain_race(const RaceDetector::Race& race) const {
         const Thread& thread = *threads_[access.thread];
         what += "thread " + text(thread.index);
         if (*thread.waits_for == '\0') return what;
-        const bool parked = thread.state == Thread::State::kAtBarrier || thread.state == Thread::State::kAtWarpOperation;
+        const bool parked =
+            thread.state == Thread::State::kAtBarrier || thread.state == Thread::State::kAtWarpOperation;
         return what + (parked ? " before " : " past ") + thread.waits_for + " (" + text(thread.site) + ")";
     };
     const std::string where = race.shared ? shared_.describe(race.address) : "global memory";
     return "race on " + where + ": " + text_of(race.past) + ", then " + text_of(race.present);
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

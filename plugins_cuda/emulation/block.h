@@ -40,14 +40,14 @@ using WarpOperation = void (*)(const Lanes& operands);
 void synchronize(const Lanes& operands);
 
 struct BarrierResult {
-    int count; // of threads with a predicate that is not zero
+    int count;  // of threads with a predicate that is not zero
     int threads;
 };
 
 // A copy that cp.async has started and whose wait has not come.
 struct PendingCopy {
     void* to;
-    const void* from; // null: zeros
+    const void* from;  // null: zeros
     int group;
 };
 
@@ -65,7 +65,7 @@ struct Thread {
     WarpOperation operation = nullptr;
     void* operand = nullptr;
     std::vector<PendingCopy> copies;
-    int copy_groups = 0; // committed so far
+    int copy_groups = 0;  // committed so far
     Fiber fiber;
 };
 
@@ -120,7 +120,7 @@ private:
     ReadySet ready_;
     SharedMemory shared_;
     RaceDetector races_;
-    std::array<uint32_t, kMaxThreads / kWarpSize> at_warp_operation_{}; // lanes, by warp
+    std::array<uint32_t, kMaxThreads / kWarpSize> at_warp_operation_{};  // lanes, by warp
     int live_ = 0;
     int at_barrier_ = 0;
     const Thread* first_at_barrier_ = nullptr;
@@ -133,4 +133,4 @@ private:
 // The block that runs: one at a time in the process.
 extern Block* current_block __attribute__((visibility("hidden")));
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

@@ -7,14 +7,14 @@ namespace {
 
 Exchange& at(const Lanes& operands, int lane) { return *static_cast<Exchange*>(operands[lane]); }
 
-} // namespace
+}  // namespace
 
 void check_alignment(const void* address, size_t bytes) {
     const size_t alignment = bytes >= 16 ? 16 : bytes;
     if ((reinterpret_cast<uintptr_t>(address) & (alignment - 1)) == 0) return;
     current_block->fail("misaligned " + std::to_string(bytes) + "-byte access, " +
-                        std::to_string(reinterpret_cast<uintptr_t>(address) % alignment) + " bytes past a multiple of " +
-                        std::to_string(alignment));
+                        std::to_string(reinterpret_cast<uintptr_t>(address) % alignment) +
+                        " bytes past a multiple of " + std::to_string(alignment));
 }
 
 void note_atomic(const void* address, size_t bytes) {
@@ -48,7 +48,8 @@ void match_any(const Lanes& operands) {
         if (operands[lane] == nullptr) continue;
         uint32_t equal = 0;
         for (int other = 0; other < kWarpSize; ++other) {
-            if (operands[other] != nullptr && at(operands, other).value == at(operands, lane).value) equal |= 1u << other;
+            if (operands[other] != nullptr && at(operands, other).value == at(operands, lane).value)
+                equal |= 1u << other;
         }
         at(operands, lane).result = equal;
     }
@@ -68,4 +69,4 @@ uint32_t vote(const char* name, uint32_t mask, WarpOperation operation, uint64_t
     return static_cast<uint32_t>(mine.result);
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

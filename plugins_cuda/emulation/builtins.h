@@ -23,7 +23,7 @@ namespace kvc::emulation {
 struct Exchange {
     uint64_t value;
     uint64_t result;
-    int source; // lane read from; own lane where CUDA says that the value stays
+    int source;  // lane read from; own lane where CUDA says that the value stays
 };
 
 void check_alignment(const void* address, size_t bytes);
@@ -47,7 +47,7 @@ T shuffle(const char* name, uint32_t mask, T value, int source, Site site) {
     return value;
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation
 
 inline void __syncthreads(kvc::emulation::Site site = kvc::emulation::Site::current()) {
     kvc::emulation::current_block->barrier("__syncthreads", false, site);
@@ -116,7 +116,7 @@ unsigned __match_any_sync(unsigned mask, T value, kvc::emulation::Site site = kv
     std::memcpy(&bits, &value, sizeof value);
     return kvc::emulation::vote("__match_any_sync", mask, kvc::emulation::match_any, bits, site);
 }
-inline unsigned __activemask() = delete; // what it returns is up to the scheduler: no kernel may depend on it
+inline unsigned __activemask() = delete;  // what it returns is up to the scheduler: no kernel may depend on it
 
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __popcll(unsigned long long x) { return std::popcount(x); }
@@ -130,51 +130,27 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 
-// One rounding each, never contracted with a neighbour.
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float a) { return sqrtf(a); }
-
-// Loads and stores with a cache hint. A type of 16 bytes is one access, which faults where it is not aligned.
+// A read-only load. A type of 16 bytes is one access, which faults where it is not aligned.
 template <class T>
 T __ldg(const T* p) {
     kvc::emulation::check_alignment(p, sizeof(T));
     return *p;
 }
-template <class T>
-T __ldcg(const T* p) {
-    return __ldg(p);
-}
-template <class T>
-T __ldcs(const T* p) {
-    return __ldg(p);
-}
-template <class T>
-void __stcg(T* p, std::type_identity_t<T> value) {
-    kvc::emulation::check_alignment(p, sizeof(T));
-    *p = value;
-}
-template <class T>
-void __stcs(T* p, std::type_identity_t<T> value) {
-    __stcg(p, value);
-}
 
 // Integers only: a float sum would depend on the order of the threads. They run one at a time, so this is atomic.
-#define KVC_ATOMIC(name, T, expression)                                                                                \
-    __attribute__((no_sanitize("thread"))) inline T name(T* address, T value) {                                        \
-        kvc::emulation::note_atomic(address, sizeof(T));                                                               \
-        const T old = *address;                                                                                        \
-        *address = expression;                                                                                         \
-        return old;                                                                                                    \
+#define KVC_ATOMIC(name, T, expression)                                         \
+    __attribute__((no_sanitize("thread"))) inline T name(T* address, T value) { \
+        kvc::emulation::note_atomic(address, sizeof(T));                        \
+        const T old = *address;                                                 \
+        *address = expression;                                                  \
+        return old;                                                             \
     }
-#define KVC_ATOMICS(T)                                                                                                 \
-    KVC_ATOMIC(atomicAdd, T, static_cast<T>(old + value))                                                              \
-    KVC_ATOMIC(atomicMin, T, old < value ? old : value)                                                                \
-    KVC_ATOMIC(atomicMax, T, old > value ? old : value)                                                                \
-    KVC_ATOMIC(atomicAnd, T, old& value)                                                                               \
-    KVC_ATOMIC(atomicOr, T, old | value)                                                                               \
+#define KVC_ATOMICS(T)                                    \
+    KVC_ATOMIC(atomicAdd, T, static_cast<T>(old + value)) \
+    KVC_ATOMIC(atomicMin, T, old < value ? old : value)   \
+    KVC_ATOMIC(atomicMax, T, old > value ? old : value)   \
+    KVC_ATOMIC(atomicAnd, T, old& value)                  \
+    KVC_ATOMIC(atomicOr, T, old | value)                  \
     KVC_ATOMIC(atomicExch, T, value)
 KVC_ATOMICS(int)
 KVC_ATOMICS(unsigned)
@@ -183,8 +159,8 @@ KVC_ATOMICS(unsigned long long)
 #undef KVC_ATOMICS
 #undef KVC_ATOMIC
 
-#define KVC_MIN_MAX(T)                                                                                                 \
-    constexpr T min(T a, T b) { return b < a ? b : a; }                                                                \
+#define KVC_MIN_MAX(T)                                  \
+    constexpr T min(T a, T b) { return b < a ? b : a; } \
     constexpr T max(T a, T b) { return a < b ? b : a; }
 KVC_MIN_MAX(int)
 KVC_MIN_MAX(unsigned)

@@ -45,7 +45,7 @@ namespace kvc::emulation {
 
 void* make_context(char* top, void (*start)(void*), void* argument) {
     auto* words = reinterpret_cast<uint64_t*>(reinterpret_cast<uintptr_t>(top) & ~uintptr_t{15});
-    words -= 9; // r15 r14 r13 r12 rbx rbp, the return address, and padding: the trampoline finds an aligned stack
+    words -= 9;  // r15 r14 r13 r12 rbx rbp, the return address, and padding: the trampoline finds an aligned stack
     for (int i = 0; i < 9; ++i) words[i] = 0;
     words[2] = reinterpret_cast<uint64_t>(argument);
     words[3] = reinterpret_cast<uint64_t>(start);
@@ -53,7 +53,7 @@ void* make_context(char* top, void (*start)(void*), void* argument) {
     return words;
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation
 
 #elif defined(__aarch64__)
 
@@ -116,14 +116,14 @@ void* make_context(char* top, void (*start)(void*), void* argument) {
     return words;
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation
 
 #else
 
 // Any other machine: ucontext, slower (a system call per switch) but portable. The ucontext lives on the stack that
 // it describes.
-#include <new>
 #include <ucontext.h>
+#include <new>
 
 extern "C" void kvc_emulation_switch_context(void** save, void* load) {
     ucontext_t here;
@@ -145,10 +145,10 @@ void enter(unsigned high, unsigned low) {
     first->start(first->argument);
 }
 
-} // namespace
+}  // namespace
 
 void* make_context(char* top, void (*start)(void*), void* argument) {
-    constexpr size_t kUsable = 48 * 1024; // of the stack below the context itself
+    constexpr size_t kUsable = 48 * 1024;  // of the stack below the context itself
     auto* place = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(top) - sizeof(FirstContext)) & ~uintptr_t{63});
     auto* first = new (place) FirstContext{{}, start, argument};
     getcontext(&first->context);
@@ -160,6 +160,6 @@ void* make_context(char* top, void (*start)(void*), void* argument) {
     return &first->context;
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation
 
 #endif

@@ -14,4 +14,4 @@ void* make_context(char* top, void (*start)(void*), void* argument);
 
 inline void switch_context(void** save, void* load) { kvc_emulation_switch_context(save, load); }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

@@ -23,12 +23,13 @@ typedef struct KvcEmulationLaunch {
     char name[64];
     uint32_t grid[3];
     uint32_t block[3];
-    uint64_t static_shared_bytes;  /* the most that any block declared */
+    uint64_t static_shared_bytes; /* the most that any block declared */
     uint64_t dynamic_shared_bytes;
-    uint64_t switches;             /* times that a thread was resumed: what the emulation of the launch cost */
+    uint64_t switches; /* times that a thread was resumed: what the emulation of the launch cost */
 } KvcEmulationLaunch;
 
-/* Copies the launches since the last clear, oldest first, into records[0..capacity); returns how many there were. */
+/* Copies the launches since the last clear, oldest first, into records[0..capacity); returns how many there were.
+   A process that never clears them does not grow for ever: they are cleared at 65536. */
 KVC_API int64_t kvc_emulation_launches(KvcEmulationLaunch* records, int64_t capacity);
 KVC_API void kvc_emulation_clear_launches(void);
 

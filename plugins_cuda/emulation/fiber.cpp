@@ -2,8 +2,8 @@
 
 #include "emulation/context_switch.h"
 
-#include <new>
 #include <sys/mman.h>
+#include <new>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -13,7 +13,7 @@
 namespace kvc::emulation {
 namespace {
 
-constexpr size_t kGuardBytes = 4096; // below the stack: an overflow faults instead of corrupting a neighbour
+constexpr size_t kGuardBytes = 4096;  // below the stack: an overflow faults instead of corrupting a neighbour
 
 #if defined(__SANITIZE_ADDRESS__)
 void leave_stack(void** fake_stack, const void* bottom, size_t bytes) {
@@ -29,7 +29,7 @@ void arrive_on_stack(void*, const void**, size_t*) {}
 void forget_stack(void*, size_t) {}
 #endif
 
-} // namespace
+}  // namespace
 
 Fiber::Fiber(size_t slot) : slot_(slot) {
     mapping_ = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
@@ -51,8 +51,8 @@ void Fiber::prepare(Entry entry, void* argument) {
     fiber_fake_stack_ = nullptr;
     // Stacks lie at multiples of the page size: without the offset all their tops would share a few cache sets.
     const size_t colour = slot_ % 32 * 128;
-    context_ = make_context(
-        stack_ + kStackBytes - colour, [](void* fiber) { start(static_cast<Fiber*>(fiber)); }, this);
+    context_ =
+        make_context(stack_ + kStackBytes - colour, [](void* fiber) { start(static_cast<Fiber*>(fiber)); }, this);
 }
 
 void Fiber::start(Fiber* fiber) {
@@ -73,4 +73,4 @@ void Fiber::pause() {
     arrive_on_stack(fiber_fake_stack_, &scheduler_stack_, &scheduler_stack_bytes_);
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

@@ -8,7 +8,7 @@
 namespace kvc::emulation {
 
 #if defined(__SANITIZE_ADDRESS__)
-inline constexpr size_t kStackBytes = 256 * 1024; // redzones around every local array
+inline constexpr size_t kStackBytes = 256 * 1024;  // redzones around every local array
 #else
 inline constexpr size_t kStackBytes = 64 * 1024;
 #endif
@@ -45,12 +45,12 @@ private:
     char* stack_;
     Entry entry_ = nullptr;
     void* argument_ = nullptr;
-    void* context_ = nullptr;   // of the fiber, while it is paused
-    void* scheduler_ = nullptr; // of the scheduler, while the fiber runs
+    void* context_ = nullptr;    // of the fiber, while it is paused
+    void* scheduler_ = nullptr;  // of the scheduler, while the fiber runs
     void* fiber_fake_stack_ = nullptr;
     void* scheduler_fake_stack_ = nullptr;
     const void* scheduler_stack_ = nullptr;
     size_t scheduler_stack_bytes_ = 0;
 };
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

@@ -11,7 +11,7 @@
 namespace kvc::emulation {
 namespace {
 
-constexpr uint64_t kMaxRecords = 1 << 16; // a process that never clears them does not grow for ever
+constexpr uint64_t kMaxRecords = 1 << 16;  // see emulation.h
 
 struct Executor {
     std::mutex mutex;
@@ -27,7 +27,9 @@ Executor& executor() {
 }
 
 void check_limits(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes) {
-    const auto refuse = [name](const std::string& what) { throw LaunchError(std::string("kernel ") + name + ": " + what); };
+    const auto refuse = [name](const std::string& what) {
+        throw LaunchError(std::string("kernel ") + name + ": " + what);
+    };
     const uint64_t threads = uint64_t{block.x} * block.y * block.z;
     if (threads == 0 || threads > kMaxThreads || block.z > 64) {
         refuse("a block of " + std::to_string(threads) + " threads, allowed are 1 to 1024");
@@ -58,7 +60,7 @@ KvcEmulationLaunch& begin_record(Executor& all, const char* name, dim3 grid, dim
     return record;
 }
 
-} // namespace
+}  // namespace
 
 void run_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body) {
     check_limits(name, grid, block, dynamic_shared_bytes);
@@ -78,7 +80,7 @@ void run_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_b
     record.switches = all.block.switches();
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation
 
 using namespace kvc::emulation;
 

@@ -14,12 +14,12 @@ namespace emulation {
 // Throws LaunchError: limits of the launch, and whatever the kernel did wrong.
 void run_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body);
 
-} // namespace emulation
+}  // namespace emulation
 
 // A kernel takes one parameter struct by value. Throws LaunchError; the stream is ignored.
 template <class Params>
-void launch(const char* name, void (*kernel)(Params), dim3 grid, dim3 block, size_t dynamic_shared_bytes,
-            cudaStream_t, const std::type_identity_t<Params>& params) {
+void launch(const char* name, void (*kernel)(Params), dim3 grid, dim3 block, size_t dynamic_shared_bytes, cudaStream_t,
+            const std::type_identity_t<Params>& params) {
     struct Call {
         void (*kernel)(Params);
         const Params* params;
@@ -32,4 +32,4 @@ void launch(const char* name, void (*kernel)(Params), dim3 grid, dim3 block, siz
     emulation::run_launch(name, grid, block, dynamic_shared_bytes, {body, &call});
 }
 
-} // namespace kvc
+}  // namespace kvc

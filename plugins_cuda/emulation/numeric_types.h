@@ -38,9 +38,9 @@ inline void narrow(float x, half_t& result) {
         result.bits = 0x7fff;
         return;
     }
-    if (magnitude >= 0x477ff000u) { // 65520 and above: beyond the largest half, 65504, after rounding
+    if (magnitude >= 0x477ff000u) {  // 65520 and above: beyond the largest half, 65504, after rounding
         half = 0x7c00u;
-    } else if (magnitude < 0x38800000u) { // below 2^-14: numbers in [0.5, 1) are 2^-24 apart, as subnormal halves are
+    } else if (magnitude < 0x38800000u) {  // below 2^-14: numbers in [0.5, 1) are 2^-24 apart, as subnormal halves are
         half = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
     } else {
         half = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
@@ -66,5 +66,5 @@ inline void store_16_bytes(void* to, uint4 value) {
     std::memcpy(to, &value, sizeof value);
 }
 
-} // namespace platform
-} // namespace kvc
+}  // namespace platform
+}  // namespace kvc

@@ -92,7 +92,7 @@ void load(const Lanes& operands) {
     }
 }
 
-} // namespace
+}  // namespace
 
 void mma_m16n8k16(half_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma<half_t>(c, a, b); }
 void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -102,8 +102,8 @@ void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint3
 void load_matrices(uint32_t* registers, int matrices, bool transpose, const void* row) {
     if (emulation::lane() < 8 * matrices) current_block->note_access(row, 16, emulation::RaceDetector::Kind::kRead);
     MatrixOperands mine{registers, row};
-    const auto operation = matrices == 4 ? (transpose ? load<4, true> : load<4, false>)
-                                         : (transpose ? load<2, true> : load<2, false>);
+    const auto operation =
+        matrices == 4 ? (transpose ? load<4, true> : load<4, false>) : (transpose ? load<2, true> : load<2, false>);
     current_block->warp_operation("ldmatrix", kFullWarp, operation, &mine, Site::current());
 }
 
@@ -111,7 +111,7 @@ void copy_async_16(void* to, const void* from, int bytes) {
     emulation::check_alignment(to, 16);
     emulation::check_alignment(from, 16);
     if (!current_block->shared().contains(to, 16)) current_block->fail("cp.async outside shared memory");
-    current_block->note_access(to, 16, emulation::RaceDetector::Kind::kWrite); // may happen now, or at the wait
+    current_block->note_access(to, 16, emulation::RaceDetector::Kind::kWrite);  // may happen now, or at the wait
     emulation::Thread& thread = current_block->self();
     thread.copies.push_back({to, bytes == 16 ? from : nullptr, thread.copy_groups});
 }
@@ -134,4 +134,4 @@ void copy_async_wait_for(int pending) {
     std::erase_if(thread.copies, covered);
 }
 
-} // namespace kvc::platform
+}  // namespace kvc::platform

@@ -34,4 +34,4 @@ void copy_async_wait() {
     copy_async_wait_for(kPending);
 }
 
-} // namespace kvc::platform
+}  // namespace kvc::platform

@@ -72,7 +72,7 @@ void RaceDetector::copy(int thread, const void* to, const void* from, size_t byt
 
 void RaceDetector::check(const Access& past, const Access& present, uintptr_t address, bool shared) {
     if (past.block == kNoBlock || found_) return;
-    if (shared && past.block != block_) return; // another block's memory, at the same place
+    if (shared && past.block != block_) return;  // another block's memory, at the same place
     if (past.kind == Kind::kAtomic && present.kind == Kind::kAtomic) return;
     if (!ordered(past, present)) found_ = Race{past, present, reinterpret_cast<const void*>(address), shared};
 }
@@ -128,4 +128,4 @@ void RaceDetector::warp_barrier(int first_thread, uint32_t mask) {
     }
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

@@ -70,8 +70,8 @@ public:
 private:
     struct Byte {
         Access write;
-        std::array<Access, 2> reads; // of different threads, the later one first
-        uintptr_t copied_from = 0;   // by cp.async, in the block of `write`
+        std::array<Access, 2> reads;  // of different threads, the later one first
+        uintptr_t copied_from = 0;    // by cp.async, in the block of `write`
     };
     static constexpr size_t kPageBytes = 256;
     using Page = std::array<Byte, kPageBytes>;
@@ -79,7 +79,7 @@ private:
     // A thread's arrival at a global atomic, and the fences of its block until then.
     struct Arrival {
         Access access;
-        uint32_t fence_epoch; // barriers before the last fence of the arriving thread
+        uint32_t fence_epoch;  // barriers before the last fence of the arriving thread
         std::vector<uint32_t> fences;
     };
     // What an atomic has told the running block of an earlier one.
@@ -105,11 +105,12 @@ private:
     std::vector<uint32_t> clocks_;
     std::vector<uint32_t> fences_;
     std::vector<uint32_t> fence_epochs_;
-    std::vector<std::array<uint32_t, kWarpSize>> seen_; // [thread][lane]: the lane's clock at the last common __syncwarp
+    std::vector<std::array<uint32_t, kWarpSize>>
+        seen_;  // [thread][lane]: the lane's clock at the last common __syncwarp
 
-    std::unordered_map<uintptr_t, std::vector<std::shared_ptr<const Arrival>>> arrivals_; // by address of the atomic
-    std::unordered_map<uint32_t, std::vector<Acquired>> acquired_;                        // by earlier block
+    std::unordered_map<uintptr_t, std::vector<std::shared_ptr<const Arrival>>> arrivals_;  // by address of the atomic
+    std::unordered_map<uint32_t, std::vector<Acquired>> acquired_;                         // by earlier block
     std::optional<Race> found_;
 };
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

@@ -15,7 +15,7 @@ void note(const void* address, size_t bytes, RaceDetector::Kind kind) {
     if (current_block != nullptr) current_block->note_access(address, bytes, kind);
 }
 
-} // namespace
+}  // namespace
 
 #define KVC_HOOK extern "C" __attribute__((visibility("hidden"))) void
 
@@ -27,10 +27,10 @@ KVC_HOOK __tsan_vptr_read(void**) {}
 KVC_HOOK __tsan_read_range(const void* address, size_t bytes) { note(address, bytes, RaceDetector::Kind::kRead); }
 KVC_HOOK __tsan_write_range(const void* address, size_t bytes) { note(address, bytes, RaceDetector::Kind::kWrite); }
 
-#define KVC_HOOKS(bytes)                                                                                               \
-    KVC_HOOK __tsan_read##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kRead); }              \
-    KVC_HOOK __tsan_write##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kWrite); }            \
-    KVC_HOOK __tsan_unaligned_read##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kRead); }    \
+#define KVC_HOOKS(bytes)                                                                                            \
+    KVC_HOOK __tsan_read##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kRead); }           \
+    KVC_HOOK __tsan_write##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kWrite); }         \
+    KVC_HOOK __tsan_unaligned_read##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kRead); } \
     KVC_HOOK __tsan_unaligned_write##bytes(const void* address) { note(address, bytes, RaceDetector::Kind::kWrite); }
 KVC_HOOKS(1)
 KVC_HOOKS(2)

@@ -7,7 +7,7 @@
 namespace kvc::emulation {
 
 inline constexpr int kWarpSize = 32;
-inline constexpr int kMaxThreads = 1024; // per block, as on every device
+inline constexpr int kMaxThreads = 1024;  // per block, as on every device
 
 enum class Order : int32_t { kForward = 0, kReverse = 1, kShuffled = 2 };
 
@@ -62,4 +62,4 @@ private:
     uint32_t warps_ = 0;
 };
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

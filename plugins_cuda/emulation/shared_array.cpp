@@ -15,4 +15,4 @@ void check_shared_alignment(size_t address, size_t alignment) {
                                    ", where the type needs one");
 }
 
-} // namespace kvc::platform
+}  // namespace kvc::platform

@@ -37,10 +37,10 @@ inline void* dynamic_shared_bytes(size_t offset, size_t bytes, size_t alignment)
     return emulation::current_block->shared().dynamic_array(offset, bytes);
 }
 
-} // namespace kvc::platform
+}  // namespace kvc::platform
 
 // Storage of one array declaration, the same for every thread of the block.
-#define KVC_SHARED_STORAGE(T, name, count)                                                                             \
-    static const char name##_key = 0;                                                                                  \
-    T* const name##_storage = static_cast<T*>(                                                                         \
+#define KVC_SHARED_STORAGE(T, name, count)     \
+    static const char name##_key = 0;          \
+    T* const name##_storage = static_cast<T*>( \
         ::kvc::emulation::current_block->shared().static_array(&name##_key, #name, sizeof(T) * (count)))

@@ -7,11 +7,11 @@
 namespace kvc::emulation {
 namespace {
 
-constexpr uint32_t kPattern = 0x7fff7fff; // NaN as fp32, and as two fp16 or bf16 numbers
+constexpr uint32_t kPattern = 0x7fff7fff;  // NaN as fp32, and as two fp16 or bf16 numbers
 
 size_t round_up(size_t bytes) { return (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment; }
 
-} // namespace
+}  // namespace
 
 void SharedMemory::begin_launch(size_t dynamic_bytes) {
     if (!storage_) storage_ = std::make_unique<Granule[]>(kSharedLimit / kSharedAlignment);
@@ -78,4 +78,4 @@ std::string SharedMemory::describe(const void* address) const {
     return std::string("shared array ") + found->name + " byte " + std::to_string(at - begin - found->offset);
 }
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

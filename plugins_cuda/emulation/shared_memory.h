@@ -42,11 +42,11 @@ private:
     };
     static void poison(Granule* first, size_t bytes);
 
-    std::unique_ptr<Granule[]> storage_; // kSharedLimit bytes: dynamic first, then static
+    std::unique_ptr<Granule[]> storage_;  // kSharedLimit bytes: dynamic first, then static
     std::vector<Array> arrays_;
     size_t dynamic_bytes_ = 0;
     size_t static_bytes_ = 0;
     size_t most_static_bytes_ = 0;
 };
 
-} // namespace kvc::emulation
+}  // namespace kvc::emulation

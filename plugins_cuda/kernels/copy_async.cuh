@@ -30,4 +30,4 @@ __device__ __forceinline__ void copy_async_wait() {
     platform::copy_async_wait<kPending>();
 }
 
-} // namespace kvc
+}  // namespace kvc

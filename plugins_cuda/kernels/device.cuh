@@ -3,11 +3,11 @@
 
 #include "kernels/ptx.cuh"
 
-#include <cstddef>
-#include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 namespace kvc {
@@ -45,11 +45,11 @@ inline constexpr size_t kDefaultSharedLimit = 48 * 1024;
 
 inline void check(const char* kernel, cudaError_t status) {
     if (status == cudaSuccess) return;
-    cudaGetLastError(); // not to be reported again by the next launch
+    cudaGetLastError();  // not to be reported again by the next launch
     throw LaunchError(std::string("kernel ") + kernel + ": " + cudaGetErrorString(status));
 }
 
-} // namespace platform
+}  // namespace platform
 
 // A kernel takes one parameter struct by value. Throws LaunchError when the runtime refuses the launch.
 template <class Params>
@@ -64,16 +64,16 @@ void launch(const char* name, void (*kernel)(Params), dim3 grid, dim3 block, siz
     platform::check(name, cudaLaunchKernel(entry, grid, block, arguments, dynamic_shared_bytes, stream));
 }
 
-} // namespace kvc
+}  // namespace kvc
 
 // Storage of one array declaration.
 #define KVC_SHARED_STORAGE(T, name, count) __shared__ __align__(16) T name##_storage[count]
 
 // uint64_t is unsigned long here, CUDA's atomics know unsigned long long.
 static_assert(sizeof(unsigned long) == sizeof(unsigned long long));
-#define KVC_ATOMIC_64(name)                                                                                            \
-    __device__ __forceinline__ unsigned long name(unsigned long* address, unsigned long value) {                       \
-        return name(reinterpret_cast<unsigned long long*>(address), static_cast<unsigned long long>(value));           \
+#define KVC_ATOMIC_64(name)                                                                                  \
+    __device__ __forceinline__ unsigned long name(unsigned long* address, unsigned long value) {             \
+        return name(reinterpret_cast<unsigned long long*>(address), static_cast<unsigned long long>(value)); \
     }
 KVC_ATOMIC_64(atomicAdd)
 KVC_ATOMIC_64(atomicMin)

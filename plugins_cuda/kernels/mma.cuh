@@ -54,4 +54,4 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
     return bits;
 }
 
-} // namespace kvc
+}  // namespace kvc

@@ -90,4 +90,4 @@ __device__ __forceinline__ uint32_t order_key(float x) {
 __device__ __forceinline__ float nan_max(float a, float b) { return a > b || a != a ? a : b; }
 __device__ __forceinline__ float nan_min(float a, float b) { return a < b || a != a ? a : b; }
 
-} // namespace kvc
+}  // namespace kvc

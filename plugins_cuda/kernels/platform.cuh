@@ -17,7 +17,7 @@ public:
     explicit LaunchError(const std::string& what) : std::runtime_error(what) {}
 };
 
-} // namespace kvc
+}  // namespace kvc
 
 #ifdef KVC_EMULATION
 #include "emulation/device.h"

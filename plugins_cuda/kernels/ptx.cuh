@@ -2,9 +2,9 @@
 // these functions for the host; kernels use them through kernels/mma.cuh and kernels/copy_async.cuh.
 #pragma once
 
-#include <cstdint>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cstdint>
 
 namespace kvc::platform {
 
@@ -68,4 +68,4 @@ __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-} // namespace kvc::platform
+}  // namespace kvc::platform

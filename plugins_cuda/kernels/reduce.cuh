@@ -95,4 +95,4 @@ __device__ __forceinline__ T block_exclusive_scan(T value, T& total) {
     return before;
 }
 
-} // namespace kvc
+}  // namespace kvc

@@ -45,12 +45,12 @@ private:
 // `count` elements at `byte_offset` of the dynamic shared memory of the launch; the caller lays them out.
 template <class T>
 __device__ __forceinline__ SharedSpan<T> dynamic_shared(size_t byte_offset, size_t count) {
-    return SharedSpan<T>(
-        static_cast<T*>(platform::dynamic_shared_bytes(byte_offset, count * sizeof(T), alignof(T))), count);
+    return SharedSpan<T>(static_cast<T*>(platform::dynamic_shared_bytes(byte_offset, count * sizeof(T), alignof(T))),
+                         count);
 }
 
-} // namespace kvc
+}  // namespace kvc
 
-#define KVC_SHARED(T, name, count)                                                                                     \
-    KVC_SHARED_STORAGE(T, name, count);                                                                                \
+#define KVC_SHARED(T, name, count)      \
+    KVC_SHARED_STORAGE(T, name, count); \
     const ::kvc::SharedSpan<T> name(name##_storage, count)

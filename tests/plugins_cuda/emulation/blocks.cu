@@ -8,11 +8,11 @@ namespace {
 constexpr int kThreads = 96;
 
 struct ReduceParams {
-    const float* x; // [blocks, kThreads]
-    float* sums;    // [blocks, kThreads]: every thread's own result
-    float* maxima;  // [blocks, kThreads]
-    int* before;    // [blocks, kThreads]: exclusive scan of the thread numbers squared
-    int* total;     // [blocks, kThreads]
+    const float* x;  // [blocks, kThreads]
+    float* sums;     // [blocks, kThreads]: every thread's own result
+    float* maxima;   // [blocks, kThreads]
+    int* before;     // [blocks, kThreads]: exclusive scan of the thread numbers squared
+    int* total;      // [blocks, kThreads]
 };
 
 __global__ void __launch_bounds__(kThreads) reductions(const ReduceParams params) {
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) reductions(const ReduceParams params
 }
 
 struct WarpParams {
-    int64_t* out; // [operations, 64]
+    int64_t* out;  // [operations, 64]
 };
 
 // Two warps; lane values are distinct, so that each result tells where it came from.
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(64) warp_operations(const WarpParams params) {
     put(__any_sync(kFullWarp, thread == 40));
     put(__all_sync(kFullWarp, thread < 40));
     put(__match_any_sync(kFullWarp, thread % 5));
-    if (lane < 12) { // two groups of one warp, each with its own mask
+    if (lane < 12) {  // two groups of one warp, each with its own mask
         put(__shfl_sync(0x00000fffu, 100 + thread, 11));
         put(__all_sync(0x00000fffu, lane < 12));
     } else {
@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(64) warp_operations(const WarpParams params) {
 }
 
 struct AtomicParams {
-    uint32_t* word; // [5]: add, min, max, or, exchange
-    uint64_t* wide; // [5]
-    int32_t* shared; // [1]: a count in shared memory, read after a barrier
+    uint32_t* word;   // [5]: add, min, max, or, exchange
+    uint64_t* wide;   // [5]
+    int32_t* shared;  // [1]: a count in shared memory, read after a barrier
 };
 
 __global__ void __launch_bounds__(64) atomics(const AtomicParams params) {
@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(64) atomics(const AtomicParams params) {
 }
 
 struct OrderParams {
-    int* ticket;   // [1], zero
-    int* sequence; // [blocks * threads]: who ran when
+    int* ticket;    // [1], zero
+    int* sequence;  // [blocks * threads]: who ran when
 };
 
 __global__ void sequence(const OrderParams params) {
@@ -99,8 +99,8 @@ __global__ void sequence(const OrderParams params) {
 }
 
 struct NeighbourParams {
-    const float* x; // [64]
-    float* out;     // [2, 64]
+    const float* x;  // [64]
+    float* out;      // [2, 64]
     bool write_barrier;
     bool read_barrier;
 };
@@ -132,14 +132,14 @@ __global__ void fresh_memory(const FreshParams params) {
     params.as_float[1] = to_float(halves[1]);
     params.as_float[2] = to_float(dynamic[2]);
     params.as_int[0] = numbers[2];
-    words[3] = 1.0f; // the next block must not see these
+    words[3] = 1.0f;  // the next block must not see these
     halves[1] = from_float<half_t>(1.0f);
     dynamic[2] = from_float<bfloat16_t>(1.0f);
     numbers[2] = 1;
 }
 
-} // namespace
-} // namespace kvc
+}  // namespace
+}  // namespace kvc
 
 using namespace kvc;
 
@@ -172,8 +172,8 @@ const char* run_limits(const uint32_t* grid, const uint32_t* block, uint64_t dyn
     static int ticket;
     ticket = 0;
     return message_of([&] {
-        launch("sequence", sequence, dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]),
-               dynamic_bytes, nullptr, {&ticket, nullptr});
+        launch("sequence", sequence, dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), dynamic_bytes,
+               nullptr, {&ticket, nullptr});
     });
 }
 }

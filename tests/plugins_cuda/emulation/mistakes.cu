@@ -10,7 +10,7 @@ namespace kvc {
 namespace {
 
 struct Params {
-    const float* global; // [64], 16-byte aligned
+    const float* global;  // [64], 16-byte aligned
 };
 
 __device__ int thread() { return static_cast<int>(threadIdx.x); }
@@ -50,9 +50,7 @@ __global__ void lanes_at_different_operations(Params) {
     }
 }
 
-__global__ void lanes_with_different_masks(Params) {
-    __syncwarp(thread() % 2 == 0 ? kFullWarp : 0xaaaaaaaau);
-}
+__global__ void lanes_with_different_masks(Params) { __syncwarp(thread() % 2 == 0 ? kFullWarp : 0xaaaaaaaau); }
 
 __global__ void outside_own_mask(Params) { __syncwarp(0x0000ffffu); }
 
@@ -142,8 +140,8 @@ constexpr Mistake kMistakes[] = {
     MISTAKE(copy_to_global),       MISTAKE(matrix_in_global),
 };
 
-} // namespace
-} // namespace kvc
+}  // namespace
+}  // namespace kvc
 
 // Null where there is no such mistake.
 extern "C" const char* run_mistake(const char* name, int blocks, int threads, const float* global) {

@@ -8,11 +8,11 @@ namespace kvc {
 
 template <class T>
 struct MmaParams {
-    const T* a;         // [16, 16]
-    const T* b;         // [16, 8]
-    const T* b_columns; // [8, 16]: the transpose of b
-    float* c;           // [4, 16, 8]: by plain loads, by ldmatrix, by ldmatrix of columns, by ldmatrix_x2
-    bool wait;          // false: b_columns is used before it has arrived
+    const T* a;          // [16, 16]
+    const T* b;          // [16, 8]
+    const T* b_columns;  // [8, 16]: the transpose of b
+    float* c;            // [4, 16, 8]: by plain loads, by ldmatrix, by ldmatrix of columns, by ldmatrix_x2
+    bool wait;           // false: b_columns is used before it has arrived
 };
 
 template <class T>
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(32) product(const MmaParams<T> params) {
 
     uint32_t loaded_a[4];
     ldmatrix_x4(loaded_a, &a[lane % 16 * 16 + lane / 16 * 8]);
-    uint32_t loaded_b[4]; // the rows of B twice
+    uint32_t loaded_b[4];  // the rows of B twice
     ldmatrix_x4_trans(loaded_b, &b[lane % 16 * 8]);
     const uint32_t first_b[2] = {loaded_b[0], loaded_b[1]};
     float from_rows[4] = {};
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(32) product(const MmaParams<T> params) {
     copy_async_wait<0>();
 }
 
-} // namespace kvc
+}  // namespace kvc
 
 template <class T>
 static void run(const uint16_t* a, const uint16_t* b, const uint16_t* b_columns, float* c, int wait) {

@@ -17,9 +17,9 @@ void narrow_array(const float* from, T* to, int64_t n) {
 
 template <class T>
 struct VectorParams {
-    const T* from; // [kVectorWidth]
-    T* converted;  // [kVectorWidth]: through fp32
-    T* copied;     // [kVectorWidth]
+    const T* from;  // [kVectorWidth]
+    T* converted;   // [kVectorWidth]: through fp32
+    T* copied;      // [kVectorWidth]
 };
 
 template <class T>
@@ -36,8 +36,8 @@ const char* run(const void* from, void* converted, void* copied) {
     return message_of([&] { launch("vectors", vectors<T>, 1, 1, 0, nullptr, params); });
 }
 
-} // namespace
-} // namespace kvc
+}  // namespace
+}  // namespace kvc
 
 extern "C" {
 

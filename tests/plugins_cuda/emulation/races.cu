@@ -9,9 +9,9 @@ namespace kvc {
 namespace {
 
 struct Params {
-    float* values;     // [2 blocks, 64]
-    uint32_t* arrived; // [1], zero
-    float* total;      // [2 blocks, 64]
+    float* values;      // [2 blocks, 64]
+    uint32_t* arrived;  // [1], zero
+    float* total;       // [2 blocks, 64]
 };
 
 __device__ int thread() { return static_cast<int>(threadIdx.x); }
@@ -47,7 +47,7 @@ __global__ void within_a_warp(Params params) {
     if (kSyncwarp) {
         __syncwarp();
     } else {
-        __shfl_sync(kFullWarp, 1, 0); // orders no memory
+        __shfl_sync(kFullWarp, 1, 0);  // orders no memory
     }
     params.values[blockIdx.x * 64 + threadIdx.x] = row[thread() ^ 1];
 }
@@ -136,8 +136,8 @@ const Race kRaces[] = {
     {"merged_by_arriver", merged<false, true>, merged<true, true>},
 };
 
-} // namespace
-} // namespace kvc
+}  // namespace
+}  // namespace kvc
 
 // Null where there is no such race.
 extern "C" const char* run_race(const char* name, int right, float* values, uint32_t* arrived, float* total) {
