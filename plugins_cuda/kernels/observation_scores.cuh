@@ -47,14 +47,15 @@ inline uint64_t observation_workspace(const KvcCompactParams& compact) {
     return workspace.used();
 }
 
-// The most query rows that fit, or all of them, in whole tiles.
+// Query rows in shared memory at a time: all of them, or as equal parts of them as fit, in whole tiles.
 template <class T, class Tile>
 int32_t observation_block_rows(const KvcCompactParams& compact) {
     using Shared = ObservationShared<T, Tile>;
     const size_t fixed = Shared::bytes(0, compact.head_size);
-    const size_t tile = Shared::bytes(kQueryTile, compact.head_size) - fixed;
-    const auto most_tiles = static_cast<int32_t>((kObservationSharedBytes - fixed) / tile);
-    return std::min(most_tiles, ceil_div(compact.heads / compact.kv_heads * compact.window, kQueryTile)) * kQueryTile;
+    const size_t tile_bytes = Shared::bytes(kQueryTile, compact.head_size) - fixed;
+    const auto most_tiles = static_cast<int32_t>((kObservationSharedBytes - fixed) / tile_bytes);
+    const int32_t tiles = ceil_div(compact.heads / compact.kv_heads * compact.window, kQueryTile);
+    return ceil_div(tiles, ceil_div(tiles, most_tiles)) * kQueryTile;
 }
 
 template <class T>

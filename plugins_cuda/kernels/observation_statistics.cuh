@@ -6,8 +6,8 @@
 // observation_merge: one warp per query row merges its chunks: lanes in a stride, then an xor butterfly.
 //
 // Bytes: K once (B·G·n·D elements), partials B·H·W·N·8 written and read. Flops: 2·B·H·W·n·D and B·H·W·n exponentials.
-// More query rows than fit in shared memory (block_rows) are taken block by block; the chunk then comes from L2
-// again.
+// More query rows than fit in shared memory (block_rows) are taken block by block; the chunk is then read again, as a
+// rule from L2.
 //
 // Determinism: every order is a function of n; a column's logits do not depend on where it stands.
 #pragma once
