@@ -1,0 +1,81 @@
+"""A barrier, a tie or a tail that is wrong in the compaction's kernels does not pass its tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvc_trt.kernels import reference_ops
+from kvc_trt.kernels.library import SCHEDULES, CompactResult, KernelLibrary
+from tests.plugins_cuda.cases import compact_case
+from tests.plugins_cuda.mutants import Mutation, compile_mutant
+from tests.plugins_cuda.redzones import compact_between_redzones
+from tests.plugins_cuda.test_compact import assert_equal_results
+
+ROOT = Path(__file__).resolve().parents[2]
+RADIX, POOL = "kernels/radix_select.cuh", "kernels/pool_select.cuh"
+GATHER, MOVE = "kernels/gather_cache.cuh", "kernels/move_in_place.cuh"
+BARRIER = "__syncthreads();\n"
+LAST = "first + part < n ? first + part : n"
+TIES_BEFORE = "warp ? storage[kWarps + lane]"
+SEGMENT_END = "min(first + layout.segment_slots, (page + 1) * layout.page_size)"
+MUTATIONS = (
+    Mutation("nothing", RADIX, "if (quota <= 0)", "if (quota < 1)"),
+    Mutation("no_barrier_before_the_copies_are_added", RADIX, f"{BARRIER}        add_copies", "add_copies"),
+    Mutation("no_barrier_before_a_digit_is_taken", RADIX, f"{BARRIER}        prefix |=", "prefix |="),
+    Mutation("no_barrier_between_the_shares_of_warps", RADIX, f"{BARRIER}    return {{warp_sum", "return {warp_sum"),
+    Mutation("all_ties", RADIX, "if (key > threshold)", "if (key >= threshold)"),
+    Mutation("ties_by_descending_index", RADIX, f"lane < {TIES_BEFORE}", f"lane > {TIES_BEFORE}"),
+    Mutation("the_last_candidate_is_lost", RADIX, f"{LAST};", f"{LAST} - 1;"),
+    Mutation("no_barrier_in_the_pooling", POOL, f"values[j];\n        {BARRIER}", "values[j];\n"),
+    Mutation("pooling_sees_the_window", POOL, "< votes_count ? pooling_key", "<= votes_count ? pooling_key"),
+    Mutation("pooling_too_narrow", POOL, "while (covered < pool_kernel)", "while (covered < pool_kernel - 1)"),
+    Mutation("no_barrier_before_the_bounds", GATHER, BARRIER, "\n"),
+    Mutation("a_page_takes_slots_of_the_next", GATHER, SEGMENT_END, "first + layout.segment_slots"),
+    Mutation("a_partial_page_takes_free_slots", GATHER, "min(end, head.length), extremes", "end, extremes"),
+    Mutation("no_zeros_past_the_end", GATHER, "slot = max(first, head.length)", "slot = end"),
+    Mutation("no_barrier_in_the_move", MOVE, BARRIER, "\n"),
+)
+
+
+def check(library: KernelLibrary) -> None:
+    """Every schedule gives the reference's results, out of place and in place. The scores tie exactly, so that the
+    reference's choice is the only right one; the last candidate is chosen in one KV head and not in the other."""
+    case = compact_case(
+        lengths=[150, 7], heads=2, kv_heads=2, capacity=150, budget=120, pool=3, page=5, size=16, ties=True, seed=2
+    )
+    expected = reference_ops.compact(**case.arguments())
+    for order in SCHEDULES:
+        library.set_schedule(order, seed=8)
+        for in_place in (False, True):
+            found = compact_between_redzones(library, case, with_bounds=True, in_place=in_place)
+            assert_equal_results(CompactResult(**found), expected)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_mistakes_are_noticed(mutation: Mutation) -> None:
+    """In a process of its own: a mistake may write anywhere."""
+    library = compile_mutant(mutation, "src/compact.cu")
+    command = [sys.executable, "-m", "tests.plugins_cuda.test_compact_mutations", str(library)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    if mutation.name == "nothing":
+        assert done.returncode == 0, done.stderr
+    else:
+        noticed = done.returncode < 0 or "AssertionError" in done.stderr or "KernelError" in done.stderr
+        assert noticed, f"returned {done.returncode}: {done.stderr[-2000:]}"
+
+
+def test_barriers_are_all_tried() -> None:
+    """Every barrier of the four headers is removed by one of the mutations, but those listed here."""
+    harmless = {RADIX: 2}  # before and after find_threshold clears its histogram, tried by test_radix_select
+    for file in (RADIX, POOL, GATHER, MOVE):
+        there = (ROOT / "plugins_cuda" / file).read_text().count("__syncthreads();")
+        removed = sum(BARRIER in mutation.right for mutation in MUTATIONS if mutation.file == file)
+        assert there == removed + harmless.get(file, 0), f"{file} has {there} barriers, {removed} are removed"
+
+
+if __name__ == "__main__":
+    check(KernelLibrary(sys.argv[1]))
