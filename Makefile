@@ -8,11 +8,10 @@ BUILD  ?= build
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
 CXX_SOURCES := find plugins_cuda tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
-EMULATION := $(abspath $(BUILD))/libkvc_emulation
 COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_input.py compact.py dense_attention.py \
 	hybrid_attention.py observation_scores.py pool_select.py radix_select.py)
 # libstdc++ beside libasan: Python itself does not load it, and ASan looks for the exception functions when it starts.
-SANITIZED := KVC_TRT_KERNELS="$(EMULATION)_sanitized.so" \
+SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so" \
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
@@ -53,7 +52,7 @@ format: env
 	$(RUN)/ruff format .
 	$(CXX_SOURCES) | xargs $(RUN)/clang-format -i
 
-# The tests call the libraries made here; without them each test process would ask CMake first.
+# The tests build what they need; what stands in $(BUILD)/ already is not built a second time.
 emulation-plain: env
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation
@@ -72,11 +71,11 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 	@touch $@
 
 test: lint types emulation-plain
-	$(NATIVE) KVC_TRT_KERNELS="$(EMULATION).so" pytest -m "not slow" -n 2 --dist loadfile
+	$(NATIVE) pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: lint types plugins test-sanitized
 	$(NATIVE) python benchmarks/kernel_resources.py $(BUILD) --check
-	$(NATIVE) KVC_TRT_KERNELS="$(EMULATION).so" pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+	$(NATIVE) pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
