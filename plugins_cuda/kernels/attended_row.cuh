@@ -7,26 +7,26 @@
 
 namespace kvc {
 
-/// Constants of an engine that decide how much of its cache a row reads.
+// Constants of an engine that decide how much of its cache a row reads.
 struct AttentionLimits {
     int64_t capacity;     // C
     int64_t top_k;        // tokens that a sparse step reads
     int64_t dense_limit;  // rows of at most so many entries read all of them: max(token_budget, dense_until)
 };
 
-/// What one row reads.
+// What one row reads.
 struct AttendedRow {
     int length;  // m: entries after the append; 0 if the row is inactive
     int count;   // k_eff: entries that are read
     bool all;    // count == length: slots 0..m-1, no list is needed
 };
 
-/// Whether a row of so many entries takes part in the step: there is a slot for its new token.
+// Whether a row of so many entries takes part in the step: there is a slot for its new token.
 __device__ __forceinline__ bool has_slot(int64_t cache_length, int64_t capacity) {
     return cache_length >= 0 && cache_length < capacity;
 }
 
-/// The row whose cache held `cache_length` entries before the append.
+// The row whose cache held `cache_length` entries before the append.
 __device__ __forceinline__ AttendedRow attended_row(int64_t cache_length, const AttentionLimits& limits) {
     if (!has_slot(cache_length, limits.capacity)) {
         return {0, 0, true};
@@ -36,7 +36,7 @@ __device__ __forceinline__ AttendedRow attended_row(int64_t cache_length, const 
     return {static_cast<int>(length), static_cast<int>(all ? length : limits.top_k), all};
 }
 
-/// Most entries that any row can read: it fixes grids and workspaces.
+// Most entries that any row can read: it fixes grids and workspaces.
 inline int64_t most_attended(const AttentionLimits& limits) {
     const int64_t wanted = limits.top_k > limits.dense_limit ? limits.top_k : limits.dense_limit;
     return wanted < limits.capacity ? wanted : limits.capacity;

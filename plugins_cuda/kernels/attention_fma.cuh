@@ -15,7 +15,7 @@ namespace kvc {
 // kHeadSize is the head size rounded up to 64, 128 or 256.
 template <int kHeadSize>
 class FmaWarp {
-  public:
+public:
     // Floats of shared memory that a warp needs from its start until store_block.
     static constexpr int kScratch = 0;
 
@@ -72,7 +72,7 @@ class FmaWarp {
         }
     }
 
-  private:
+private:
     static constexpr int kLanes = kHeadSize / 4 < kWarpSize ? kHeadSize / 4 : kWarpSize;  // lanes of a token's row
     static constexpr int kRows = kWarpSize / kLanes;                                      // rows of a warp at a time
     static constexpr int kVectors = kHeadSize / (4 * kLanes);                             // vectors of a row in a lane
@@ -135,7 +135,8 @@ class FmaWarp {
     }
 
     // Scores of a batch into weights, and their values into the output of one head.
-    __device__ __forceinline__ void add(int head, float (&weights)[kBatch], const float (&values)[kBatch][kVectors][4]) {
+    __device__ __forceinline__ void add(int head, float (&weights)[kBatch],
+                                        const float (&values)[kBatch][kVectors][4]) {
         float maximum = maximum_[head];
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {

@@ -22,17 +22,17 @@ struct MergeBuffers {
     SharedSpan<SoftmaxPart> parts;   // [warp][8 heads]
     SharedSpan<float> weights;       // [warp][8 heads]
     SharedSpan<SoftmaxPart> totals;  // [head of the group]
-    SharedSpan<float> outputs;       // [warp]: [8 heads][kBlockStride]; then [split][head of the group]: their weights
+    SharedSpan<float> outputs;       // [warp][8 heads][kBlockStride]; then [split][head of the group]: weights
     SharedSpan<int> splits;          // [1]: of the row. Over the loop of tiles every register counts
     SharedSpan<int> is_last;         // [1]
 };
 inline constexpr int kWarpOutputs = kWarpHeads * kBlockStride;
 static_assert(kAttentionWarps * kWarpOutputs >= kMostSplits * kLargestGroup);
 
-// Where the results of one split go.
-struct SplitResult {
-    SoftmaxPart* parts;  // [head of the group]
-    float* outputs;      // [head of the group][D], relative to the part's maximum and not divided by its sum
+// Results of the splits of one row and KV head.
+struct SplitResults {
+    const SoftmaxPart* parts;  // [split][head of the group]
+    const float* outputs;      // [split][head of the group][D], to be divided by the sum
 };
 
 // Four elements of an output row; d is a multiple of 4.
@@ -129,35 +129,41 @@ __device__ __forceinline__ bool arrives_last(int32_t* arrivals, const MergeBuffe
     return buffers.is_last[0] != 0;
 }
 
-// The output [heads of the group, D] of a row from the results of its splits; for the last block alone.
-template <int kHeadSize, class T>
-__device__ __forceinline__ void merge_splits(const SplitResult& first, int group, int head_size,
-                                             const MergeBuffers& buffers, T* output) {
-    const SharedSpan<float> weights = buffers.outputs;
-    const int splits = buffers.splits[0];
+// Weight of every split in the output of every head, as [split][head of the group] in buffers.outputs.
+__device__ __forceinline__ void weigh_splits(const SplitResults& results, int splits, int group,
+                                             const MergeBuffers& buffers) {
+    constexpr int kSplitsPerLane = kMostSplits / kWarpSize;
     for (int head = warp_index(); head < group; head += kAttentionWarps) {
-        SoftmaxPart parts[kMostSplits / kWarpSize];
+        SoftmaxPart parts[kSplitsPerLane];
         float maximum = -INFINITY, sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kMostSplits / kWarpSize; ++i) {
+        for (int i = 0; i < kSplitsPerLane; ++i) {
             const int split = i * kWarpSize + lane_index();
-            parts[i] = split < splits ? first.parts[int64_t{split} * group + head] : SoftmaxPart{-INFINITY, 0.0f};
+            parts[i] = split < splits ? results.parts[int64_t{split} * group + head] : SoftmaxPart{-INFINITY, 0.0f};
             maximum = fmaxf(maximum, parts[i].maximum);
         }
         maximum = warp_max(maximum);
 #pragma unroll
-        for (int i = 0; i < kMostSplits / kWarpSize; ++i) {
+        for (int i = 0; i < kSplitsPerLane; ++i) {
             sum += softmax_weight(parts[i].maximum, maximum) * parts[i].sum;
         }
         sum = warp_sum(sum);
 #pragma unroll
-        for (int i = 0; i < kMostSplits / kWarpSize; ++i) {
+        for (int i = 0; i < kSplitsPerLane; ++i) {
             const int split = i * kWarpSize + lane_index();
-            weights[split * kLargestGroup + head] = softmax_weight(parts[i].maximum, maximum) / sum;
+            buffers.outputs[split * kLargestGroup + head] = softmax_weight(parts[i].maximum, maximum) / sum;
         }
     }
-    __syncthreads();
+}
+
+// The output [heads of the group, D] of a row from the results of its splits; for the last block alone.
+template <int kHeadSize, class T>
+__device__ __forceinline__ void merge_splits(const SplitResults& results, int group, int head_size,
+                                             const MergeBuffers& buffers, T* output) {
     constexpr int kVectors = kHeadSize / 4;
+    const int splits = buffers.splits[0];
+    weigh_splits(results, splits, group, buffers);
+    __syncthreads();
     for (int item = static_cast<int>(threadIdx.x); item < group * kVectors; item += kAttentionThreads) {
         const int head = item / kVectors, d = item % kVectors * 4;
         if (d >= head_size) {
@@ -167,8 +173,8 @@ __device__ __forceinline__ void merge_splits(const SplitResult& first, int group
 #pragma unroll 8
         for (int split = 0; split < splits; ++split) {
             const int64_t at = (int64_t{split} * group + head) * head_size + d;
-            const float4 values = *reinterpret_cast<const float4*>(first.outputs + at);
-            const float weight = weights[split * kLargestGroup + head];
+            const float4 values = *reinterpret_cast<const float4*>(results.outputs + at);
+            const float weight = buffers.outputs[split * kLargestGroup + head];
             sums[0] += weight * values.x;
             sums[1] += weight * values.y;
             sums[2] += weight * values.z;

@@ -33,14 +33,16 @@ __device__ __forceinline__ uint32_t transpose_weights(uint32_t word) {
 // kHeadSize is the head size rounded up to 64, 128 or 256.
 template <class T, int kHeadSize>
 class TensorCoreWarp {
-  public:
+public:
     // Floats of shared memory that a warp needs from its start until store_block.
     static constexpr int kScratch = kHeadSize / 32 * kWarpSize * 4;
 
-    // The warp's query heads [heads,D], at most 8. They are kept in shared memory, where each lane reads what itself has
-    // written: registers are better used for keys and values that are on their way.
+    // The warp's query heads [heads,D], at most 8. They are kept in shared memory, where each lane reads what it has
+    // written itself: registers are better used for keys and values that are on their way.
     __device__ __forceinline__ TensorCoreWarp(const T* query, int heads, int head_size, SharedSpan<float> scratch)
-        : scale_(1.0f / sqrtf(static_cast<float>(head_size))), group_(lane_index() / 4), t_(lane_index() % 4),
+        : scale_(1.0f / sqrtf(static_cast<float>(head_size))),
+          group_(lane_index() / 4),
+          t_(lane_index() % 4),
           query_(scratch.template cast<uint4>()) {
 #pragma unroll
         for (int i = 0; i < kKeyVectors; ++i) {
@@ -77,7 +79,7 @@ class TensorCoreWarp {
     // Outputs of channels 64 block .. 64 block + 63 as [8][kBlockStride].
     __device__ __forceinline__ void store_block(int block, SharedSpan<float> to) const {
         const SharedSpan<float4> vectors = to.template cast<float4>();
-        const float(&of)[4][4] = output_[block];
+        const float (&of)[4][4] = output_[block];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int first = ((2 * t_ + e) * kBlockStride + group_ * 8) / 4;
@@ -86,7 +88,7 @@ class TensorCoreWarp {
         }
     }
 
-  private:
+private:
     static constexpr int kKeyVectors = kHeadSize / 32;  // 16-byte vectors of one key row in a lane
     static constexpr int kSmallestHeadSize = kHeadSize == 64 ? 16 : kHeadSize / 2 + 8;
     static constexpr int kBlocks = kHeadSize / kBlockChannels;
@@ -139,7 +141,7 @@ class TensorCoreWarp {
         }
     }
 
-    // Scores [tokens token, token + 8][heads 2t, 2t+1] into weights; what was summed up before is scaled to their maximum.
+    // Scores [tokens token, token + 8][heads 2t, 2t+1] into weights; what was summed up before is rescaled.
     __device__ __forceinline__ void weigh(float (&scores)[4], int token, int end, Weights& weights) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -214,9 +216,9 @@ class TensorCoreWarp {
 
     float scale_;
     int group_, t_;
-    SharedSpan<uint4> query_;              // [vector][lane]
-    uint4 keys_[2][kKeyVectors];           // tokens group and group + 8 of the tile
-    uint4 values_[kBlocks][4];             // tokens 2t, 2t+1, 2t+8, 2t+9 of the tile
+    SharedSpan<uint4> query_;                    // [vector][lane]
+    uint4 keys_[2][kKeyVectors];                 // tokens group and group + 8 of the tile
+    uint4 values_[kBlocks][4];                   // tokens 2t, 2t+1, 2t+8, 2t+9 of the tile
     float maximum_[2] = {-INFINITY, -INFINITY};  // of heads 2t, 2t+1
     float sum_[2] = {};
     // [block][i]: channels 64 block + 8 group + 2i, + 1 (upper and lower half) of heads 2t, 2t+1

@@ -78,8 +78,41 @@ struct SparseAttentionParams {
 };
 
 template <class T, int kHeadSize>
-using AttentionWarp =
-    std::conditional_t<std::is_same_v<T, float>, FmaWarp<kHeadSize>, TensorCoreWarp<T, kHeadSize>>;
+using AttentionWarp = std::conditional_t<std::is_same_v<T, float>, FmaWarp<kHeadSize>, TensorCoreWarp<T, kHeadSize>>;
+
+// Row and KV head of this block, as an index into [B,G].
+template <class T>
+__device__ __forceinline__ int64_t row_head(const SparseAttentionParams<T>& params) {
+    return int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;
+}
+
+// The block's result from those of its warps; the output, if there is no other split or this one is the last to arrive.
+template <int kHeadSize, class T, class Warp>
+__device__ __forceinline__ void finish_split(const SparseAttentionParams<T>& params, const Warp& warp,
+                                             const MergeBuffers& buffers, const WarpShare& share) {
+    const int group = params.group, size = params.head_size;
+    const int64_t kv = row_head(params);
+    T* const output = params.output + kv * group * size;
+    weigh_warps(buffers, share);
+    if (buffers.splits[0] == 1) {
+        merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int head, int d, const float (&sums)[4]) {
+            const float sum = buffers.totals[head].sum;
+            store_four(output + head * size + d, {sums[0] / sum, sums[1] / sum, sums[2] / sum, sums[3] / sum});
+        });
+        return;
+    }
+    const int64_t first = kv * params.scratch.splits * group, mine = first + int64_t{blockIdx.z} * group;
+    merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int head, int d, const float (&sums)[4]) {
+        store_four(params.scratch.outputs + (mine + head) * size + d, sums);
+    });
+    if (static_cast<int>(threadIdx.x) < group) {
+        params.scratch.parts[mine + threadIdx.x] = buffers.totals[threadIdx.x];
+    }
+    if (arrives_last(params.scratch.arrivals + kv, buffers)) {
+        const SplitResults results{params.scratch.parts + first, params.scratch.outputs + first * size};
+        merge_splits<kHeadSize>(results, group, size, buffers, output);
+    }
+}
 
 // One split of one row and KV head, grid (G, B, splits). Splits come last in the order of blocks: those that a short
 // row does not have start after all the work is under way.
@@ -89,14 +122,14 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     using Warp = AttentionWarp<T, kHeadSize>;
     constexpr int kWarpFloats = Warp::kScratch > kWarpOutputs ? Warp::kScratch : kWarpOutputs;
     KVC_SHARED(SoftmaxPart, parts, kAttentionWarps * kWarpHeads);
-    KVC_SHARED(float, weights, kAttentionWarps * kWarpHeads);
+    KVC_SHARED(float, weights, kAttentionWarps* kWarpHeads);
     KVC_SHARED(SoftmaxPart, totals, kLargestGroup);
-    KVC_SHARED(float, outputs, kAttentionWarps * kWarpFloats);
+    KVC_SHARED(float, outputs, kAttentionWarps* kWarpFloats);
     KVC_SHARED(int, splits, 1);
     KVC_SHARED(int, is_last, 1);
     const MergeBuffers buffers{parts, weights, totals, outputs, splits, is_last};
 
-    const int64_t kv = int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;  // row and KV head
+    const int64_t kv = row_head(params);
     const int split = static_cast<int>(blockIdx.z), group = params.group, size = params.head_size;
     const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
     const SplitPlan plan = split_plan(row.count);
@@ -110,38 +143,17 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     if (threadIdx.x == 0) {
         splits[0] = plan.splits;
     }
-
     const WarpShare share(group);
-    const int head = share.head_tile(warp_index()) * kWarpHeads, heads = group - head < kWarpHeads ? group - head : kWarpHeads;
+    const int head = share.head_tile(warp_index()) * kWarpHeads;
+    const int heads = group - head < kWarpHeads ? group - head : kWarpHeads;
     Warp warp(params.query + (kv * group + head) * size, heads, size,
-              buffers.outputs.part(warp_index() * kWarpFloats, kWarpFloats));
+              outputs.part(warp_index() * kWarpFloats, kWarpFloats));
     const int begin = split * plan.tokens, end = row.count - begin < plan.tokens ? row.count : begin + plan.tokens;
     const int64_t cache = kv * params.limits.capacity * size;
     const int32_t* list = row.all ? nullptr : params.indices + kv * params.index_stride;
     warp.attend({params.k_cache + cache, params.v_cache + cache, list, end, size}, share.tiles(begin, end));
-    warp.store_parts(buffers.parts.part(warp_index() * kWarpHeads, kWarpHeads));
-    weigh_warps(buffers, share);
-
-    T* const output = params.output + kv * group * size;
-    if (splits[0] == 1) {
-        merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int h, int d, float(&sums)[4]) {
-            const float sum = buffers.totals[h].sum;
-            const float quotients[4] = {sums[0] / sum, sums[1] / sum, sums[2] / sum, sums[3] / sum};
-            store_four(output + h * size + d, quotients);
-        });
-        return;
-    }
-    const int64_t first = kv * params.scratch.splits * group, mine = first + int64_t{split} * group;
-    merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int h, int d, float(&sums)[4]) {
-        store_four(params.scratch.outputs + (mine + h) * size + d, sums);
-    });
-    if (static_cast<int>(threadIdx.x) < group) {
-        params.scratch.parts[mine + threadIdx.x] = buffers.totals[threadIdx.x];
-    }
-    if (arrives_last(params.scratch.arrivals + kv, buffers)) {
-        const SplitResult results{params.scratch.parts + first, params.scratch.outputs + first * size};
-        merge_splits<kHeadSize>(results, group, size, buffers, output);
-    }
+    warp.store_parts(parts.part(warp_index() * kWarpHeads, kWarpHeads));
+    finish_split<kHeadSize>(params, warp, buffers, share);
 }
 
 // Cut the scratch memory of an attention whose rows read at most `most` entries (most_attended).

@@ -8,9 +8,7 @@ namespace kvc {
 namespace {
 
 // Every row is dense: its entries are at most the capacity.
-AttentionLimits limits_of(const KvcDenseAttentionParams& p) {
-    return {p.capacity, p.capacity, p.capacity};
-}
+AttentionLimits limits_of(const KvcDenseAttentionParams& p) { return {p.capacity, p.capacity, p.capacity}; }
 
 AttentionScratch scratch_of(const KvcDenseAttentionParams& p, Workspace& workspace) {
     return take_attention_scratch(workspace, p.batch, p.heads, p.kv_heads, p.head_size, most_attended(limits_of(p)));

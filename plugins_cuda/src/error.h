@@ -12,11 +12,11 @@ namespace kvc {
 
 /// A refusal with its status. Its text names the field, its value and the allowed values.
 class Error : public std::runtime_error {
-  public:
+public:
     Error(KvcStatus status, const std::string& text) : std::runtime_error(text), status_(status) {}
     KvcStatus status() const { return status_; }
 
-  private:
+private:
     KvcStatus status_;
 };
 

@@ -1,9 +1,7 @@
 // Identity of the library: ABI version and what executes its kernels.
 #include "kvc/kvc.h"
 
-extern "C" int32_t kvc_abi_version(void) {
-    return KVC_ABI_VERSION;
-}
+extern "C" int32_t kvc_abi_version(void) { return KVC_ABI_VERSION; }
 
 extern "C" const char* kvc_executor(void) {
 #ifdef KVC_EMULATION

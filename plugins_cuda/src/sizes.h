@@ -61,7 +61,7 @@ inline uint64_t align_up(uint64_t bytes, uint64_t alignment) {
 /// Cuts a scratch buffer into aligned parts. Without a buffer it only measures: the same code that lays the parts
 /// out then says how many bytes they need, so that the two cannot disagree.
 class Workspace {
-  public:
+public:
     /// Measure.
     Workspace() = default;
 
@@ -88,7 +88,7 @@ class Workspace {
     /// Bytes of all parts so far.
     uint64_t used() const { return used_; }
 
-  private:
+private:
     char* base_ = nullptr;
     uint64_t bytes_ = 0;
     uint64_t used_ = 0;
