@@ -80,6 +80,8 @@ test-all: lint types plugins test-sanitized
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
 	$(SANITIZED) $(RUN)/pytest $(COMPARISONS) -m "not gpu" -n 2 --dist loadfile
+	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest \
+		tests/plugins_cuda/test_every_kernel.py -m "not gpu"
 
 gpu: $(VENV)/.cuda-build
 	$(NATIVE) BUILD=$(BUILD) sh benchmarks/gpu_day.sh
