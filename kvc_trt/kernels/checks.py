@@ -56,6 +56,21 @@ def separate(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
                 raise ValueError(f"{name} and {other} overlap in memory; expected separate tensors")
 
 
+def kv_strides(q_window: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int]:
+    """Strides of batch, head and token, which k and v must share."""
+    batch, _, _, size = q_window.shape
+    for name, value in (("k", k), ("v", v)):
+        if value.ndim != 4 or value.shape != k.shape or (value.shape[0], value.shape[3]) != (batch, size):
+            raise ValueError(f"{name} has shape {list(value.shape)}; expected {[batch, 'G', 'S', size]}, k as v")
+        if value.dtype != q_window.dtype:
+            raise ValueError(f"{name} is {value.dtype}; expected {q_window.dtype} like q_window")
+        on_device(name, value, q_window.device)
+    if k.stride() != v.stride() or k.stride(3) != 1:
+        found = f"strides {list(k.stride())} and {list(v.stride())}"
+        raise ValueError(f"k and v have {found}; expected equal ones with contiguous heads")
+    return k.stride(0), k.stride(1), k.stride(2)
+
+
 def whole(name: str, value: int, low: int, high: int) -> None:
     """Raise ValueError unless `value` lies in low..high: ctypes would cut a larger one without a word."""
     if not low <= value <= high:

@@ -11,13 +11,14 @@ import ctypes
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvc_trt.kernels import checks
 from kvc_trt.kernels.errors import KernelError, KernelLibraryError
+from kvc_trt.kernels.results import CompactResult, compact_shapes
 from kvc_trt.kernels.structs import (
     ABI_VERSION,
     CompactParams,
@@ -33,20 +34,6 @@ EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
 SCHEDULES = ("forward", "reverse", "shuffled")
 
 _MOST_SLOTS, _INT32, _INT64 = 2**20, 2**31 - 1, 2**63 - 1
-
-
-class CompactResult(NamedTuple):
-    """What is left of a prompt's cache, in the layout of the engines' state."""
-
-    k_cache: Tensor
-    """[B,G,C,D]; zeros past a row's end."""
-    v_cache: Tensor
-    bounds: Tensor
-    """[B,G,2D,P]: page maxima of K, then of -K; the lowest finite value where a page is empty."""
-    cache_lengths: Tensor
-    """int64 [B]"""
-    indices: Tensor
-    """int32 [B,G,C]: ascending prompt positions, -1 past a row's end."""
 
 
 class KernelLibrary:
@@ -89,14 +76,15 @@ class KernelLibrary:
         dtype, device = checks.float_type("q_window", q_window), self._device(q_window)
         checks.like("q_window", q_window, (batch, heads, window, size), q_window.dtype, device)
         checks.like("prompt_lengths", prompt_lengths, (batch,), torch.int64, device)
-        strides = _kv_strides(q_window, k, v)
+        strides = checks.kv_strides(q_window, k, v)
         checks.whole("capacity", capacity, 1, _MOST_SLOTS)
         checks.whole("page_size", page_size, 1, _INT32)
         checks.whole("prompt_budget", prompt_budget, 1, _INT64)
         checks.whole("pool_kernel", pool_kernel, 1, _INT32)
         shapes = compact_shapes(batch, kv_heads, size, capacity, page_size)
-        result = CompactResult(*(torch.empty(s, dtype=t or k.dtype, device=device) for s, t in shapes))
-        result = out or result
+        result = out
+        if result is None:
+            result = CompactResult(*(torch.empty(s, dtype=t or k.dtype, device=device) for s, t in shapes))
         for name, value, (shape, kind) in zip(CompactResult._fields, result, shapes, strict=True):
             checks.like(name, value, shape, kind or k.dtype, device)
         in_place = result.k_cache.data_ptr() == k.data_ptr() and result.v_cache.data_ptr() == v.data_ptr()
@@ -226,35 +214,6 @@ class KernelLibrary:
             raise KernelLibraryError(f"{self.path} has no {symbol}") from None
         function.restype = result
         return function
-
-
-def compact_shapes(
-    batch: int, kv_heads: int, head_size: int, capacity: int, page_size: int
-) -> tuple[tuple[tuple[int, ...], torch.dtype | None], ...]:
-    """Shape and type of each field of CompactResult; None is the type of the keys."""
-    cache, pages = (batch, kv_heads, capacity, head_size), -(-capacity // page_size)
-    return (
-        (cache, None),
-        (cache, None),
-        ((batch, kv_heads, 2 * head_size, pages), None),
-        ((batch,), torch.int64),
-        ((batch, kv_heads, capacity), torch.int32),
-    )
-
-
-def _kv_strides(q_window: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int]:
-    """Strides of batch, head and token, which k and v must share."""
-    batch, _, _, size = q_window.shape
-    for name, value in (("k", k), ("v", v)):
-        if value.ndim != 4 or value.shape != k.shape or (value.shape[0], value.shape[3]) != (batch, size):
-            raise ValueError(f"{name} has shape {list(value.shape)}; expected {[batch, 'G', 'S', size]}, k as v")
-        if value.dtype != q_window.dtype:
-            raise ValueError(f"{name} is {value.dtype}; expected {q_window.dtype} like q_window")
-        checks.on_device(name, value, q_window.device)
-    if k.stride() != v.stride() or k.stride(3) != 1:
-        found = f"strides {list(k.stride())} and {list(v.stride())}"
-        raise ValueError(f"k and v have {found}; expected equal ones with contiguous heads")
-    return k.stride(0), k.stride(1), k.stride(2)
 
 
 def _addresses(tensors: dict[str, Tensor]) -> dict[str, int]:

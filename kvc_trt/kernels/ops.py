@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.errors import KernelLibraryError
-from kvc_trt.kernels.library import KernelLibrary, compact_shapes
+from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.loading import VARIABLE, current_library
+from kvc_trt.kernels.results import compact_shapes
 
 SCHEMAS = (
     "compact(Tensor q_window, Tensor k, Tensor v, Tensor prompt_lengths, int prompt_budget, int capacity,"

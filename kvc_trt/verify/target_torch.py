@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvc_trt.backends.torch.decoder import prefill_attention
+from kvc_trt.backends.torch.decoder import TorchWeights, prefill_attention
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.loading import current_library
@@ -51,13 +52,18 @@ class TorchTarget:
 
     def open(self, expose: Collection[str] = ()) -> TorchExecutor:
         """The engine's weights and state."""
-        return TorchExecutor(self._engine, threads=self._threads, expose=expose)
+        return TorchExecutor(self._engine, threads=self._threads, expose=expose, weights=self._weights)
 
     def open_twin(self) -> TorchExecutor:
         """The same weights under the policy that evicts nothing and reads everything."""
         from kvc_trt.backends.onnxruntime.program import twin_program
 
-        return TorchExecutor(twin_program(self._engine), threads=self._threads)
+        return TorchExecutor(twin_program(self._engine), threads=self._threads, weights=self._weights)
+
+    @cached_property
+    def _weights(self) -> TorchWeights:
+        """In memory once, whatever runs."""
+        return TorchExecutor(self._engine).weights
 
     def operators(self) -> list[Operator]:
         """Each operator that a layer of this engine calls."""

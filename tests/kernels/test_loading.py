@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -76,3 +78,12 @@ def test_the_doctor_knows_the_library(path, monkeypatch, tmp_path):
     probe = probes.probe_torch()
     assert "(cuda, KVC_TRT_KERNELS)" in probe.versions["kernels"]
     assert not any("kernel library" in line for line in probe.missing)
+
+
+def test_pytorch_is_imported_by_who_needs_it():
+    code = (
+        "import sys, kvc_trt.kernels, kvc_trt.verify.target, kvc_trt.backends.probes, kvc_trt.cli.verify;"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"

@@ -36,29 +36,36 @@ class PromptResult(NamedTuple):
     """int64 [layers,B]"""
 
 
+class TorchWeights:
+    """A model's tensors on one device in one type; decoders of the same model under other policies may share them."""
+
+    def __init__(self, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype) -> None:
+        read = DecoderWeights(config, source, torch.float32, resident=False)
+        self.layers: list[Weights] = [
+            {name: tensor.to(device, dtype) for name, tensor in read.layer(index).items()}
+            for index in range(config.num_hidden_layers)
+        ]
+        self.embedding = read.tensor(EMBEDDING).to(device, dtype)
+        own_head = HEAD in source.names()  # a quantised tied head has values of its own
+        self.head = read.tensor(HEAD).to(device, dtype) if own_head else self.embedding
+        self.norm = read.tensor("model.norm.weight").to(device, dtype)
+
+
 class TorchDecoder:
-    """Weights on one device and the arithmetic around the kernels, in `dtype`; caches are `cache_dtype`.
+    """The arithmetic around the kernels, in the type of the weights and on their device; caches are `cache_dtype`.
 
     `expose` names values that each run leaves in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
     query.L, attended.L and selected.L of a step.
     """
 
     def __init__(
-        self, config: ModelConfig, parameters: PolicyParameters, source: WeightSource, *, device: torch.device,
-        dtype: torch.dtype, cache_dtype: torch.dtype, expose: Collection[str] = (),
+        self, config: ModelConfig, parameters: PolicyParameters, weights: TorchWeights, *, cache_dtype: torch.dtype,
+        expose: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.config, self.parameters, self.cache_dtype = config, parameters, cache_dtype
         self.exposed: dict[str, Tensor] = {}
         self._expose = frozenset(expose)
-        weights = DecoderWeights(config, source, torch.float32, resident=False)
-        self._layers: list[Weights] = [
-            {name: tensor.to(device, dtype) for name, tensor in weights.layer(index).items()}
-            for index in range(config.num_hidden_layers)
-        ]
-        self._embedding = weights.tensor(EMBEDDING).to(device, dtype)
-        own_head = HEAD in source.names()  # a quantised tied head has values of its own
-        self._head = weights.tensor(HEAD).to(device, dtype) if own_head else self._embedding
-        self._final_norm = weights.tensor("model.norm.weight").to(device, dtype)
+        self._weights, device = weights, weights.embedding.device
         self._rotary = Rotary(config, parameters.max_sequence_len, torch.float32)
         self._rotary.cos, self._rotary.sin = self._rotary.cos.to(device), self._rotary.sin.to(device)
 
@@ -66,7 +73,7 @@ class TorchDecoder:
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
         """Prompts [B,S], right padded, of lengths [B], each compacted right behind its layer's attention."""
         batch, length = input_ids.shape
-        hidden, state, lengths = self._embedding[input_ids.flatten()], {}, []
+        hidden, state, lengths = self._weights.embedding[input_ids.flatten()], {}, []
         for layer in range(self.config.num_hidden_layers):
             hidden, kept, stored = self._prefill_layer(layer, hidden.view(batch, length, -1), prompt_lengths)
             state.update(kept)
@@ -78,7 +85,7 @@ class TorchDecoder:
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
         """One step of every row, in place in `state`: tokens, positions [B], cache_lengths [layers,B] -> [B,vocab]."""
-        hidden = self._embedding[tokens]
+        hidden = self._weights.embedding[tokens]
         for layer in range(self.config.num_hidden_layers):
             hidden = self._decode_layer(layer, hidden, positions, cache_lengths[layer], state)
         return self._logits(hidden)
@@ -120,7 +127,7 @@ class TorchDecoder:
 
     def _project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T,H,D], keys and values [T,G,D] of T tokens at their positions."""
-        weights, config = self._layers[layer], self.config
+        weights, config = self._weights.layers[layer], self.config
         x = self._norm(hidden, weights["input_layernorm.weight"])
         query, keys, values = (
             linear(weights, f"self_attn.{name}_proj", x).view(len(x), -1, config.head_size) for name in ("q", "k", "v")
@@ -133,7 +140,7 @@ class TorchDecoder:
 
     def _finish(self, layer: int, hidden: Tensor, attention: Tensor) -> Tensor:
         """The rest of a layer: output projection and feed-forward, each added to the residual stream [T,hidden]."""
-        weights = self._layers[layer]
+        weights = self._weights.layers[layer]
         hidden = hidden + linear(weights, "self_attn.o_proj", attention.flatten(1))
         return hidden + mlp(weights, self._norm(hidden, weights["post_attention_layernorm.weight"]))
 
@@ -165,7 +172,7 @@ class TorchDecoder:
         return rms_norm(x.float(), weight.float(), self.config.norm_epsilon).to(x.dtype)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return (self._norm(hidden, self._final_norm) @ self._head.T).float()
+        return (self._norm(hidden, self._weights.norm) @ self._weights.head.T).float()
 
     def _see(self, layer: int, **values: Tensor) -> None:
         named = {f"{name}.{layer}": value for name, value in values.items()}

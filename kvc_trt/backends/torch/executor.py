@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvc_trt.backends.onnxruntime.program import Program, engine_program
-from kvc_trt.backends.torch.decoder import OBSERVABLE, TorchDecoder
+from kvc_trt.backends.torch.decoder import OBSERVABLE, TorchDecoder, TorchWeights
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph import PROMPT_BLOCK
 from kvc_trt.graph.weights import EngineWeights
@@ -32,10 +32,13 @@ class TorchExecutor:
 
     The device is that of the kernel library in use, the CPU where there is none. `threads` is PyTorch's number for the
     whole process; None leaves it. `expose` names values that `exposed` then gives: q_window.L, keys.L, values.L,
-    indices.L of prefill, query.L, attended.L, selected.L of decode.
+    indices.L of prefill, query.L, attended.L, selected.L of decode. `weights` shares another executor's.
     """
 
-    def __init__(self, engine: Engine | Program, *, threads: int | None = None, expose: Collection[str] = ()) -> None:
+    def __init__(
+        self, engine: Engine | Program, *, threads: int | None = None, expose: Collection[str] = (),
+        weights: TorchWeights | None = None,
+    ) -> None:  # fmt: skip
         program = engine if isinstance(engine, Program) else engine_program(engine)
         parameters = program.parameters
         for name in expose:
@@ -51,7 +54,7 @@ class TorchExecutor:
             capacities=program.capacities,
             prompt_block=PROMPT_BLOCK,
         )
-        self._expose = frozenset(expose)
+        self._expose, self._weights = frozenset(expose), weights
         self._buffers: dict[str, Tensor] = {}
         self._runs = 0
         if threads is not None:
@@ -68,17 +71,19 @@ class TorchExecutor:
         return self._runs
 
     @cached_property
+    def weights(self) -> TorchWeights:
+        """On the device: float32 on a CPU, the cache's type on a GPU."""
+        if self._weights is not None:
+            return self._weights
+        dtype = torch.float32 if self.device.type == "cpu" else self._cache_dtype
+        return TorchWeights(self.program.model, EngineWeights(self.program.weights_path), self.device, dtype)
+
+    @cached_property
     def decoder(self) -> TorchDecoder:
-        """The model, its weights on the device: float32 on a CPU, the cache's type on a GPU."""
-        cache_dtype: torch.dtype = getattr(torch, self.program.state[0].dtype)
+        """The model under its policy."""
+        program = self.program
         return TorchDecoder(
-            self.program.model,
-            self.program.parameters,
-            EngineWeights(self.program.weights_path),
-            device=self.device,
-            dtype=torch.float32 if self.device.type == "cpu" else cache_dtype,
-            cache_dtype=cache_dtype,
-            expose=self._expose,
+            program.model, program.parameters, self.weights, cache_dtype=self._cache_dtype, expose=self._expose
         )
 
     def load(self) -> None:
@@ -142,6 +147,11 @@ class TorchExecutor:
         """An exposed value of the latest run; index lists are INT32 [B,G,width]."""
         found: NDArray[Any] = self.decoder.exposed[name].cpu().numpy()
         return found
+
+    @property
+    def _cache_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.program.state[0].dtype)
+        return dtype
 
     def _moved(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device)

@@ -172,6 +172,12 @@ def test_within_the_budget_it_is_the_dense_twin_bit_for_bit(rocketkv):
     assert (ours.logits == dense.logits).all()
 
 
+def test_weights_can_be_shared(rocketkv):
+    one = TorchExecutor(rocketkv)
+    other = TorchExecutor(twin_program(rocketkv), weights=one.weights)
+    assert other.decoder._weights is one.decoder._weights
+
+
 def test_operators_can_be_watched(rocketkv):
     names = ["q_window.1", "keys.1", "indices.1", "query.2", "attended.2", "selected.2"]
     executor = TorchExecutor(rocketkv, expose=names)
