@@ -8,6 +8,9 @@
 
 #include "library.h"
 
+/// Exit status of a test that does not apply to this library or machine.
+inline constexpr int kSkipped = 77;
+
 struct Suite {
     using Test = void (*)(const Library&);
     static std::map<std::string, Test>& tests() {

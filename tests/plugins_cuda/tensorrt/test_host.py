@@ -1,4 +1,4 @@
-"""The C++ plugins without a GPU: host_test.cpp calls every method as TensorRT does, under ASan and UBSan."""
+"""The C++ plugins without a GPU: host_*.cpp call every method as TensorRT does, under ASan and UBSan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from tests.plugins_cuda.tensorrt import toolchain
 
-NAMES = re.findall(r"^TEST\((\w+)\)", (toolchain.HERE / "host_test.cpp").read_text(), re.MULTILINE)
+SOURCES = sorted(toolchain.HERE.glob("host_*.cpp"))
+NAMES = [name for path in SOURCES for name in re.findall(r"^TEST\((\w+)\)", path.read_text(), re.MULTILINE)]
 NEEDS_CUDA = "without_a_driver_a_step_fails_with_the_reason"
 SKIPPED = 77
 
@@ -27,9 +28,8 @@ def sanitized(compiled, request) -> tuple[Path, Path]:
 
 
 def _host_test(compiled, *flags: str) -> Path:
-    source = toolchain.HERE / "host_test.cpp"
     name = "host_test_sanitized" if flags else "host_test"
-    return compiled(name, lambda path: toolchain.compile_cpp(path, *flags, source, "-ldl", "-pthread"))
+    return compiled(name, lambda path: toolchain.compile_cpp(path, *flags, *SOURCES, "-ldl", "-pthread"))
 
 
 def _run(program: Path, library: Path, name: str) -> None:

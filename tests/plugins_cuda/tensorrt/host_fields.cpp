@@ -1,0 +1,230 @@
+// Attributes: what a creator takes, what it refuses and why, and what comes back from an engine file.
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "check.h"
+#include "operators.h"
+
+TEST(fields_survive_a_round_trip) {
+    for (const Example& example : examples()) {
+        Made made = make(library, example);
+        for (int round = 0; round < 3; ++round) {
+            // A clone must not point into the plugin that it came from.
+            Made clone(round == 1 ? made.plugin->clone() : made.runtime()->attachToContext(nullptr));
+            made.plugin.reset();
+            const PluginFieldCollection* fields = clone.runtime()->getFieldsToSerialize();
+            CHECK_EQUAL(static_cast<size_t>(fields->nbFields), example.values.size());
+            for (size_t i = 0; i < example.values.size(); ++i) {
+                CHECK_EQUAL(std::string(fields->fields[i].name), example.values[i].name);
+                CHECK(fields->fields[i].type == PluginFieldType::kINT32);
+                CHECK_EQUAL(fields->fields[i].length, 1);
+                CHECK_EQUAL(*static_cast<const int32_t*>(fields->fields[i].data), example.values[i].value);
+            }
+            IPluginCreatorV3One* creator = library.creator(example.name);
+            made = Made(creator->createPlugin("layer", fields, TensorRTPhase::kRUNTIME));
+            CHECK(made);
+        }
+    }
+}
+
+/// What hostile or broken input is refused with; `change` spoils a good list of fields.
+static void check_refused(const Library& library, const Example& example, const std::string& reason,
+                          const std::function<void(std::vector<PluginField>&)>& change) {
+    std::vector<PluginField> fields = fields_of(example.values);
+    change(fields);
+    for (const TensorRTPhase phase : {TensorRTPhase::kBUILD, TensorRTPhase::kRUNTIME}) {
+        CHECK(!make(library.creator(example.name), fields, phase));
+        CHECK_REASON("kvc plugin: ", example.name, reason);
+    }
+}
+
+TEST(a_field_of_another_type_or_length_is_refused) {
+    for (const Example& example : examples()) {
+        for (size_t i = 0; i < example.values.size(); ++i) {
+            const std::string where = std::string("field ") + example.values[i].name + ": expected one INT32";
+            for (int32_t type = -1; type <= static_cast<int32_t>(PluginFieldType::kFP4) + 1; ++type) {
+                if (type == static_cast<int32_t>(PluginFieldType::kINT32)) continue;
+                check_refused(library, example, where + " (type 5, length 1), found type " + std::to_string(type),
+                              [&](auto& fields) { fields[i].type = static_cast<PluginFieldType>(type); });
+            }
+            for (const int32_t length : {0, 2, -1, INT32_MIN, INT32_MAX}) {
+                check_refused(library, example,
+                              where + " (type 5, length 1), found type 5, length " + std::to_string(length),
+                              [&](auto& fields) { fields[i].length = length; });
+            }
+        }
+    }
+}
+
+TEST(a_missing_doubled_unknown_or_empty_field_is_refused) {
+    static const int32_t seven = 7;
+    for (const Example& example : examples()) {
+        for (size_t i = 0; i < example.values.size(); ++i) {
+            const std::string field = std::string("field ") + example.values[i].name;
+            check_refused(library, example, field + ": missing",
+                          [&](auto& fields) { fields.erase(fields.begin() + static_cast<long>(i)); });
+            check_refused(library, example, field + ": has no data", [&](auto& fields) { fields[i].data = nullptr; });
+            check_refused(library, example, "a field has no name", [&](auto& fields) { fields[i].name = nullptr; });
+            check_refused(library, example, "field page-size: unknown",
+                          [&](auto& fields) { fields[i].name = "page-size"; });
+            check_refused(library, example, "number of fields: expected " + std::to_string(example.values.size()),
+                          [&](auto& fields) { fields.push_back(fields[i]); });
+            if (example.values.size() == 1) continue;
+            const size_t next = (i + 1) % example.values.size();
+            check_refused(library, example, ": given twice", [&](auto& fields) { fields[i] = fields[next]; });
+        }
+        check_refused(library, example, "number of fields: expected",
+                      [&](auto& fields) { fields.emplace_back("another", &seven, PluginFieldType::kINT32, 1); });
+    }
+}
+
+TEST(a_value_out_of_range_is_refused) {
+    struct Limit {
+        const char* name;
+        int64_t minimum, maximum;
+    };
+    const std::vector<std::vector<Limit>> limits{
+        {{"prompt_budget", 1, 1048576},
+         {"capacity", 1, 1048576},
+         {"pool_kernel", 1, 4095},
+         {"page_size", 1, INT32_MAX}},
+        {{"page_size", 1, INT32_MAX},
+         {"top_r", 1, 256},
+         {"top_k", 1, 1048576},
+         {"token_budget", 0, INT32_MAX},
+         {"dense_until", 0, INT32_MAX}},
+        {{"dense_until", 0, INT32_MAX}},
+    };
+    const std::vector<Example> all = examples();
+    for (size_t op = 0; op < all.size(); ++op) {
+        for (size_t i = 0; i < all[op].values.size(); ++i) {
+            const Limit& limit = limits[op][i];
+            CHECK_EQUAL(std::string(limit.name), all[op].values[i].name);
+            const std::string expected = std::string("field ") + limit.name + ": expected " +
+                                         std::to_string(limit.minimum) + ".." + std::to_string(limit.maximum);
+            for (const int64_t wrong : {limit.minimum - 1, limit.maximum + 1, int64_t{INT32_MIN}}) {
+                if (wrong > INT32_MAX) continue;
+                const int32_t value = static_cast<int32_t>(wrong);
+                check_refused(library, all[op], expected + ", found " + std::to_string(wrong),
+                              [&](auto& fields) { fields[i].data = &value; });
+            }
+            for (const int64_t right : {limit.minimum, limit.maximum}) {
+                Example extreme = all[op];
+                extreme.values[i].value = static_cast<int32_t>(right);
+                if (limit.name == std::string("prompt_budget")) extreme.values[1].value = 1048576;
+                if (limit.name == std::string("capacity")) extreme.values[0].value = 1;
+                CHECK(make(library, extreme));
+            }
+        }
+    }
+}
+
+TEST(values_that_do_not_fit_together_are_refused) {
+    const Example compact = examples()[0];
+    const int32_t even = 8, more_than_capacity = 59;
+    check_refused(library, compact, "field pool_kernel: expected an odd number, found 8",
+                  [&](auto& fields) { fields[2].data = &even; });
+    check_refused(library, compact, "field prompt_budget: expected at most the capacity of 58, found 59",
+                  [&](auto& fields) { fields[0].data = &more_than_capacity; });
+}
+
+TEST(a_collection_that_lies_is_refused) {
+    for (const Example& example : examples()) {
+        IPluginCreatorV3One* creator = library.creator(example.name);
+        const std::vector<PluginField> fields = fields_of(example.values);
+        CHECK(creator->createPlugin(nullptr, nullptr, TensorRTPhase::kBUILD) == nullptr);
+        CHECK_REASON("no fields");
+        for (const int32_t count : {-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(fields.size()) + 1}) {
+            for (const PluginField* list : {fields.data(), static_cast<const PluginField*>(nullptr)}) {
+                const PluginFieldCollection collection{count, list};
+                CHECK(creator->createPlugin(nullptr, &collection, TensorRTPhase::kRUNTIME) == nullptr);
+                CHECK_REASON("number of fields: expected", "found " + std::to_string(count));
+            }
+        }
+        const PluginFieldCollection null_list{static_cast<int32_t>(fields.size()), nullptr};
+        CHECK(creator->createPlugin("", &null_list, TensorRTPhase::kBUILD) == nullptr);
+        CHECK_REASON("the list of fields is null");
+        const PluginFieldCollection empty{0, nullptr};
+        CHECK(creator->createPlugin("", &empty, TensorRTPhase::kBUILD) == nullptr);
+        CHECK_REASON(": missing");
+    }
+}
+
+TEST(a_hostile_name_stays_one_short_line) {
+    const std::string hostile = "two\nlines\x1b[31m" + std::string(100000, 'x');
+    check_refused(library, examples()[2], "field two?lines?[31m",
+                  [&](auto& fields) { fields[0].name = hostile.c_str(); });
+    CHECK(library.last_error().size() < 200);
+}
+
+TEST(misaligned_values_are_read) {
+    const Example example = examples()[1];
+    std::vector<char> bytes(example.values.size() * 8 + 1);
+    std::vector<PluginField> fields = fields_of(example.values);
+    for (size_t i = 0; i < fields.size(); ++i) {
+        std::memcpy(bytes.data() + i * 8 + 1, fields[i].data, sizeof(int32_t));
+        fields[i].data = bytes.data() + i * 8 + 1;
+    }
+    CHECK(make(library.creator(example.name), fields));
+}
+
+/// Random lists of right and wrong fields: the creator and a model of what is right must agree on every one.
+TEST(random_fields_are_accepted_exactly_if_right) {
+    std::mt19937 random(20260);
+    const auto pick = [&](size_t count) { return std::uniform_int_distribution<size_t>(0, count - 1)(random); };
+    const int32_t values[] = {1, 3, 7, 16, 0, -1, INT32_MAX, INT32_MIN};
+    const std::vector<Example> all = examples();
+    size_t accepted = 0;
+    std::freopen("/dev/null", "w", stderr);  // hundreds of thousands of expected reasons
+    for (int round = 0; round < 100000; ++round) {
+        const Example& example = all[pick(all.size())];
+        std::vector<PluginField> fields = fields_of(example.values);
+        std::ranges::shuffle(fields, random);
+        bool right = true;
+        for (size_t changes = pick(3); changes > 0; --changes) {
+            PluginField& field = fields[pick(fields.size())];
+            switch (pick(5)) {
+                case 0: field.type = static_cast<PluginFieldType>(pick(14)); break;
+                case 1: field.length = static_cast<int32_t>(pick(3)); break;
+                case 2: field.data = nullptr; break;
+                case 3: field.name = all[pick(all.size())].values[0].name; break;
+                default: field.data = &values[pick(3)];  // 1, 3 or 7: right wherever they stand
+            }
+        }
+        for (const NamedValue& value : example.values) {
+            right &= std::ranges::count_if(fields, [&](const PluginField& field) {
+                         return field.type == PluginFieldType::kINT32 && field.length == 1 && field.data != nullptr &&
+                                std::strcmp(field.name, value.name) == 0;
+                     }) == 1;
+        }
+        const auto value_of = [&](const char* name) {
+            for (const PluginField& field : fields) {
+                if (std::strcmp(field.name, name) == 0) return *static_cast<const int32_t*>(field.data);
+            }
+            return 0;
+        };
+        if (right && example.name == std::string("KvcCompact")) {
+            right = value_of("prompt_budget") <= value_of("capacity");
+        }
+        const bool made = static_cast<bool>(make(library.creator(example.name), fields));
+        if (made != right) ++Suite::failures;
+        accepted += made;
+    }
+    CHECK(accepted > 10000);
+    CHECK(accepted < 90000);
+}
+
+TEST(every_thread_has_its_own_reason) {
+    make(library.creator("KvcDenseAttention"), Values{{"dense_until", -5}});
+    std::string before = "not asked", after;
+    std::thread([&] {
+        before = library.last_error();
+        make(library.creator("KvcDenseAttention"), Values{{"dense_until", -6}});
+        after = library.last_error();
+    }).join();
+    CHECK_EQUAL(before, "");
+    CHECK(after.ends_with("found -6"));
+    CHECK_REASON("found -5");
+}
