@@ -1,0 +1,59 @@
+"""The passes in their order, and how they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onnx import ModelProto
+
+from kvc_trt.backends.tensorrt.lowering.decomposable import let_fp32_attention_decompose
+from kvc_trt.backends.tensorrt.lowering.functions import drop_functions
+from kvc_trt.backends.tensorrt.lowering.operators import check_operators
+from kvc_trt.backends.tensorrt.lowering.plugin_nodes import name_plugins
+from kvc_trt.backends.tensorrt.lowering.prefill_attention import fuse_prefill_attention
+from kvc_trt.backends.tensorrt.lowering.static_outputs import fix_output_shapes
+from kvc_trt.backends.tensorrt.lowering.static_widths import write_out_widths
+from kvc_trt.backends.tensorrt.lowering.target import Target
+
+Pass = Callable[[ModelProto, Target], list[str]]
+"""Changes the model in place and says what it did, a line for each kind of change."""
+
+PASSES: tuple[Pass, ...] = (
+    check_operators,
+    write_out_widths,
+    fix_output_shapes,
+    fuse_prefill_attention,
+    let_fp32_attention_decompose,
+    name_plugins,
+    drop_functions,
+)
+"""Every graph takes all of them. Up to the attention the program stays one that ONNX Runtime executes; the last three
+leave what only NVIDIA's parser reads."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered graph, and what was done to it."""
+
+    model: ModelProto
+    notes: tuple[tuple[str, str], ...]
+    """(pass, what it did)"""
+
+
+def lower(model: ModelProto, *, tensorrt: tuple[int, int], plugins: frozenset[str]) -> ModelProto:
+    """The graph that NVIDIA's parser of this version reads; `model` stays as it is and its weights are not touched.
+
+    `plugins` are the operators that the registry offers. Raises InputError for a graph that no TensorRT runs, and
+    UnsupportedEnvironment for a TensorRT too old or a plugin that is not there.
+    """
+    return lower_with_notes(model, tensorrt=tensorrt, plugins=plugins).model
+
+
+def lower_with_notes(model: ModelProto, *, tensorrt: tuple[int, int], plugins: frozenset[str]) -> Lowered:
+    """`lower`, with what each pass did, for a build's log."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    target = Target(tensorrt, plugins)
+    notes = [(step.__name__, note) for step in PASSES for note in step(copy, target)]
+    return Lowered(copy, tuple(notes))

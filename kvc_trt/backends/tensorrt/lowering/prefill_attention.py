@@ -1,0 +1,70 @@
+"""Attention over the prompt as TensorRT's own fused layer.
+
+The ONNX operator Attention, which every TensorRT that reads these graphs takes in the same form. `is_causal` anchors
+the mask at the upper left corner there; a prompt attends to itself, so the mask is square and the corner does not
+matter. Queries may have more heads than keys.
+
+Scale: left to itself the parser multiplies queries and keys by 1/sqrt(sqrt(D)), computed in the type of the activations.
+In bfloat16 that is wrong in the third digit, the same way for every score: a temperature. So queries are scaled
+beforehand, in fp32 and rounded once, and the operator is told to scale by one.
+"""
+
+from __future__ import annotations
+
+import math
+
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from kvc_trt.backends.tensorrt.lowering.target import Target
+from kvc_trt.errors import InputError
+from kvc_trt.graph.functions import prefill_attention
+
+SCALE = "attention.scale"
+
+
+def fuse_prefill_attention(model: ModelProto, target: Target) -> list[str]:
+    """Replace every KvcPrefillAttention by a scaled query and Attention."""
+    if not any(node.op_type == prefill_attention.NAME for node in model.graph.node):
+        return []
+    element, head_size = _cache_type(model)
+    nodes = [_scale(head_size)]
+    fused = 0
+    for node in model.graph.node:
+        if node.op_type != prefill_attention.NAME:
+            nodes.append(node)
+            continue
+        nodes += _attention(node, element)
+        fused += 1
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return [f"{fused} x {prefill_attention.NAME} as Attention, queries scaled by 1/sqrt({head_size}) in fp32"]
+
+
+def _attention(node: NodeProto, element: int) -> list[NodeProto]:
+    """(q [B,H,S,D], k, v [B,G,S,D]) -> o [B,H,S,D], all of type `element`."""
+    query, keys, values = node.input
+    wide, product, scaled = (f"{node.name}.{part}" for part in ("wide", "product", "scaled"))
+    if element == TensorProto.FLOAT:
+        before = [helper.make_node("Mul", [query, SCALE], [scaled], name=scaled)]
+    else:
+        before = [
+            helper.make_node("Cast", [query], [wide], name=wide, to=TensorProto.FLOAT),
+            helper.make_node("Mul", [wide, SCALE], [product], name=product),
+            helper.make_node("Cast", [product], [scaled], name=scaled, to=element),
+        ]
+    fused = helper.make_node("Attention", [scaled, keys, values], node.output, name=node.name, is_causal=1, scale=1.0)
+    return [*before, fused]
+
+
+def _scale(head_size: int) -> NodeProto:
+    value = helper.make_tensor(SCALE, TensorProto.FLOAT, [1], [1 / math.sqrt(head_size)])
+    return helper.make_node("Constant", [], [SCALE], name=SCALE, value=value)
+
+
+def _cache_type(model: ModelProto) -> tuple[int, int]:
+    """Element type and head size of the caches that the graph returns; queries and keys have the same."""
+    for output in model.graph.output:
+        if output.name.startswith("k_cache"):
+            tensor = output.type.tensor_type
+            return tensor.elem_type, tensor.shape.dim[-1].dim_value
+    raise InputError(f"graph {model.graph.name}: attention over a prompt, but no k_cache among its outputs")

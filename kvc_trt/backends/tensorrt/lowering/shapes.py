@@ -1,0 +1,149 @@
+"""As much of the shapes in a decoder graph as its weights fix: batch and sequence stay open, widths and heads do not.
+
+ONNX's own shape inference cannot be used here: it loses the width wherever batch and sequence are computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import zip_longest
+
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from kvc_trt.graph.functions import prefill_attention
+
+_LIKE_FIRST = frozenset(
+    ("Cast", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", prefill_attention.NAME)
+)
+"""Operators whose output has the shape of their first input."""
+
+_LISTS = frozenset(("Reshape", "Unsqueeze"))
+"""Operators whose second input is a list of dimensions or axes, read by its elements."""
+
+Sizes = tuple[int | None, ...]
+"""Dimensions of a value, or the elements of a list of dimensions; None for one that is not known."""
+
+
+class KnownShapes:
+    """Walks the nodes of a graph in order. A value that is not known is not looked up wrongly: it is None."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._shapes: dict[str, Sizes] = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+        self._lists: dict[str, Sizes] = {}
+        for value in model.graph.input:
+            dims = value.type.tensor_type.shape.dim
+            self._shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
+
+    def shape(self, name: str) -> Sizes | None:
+        """Dimensions of a value; None where not even their number is known."""
+        return self._shapes.get(name)
+
+    def elements(self, name: str) -> Sizes | None:
+        """Elements of a list of dimensions."""
+        return self._lists.get(name)
+
+    def follow(self, node: NodeProto) -> None:
+        """Note what is known of the first output of `node`, the next one in the order of the graph."""
+        if (elements := self._elements_of(node)) is not None:
+            self._lists[node.output[0]] = elements
+        if (shape := self._shape_of(node)) is not None:
+            self._shapes[node.output[0]] = shape
+
+    def _shape_of(self, node: NodeProto) -> Sizes | None:
+        if node.op_type == "Constant":
+            tensor = _constant(node)
+            return None if tensor is None else tuple(tensor.dims)
+        if node.op_type in _LIKE_FIRST:
+            return self.shape(node.input[0])
+        shapes = [self.shape(name) for name in node.input[: 1 if node.op_type in _LISTS else None]]
+        if node.op_type not in _RULES or None in shapes:
+            return None
+        return _RULES[node.op_type](self, node, [shape for shape in shapes if shape is not None])
+
+    def _elements_of(self, node: NodeProto) -> Sizes | None:
+        if node.op_type == "Constant":
+            tensor = _constant(node)
+            if tensor is None or tensor.data_type != TensorProto.INT64 or len(tensor.dims) != 1:
+                return None
+            return tuple(numpy_helper.to_array(tensor).tolist())
+        if node.op_type == "Shape":
+            shape = self.shape(node.input[0])
+            return None if shape is None else shape[_attribute(node, "start", 0) : _attribute(node, "end", None)]
+        if node.op_type == "Concat":
+            parts = [self.elements(name) for name in node.input]
+            return None if None in parts else tuple(size for part in parts if part is not None for size in part)
+        return None
+
+
+def reshaped(data: Sizes, sizes: Sizes) -> Sizes:
+    """`data` after a Reshape to `sizes`, in which 0 keeps a dimension and -1 takes what is left."""
+    kept = {axis for axis, size in enumerate(sizes) if size == 0}
+    left = [size for axis, size in enumerate(data) if axis not in kept]
+    others = [size for size in sizes if size not in (0, -1)]
+    width: int | None = None
+    if len(sizes) > 1 and set(sizes[:-1]) == {None} and sizes[-1] == -1 and len(data) == 2:
+        width = data[1]  # one row per token, [T,width], back to [batch,sequence,width]
+    elif None not in left and None not in others:
+        width = math.prod(size for size in left if size is not None) // math.prod(size or 1 for size in others)
+    return tuple(data[axis] if size == 0 else width if size == -1 else size for axis, size in enumerate(sizes))
+
+
+def _broadcast(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes:
+    axes = zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+    return tuple(_wider(sizes) for sizes in axes)[::-1]
+
+
+def _wider(sizes: tuple[int | None, ...]) -> int | None:
+    fixed = [size for size in sizes if size not in (None, 1)]
+    return fixed[0] if fixed else (None if None in sizes else 1)
+
+
+def _gather(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
+    return shapes[1] + shapes[0][1:] if _attribute(node, "axis", 0) == 0 else None
+
+
+def _gather_nd(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
+    data, indices = shapes
+    width = indices[-1]
+    return None if width is None else indices[:-1] + data[_attribute(node, "batch_dims", 0) + width :]
+
+
+def _gemm(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes:
+    return shapes[0][0], shapes[1][0 if _attribute(node, "transB", 0) else 1]
+
+
+def _transpose(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes:
+    return tuple(shapes[0][axis] for axis in _attribute(node, "perm", range(len(shapes[0]))[::-1]))
+
+
+def _unsqueeze(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
+    axes = known.elements(node.input[1])
+    if axes != (len(shapes[0]),) and axes not in ((0,), (1,), (2,)):
+        return None
+    (axis,) = axes
+    return shapes[0][:axis] + (1,) + shapes[0][axis:] if axis is not None else None
+
+
+def _reshape(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
+    sizes = known.elements(node.input[1])
+    return None if sizes is None else reshaped(shapes[0], sizes)
+
+
+_RULES: dict[str, Callable[[KnownShapes, NodeProto, list[Sizes]], Sizes | None]] = {
+    **dict.fromkeys(("Add", "Max", "Min", "Mul", "Sub"), _broadcast),
+    "Gather": _gather,
+    "GatherND": _gather_nd,
+    "Gemm": _gemm,
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}
+
+
+def _attribute(node: NodeProto, name: str, default: object) -> object:
+    return next((helper.get_attribute_value(found) for found in node.attribute if found.name == name), default)
+
+
+def _constant(node: NodeProto) -> TensorProto | None:
+    return next((a.t for a in node.attribute if a.name == "value" and a.type == AttributeProto.TENSOR), None)
