@@ -39,6 +39,25 @@ def check_plugin_layers(network: Any, expected: Mapping[str, int]) -> None:
         )
 
 
+def expected_attention(model: ModelProto) -> int:
+    """Attention layers of a lowered graph that TensorRT provides itself."""
+    return sum(node.domain == "" and node.op_type == "Attention" for node in model.graph.node)
+
+
+def check_attention_layers(network: Any, expected: int) -> None:
+    """Raise UnsupportedEnvironment unless the parser made one attention layer of every Attention.
+
+    Taken apart into products and a softmax, attention to a long prompt needs memory with the square of its length.
+    """
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    found = sum(layer.type.name == "ATTENTION_OUTPUT" for layer in layers)
+    if found != expected:
+        raise UnsupportedEnvironment(
+            f"attention layers after parsing: expected {expected}, found {found}",
+            hint="kvc-trt doctor shows the TensorRT in use",
+        )
+
+
 def _operator(layer: str) -> str:
     """`layers.3/KvcCompact_41` -> `KvcCompact`: the parser names a layer after its node."""
     named = re.match("[A-Za-z]+", layer.rpartition("/")[2])
