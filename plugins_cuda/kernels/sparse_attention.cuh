@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     const SplitPlan plan = split_plan(row.count);
     if (split >= plan.splits) {
         const int zeros = row.count == 0 && split == 0 ? group * size : 0;
-        for (int i = static_cast<int>(threadIdx.x); i < zeros; i += kAttentionThreads) {
-            params.output[kv * zeros + i] = from_float<T>(0.0f);
+        for (int i = static_cast<int>(threadIdx.x) * 4; i < zeros; i += kAttentionThreads * 4) {
+            store_four(params.output + kv * zeros + i, {0.0f, 0.0f, 0.0f, 0.0f});
         }
         return;
     }
