@@ -9,7 +9,7 @@ BUILD  ?= build
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
 CXX_SOURCES := find plugins_cuda tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
 COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_input.py compact.py dense_attention.py \
-	hybrid_attention.py observation_scores.py pool_select.py radix_select.py)
+	hybrid_attention.py observation_scores.py)
 # libstdc++ beside libasan: Python itself does not load it, and ASan looks for the exception functions when it starts.
 SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so" \
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
