@@ -37,14 +37,11 @@ __device__ __forceinline__ void append_row(const T* __restrict__ k_new, const T*
     copy_vector((is_key ? k_cache : v_cache) + slot * head_size + d, (is_key ? k_new : v_new) + d);
 }
 
-// Bound `row` of a page [2D,P] (row d: maximum of K, row D+d: of -K) that was `before` until the token of key k_new [D]
-// joined it. A page's first key meets the value of an empty page. NaN in a key makes its channel's bounds NaN, as in
-// the reference.
+// Bound `row` of a page (row d: maximum of K, row D+d: of -K) that was `before` until the token of key k_new [D] joined
+// it. An empty page holds the lowest finite value. NaN in a key makes its channel's bounds NaN, as in the reference.
 template <class T>
-__device__ __forceinline__ float raised_bound(float before, bool is_first, const T* __restrict__ k_new, int row,
-                                              int head_size) {
-    const float start = is_first ? lowest_finite<T>() : before;
-    return nan_max(start, row < head_size ? to_float(k_new[row]) : -to_float(k_new[row - head_size]));
+__device__ __forceinline__ float raised_bound(float before, const T* __restrict__ k_new, int row, int head_size) {
+    return nan_max(before, row < head_size ? to_float(k_new[row]) : -to_float(k_new[row - head_size]));
 }
 
 template <class T>

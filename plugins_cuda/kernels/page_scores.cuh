@@ -112,11 +112,11 @@ __device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pa
 // Raises the staged bounds of the appended token's page, which is `page` of the chunk; one thread per channel.
 template <class T>
 __device__ __forceinline__ void raise_staged(const StagedBounds<T>& staged, const GroupQuery& query, int page,
-                                             bool is_first, const T* __restrict__ k_new) {
+                                             const T* __restrict__ k_new) {
     const int i = static_cast<int>(threadIdx.x);
     if (i < query.channels) {
         T& bound = staged.values[staged.first[i] + page];
-        bound = from_float<T>(raised_bound(to_float(bound), is_first, k_new, query.chosen[i], query.head_size));
+        bound = from_float<T>(raised_bound(to_float(bound), k_new, query.chosen[i], query.head_size));
     }
 }
 
@@ -218,22 +218,20 @@ __device__ __forceinline__ void score_staged(const StagedBounds<T>& staged, cons
 // What a block does with pages [start, start + chunk) of a row.
 struct ChunkTask {
     int start;
-    int count;      // pages to score: 0 past the row's end, and where the row is read as a whole
-    int joined;     // page of the chunk that the new token joins: the last one to score
-    bool appends;   // whether there is such a page
-    bool is_first;  // whether the token is the page's first
+    int count;     // pages to score: 0 past the row's end, and where the row is read as a whole
+    int joined;    // page of the chunk that the new token joins: the last one to score
+    bool appends;  // whether there is such a page
 };
 
 __device__ __forceinline__ ChunkTask chunk_task(const AttendedRow& row, int page_size, int chunk) {
     const int start = static_cast<int>(blockIdx.x) * chunk;
     if (row.length == 0) {
-        return {start, 0, 0, false, false};
+        return {start, 0, 0, false};
     }
-    const int page = (row.length - 1) / page_size;
-    const int joined = page - start;
+    const int joined = (row.length - 1) / page_size - start;
     const bool appends = joined >= 0 && joined < chunk;
     const int stored = joined < 0 ? 0 : appends ? joined + 1 : chunk;
-    return {start, row.all ? 0 : stored, joined, appends, page * page_size == row.length - 1};
+    return {start, row.all ? 0 : stored, joined, appends};
 }
 
 // Stages and scores the pages of a task, which has some, of one KV head.
@@ -256,7 +254,7 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
     copy_async_wait<0>();
     __syncthreads();
     if (task.appends) {
-        raise_staged(staged, query, task.joined, task.is_first, params.token.k_new + head * query.head_size);
+        raise_staged(staged, query, task.joined, params.token.k_new + head * query.head_size);
         __syncthreads();
     }
     float* scores = params.scores + head * query.group * params.pages + task.start;

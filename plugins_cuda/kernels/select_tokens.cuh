@@ -140,12 +140,23 @@ __device__ __forceinline__ void head_softmax(const ScoredPages& pages, const Hea
     __syncthreads();
 }
 
-// f of a page as an order key.
+// f of a page as an order key. Scores of several heads are under way together.
 __device__ __forceinline__ uint32_t page_key(const ScoredPages& pages, const HeadSoftmax& softmax, int32_t page) {
+    constexpr int kInFlight = 4;
     float total = 0.0f;
-#pragma unroll 4
-    for (int head = 0; head < pages.group; ++head) {
-        total += expf(pages.scores[head * pages.stride + page] - softmax.maximum[head]) / softmax.sum[head];
+#pragma unroll 1
+    for (int first = 0; first < pages.group; first += kInFlight) {
+        float scores[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            scores[i] = first + i < pages.group ? pages.scores[(first + i) * pages.stride + page] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            if (first + i < pages.group) {
+                total += expf(scores[i] - softmax.maximum[first + i]) / softmax.sum[first + i];
+            }
+        }
     }
     return order_key(total / static_cast<float>(pages.group));
 }
@@ -180,6 +191,7 @@ __device__ __forceinline__ void select_best(const ScoredPages& pages, int32_t qu
     const auto key_at = [&](int32_t page) { return keys[page]; };
     const auto weight_at = [&](int32_t page) { return pages.weight(page); };
     const auto emit = [&](int32_t page, int32_t slot, int32_t count) {
+#pragma unroll 1  // inlined once for every page in flight: unrolled, the kernel is 100 KiB of instructions
         for (int32_t i = 0; i < count; ++i) {
             lists.write(page * pages.page_size + i, slot + i);
         }
@@ -192,9 +204,8 @@ __device__ __forceinline__ void select_best(const ScoredPages& pages, int32_t qu
 // The bound that this thread raises, if any.
 template <class T>
 struct RaisedBound {
-    T* element;    // null: none
-    float before;  // not read where the token is the page's first
-    bool is_first;
+    T* element;  // null: none
+    float before;
 };
 
 // Starts to read it.
@@ -203,12 +214,11 @@ __device__ __forceinline__ RaisedBound<T> read_bound(const SelectTokensParams<T>
                                                      int64_t head) {
     const int thread = static_cast<int>(threadIdx.x);
     if (row.length == 0 || thread >= 2 * params.head_size) {
-        return {nullptr, 0.0f, false};
+        return {nullptr, 0.0f};
     }
     const int page = (row.length - 1) / params.page_size;
-    const bool is_first = page * params.page_size == row.length - 1;
     T* element = params.bounds + (head * 2 * params.head_size + thread) * params.pages + page;
-    return {element, is_first ? 0.0f : to_float(*element), is_first};
+    return {element, to_float(*element)};
 }
 
 // Writes 0..count-1 and then -1, from slot `first` on.
@@ -240,8 +250,8 @@ __global__ void __launch_bounds__(kTokenThreads) select_tokens(const SelectToken
     }
     if (bound.element != nullptr) {
         const T* k_new = params.k_new + head * params.head_size;
-        *bound.element = from_float<T>(
-            raised_bound(bound.before, bound.is_first, k_new, static_cast<int>(threadIdx.x), params.head_size));
+        const float raised = raised_bound(bound.before, k_new, static_cast<int>(threadIdx.x), params.head_size);
+        *bound.element = from_float<T>(raised);
     }
 }
 

@@ -1,0 +1,102 @@
+"""A barrier, a tie or a tail that is wrong in the kernels of hybrid attention does not pass its tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvc_trt.kernels.library import KernelLibrary
+from tests.plugins_cuda.cases import step_case
+from tests.plugins_cuda.checks import check_hybrid
+from tests.plugins_cuda.mutants import Mutation, compile_mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
+SELECT, APPEND = "kernels/select_tokens.cuh", "kernels/append.cuh"
+BARRIER = "__syncthreads();"
+
+
+def without_barrier(name: str, file: str, context: str) -> Mutation:
+    """`context` stands in `file` and has one barrier."""
+    return Mutation(f"no_barrier_{name}", file, context, context.replace(BARRIER, ""))
+
+
+SUM_IS_WRITTEN, END = "sum;\n    }\n    ", "params.page_size + 1}"
+APPENDED = "if (i < query.channels) {\n        T& bound"
+MUTATIONS = (
+    Mutation("nothing", CHANNELS, "sum > 0.0f ?", "0.0f < sum ?"),
+    Mutation("no_warp_barrier_before_channels_are_ranked", CHANNELS, "    __syncwarp();\n", ""),
+    without_barrier("before_lists_are_searched", CHANNELS, BARRIER),
+    Mutation("equal_channels_of_a_warp_share_a_place", CHANNELS, "return place + __popc", "return place + 0 * __popc"),
+    Mutation("equal_channels_by_descending_index", CHANNELS, "first + i < warp ?", "first + i > warp ?"),
+    Mutation("a_sum_of_zero_takes_the_maximum", CHANNELS, "sum > 0.0f ?", "sum >= 0.0f ?"),
+    Mutation("temperature_of_all_channels", CHANNELS, "part / whole;", "whole / whole;"),
+    without_barrier("behind_the_choice", SCORES, f"query);\n    {BARRIER}\n    const T* table"),
+    Mutation("no_wait_for_the_copies", SCORES, "    copy_async_wait<0>();\n", ""),
+    without_barrier("behind_the_copies", SCORES, f"wait<0>();\n    {BARRIER}"),
+    without_barrier("behind_the_raise", SCORES, f"head_size);\n        {BARRIER}\n    }}"),
+    without_barrier("before_runs_are_added", SCORES, f"{BARRIER}\n            write"),
+    without_barrier("before_partials_are_written_again", SCORES, f"scores + page);\n            {BARRIER}"),
+    Mutation("rows_start_where_they_are_aligned", SCORES, "i * staged.row + (", "i * staged.row + 0 * ("),
+    Mutation("the_last_vector_is_not_staged", SCORES, "place < shift + count", "place + kWidth <= shift + count"),
+    Mutation("the_appended_key_does_not_count", SCORES, APPENDED, APPENDED.replace("query.channels", "0")),
+    Mutation("minimum_for_maximum", SCORES, "row < query.head_size ? q : -q", "q"),
+    without_barrier("behind_the_maxima_of_warps", SELECT, f"= maximum;\n    }}\n    {BARRIER}"),
+    without_barrier("behind_the_sums_of_warps", SELECT, f"warp_index()] = {SUM_IS_WRITTEN}{BARRIER}"),
+    without_barrier("behind_the_softmax", SELECT, f"share.head] = {SUM_IS_WRITTEN}{BARRIER}"),
+    Mutation("a_partial_page_weighs_as_a_full_one", SELECT, "left < page_size ? left : page_size", "page_size"),
+    Mutation("pages_of_equal_weight_in_the_softmax", SELECT, "static_cast<float>(pages.weight(page)) * expf", "expf"),
+    Mutation("the_last_page_is_not_selected", SELECT, END, END.replace(" + 1", "")),
+    Mutation("nothing_past_the_end_of_selected", SELECT, "slot < width;", "slot < count;"),
+    Mutation("bounds_are_not_raised", SELECT, "raised_bound(bound.before,", "raised_bound(bound.before * 2,"),
+    Mutation("minimum_of_the_key_itself", APPEND, ": -to_float", ": to_float"),
+    Mutation("the_value_is_not_appended", APPEND, "(is_key ? k_new : v_new) + d", "k_new + d"),
+)
+
+
+def check(library: KernelLibrary) -> None:
+    """The reference's results: rows that select and rows that do not, ties of pages and of channels, pages at every
+    alignment, a page's first token, a partial page, more pages than one round scores."""
+    steps = [
+        step_case(
+            lengths=(199, 64, 10), heads=4 if ties else 6, size=40, capacity=201, page=page, top_r=11, top_k=20, token_budget=16,
+            dtype=dtype, ties=ties, distinct=2, seed=seed, opposite=ties,
+        )
+        for seed, (dtype, page, ties) in enumerate(
+            ((torch.float16, 1, False), (torch.bfloat16, 4, True), (torch.float32, 3, False), (torch.float32, 5, True))
+        )
+    ]  # fmt: skip
+    steps[1].query.sign_()
+    library.set_schedule("shuffled", seed=8)
+    for step in steps:
+        compared = check_hybrid(library, step)
+        assert compared.near_ties == 0, "these inputs have one right choice"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_mistakes_are_noticed(mutation: Mutation) -> None:
+    """In a process of its own: a mistake may write anywhere. The race detector watches, which needs no luck."""
+    library = compile_mutant(mutation, "src/hybrid_attention.cu", "-fsanitize=thread")
+    command = [sys.executable, "-m", "tests.plugins_cuda.test_hybrid_mutations", str(library)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    if mutation.name == "nothing":
+        assert done.returncode == 0, done.stderr
+    else:
+        noticed = done.returncode < 0 or "AssertionError" in done.stderr or "KernelError" in done.stderr
+        assert noticed, f"returned {done.returncode}: {done.stderr[-2000:]}"
+
+
+def test_barriers_are_all_tried() -> None:
+    """Every barrier of the headers is removed by one of the mutations."""
+    for file in (CHANNELS, SCORES, SELECT):
+        there = (ROOT / "plugins_cuda" / file).read_text().count("__syncthreads();")
+        removed = sum(BARRIER in mutation.right for mutation in MUTATIONS if mutation.file == file)
+        assert there == removed, f"{file} has {there} barriers, {removed} are removed"
+
+
+if __name__ == "__main__":
+    check(KernelLibrary(sys.argv[1]))
