@@ -75,6 +75,7 @@ __device__ __forceinline__ void observe_tile(const ObservationParams<T>& params,
         }
         const float2 upper_statistic = add_tile<0>(statistics[upper], logits, params.scale);
         const float2 lower_statistic = add_tile<1>(statistics[lower], logits, params.scale);
+        __syncwarp();  // the shuffles of add_tile order no memory: all four lanes have read what one overwrites
         if (lane_of_quad() == 0) {
             statistics[upper] = upper_statistic;
             statistics[lower] = lower_statistic;
