@@ -65,7 +65,7 @@ class Toys:
 
 def compile_toys(directory: Path, *flags: str) -> None:
     """Compile toys and emulation into `directory`: libtoys.so, and libraces.so for the race detector."""
-    jobs = {"toys": [TOYS / f"{name}.cu" for name in ("blocks", "mistakes", "mma", "numeric")]}
+    jobs = {"toys": [TOYS / f"{name}.cu" for name in ("blocks", "mistakes", "mma", "numeric", "selection")]}
     jobs["emulation"] = sorted((PLUGINS / "emulation").glob("*.cpp"))
     jobs["races"] = [TOYS / "races.cu"]
     running = []
