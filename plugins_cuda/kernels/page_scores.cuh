@@ -30,23 +30,23 @@
 
 namespace kvc {
 
-constexpr int kChannelParts = 4;                             // runs of channels, summed by different threads
-constexpr int kPageLanes = kScoreThreads / kChannelParts;    // threads of one run
-constexpr int kPagesPerThread = 2;                           // pages that share one read of the query
-constexpr int kBlockPages = kPageLanes * kPagesPerThread;    // pages scored between two barriers
+constexpr int kChannelParts = 4;                           // runs of channels, summed by different threads
+constexpr int kPageLanes = kScoreThreads / kChannelParts;  // threads of one run
+constexpr int kPagesPerThread = 2;                         // pages that share one read of the query
+constexpr int kBlockPages = kPageLanes * kPagesPerThread;  // pages scored between two barriers
 
 template <class T>
 struct PageScoresParams {
-    const T* query;                // [B,H,D]
-    AppendParams<T> token;         // the new token, the caches, and the rows' lengths
-    const T* bounds;               // [B,G,2D,P], before the append
-    float* scores;                 // [B,G,H/G,P]
+    const T* query;         // [B,H,D]
+    AppendParams<T> token;  // the new token, the caches, and the rows' lengths
+    const T* bounds;        // [B,G,2D,P], before the append
+    float* scores;          // [B,G,H/G,P]
     AttentionLimits limits;
-    int32_t group;                 // H/G
-    int32_t page_size;             // p
-    int32_t pages;                 // P
-    int32_t top_r;                 // r
-    int32_t row_vectors;           // 16-byte vectors of a staged row: 16, 32 or 64, one thread each
+    int32_t group;        // H/G
+    int32_t page_size;    // p
+    int32_t pages;        // P
+    int32_t top_r;        // r
+    int32_t row_vectors;  // 16-byte vectors of a staged row: 16, 32 or 64, one thread each
 
     // Pages per block: a vector less than are staged, for a row may start anywhere in its first one.
     __host__ __device__ __forceinline__ int chunk() const { return (row_vectors - 1) * kVectorWidth<T>; }
@@ -93,8 +93,7 @@ struct StagedBounds {
 // Starts the copies of pages [start, start + count) of one KV head's table [2D,P]: one vector per thread and row.
 template <class T>
 __device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, int row_vectors,
-                                             const GroupQuery& query, int start, int count,
-                                             const StagedBounds<T>& to) {
+                                             const GroupQuery& query, int start, int count, const StagedBounds<T>& to) {
     constexpr int kWidth = kVectorWidth<T>;
     const int place = static_cast<int>(threadIdx.x) % row_vectors * kWidth;  // of this thread's vector in its rows
     const int rows = kScoreThreads / row_vectors;
@@ -238,7 +237,8 @@ __device__ __forceinline__ ChunkTask chunk_task(const AttendedRow& row, int page
 template <class T, int kHeads>
 __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, const ChunkTask& task,
                                             const QueryChannel& own, const GroupQuery& query, int64_t head) {
-    const ScoreLayout layout = score_layout<T, kHeads>(params.row_vectors, query.channels, query.group, query.head_size);
+    const ScoreLayout layout =
+        score_layout<T, kHeads>(params.row_vectors, query.channels, query.group, query.head_size);
     KVC_SHARED(int32_t, first, kMaxHeadSize);
     const StagedBounds<T> staged = {dynamic_shared<T>(0, query.channels * layout.row), first, layout.row};
     const SharedSpan<float> signed_query =
@@ -268,8 +268,8 @@ __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresPar
     const AppendParams<T>& token = params.token;
     const int size = token.head_size, group = params.group;
     const int query_start = score_layout<T, kHeads>(params.row_vectors, params.top_r, group, size).query;
-    const GroupQuery query = {dynamic_shared<float>(query_start, group * size), chosen, temperature, group, size,
-                              params.top_r};
+    const GroupQuery query = {
+        dynamic_shared<float>(query_start, group * size), chosen, temperature, group, size, params.top_r};
     const int64_t head = int64_t{blockIdx.z} * token.kv_heads + blockIdx.y;
     const int64_t cache_length = token.cache_lengths[blockIdx.z];
     if (blockIdx.x == 0 && threadIdx.x == 0) {

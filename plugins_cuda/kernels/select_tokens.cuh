@@ -39,7 +39,7 @@ namespace kvc {
 
 constexpr int kTokenThreads = 512;
 constexpr int kTokenWarps = kTokenThreads / 32;
-constexpr int kTokenCopies = 8;             // histograms of the radix selection, see there
+constexpr int kTokenCopies = 8;              // histograms of the radix selection, see there
 constexpr int kMostSharedPages = 16 * 1024;  // 64 KiB of keys
 static_assert(kTokenWarps >= kMaxGroup, "every head has a warp");
 static_assert(kTokenThreads >= 2 * kMaxHeadSize, "every bound of a page has a thread");
@@ -56,10 +56,10 @@ struct SelectTokensParams {
     AttentionLimits limits;
     int64_t index_stride;
     int64_t selected_width;
-    int32_t group;                 // H/G
-    int32_t page_size;             // p
-    int32_t pages;                 // P
-    int32_t head_size;             // D
+    int32_t group;      // H/G
+    int32_t page_size;  // p
+    int32_t pages;      // P
+    int32_t head_size;  // D
 };
 
 // The scored pages of one row and KV head.
@@ -236,8 +236,12 @@ __global__ void __launch_bounds__(kTokenThreads) select_tokens(const SelectToken
     const RaisedBound<T> bound = read_bound(params, row, head);
     int32_t* selected = params.selected == nullptr ? nullptr : params.selected + head * params.selected_width;
     if (!row.all) {
-        const ScoredPages pages = {params.scores + head * params.group * params.pages, params.pages, params.group,
-                                   params.page_size, row.length, (row.length - 1) / params.page_size + 1};
+        const ScoredPages pages = {params.scores + head * params.group * params.pages,
+                                   params.pages,
+                                   params.group,
+                                   params.page_size,
+                                   row.length,
+                                   (row.length - 1) / params.page_size + 1};
         const TokenLists lists = {params.indices + head * params.index_stride, selected};
         if constexpr (kSharedKeys) {
             select_best(pages, row.count, dynamic_shared<uint32_t>(0, params.pages), lists);

@@ -17,19 +17,19 @@
 namespace kvc {
 namespace {
 
-// Vectors of a staged row of page_scores, which fix the pages of a block. A longer row chooses channels fewer times; below
-// kEnoughBlocks blocks (four for each of the 132 multiprocessors of an H100 or H200) parallel blocks are worth more.
-// Scores do not depend on it.
+// Vectors of a staged row of page_scores, which fix the pages of a block. A longer row chooses channels fewer times, which
+// is half of a short row's instructions; below kEnoughBlocks blocks (two for each of the 132 multiprocessors of an H100
+// or H200) parallel blocks are worth more. Scores do not depend on it.
 constexpr int kLongestRow = 64;
 constexpr int kShortestRow = 16;
-constexpr int64_t kEnoughBlocks = 528;
+constexpr int64_t kEnoughBlocks = 264;
 constexpr int kMostSharedBytes = 64 * 1024;
 
 // The parts of the workspace.
 struct Scratch {
-    float* scores;    // [B,G,H/G,P]
-    uint32_t* keys;   // [B,G,P]
-    int32_t* indices; // [B,G,top_k]
+    float* scores;     // [B,G,H/G,P]
+    uint32_t* keys;    // [B,G,P]
+    int32_t* indices;  // [B,G,top_k]
     AttentionScratch attention;
 };
 
@@ -71,8 +71,14 @@ void choose_row_vectors(const KvcHybridAttentionParams& p, PageScoresParams<T>& 
 
 template <class T>
 AppendParams<T> token_of(const KvcHybridAttentionParams& p, const Scratch& scratch) {
-    return {static_cast<const T*>(p.k_new), static_cast<const T*>(p.v_new), static_cast<T*>(p.k_cache),
-            static_cast<T*>(p.v_cache), p.cache_lengths, scratch.attention.arrivals, p.capacity, p.kv_heads,
+    return {static_cast<const T*>(p.k_new),
+            static_cast<const T*>(p.v_new),
+            static_cast<T*>(p.k_cache),
+            static_cast<T*>(p.v_cache),
+            p.cache_lengths,
+            scratch.attention.arrivals,
+            p.capacity,
+            p.kv_heads,
             p.head_size};
 }
 

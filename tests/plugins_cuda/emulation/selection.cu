@@ -50,8 +50,8 @@ extern "C" const char* radix_select(int threads, const float* values, const int3
 }
 
 // votes [1,heads,length], one row of `n` tokens -> keys [1,heads,length], indices [1,heads,capacity], stored [1].
-extern "C" const char* pool_select(const float* votes, int heads, int window, int pool_kernel, int64_t length, int64_t n,
-                                   int64_t budget, int64_t capacity, uint32_t* keys, int64_t* stored,
+extern "C" const char* pool_select(const float* votes, int heads, int window, int pool_kernel, int64_t length,
+                                   int64_t n, int64_t budget, int64_t capacity, uint32_t* keys, int64_t* stored,
                                    int32_t* indices) {
     const kvc::PoolSelectParams params = {1,        heads, window, pool_kernel, length, budget,
                                           capacity, votes, &n,     keys,        stored, indices};
