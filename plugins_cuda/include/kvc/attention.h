@@ -3,7 +3,9 @@
  * Symbols: B batch, H query heads, G KV heads, D head size, C capacity, p page size, P = ceil(C / p), m entries of a
  * row after the append. All tensors are contiguous. k_cache, v_cache and bounds are updated in place.
  * A row whose cache length is outside 0..C-1 is inactive: nothing of it is touched but its output, which becomes
- * zero, and its selected list, which becomes -1. */
+ * zero, and its selected list, which becomes -1.
+ * NaN scores rank lowest; a NaN that is read makes the output NaN, as softmax does. An infinite value in a 16-bit cache
+ * makes its channel of the output NaN where exact arithmetic may give infinity. */
 #ifndef KVC_ATTENTION_H
 #define KVC_ATTENTION_H
 
@@ -16,9 +18,9 @@ extern "C" {
 typedef struct KvcHybridAttentionParams {
     uint64_t struct_bytes;        /* sizeof(KvcHybridAttentionParams) of the caller */
     int32_t dtype;                /* KvcDtype */
-    int32_t batch;                /* B >= 1 */
-    int32_t heads;                /* H, a multiple of kv_heads; H / G in 1..16 */
-    int32_t kv_heads;             /* G >= 1 */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t heads;                /* H in 1..65535, a multiple of kv_heads; H / G in 1..16 */
+    int32_t kv_heads;             /* G in 1..65535 */
     int32_t head_size;            /* D, a multiple of 8 in 16..256 */
     int32_t page_size;            /* p >= 1 */
     int32_t top_r;                /* 1..D: channels that score pages */
@@ -41,9 +43,9 @@ typedef struct KvcHybridAttentionParams {
 typedef struct KvcDenseAttentionParams {
     uint64_t struct_bytes;        /* sizeof(KvcDenseAttentionParams) of the caller */
     int32_t dtype;                /* KvcDtype */
-    int32_t batch;                /* B >= 1 */
-    int32_t heads;                /* H, a multiple of kv_heads; H / G in 1..16 */
-    int32_t kv_heads;             /* G >= 1 */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t heads;                /* H in 1..65535, a multiple of kv_heads; H / G in 1..16 */
+    int32_t kv_heads;             /* G in 1..65535 */
     int32_t head_size;            /* D, a multiple of 8 in 16..256 */
     int32_t reserved;             /* 0 */
     int64_t capacity;             /* C in 1..2^20 */
@@ -56,7 +58,8 @@ typedef struct KvcDenseAttentionParams {
     void* output;                 /* [B,H,D] */
 } KvcDenseAttentionParams;
 
-/* Bytes of scratch memory, aligned to 256; a function of sizes, never of pointers. */
+/* Bytes of scratch memory, a multiple of 256; a function of sizes, never of pointers. The memory itself starts at a
+ * multiple of 16. */
 KVC_API KvcStatus kvc_hybrid_attention_workspace(const KvcHybridAttentionParams* params, uint64_t* bytes,
                                                  KvcMessage* message);
 KVC_API KvcStatus kvc_dense_attention_workspace(const KvcDenseAttentionParams* params, uint64_t* bytes,
