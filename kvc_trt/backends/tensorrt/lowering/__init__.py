@@ -1,10 +1,10 @@
 """From the one ONNX artefact to what NVIDIA's parser reads: a list of passes, in memory, without weights.
 
-    lowered = lower(onnx.load("engine/decode.onnx", load_external_data=False), tensorrt=(11, 4), plugins=OPERATORS)
-    ... parse lowered.SerializeToString() into `network` ...
-    check_network(network, lowered)
-    ... build and open `engine` ...
-    check_aliases(engine_aliases(engine), expected_aliases(lowered))
+lowered = lower(onnx.load("engine/decode.onnx", load_external_data=False), tensorrt=(11, 4), plugins=OPERATORS)
+... parse lowered.SerializeToString() into `network` ...
+check_network(network, lowered)
+... build and open `engine` ...
+check_aliases(engine_aliases(engine), expected_aliases(lowered))
 """
 
 from typing import Any

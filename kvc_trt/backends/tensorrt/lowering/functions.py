@@ -1,4 +1,4 @@
-"""Function bodies go: with them a missing plugin would silently become a hundred slow layers, without it is an error."""
+"""Function bodies go: with them a missing plugin silently becomes a hundred slow layers, without it is an error."""
 
 from __future__ import annotations
 

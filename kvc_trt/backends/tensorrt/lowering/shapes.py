@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import zip_longest
+from typing import Any
 
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from kvc_trt.graph.functions import prefill_attention
 
 _LIKE_FIRST = frozenset(
-    ("Cast", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", prefill_attention.NAME)
+    ("Cast", "DequantizeLinear", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", prefill_attention.NAME)
 )
 """Operators whose output has the shape of their first input."""
 
@@ -114,15 +115,15 @@ def _gemm(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes:
 
 
 def _transpose(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes:
-    return tuple(shapes[0][axis] for axis in _attribute(node, "perm", range(len(shapes[0]))[::-1]))
+    order = _attribute(node, "perm", range(len(shapes[0]))[::-1])
+    return tuple(shapes[0][axis] for axis in order)
 
 
 def _unsqueeze(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
     axes = known.elements(node.input[1])
-    if axes != (len(shapes[0]),) and axes not in ((0,), (1,), (2,)):
+    if axes is None or len(axes) != 1 or axes[0] is None or axes[0] < 0:
         return None
-    (axis,) = axes
-    return shapes[0][:axis] + (1,) + shapes[0][axis:] if axis is not None else None
+    return (*shapes[0][: axes[0]], 1, *shapes[0][axes[0] :])
 
 
 def _reshape(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
@@ -141,7 +142,7 @@ _RULES: dict[str, Callable[[KnownShapes, NodeProto, list[Sizes]], Sizes | None]]
 }
 
 
-def _attribute(node: NodeProto, name: str, default: object) -> object:
+def _attribute(node: NodeProto, name: str, default: Any) -> Any:
     return next((helper.get_attribute_value(found) for found in node.attribute if found.name == name), default)
 
 

@@ -67,7 +67,8 @@ class _Lists:
     def _constant(self, sizes: Sizes, nodes: list[NodeProto]) -> str:
         if sizes not in self._names:
             self._names[sizes] = name = f"shape.{'x'.join(map(str, sizes))}"
-            value = helper.make_tensor(name, TensorProto.INT64, [len(sizes)], sizes)
+            numbers = [size for size in sizes if size is not None]
+            value = helper.make_tensor(name, TensorProto.INT64, [len(numbers)], numbers)
             nodes.append(helper.make_node("Constant", [], [name], name=name, value=value))
         return self._names[sizes]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FIRST_FOR_GRAPHS = (10, 15)
-"""RMSNormalization and RotaryEmbedding are read from here on, and a plugin named by a node wins over a function body."""
+"""From here on the parser reads RMSNormalization and RotaryEmbedding."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.backends.tensorrt import rtx
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def ask_parser(tmp_path):
+    """ask_parser(*graphs, plugins="twins", plan=False, ...) -> one answer of rtx_program.py per graph."""
+    if (reason := rtx.missing()) is not None:
+        pytest.skip(reason)
+
+    def ask(*graphs: onnx.ModelProto | Path, plugins="twins", without=(), damage=None, **options) -> list[dict]:
+        request = {"plugins": str(plugins), "without": list(without), "damage": damage, "graphs": []}
+        for index, graph in enumerate(graphs):
+            path = graph
+            if isinstance(graph, onnx.ModelProto):
+                path = tmp_path / f"graph{index}.onnx"
+                onnx.save(graph, path)
+            request["graphs"].append({"path": str(path), **options})
+        file = tmp_path / "request.json"
+        file.write_text(json.dumps(request))
+        command = [sys.executable, "-m", "tests.backends.tensorrt.rtx_program", file]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, f"ended with {done.returncode}:\n{done.stderr[-4000:]}"
+        answers = json.loads(done.stdout.splitlines()[-1])["graphs"]
+        return [answer | {"stderr": done.stderr} for answer in answers]
+
+    return ask

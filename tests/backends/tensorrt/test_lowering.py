@@ -1,0 +1,328 @@
+"""Every pass on real graphs: what it changes, what it refuses, and that the program stays the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from kvc_trt.backends.tensorrt.lowering import (
+    OPERATORS,
+    PASSES,
+    check_aliases,
+    expected_aliases,
+    expected_attention,
+    expected_plugins,
+    lower,
+    lower_with_notes,
+)
+from kvc_trt.backends.tensorrt.lowering.plugin_nodes import FIELDS
+from kvc_trt.backends.tensorrt.lowering.target import Target
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.graph import CONTRIB_DOMAIN, KVC_DOMAIN
+from kvc_trt.graph.state import state_tensors
+from kvc_trt.models.presets import load_preset
+from tests.backends.tensorrt.weightless import weightless_graphs
+from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, open_session, prompts_of
+from tests.plugins_cuda.tensorrt.tables import read_table
+
+TARGET = Target((11, 4), OPERATORS)
+EXECUTABLE = 4
+"""Passes behind which ONNX Runtime still executes a prefill graph; a decode graph all but the last."""
+
+
+def small_graphs(policy: str = "rocketkv", precision: str = "bf16", model=LLAMA, **changes):
+    from tests.graph.small_models import resolve
+
+    return weightless_graphs(model, resolve(policy, model, **changes), precision)
+
+
+def lowered(model: ModelProto, **changes) -> ModelProto:
+    return lower(model, **({"tensorrt": (11, 4), "plugins": OPERATORS} | changes))
+
+
+def partly_lowered(model: ModelProto, passes: int) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for step in PASSES[:passes]:
+        step(copy, TARGET)
+    return copy
+
+
+def nodes_of(model: ModelProto, *kinds: str) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type in kinds]
+
+
+def attributes_of(node: onnx.NodeProto) -> dict:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+# --- before and after, in ONNX Runtime ---
+
+
+def answers(engine, model: ModelProto, name: str, feeds: dict) -> dict[str, np.ndarray]:
+    session = open_session(model, engine.directory)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def prefill_feeds() -> dict[str, np.ndarray]:
+    prompts = prompts_of(250, 77, 3)
+    padded = np.full((3, 256), 3)
+    for row, prompt in zip(padded, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return {"input_ids": padded, "prompt_lengths": np.array([250, 77, 3])}
+
+
+@pytest.fixture(scope="module")
+def make_engine(tmp_path_factory):
+    from tests.graph.small_models import make_small_engine
+
+    return lambda *arguments, **changes: make_small_engine(tmp_path_factory.mktemp("engine"), *arguments, **changes)
+
+
+@pytest.mark.parametrize("family", ["llama", *FAMILIES])
+@pytest.mark.parametrize("policy", ["full", "rocketkv"])
+def test_written_out_shapes_change_no_bit_of_prefill(make_engine, family, policy):
+    engine = make_engine(policy, model=FAMILIES.get(family, LLAMA), skip_layers=1 if policy != "full" else None)
+    feeds = prefill_feeds()
+    before = answers(engine, engine.prefill_model, "before", feeds)
+    model = partly_lowered(engine.prefill_model, 3)
+    assert len(nodes_of(model, "KvcPrefillAttention")) == LLAMA.num_hidden_layers
+    after = answers(engine, model, "after", feeds)
+    assert before.keys() == after.keys()
+    for name, expected in before.items():
+        np.testing.assert_array_equal(after[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 4e-3)])
+@pytest.mark.parametrize("family", ["llama", "longchat", "qwen3"])
+def test_the_native_attention_computes_what_the_body_does(make_engine, family, precision, tolerance):
+    """As far as the operator's rounding: it multiplies 16-bit queries, scaled and rounded once, with 16-bit keys."""
+    engine = make_engine("full", precision, FAMILIES.get(family, LLAMA))
+    feeds = prefill_feeds()
+    before = answers(engine, engine.prefill_model, "before", feeds)
+    model = partly_lowered(engine.prefill_model, EXECUTABLE)
+    assert not nodes_of(model, "KvcPrefillAttention")
+    after = answers(engine, model, "after", feeds)
+    for name, expected in before.items():
+        limit = tolerance * np.abs(expected.astype(np.float32)).max()
+        difference = np.abs(after[name].astype(np.float32) - expected.astype(np.float32)).max()
+        assert difference <= limit, f"{name}: {difference} > {limit}"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_decode_graph_stays_the_same_program(make_engine, policy):
+    """Behind all passes but the last ONNX Runtime gives the same bits; the last one drops what only it executes."""
+    engine = make_engine(policy)
+    before = engine.decode_model
+    after = partly_lowered(before, len(PASSES) - 1)
+    generator = np.random.default_rng(0)
+    feeds = {
+        "token": np.array([5, 9]),
+        "positions": np.array([21, 7]),
+        "cache_lengths": np.tile(np.array([21, 7]), (LLAMA.num_hidden_layers, 1)),
+    }
+    for tensor in engine.state:
+        feeds[tensor.name] = generator.standard_normal((2, *tensor.shape)).astype(np.float32)
+    expected = answers(engine, before, "before", feeds)
+    for name, value in answers(engine, after, "after", feeds).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+# --- single passes ---
+
+
+def test_the_model_that_is_lowered_stays_as_it_is():
+    for model in small_graphs():
+        before = model.SerializeToString(deterministic=True)
+        lowered(model)
+        assert model.SerializeToString(deterministic=True) == before
+
+
+def test_weights_are_referred_to_and_not_read():
+    for model in small_graphs():
+        assert [tensor.name for tensor in lowered(model).graph.initializer] == [
+            tensor.name for tensor in model.graph.initializer
+        ]
+        assert all(tensor.data_location == TensorProto.EXTERNAL for tensor in lowered(model).graph.initializer)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_width_is_left_to_be_counted(policy):
+    prefill, _ = small_graphs(policy)
+    model = partly_lowered(prefill, 2)
+    lists = {node.output[0]: attributes_of(node)["value"] for node in nodes_of(model, "Constant")}
+    concats = {node.output[0]: node.input for node in nodes_of(model, "Concat")}
+    for node in nodes_of(model, "Reshape"):
+        last = concats.get(node.input[1], [node.input[1]])[-1]
+        sizes = onnx.numpy_helper.to_array(lists[last]).tolist()
+        assert sizes[-1] != -1 or node.input[0] == "input_ids", node.name
+        assert -1 not in sizes[1:], node.name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_queries_are_scaled_in_fp32_and_the_operator_scales_by_one(precision):
+    prefill, _ = small_graphs("full", precision)
+    model = lowered(prefill)
+    producers = {name: node for node in model.graph.node for name in node.output}
+    attention = nodes_of(model, "Attention")
+    assert len(attention) == LLAMA.num_hidden_layers == expected_attention(model)
+    for node in attention:
+        found = attributes_of(node)
+        assert (found["is_causal"], found["scale"]) == (1, 1.0)
+        assert found.get("TRT_decomposable", 0) == (precision == "fp32")
+        scaled = producers[node.input[0]]
+        if precision != "fp32":
+            element = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}[precision]
+            assert (scaled.op_type, attributes_of(scaled)["to"]) == ("Cast", element)
+            scaled = producers[scaled.input[0]]
+            assert attributes_of(producers[scaled.input[0]])["to"] == TensorProto.FLOAT
+        scale = onnx.numpy_helper.to_array(attributes_of(producers[scaled.input[1]])["value"])
+        assert scale.dtype == np.float32
+        assert scale.item() == pytest.approx(LLAMA.head_size**-0.5, rel=1e-7)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_left_of_ours_is_plugins_named_and_counted(policy):
+    prefill, decode = small_graphs(policy, skip_layers=1 if policy != "full" else None)
+    pages = policy in ("rocketkv", "hybrid")
+    compressed = LLAMA.num_hidden_layers - (policy != "full")
+    for model, expected in (
+        (lowered(prefill), {} if policy == "full" else {"KvcCompact": compressed}),
+        (
+            lowered(decode),
+            {"KvcDenseAttention": 1, "KvcHybridAttention": compressed}
+            if pages
+            else {"KvcDenseAttention": LLAMA.num_hidden_layers},
+        ),
+    ):
+        assert not model.functions
+        assert expected_plugins(model) == expected
+        for node in (node for node in model.graph.node if node.domain == KVC_DOMAIN):
+            assert [a.name for a in node.attribute] == [*FIELDS[node.op_type], "plugin_namespace", "plugin_version"]
+            assert attributes_of(node)["plugin_namespace"] == b"kvc"
+
+
+@pytest.mark.parametrize("operator", sorted(OPERATORS))
+def test_the_fields_are_those_of_the_plugin(operator):
+    assert list(FIELDS[operator]) == [name for name, _, _ in read_table(operator).fields]
+
+
+def test_attributes_that_are_no_fields_are_dropped():
+    _, decode = small_graphs()
+    for node in nodes_of(decode, "KvcHybridAttention"):
+        node.attribute.append(helper.make_attribute("comment", "for people"))
+    assert lowered(decode) == lowered(small_graphs()[1])
+
+
+def test_logits_leave_in_fp32():
+    for precision in ("fp16", "bf16"):
+        for model in small_graphs(precision=precision):
+            kinds = {output.name: output.type.tensor_type.elem_type for output in lowered(model).graph.output}
+            assert kinds["logits"] == TensorProto.FLOAT
+
+
+def test_the_notes_say_what_was_done():
+    prefill, _ = small_graphs(precision="fp32")
+    notes = lower_with_notes(prefill, tensorrt=(11, 4), plugins=OPERATORS).notes
+    assert {step for step, _ in notes} <= {step.__name__ for step in PASSES}
+    text = "\n".join(note for _, note in notes)
+    assert f"{LLAMA.num_hidden_layers} x KvcCompact as plugin" in text
+    assert "fp32: 3 x Attention without a fused kernel" in text
+
+
+def test_a_preset_is_lowered_at_full_depth():
+    preset = load_preset("llama3.1-70b")
+    from tests.backends.tensorrt.weightless import preset_graphs
+
+    prefill, decode = preset_graphs("llama3.1-70b", "rocketkv", "bf16")
+    assert expected_plugins(lowered(prefill)) == {"KvcCompact": preset.config.num_hidden_layers}
+    assert expected_plugins(lowered(decode)) == {"KvcHybridAttention": preset.config.num_hidden_layers}
+
+
+# --- refusals ---
+
+
+def test_a_tensorrt_that_cannot_read_the_graphs():
+    with pytest.raises(UnsupportedEnvironment, match=r"TensorRT 10\.14: .*expected 10\.15 or newer") as caught:
+        lowered(small_graphs()[1], tensorrt=(10, 14))
+    assert caught.value.hint
+    lowered(small_graphs()[1], tensorrt=(10, 15))
+
+
+def test_a_plugin_that_the_registry_does_not_have():
+    with pytest.raises(
+        UnsupportedEnvironment, match=r"KvcHybridAttention \(layers\.0/.*not in the registry, found Kvc"
+    ):
+        lowered(small_graphs()[1], plugins=OPERATORS - {"KvcHybridAttention"})
+
+
+def test_a_renamed_attribute():
+    _, decode = small_graphs()
+    for node in nodes_of(decode, "KvcHybridAttention"):
+        for attribute in node.attribute:
+            attribute.name = {"top_k": "topk"}.get(attribute.name, attribute.name)
+    with pytest.raises(InputError, match="no attribute top_k"):
+        lowered(decode)
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain", "message"),
+    [
+        ("Swish", "", "Sigmoid and Mul"),
+        ("Loop", "", "operator of ours"),
+        ("TensorScatter", "", "operator of ours"),
+        ("MatMulNBits", CONTRIB_DOMAIN, "quantised for ONNX Runtime"),
+        ("Sigmoid", "elsewhere", "operator of domain 'elsewhere'"),
+        ("KvcNovelty", KVC_DOMAIN, "no plugin serves this operator"),
+    ],
+)
+def test_an_operator_that_tensorrt_does_not_run_as_intended(operator, domain, message):
+    _, decode = small_graphs()
+    node = nodes_of(decode, "Sigmoid")[0]
+    node.op_type, node.domain = operator, domain
+    with pytest.raises(InputError, match=message):
+        lowered(decode)
+
+
+def test_another_opset():
+    _, decode = small_graphs()
+    decode.opset_import[0].version = 24
+    with pytest.raises(InputError, match="opset 24, expected 23"):
+        lowered(decode)
+
+
+def test_the_graphs_have_nothing_that_needs_lowering_but_does_not_get_it():
+    """Swish and TensorScatter were never in the artefact; that is checked, not rewritten."""
+    for policy in POLICIES:
+        for model in small_graphs(policy):
+            kinds = Counter(node.op_type for node in lowered(model).graph.node)
+            assert not {"Swish", "TensorScatter", "Loop", "If", "Scan"} & kinds.keys()
+
+
+# --- aliases ---
+
+
+def test_every_state_tensor_of_a_decode_graph_is_expected_in_place():
+    from tests.graph.small_models import resolve
+
+    prefill, decode = small_graphs()
+    state = state_tensors(LLAMA, resolve("rocketkv"), "bfloat16")
+    assert expected_aliases(lowered(decode)) == {tensor.aliased_output: tensor.name for tensor in state}
+    assert expected_aliases(lowered(prefill)) == {}
+
+
+def test_a_missing_a_wrong_and_an_additional_alias():
+    expected = {"k_cache_out.0": "k_cache.0", "v_cache_out.0": "v_cache.0"}
+    check_aliases(expected, expected)
+    for reported, message in (
+        ({"k_cache_out.0": "k_cache.0"}, "v_cache_out.0: expected the buffer of v_cache.0, found its own"),
+        (expected | {"v_cache_out.0": "k_cache.0"}, "v_cache_out.0: expected the buffer of v_cache.0, found k_cache.0"),
+        (expected | {"logits": "k_cache.0"}, "logits: expected the buffer of its own, found k_cache.0"),
+    ):
+        with pytest.raises(UnsupportedEnvironment, match=f"not updated in place: {message}"):
+            check_aliases(reported, expected)

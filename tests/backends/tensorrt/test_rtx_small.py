@@ -1,0 +1,156 @@
+"""Small models through NVIDIA's parser and builder up to the plan, and what must not get that far."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from kvc_trt.backends.tensorrt.lowering import OPERATORS, PASSES, check_aliases, expected_aliases, lower
+from kvc_trt.backends.tensorrt.lowering.target import Target
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph import IR_VERSION, OPSET
+from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
+from tests.graph.small_models import FAMILIES, LLAMA, resolve
+
+pytestmark = pytest.mark.tensorrt
+
+
+def graphs_of(policy: str, precision: str = "bf16", model=LLAMA, *, leave_out: str | None = None) -> list[ModelProto]:
+    """Both graphs, lowered by all passes but one."""
+    parameters = resolve(policy, model, **({} if policy == "full" else {"skip_layers": 1}))
+    graphs = [weights_as_inputs(graph) for graph in weightless_graphs(model, parameters, precision)]
+    assert leave_out is None or leave_out in [step.__name__ for step in PASSES]
+    for graph in graphs:
+        for step in PASSES:
+            if step.__name__ != leave_out:
+                step(graph, Target((11, 4), OPERATORS))
+    return graphs
+
+
+# --- what is built ---
+
+
+@pytest.mark.parametrize(
+    ("policy", "precision"),
+    [
+        ("rocketkv", "bf16"),
+        *(pytest.param("rocketkv", precision, marks=pytest.mark.slow) for precision in ("fp16", "fp32")),
+        *(pytest.param("full", precision, marks=pytest.mark.slow) for precision in ("bf16", "fp16", "fp32")),
+        *(pytest.param(policy, "bf16", marks=pytest.mark.slow) for policy in ("snapkv++", "hybrid", "snapkv-gqa")),
+    ],
+)
+def test_a_plan_of_both_graphs(ask_parser, policy, precision):
+    for answer in ask_parser(*graphs_of(policy, precision), plan=True):
+        assert answer["parsed"], answer["errors"]
+        assert answer["problem"] is None
+        assert answer["plan_bytes"] > 0, answer["log"]
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
+def test_a_plan_of_every_kind_of_layer(ask_parser, family):
+    for answer in ask_parser(*graphs_of("rocketkv", "bf16", FAMILIES[family]), plan=True):
+        assert answer["parsed"], answer["errors"]
+        assert answer["problem"] is None
+        assert answer["plan_bytes"] > 0, answer["log"]
+
+
+def test_weights_come_from_the_file_beside_the_graph(ask_parser, tmp_path):
+    from kvc_trt.graph.build import build_decode, build_prefill
+    from kvc_trt.graph.weights import GraphWeights, write_weights
+    from kvc_trt.models.random_weights import RandomWeights
+
+    parameters, path = resolve("rocketkv"), tmp_path / "weights.safetensors"
+    write_weights(LLAMA, RandomWeights(LLAMA, 0), path, weights="bf16", length=parameters.max_sequence_len)
+    files = []
+    for build in (build_prefill, build_decode):
+        model = lower(build(LLAMA, parameters, weights=GraphWeights(path)), tensorrt=(11, 4), plugins=OPERATORS)
+        files.append(tmp_path / f"{model.graph.name}.onnx")
+        onnx.save(model, files[-1])
+    for answer in ask_parser(*files, plan=True):
+        assert answer["parsed"], answer["errors"]
+        assert answer["problem"] is None
+        assert answer["plan_bytes"] > path.stat().st_size / 2, answer["log"]
+
+
+# --- what must fail ---
+
+
+def test_a_missing_plugin_does_not_parse(ask_parser):
+    prefill, decode = ask_parser(*graphs_of("rocketkv"), without=["KvcCompact", "KvcHybridAttention"])
+    for answer in (prefill, decode):
+        assert not answer["parsed"]
+        assert any("Plugin not found" in error for error in answer["errors"]), answer["errors"]
+
+
+def test_with_its_body_in_the_graph_a_missing_plugin_parses_and_is_found_by_counting(ask_parser):
+    graphs = graphs_of("rocketkv", leave_out="drop_functions")
+    whole = ask_parser(*graphs)
+    assert [answer["problem"] for answer in whole] == [None, None]
+    prefill, decode = ask_parser(*graphs, without=["KvcCompact", "KvcHybridAttention"])
+    assert prefill["parsed"], prefill["errors"]
+    assert prefill["problem"] == "plugin layers after parsing: KvcCompact: expected 2, found 0"
+    assert decode["parsed"], decode["errors"]
+    assert decode["problem"] == "plugin layers after parsing: KvcHybridAttention: expected 2, found 0"
+
+
+def test_a_renamed_field_does_not_parse(ask_parser):
+    _, decode = graphs_of("rocketkv")
+    for node in decode.graph.node:
+        for attribute in node.attribute:
+            attribute.name = {"top_k": "topk"}.get(attribute.name, attribute.name)
+    (answer,) = ask_parser(decode)
+    assert not answer["parsed"]
+    assert any("Could not create the plugin" in error for error in answer["errors"]), answer["errors"]
+
+
+def test_a_dropped_alias_is_found(ask_parser):
+    _, decode = graphs_of("rocketkv")
+    (whole,) = ask_parser(decode)
+    check_aliases(whole["aliases"], expected_aliases(decode))
+    (damaged,) = ask_parser(decode, damage="alias")
+    assert damaged["parsed"]
+    with pytest.raises(UnsupportedEnvironment, match=r"not updated in place: .*v_cache_out\.0: expected the buffer of"):
+        check_aliases(damaged["aliases"], expected_aliases(decode))
+
+
+def test_aliases_need_their_preview_feature(ask_parser):
+    (answer,) = ask_parser(graphs_of("rocketkv")[1], plan=True, aliases=False)
+    assert answer["plan_bytes"] == 0
+    assert any("ALIASED_PLUGIN_IO_10_03 not enabled" in error for error in answer["log"]), answer["log"]
+
+
+# --- why there is each pass ---
+
+
+def test_without_the_widths_the_parser_refuses_rotary_embedding(ask_parser):
+    answer = ask_parser(graphs_of("rocketkv", leave_out="write_out_widths")[0])[0]
+    assert not answer["parsed"]
+    assert any("must be divisible by num_heads" in error for error in answer["errors"]), answer["errors"]
+
+
+def test_without_their_reshape_the_caches_of_a_whole_prompt_have_no_known_size(ask_parser):
+    (answer,) = ask_parser(graphs_of("full", leave_out="fix_output_shapes")[0])
+    assert answer["outputs"]["k_cache.0"][0] == [-1, LLAMA.num_key_value_heads, -1, LLAMA.head_size]
+
+
+def test_fp32_attention_is_not_built_unless_it_may_be_taken_apart(ask_parser):
+    (answer,) = ask_parser(graphs_of("full", "fp32", leave_out="let_fp32_attention_decompose")[0], plan=True)
+    assert answer["plan_bytes"] == 0
+    assert any("not supported by a dedicated kernel" in error for error in answer["log"]), answer["log"]
+
+
+@pytest.mark.parametrize(("scale", "roots"), [({}, 6), ({"scale": 1.0}, 0)])
+def test_left_to_itself_the_parser_computes_the_scale_in_the_type_of_the_queries(ask_parser, scale, roots):
+    """Two square roots and a reciprocal, for queries and for keys; see lowering/prefill_attention.py."""
+    node = helper.make_node("Attention", ["q", "k", "v"], ["o"], name="attention", is_causal=1, **scale)
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["batch", heads, "sequence", 128])
+        for name, heads in (("q", 8), ("k", 2), ("v", 2), ("o", 8))
+    ]
+    graph = helper.make_graph([node], "one", values[:3], values[3:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    (answer,) = ask_parser(model, plugins="none")
+    assert answer["parsed"], answer["errors"]
+    assert answer["kinds"].get("UNARY", 0) == roots
+    assert answer["attention"] == [["UPPER_LEFT", False, False]]
