@@ -47,7 +47,7 @@ struct BarrierResult {
 // A copy that cp.async has started and whose wait has not come.
 struct PendingCopy {
     void* to;
-    const void* from;  // null: zeros
+    const void* from;
     int group;
 };
 

@@ -119,11 +119,8 @@ unsigned __match_any_sync(unsigned mask, T value, kvc::emulation::Site site = kv
 inline unsigned __activemask() = delete;  // what it returns is up to the scheduler: no kernel may depend on it
 
 inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __popcll(unsigned long long x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
-inline int __ffsll(long long x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(x)) + 1; }
 
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
@@ -149,7 +146,6 @@ T __ldg(const T* p) {
     KVC_ATOMIC(atomicAdd, T, static_cast<T>(old + value)) \
     KVC_ATOMIC(atomicMin, T, old < value ? old : value)   \
     KVC_ATOMIC(atomicMax, T, old > value ? old : value)   \
-    KVC_ATOMIC(atomicAnd, T, old& value)                  \
     KVC_ATOMIC(atomicOr, T, old | value)                  \
     KVC_ATOMIC(atomicExch, T, value)
 KVC_ATOMICS(int)

@@ -107,13 +107,13 @@ void load_matrices(uint32_t* registers, int matrices, bool transpose, const void
     current_block->warp_operation("ldmatrix", kFullWarp, operation, &mine, Site::current());
 }
 
-void copy_async_16(void* to, const void* from, int bytes) {
+void copy_async_16(void* to, const void* from) {
     emulation::check_alignment(to, 16);
     emulation::check_alignment(from, 16);
     if (!current_block->shared().contains(to, 16)) current_block->fail("cp.async outside shared memory");
     current_block->note_access(to, 16, emulation::RaceDetector::Kind::kWrite);  // may happen now, or at the wait
     emulation::Thread& thread = current_block->self();
-    thread.copies.push_back({to, bytes == 16 ? from : nullptr, thread.copy_groups});
+    thread.copies.push_back({to, from, thread.copy_groups});
 }
 
 void copy_async_commit() { ++current_block->self().copy_groups; }
@@ -122,13 +122,8 @@ void copy_async_wait_for(int pending) {
     emulation::Thread& thread = current_block->self();
     const auto covered = [&](const emulation::PendingCopy& copy) {
         if (copy.group >= thread.copy_groups - pending) return false;
-        if (copy.from != nullptr) {
-            current_block->note_copy(copy.to, copy.from, 16);
-            std::memcpy(copy.to, copy.from, 16);
-        } else {
-            current_block->note_access(copy.to, 16, emulation::RaceDetector::Kind::kWrite);
-            std::memset(copy.to, 0, 16);
-        }
+        current_block->note_copy(copy.to, copy.from, 16);
+        std::memcpy(copy.to, copy.from, 16);
         return true;
     };
     std::erase_if(thread.copies, covered);

@@ -25,7 +25,7 @@ void ldmatrix(uint32_t (&r)[2], const void* row) {
     load_matrices(r, 2, kTranspose, row);
 }
 
-void copy_async_16(void* to, const void* from, int bytes);
+void copy_async_16(void* to, const void* from);
 void copy_async_commit();
 void copy_async_wait_for(int pending);
 

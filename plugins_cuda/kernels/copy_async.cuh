@@ -14,12 +14,7 @@
 namespace kvc {
 
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global) {
-    platform::copy_async_16(shared, global, 16);
-}
-
-// 16 zero bytes where `valid` is false; `global` is not read then, but must still be a valid, aligned pointer.
-__device__ __forceinline__ void copy_async_16_or_zero(void* shared, const void* global, bool valid) {
-    platform::copy_async_16(shared, global, valid ? 16 : 0);
+    platform::copy_async_16(shared, global);
 }
 
 __device__ __forceinline__ void copy_async_commit() { platform::copy_async_commit(); }

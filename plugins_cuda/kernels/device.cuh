@@ -78,7 +78,6 @@ static_assert(sizeof(unsigned long) == sizeof(unsigned long long));
 KVC_ATOMIC_64(atomicAdd)
 KVC_ATOMIC_64(atomicMin)
 KVC_ATOMIC_64(atomicMax)
-KVC_ATOMIC_64(atomicAnd)
 KVC_ATOMIC_64(atomicOr)
 KVC_ATOMIC_64(atomicExch)
 #undef KVC_ATOMIC_64

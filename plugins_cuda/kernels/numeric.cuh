@@ -62,17 +62,6 @@ __device__ __forceinline__ void load_vector(const T* p, float (&out)[kVectorWidt
     for (int i = 0; i < kVectorWidth<T>; ++i) out[i] = to_float(vector.values[i]);
 }
 
-// p[i] = in[i], rounded to T, by one 128-bit store; p must be 16-byte aligned.
-template <class T>
-__device__ __forceinline__ void store_vector(T* p, const float (&in)[kVectorWidth<T>]) {
-    Vec<T> vector;
-#pragma unroll
-    for (int i = 0; i < kVectorWidth<T>; ++i) vector.values[i] = from_float<T>(in[i]);
-    uint4 raw;
-    memcpy(&raw, &vector, sizeof raw);
-    platform::store_16_bytes(p, raw);
-}
-
 // The same 16 bytes at another place, both 16-byte aligned.
 template <class T>
 __device__ __forceinline__ void copy_vector(T* to, const T* from) {
@@ -86,8 +75,7 @@ __device__ __forceinline__ uint32_t order_key(float x) {
     return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// A NaN on either side wins, as in torch.maximum and torch.minimum. (fmaxf would drop it.)
+// A NaN on either side wins, as in torch.maximum. (fmaxf would drop it.)
 __device__ __forceinline__ float nan_max(float a, float b) { return a > b || a != a ? a : b; }
-__device__ __forceinline__ float nan_min(float a, float b) { return a < b || a != a ? a : b; }
 
 }  // namespace kvc

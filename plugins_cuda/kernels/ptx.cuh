@@ -57,10 +57,8 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&r)[2], const void* row) {
     }
 }
 
-// Reads `bytes` (0 or 16) and fills the rest of the 16 with zeros.
-__device__ __forceinline__ void copy_async_16(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-                 : "memory");
+__device__ __forceinline__ void copy_async_16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>

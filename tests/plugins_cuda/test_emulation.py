@@ -41,10 +41,11 @@ def test_reductions_give_every_thread_the_same_bits_in_every_schedule(scheduled)
         warps = (warps + warps[..., np.arange(32) ^ step]).astype(np.float32)
     expected = (warps[:, 0, 0] + warps[:, 1, 0]) + warps[:, 2, 0]
     np.testing.assert_array_equal(sums, np.repeat(expected[:, None], threads, 1))
-    np.testing.assert_array_equal(maxima, np.repeat(x.max(1, keepdims=True), threads, 1))
-    squares = np.arange(threads) ** 2
-    np.testing.assert_array_equal(before, np.tile(np.cumsum(squares) - squares, (blocks, 1)))
-    assert (total == squares.sum()).all()
+    largest = x.reshape(blocks, 3, 32).max(-1)
+    np.testing.assert_array_equal(maxima, np.repeat(largest, 32, 1))
+    squares = (np.arange(threads) ** 2).reshape(3, 32)
+    np.testing.assert_array_equal(before, np.tile((squares.cumsum(1) - squares).ravel(), (blocks, 1)))
+    np.testing.assert_array_equal(total, np.tile(np.repeat(squares.sum(1), 32), (blocks, 1)))
 
 
 def test_warp_operations(scheduled):

@@ -1,6 +1,7 @@
 // Kernels that behave: reductions, warp operations, atomics, the order of threads, and a barrier that can be left out.
 #include "emulation/toy.h"
 #include "kernels/reduce.cuh"
+#include "kernels/shared.cuh"
 
 namespace kvc {
 namespace {
@@ -9,18 +10,22 @@ constexpr int kThreads = 96;
 
 struct ReduceParams {
     const float* x;  // [blocks, kThreads]
-    float* sums;     // [blocks, kThreads]: every thread's own result
-    float* maxima;   // [blocks, kThreads]
-    int* before;     // [blocks, kThreads]: exclusive scan of the thread numbers squared
-    int* total;      // [blocks, kThreads]
+    float* sums;     // [blocks, kThreads]: of the block, every thread's own result
+    float* maxima;   // [blocks, kThreads]: of the warp, likewise
+    int* before;     // [blocks, kThreads]: exclusive scan of the thread numbers squared in the warp
+    int* total;      // [blocks, kThreads]: of the warp
 };
 
 __global__ void __launch_bounds__(kThreads) reductions(const ReduceParams params) {
     const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    params.sums[at] = block_sum<kThreads>(params.x[at]);
-    params.maxima[at] = block_max<kThreads>(params.x[at]);
+    KVC_SHARED(float, warp_sums, kThreads / kWarpSize);
+    const float sum = warp_sum(params.x[at]);
+    if (lane_index() == 0) warp_sums[warp_index()] = sum;
+    __syncthreads();
+    params.sums[at] = warp_sums[0] + warp_sums[1] + warp_sums[2];
+    params.maxima[at] = warp_max(params.x[at]);
     const int value = static_cast<int>(threadIdx.x * threadIdx.x);
-    params.before[at] = block_exclusive_scan<kThreads>(value, params.total[at]);
+    params.before[at] = warp_exclusive_scan(value, params.total[at]);
 }
 
 struct WarpParams {

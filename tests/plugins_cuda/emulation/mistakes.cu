@@ -3,6 +3,7 @@
 #include "kernels/copy_async.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/shared.cuh"
 
 #include <cstring>
 

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(32) product(const MmaParams<T> params) {
     copy_async_16(&a[lane * 8], params.a + lane * 8);
     if (lane < 16) copy_async_16(&b[lane * 8], params.b + lane * 8);
     copy_async_commit();
-    copy_async_16_or_zero(&columns[lane % 16 * 8], params.b_columns + lane % 16 * 8, true);
+    if (lane < 16) copy_async_16(&columns[lane * 8], params.b_columns + lane * 8);
     copy_async_commit();
     if (params.wait) {
         copy_async_wait<0>();

@@ -26,7 +26,7 @@ template <class T>
 __global__ void vectors(const VectorParams<T> params) {
     float values[kVectorWidth<T>];
     load_vector(params.from, values);
-    store_vector(params.converted, values);
+    for (int i = 0; i < kVectorWidth<T>; ++i) params.converted[i] = from_float<T>(values[i]);
     copy_vector(params.copied, params.from);
 }
 
@@ -49,11 +49,8 @@ void narrow_bfloat16(const float* from, kvc::bfloat16_t* to, int64_t n) { kvc::n
 void order_keys(const float* from, uint32_t* to, int64_t n) {
     for (int64_t i = 0; i < n; ++i) to[i] = kvc::order_key(from[i]);
 }
-void extremes(const float* a, const float* b, float* largest, float* smallest, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-        largest[i] = kvc::nan_max(a[i], b[i]);
-        smallest[i] = kvc::nan_min(a[i], b[i]);
-    }
+void maxima(const float* a, const float* b, float* larger, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) larger[i] = kvc::nan_max(a[i], b[i]);
 }
 void lowest(float* to) {
     to[0] = kvc::lowest_finite<float>();

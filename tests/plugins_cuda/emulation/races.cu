@@ -2,6 +2,7 @@
 #include "emulation/toy.h"
 #include "kernels/copy_async.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/shared.cuh"
 
 #include <cstring>
 
