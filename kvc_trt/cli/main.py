@@ -25,6 +25,7 @@ COMMANDS = {
     "profile": "Measure an engine's speed and memory beside the floor and the dense twin.",
     "plan": "Predict cache size, traffic and the floor; needs neither weights nor a GPU.",
     "inspect": "Check an engine's integrity and show what it holds.",
+    "export": "Write what other runtimes load: a configuration of TensorRT-LLM's own RocketKV.",
     "models": "List the model presets.",
     "policies": "List the KV-cache policies.",
     "doctor": "Say which backends this machine can use, and what is missing.",

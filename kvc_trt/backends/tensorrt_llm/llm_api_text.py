@@ -1,0 +1,115 @@
+"""An exported configuration as a YAML file that says what it is, what it cannot do and where it differs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+import kvc_trt
+from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, LlmApiConfiguration
+from kvc_trt.schema import validated
+
+WIDTH = 118
+_COLUMN = 34
+
+
+def yaml_text(export: Export, *, source: str, model: str) -> str:
+    """Return the file: `source` is what was exported, `model` what trtllm-serve would be given.
+
+    Whatever these two hold ends in a comment, and the text is read back before it is returned.
+    """
+    configuration = export.configuration
+    text = "\n".join((*_heading(export, _one_line(source), _one_line(model)), *_settings(configuration), ""))
+    if parse(text) != configuration:
+        raise AssertionError("the exported YAML does not say what was meant")
+    return text
+
+
+def parse(text: str) -> LlmApiConfiguration:
+    """Read an exported file strictly; InputError for anything that an export does not write."""
+    import yaml
+
+    return validated(LlmApiConfiguration, yaml.safe_load(text), "exported configuration")
+
+
+def _heading(export: Export, source: str, model: str) -> Iterable[str]:
+    parameters = export.parameters
+    yield from _comment("RocketKV of TensorRT-LLM (LLM API): LLM(...) arguments, and --config of trtllm-serve.")
+    yield from _comment(f"  trtllm-serve {model} --config THIS_FILE")
+    yield from _comment(
+        f"Written by kvc-trt {kvc_trt.__version__} from {source}: policy {parameters.policy}, token budget "
+        f"{parameters.token_budget}, prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} "
+        "tokens. TensorRT-LLM was not run; `kvc-trt verify` says nothing about what it computes."
+    )
+    yield from _section("What differs from the policy's own numbers", (*export.changes, *traffic_lines(export)))
+    yield from _section("What it cannot do, whatever stands here", export.limits)
+    yield from _section("Where it computes something else than the policy", export.differences)
+    yield from _section("Warnings", export.warnings)
+
+
+def traffic_lines(export: Export) -> tuple[str, ...]:
+    """Return the traffic of a step before and after, as sentences."""
+    traffic = export.traffic
+    line = (
+        f"a step at a full cache reads {traffic.theirs:.1f} K/V pairs per layer and KV head in the policy's count "
+        f"(policy: {traffic.ours:.1f})"
+    )
+    if traffic.at_most is None:
+        return (line,)
+    return (f"{line}, up to {traffic.at_most:.0f} counted for its kernels (all channels, whole cache blocks)",)
+
+
+def _settings(configuration: LlmApiConfiguration) -> Iterable[str]:
+    why = _meanings(configuration.attn_backend)
+    for name, value in configuration.model_dump().items():
+        if not isinstance(value, dict):
+            yield _line(f"{name}: {_scalar(value)}", why.get(name))
+            continue
+        yield f"{name}:"
+        for key, inner in value.items():
+            yield _line(f"  {key}: {_scalar(inner)}", why.get(key))
+
+
+def _meanings(attention: AttentionBackend) -> dict[str, str]:
+    unit = "pages per KV head and step" if attention == "TRTLLM" else "tokens per KV head and step"
+    return {
+        "backend": "the only one that has RocketKV",
+        "attn_backend": "decides the unit of topk",
+        "window_size": "last queries of a prompt, which choose; always kept",
+        "kernel_size": "width of the max-pooling over their votes",
+        "prompt_budget": "prompt tokens kept per KV head, the window included",
+        "page_size": "tokens per page of key bounds, a power of two",
+        "topk": unit,
+        "topr": "query channels used to score a page; from the head size on, all",
+        "kt_cache_dtype": "type of the page bounds",
+        "enable_block_reuse": "must be off",
+        "enable_chunked_prefill": "must be off",
+        "max_seq_len": "prompt and answer, what the budget was divided for",
+        "max_num_tokens": "holds the longest prompt in one pass",
+    }
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterable[str]:
+    lines = tuple(lines)
+    if lines:
+        yield "#"
+        yield from _comment(f"{title}:")
+        for line in lines:
+            yield from textwrap.wrap(line, WIDTH, initial_indent="#   - ", subsequent_indent="#     ")
+
+
+def _comment(text: str) -> Iterable[str]:
+    indent = "#   " if text.startswith("  ") else "# "
+    return textwrap.wrap(text.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _line(setting: str, meaning: str | None) -> str:
+    return setting if meaning is None else f"{setting.ljust(_COLUMN)}  # {meaning}"
+
+
+def _scalar(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))

@@ -1,0 +1,95 @@
+"""`kvc-trt export`: what other runtimes load instead of an engine of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from kvc_trt.cli import output
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, KtCacheDtype
+
+
+@click.group()
+def command() -> None:
+    """Write what other runtimes load."""
+
+
+@command.command(name="llm-api")
+@click.argument("source", metavar="ENGINE_OR_CONFIG", type=click.Path(path_type=Path, exists=True))
+@click.option("-o", "--output", "file", default="-", metavar="FILE", help="The YAML file; - prints it.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.option(
+    "--attention",
+    type=click.Choice(["TRTLLM", "VANILLA"], case_sensitive=False),
+    default="TRTLLM",
+    help="TensorRT-LLM's attention: TRTLLM selects pages, VANILLA single tokens.",
+)
+@click.option(
+    "--kt-cache-dtype",
+    type=click.Choice(["bfloat16", "float8_e5m2"]),
+    default="bfloat16",
+    help="Type of its page bounds; float8_e5m2 halves their traffic and rounds them to two bits.",
+)
+@output.json_option
+def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype: str, as_json: bool) -> None:
+    """Write the YAML with which TensorRT-LLM's own RocketKV runs at this token budget.
+
+    For `LLM(...)` and `trtllm-serve --config`. ENGINE_OR_CONFIG is an engine directory, or a YAML file as
+    `kvc-trt build --config` takes it. The file says what TensorRT-LLM cannot do (it needs Blackwell GPUs) and where its
+    RocketKV differs from the policy.
+    """
+    from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
+    from kvc_trt.backends.tensorrt_llm.llm_api_source import read_source
+    from kvc_trt.backends.tensorrt_llm.llm_api_text import yaml_text
+    from kvc_trt.backends.tensorrt_llm.new_file import write_new_file
+
+    found = read_source(source)
+    export = export_llm_api(
+        found.model,
+        found.parameters,
+        max_batch_size=found.max_batch_size,
+        attention=cast("AttentionBackend", attention.upper()),
+        kt_cache_dtype=cast("KtCacheDtype", kt_cache_dtype),
+    )
+    text = yaml_text(export, source=found.description, model=found.checkpoint)
+    if file != "-":
+        write_new_file(Path(file), text, replace=force)
+    if as_json:
+        output.print_json(_as_json(export, None if file == "-" else file))
+    elif file == "-":
+        click.echo(text, nl=False)
+    else:
+        click.echo(_summary(export, file))
+
+
+def _summary(export: Export, file: str) -> str:
+    from kvc_trt.backends.tensorrt_llm.llm_api_text import traffic_lines
+
+    parts = [f"{file}: TensorRT-LLM's RocketKV for policy {export.parameters.policy}"]
+    for title, lines in (
+        ("changed", (*export.changes, *traffic_lines(export))),
+        ("limits", export.limits),
+        ("differs", export.differences),
+        ("warning", export.warnings),
+    ):
+        parts += [f"{title + ':':<9}{line}" for line in lines]
+    return "\n".join(parts)
+
+
+def _as_json(export: Export, file: str | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "file": file,
+        "configuration": export.configuration.model_dump(),
+        "parameters": asdict(export.parameters),
+        "changes": list(export.changes),
+        "traffic": asdict(export.traffic),
+        "limits": list(export.limits),
+        "differences": list(export.differences),
+        "warnings": list(export.warnings),
+    }
