@@ -1,0 +1,169 @@
+"""Mistakes in the kernels of the observation scores and of attention are noticed, whichever barrier, rule or tail they
+break. (Selection and gathering: test_compact_mutations.py and test_hybrid_mutations.py.)
+
+Kernels run under the race detector, so that a missing barrier shows even where every schedule gives the same result.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import re
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvc_trt.kernels.errors import KernelError
+from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
+from tests.plugins_cuda import test_observation_scores as observation
+from tests.plugins_cuda.cases import step_case
+from tests.plugins_cuda.checks import check_dense
+from tests.plugins_cuda.mutants import Mutation, compile_mutant
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOAT, HALF = torch.float32, torch.bfloat16
+BARRIER, WARP_BARRIER, WAIT = "__syncthreads();\n", "__syncwarp();\n", "copy_async_wait<0>();\n"
+
+
+def without(what: str, file: str, *, before: str = "", after: str = "") -> Mutation:
+    """`what` removed between two pieces of text, which tell it from others of the file."""
+    name = f"{file.split('.')[0]} without {what.strip()[:-3]} {'before' if before else 'after'} {before or after}"
+    return Mutation(re.sub(r"\W+", "_", name)[:80], f"kernels/{file}", f"{after}{what}{before}", f"{after}{before}")
+
+
+def wrong(name: str, file: str, right: str, instead: str) -> Mutation:
+    return Mutation(name, f"kernels/{file}", right, instead)
+
+
+# ---- What a library must do
+
+
+def votes(library: KernelLibrary) -> None:
+    """Several chunks, one of them partial; a row that is not scored; a tile of query rows, two, and more than fit."""
+    for dtype, window in ((FLOAT, 9), (HALF, 8)):
+        q_window, k = observation.inputs([531, 16, 30], size=16, window=window, kv_heads=1, dtype=dtype)
+        observation.check(library, q_window, k, [531, 16, 30], 16)
+    q_window, k = observation.inputs([26], size=256, window=12, group=5, kv_heads=1)
+    observation.check(library, q_window, k, [26], 16)
+
+
+def attention(library: KernelLibrary) -> None:
+    """One split and several; a partial tile; more heads than a warp takes; rows that are inactive or full beside."""
+    for dtype, group in ((FLOAT, 3), (HALF, 3), (HALF, 9)):
+        lengths = [301, 20, -1, 0, 310]
+        case = step_case(lengths=lengths, capacity=310, heads=group, kv_heads=1, size=80, dtype=dtype)
+        check_dense(library, case)
+        case.query[..., 3] = 1.0  # whole tiles of scores -inf, before finite ones
+        case.k_cache[0, :, :150, 3] = -math.inf
+        check_dense(library, case)
+
+
+SOURCES: dict[Callable[[KernelLibrary], None], str] = {
+    votes: "src/compact.cu",
+    attention: "src/dense_attention.cu",
+}
+
+# ---- The mistakes
+
+ROW, STATISTICS, VOTES = "observation_row.cuh", "observation_statistics.cuh", "observation_votes.cuh"
+TILES, MERGE, TILE = "observation_tiles.cuh", "attention_merge.cuh", "attention_tile.cuh"
+TENSOR_CORE, FMA = "attention_tensor_core.cuh", "attention_fma.cuh"
+
+MUTATIONS: dict[Callable[[KernelLibrary], None], tuple[Mutation, ...]] = {
+    votes: (
+        wrong("control_votes", ROW, "n > params.prompt_budget ? n : 0", "params.prompt_budget < n ? n : 0"),
+        without(BARRIER, STATISTICS, before="        for (int64_t key = chunk.first"),
+        without(BARRIER, STATISTICS, before="        store_partials<T"),
+        without(BARRIER, STATISTICS, after="first_row);\n        "),
+        without(WARP_BARRIER, STATISTICS, before="}"),
+        without("__syncwarp();", STATISTICS, before="  // the shuffles of add_tile"),
+        without(BARRIER, VOTES, before="        for (int64_t key = chunk.first"),
+        without(BARRIER, VOTES, after="first_row == 0);\n        }\n        "),
+        without(WARP_BARRIER, TILES, before="#pragma unroll"),
+        without(WARP_BARRIER, TILES, after=f"{WAIT}        "),
+        without(WAIT, TILES, before="        __syncwarp"),
+        without("copy_async_commit();\n", TILES, before=f"        {WAIT}"),
+        wrong("a_row_of_the_budget_is_scored", ROW, "n > params.prompt_budget", "n >= params.prompt_budget"),
+        wrong("nothing_seen_is_nan", ROW, "maximum == -INFINITY ? 0.0f : maximum", "maximum"),
+        wrong("window_sees_one_more", STATISTICS, "key >= hidden", "key > hidden"),
+        wrong("window_sees_one_less", STATISTICS, "n - params.window + 1;", "n - params.window;"),
+        wrong("last_warp_is_lost", STATISTICS, "warp < Tile::kWarps; ++warp", "warp < Tile::kWarps - 1; ++warp"),
+        wrong("last_chunk_is_lost", STATISTICS, "chunk * kChunkKeys < n", "(chunk + 1) * kChunkKeys < n"),
+        wrong("copies_of_the_last_row_count", VOTES, "first_row + row < chunk.rows", "true"),
+        wrong("earlier_rows_are_forgotten", VOTES, "is_first ? 0.0f : output[key]", "0.0f"),
+        wrong("the_window_is_voted_on", VOTES, "key < end)", "key <= end)"),
+    ),
+    attention: (
+        wrong("control_attention", MERGE, "split < splits; ++split", "splits > split; ++split"),
+        without(BARRIER, MERGE, before="    const int thread ="),
+        without(BARRIER, MERGE, before="        add_warps("),
+        without(BARRIER, MERGE, after="head_size, store);\n        "),
+        without(BARRIER, MERGE, before="    if (threadIdx.x == 0)"),
+        without(BARRIER, MERGE, before="    return buffers.is_last"),
+        without(BARRIER, MERGE, before="    for (int item = static_cast<int>(threadIdx.x)"),
+        without("__threadfence();\n", MERGE, before="        buffers.is_last"),
+        wrong("nobody_is_last", MERGE, "buffers.splits[0] - 1;", "buffers.splits[0];"),
+        wrong("first_maximum_is_nan", TILE, "maximum == -INFINITY ? 0.0f : maximum", "maximum"),
+        wrong("reads_past_the_end", TILE, "token < end ? token : end - 1", "token"),
+        wrong("tail_of_a_tile_counts", TENSOR_CORE, "token + 8 < end ?", "token + 7 < end ?"),
+        wrong("weights_change_places", TENSOR_CORE, "group % 2 == 0 ? lower", "group % 2 != 0 ? lower"),
+        wrong("tail_of_a_batch_counts", FMA, "tokens[j] < rows.end ?", "tokens[j] <= rows.end ?"),
+        wrong("a_full_row_takes_part", "attended_row.cuh", "cache_length < capacity", "cache_length <= capacity"),
+        wrong("split_ends_late", "sparse_attention.cuh", "row.count - begin < plan.tokens ?", "false ?"),
+    ),
+}  # fmt: skip
+PAIRS = [(check, mutation) for check, mutations in MUTATIONS.items() for mutation in mutations]
+
+
+# Every mutant runs in a process of its own, as it may write anywhere; forked from one that has imported what they need.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([__name__])
+
+
+def try_out(library: Path, check: Callable[[KernelLibrary], None], answer: Connection) -> None:
+    """Answer "" where `check` passes in every schedule, else what it raised."""
+    torch.set_num_threads(1)
+    try:
+        tried = KernelLibrary(library)
+        for order in SCHEDULES:
+            tried.set_schedule(order, seed=8)
+            check(tried)
+    except (AssertionError, KernelError) as error:
+        answer.send(f"{type(error).__name__}: {error}")
+    else:
+        answer.send("")
+
+
+@pytest.mark.parametrize(("check", "mutation"), PAIRS, ids=[mutation.name for _, mutation in PAIRS])
+def test_a_mistake_is_noticed(check: Callable[[KernelLibrary], None], mutation: Mutation) -> None:
+    library = compile_mutant(mutation, SOURCES[check], "-fsanitize=thread")
+    ours, theirs = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=try_out, args=(library, check, theirs))
+    process.start()
+    theirs.close()
+    try:
+        noticed = ours.recv()
+    except EOFError:
+        process.join()
+        assert process.exitcode is not None
+        assert process.exitcode < 0, f"{mutation.name} ended with {process.exitcode}"
+        noticed = f"signal {-process.exitcode}"
+    process.join()
+    print(noticed)
+    assert bool(noticed) != mutation.name.startswith("control_"), noticed
+
+
+def test_every_barrier_is_tried() -> None:
+    """Every barrier, wait and fence of these headers is removed by one of the mutations, but the one listed here."""
+    harmless = {MERGE: 1}  # the reader's fence: the emulation knows no stale cache line
+    for file in (STATISTICS, VOTES, TILES, MERGE):
+        text = re.sub(r"//.*", "", (ROOT / "plugins_cuda/kernels" / file).read_text())
+        there = len(re.findall(r"__syncthreads\(\);|__syncwarp\(\);|copy_async_wait<\d>\(\);|__threadfence\(\);", text))
+        removed = sum("without" in mutation.name and "commit" not in mutation.name
+                      for _, mutation in PAIRS if mutation.file == f"kernels/{file}")  # fmt: skip
+        assert there == removed + harmless.get(file, 0), f"{file} has {there}, {removed} are removed"
