@@ -1,0 +1,222 @@
+"""The methods that TensorRT calls, the same for all operators; what differs stands in the tables.
+
+A plugin keeps no state but its attributes: what a call needs follows from the tensor descriptions that TensorRT passes
+with it, so clones, contexts and profiles cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvc_trt.backends.tensorrt.twins.calls import Call, Kernels
+from kvc_trt.backends.tensorrt.twins.expressions import output_shapes
+from kvc_trt.backends.tensorrt.twins.report import Refusal, report, reporting
+from kvc_trt.backends.tensorrt.twins.sizes import Sizes
+from kvc_trt.backends.tensorrt.twins.tables import CACHE, NAMESPACE, VERSION, Operator, Tensor
+from kvc_trt.kernels.structs import Dtype
+
+if TYPE_CHECKING:
+    import tensorrt
+
+CACHE_TYPES: Mapping[str, Dtype] = {"FLOAT": Dtype.FLOAT32, "HALF": Dtype.FLOAT16, "BF16": Dtype.BFLOAT16}
+"""Types of TensorRT that a cache may have."""
+
+IMPOSSIBLE_WORKSPACE = 2**62
+"""What is answered instead of an error, which this question has no way to return: more than any GPU has, so that no
+engine is made whose workspace would be too small."""
+
+NOT_ALIASED = -1
+
+
+class PluginMethods:
+    """Everything of a twin but its base classes, which belong to the module that it is made for (`classes.py`)."""
+
+    def __init__(
+        self, trt: ModuleType, operator: Operator, fields: Mapping[str, int], kernels: Callable[[], Kernels]
+    ) -> None:
+        self._trt, self._operator, self._fields, self._kernels = trt, operator, dict(fields), kernels
+        self.plugin_name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, NAMESPACE
+        self.num_outputs = len(operator.outputs)
+        # What is serialised points into these arrays, and TensorRT reads it after the call has returned.
+        self._arrays = {name: np.array([value], np.int32) for name, value in self._fields.items()}
+        self._serialised = trt.PluginFieldCollection(
+            [trt.PluginField(name, array, trt.PluginFieldType.INT32) for name, array in self._arrays.items()]
+        )
+
+    def get_capability_interface(self, kind: tensorrt.PluginCapabilityType) -> PluginMethods:
+        """One object is all three of them."""
+        return self
+
+    def clone(self) -> PluginMethods:
+        """A plugin of the same attributes."""
+        return type(self)(self._trt, self._operator, self._fields, self._kernels)
+
+    def attach_to_context(self, context: Any) -> PluginMethods:
+        """A plugin for one execution context."""
+        return self.clone()
+
+    def get_fields_to_serialize(self) -> tensorrt.PluginFieldCollection:
+        """The attributes, from which the engine makes the plugin again."""
+        return self._serialised
+
+    def get_output_data_types(self, input_types: Sequence[tensorrt.DataType]) -> list[tensorrt.DataType]:
+        """Raise Refusal unless every input has its type."""
+        with reporting(self.plugin_name):
+            self._check_inputs(len(input_types))
+            _dtype_of(input_types[0])
+            for tensor, found in zip(self._operator.inputs, input_types, strict=True):
+                expected = self._type_of(tensor, input_types[0])
+                if found != expected:
+                    raise Refusal(f"{tensor.name}: expected DataType {int(expected)}, found {int(found)}")
+            return [self._type_of(tensor, input_types[0]) for tensor in self._operator.outputs]
+
+    def get_output_shapes(
+        self,
+        inputs: Sequence[tensorrt.DimsExprs],
+        shape_inputs: Sequence[tensorrt.DimsExprs],
+        builder: tensorrt.IExprBuilder,
+    ) -> list[tensorrt.DimsExprs]:
+        """Shapes of the outputs in expressions of those of the inputs."""
+        with reporting(self.plugin_name):
+            self._check_inputs(len(inputs))
+            if len(shape_inputs) != 0:
+                raise Refusal(f"expected no shape inputs, found {len(shape_inputs)}")
+            product = self._trt.DimensionOperation.PROD
+            shapes = output_shapes(self._operator, self._fields, inputs, builder, product)
+            return [self._dims(shape) for shape in shapes]
+
+    def supports_format_combination(
+        self, position: int, tensors: Sequence[tensorrt.DynamicPluginTensorDesc], inputs: int
+    ) -> bool:
+        """Linear tensors of the types in the tables; the first one says which the cache's is."""
+        specs = (*self._operator.inputs, *self._operator.outputs)
+        if inputs != len(self._operator.inputs) or len(tensors) != len(specs) or not 0 <= position < len(specs):
+            return False
+        cache_type, desc = tensors[0].desc.type, tensors[position].desc
+        linear = desc.format == self._trt.TensorFormat.LINEAR
+        return linear and cache_type.name in CACHE_TYPES and desc.type == self._type_of(specs[position], cache_type)
+
+    def get_aliased_input(self, output: int) -> int:
+        """The input whose buffer an output is."""
+        alias = self._operator.outputs[output].alias if 0 <= output < len(self._operator.outputs) else None
+        return NOT_ALIASED if alias is None else alias
+
+    def configure_plugin(
+        self, inputs: Sequence[tensorrt.DynamicPluginTensorDesc], outputs: Sequence[tensorrt.DynamicPluginTensorDesc]
+    ) -> None:
+        """Raise Refusal unless the kernels serve both ends of the profile."""
+        with reporting(self.plugin_name):
+            self._check_counts(len(inputs), len(outputs))
+            for end in ("min", "max"):
+                self._call_at(inputs, end).workspace_bytes(self._kernels())
+
+    def get_workspace_size(
+        self, inputs: Sequence[tensorrt.DynamicPluginTensorDesc], outputs: Sequence[tensorrt.DynamicPluginTensorDesc]
+    ) -> int:
+        """Scratch memory at the largest sizes of the profile. TensorRT asks while the optimum is still unknown."""
+        try:
+            self._check_counts(len(inputs), len(outputs))
+            return self._call_at(inputs, "max").workspace_bytes(self._kernels())
+        except Exception as error:
+            report(self.plugin_name, error)
+            return IMPOSSIBLE_WORKSPACE
+
+    def get_valid_tactics(self) -> list[int]:
+        """None but the one that is always there."""
+        return []
+
+    def set_tactic(self, tactic: int) -> None:
+        """There is one."""
+
+    def on_shape_change(
+        self, inputs: Sequence[tensorrt.PluginTensorDesc], outputs: Sequence[tensorrt.PluginTensorDesc]
+    ) -> None:
+        """Raise Refusal unless the kernels serve these shapes."""
+        with reporting(self.plugin_name):
+            self._check_counts(len(inputs), len(outputs))
+            self._call_with(inputs, outputs).workspace_bytes(self._kernels())
+
+    def enqueue(
+        self,
+        input_desc: Sequence[tensorrt.PluginTensorDesc],
+        output_desc: Sequence[tensorrt.PluginTensorDesc],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        """Queue the kernels on `stream`. Raises Refusal where a cache was copied, or with the C ABI's reason."""
+        with reporting(self.plugin_name):
+            self._check_counts(len(input_desc), len(output_desc))
+            call = self._call_with(input_desc, output_desc)
+            self._check_aliases(inputs, outputs)
+            call.launch(self._kernels(), inputs, outputs, workspace, stream)
+
+    def _check_inputs(self, inputs: int) -> None:
+        self._check_counts(inputs, len(self._operator.outputs))
+
+    def _check_counts(self, inputs: int, outputs: int) -> None:
+        expected = len(self._operator.inputs), len(self._operator.outputs)
+        if (inputs, outputs) != expected:
+            raise Refusal(f"expected {expected[0]} inputs and {expected[1]} outputs, found {inputs} and {outputs}")
+
+    def _call_at(self, inputs: Sequence[tensorrt.DynamicPluginTensorDesc], end: str) -> Call:
+        """The call at one end ("min" or "max") of an optimisation profile."""
+        call = self._empty_call(inputs[0].desc.type)
+        for tensor, found in zip(self._operator.inputs, inputs, strict=True):
+            self._check_type(tensor, found.desc, inputs[0].desc.type)
+            call.sizes.bind(tensor.name, tensor.shape, getattr(found, end))
+        self._operator.derive(self._fields, call.sizes)
+        return call
+
+    def _call_with(
+        self, inputs: Sequence[tensorrt.PluginTensorDesc], outputs: Sequence[tensorrt.PluginTensorDesc]
+    ) -> Call:
+        """The call with the concrete shapes of its inputs and outputs."""
+        call = self._empty_call(inputs[0].type)
+        for tensor, found in zip(self._operator.inputs, inputs, strict=True):
+            self._check_type(tensor, found, inputs[0].type)
+            call.sizes.bind(tensor.name, tensor.shape, found.dims)
+        self._operator.derive(self._fields, call.sizes)
+        for tensor, found in zip(self._operator.outputs, outputs, strict=True):
+            self._check_type(tensor, found, inputs[0].type)
+            call.sizes.bind(tensor.name, tensor.shape, found.dims)
+        return call
+
+    def _empty_call(self, cache_type: tensorrt.DataType) -> Call:
+        return Call(self._operator, self._fields, Sizes(), _dtype_of(cache_type))
+
+    def _check_type(self, tensor: Tensor, found: tensorrt.PluginTensorDesc, cache_type: tensorrt.DataType) -> None:
+        expected = self._type_of(tensor, cache_type)
+        if found.type != expected or found.format != self._trt.TensorFormat.LINEAR:
+            raise Refusal(
+                f"{tensor.name}: expected DataType {int(expected)} in linear format, "
+                f"found DataType {int(found.type)} in format {int(found.format)}"
+            )
+
+    def _check_aliases(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        for tensor, address in zip(self._operator.outputs, outputs, strict=True):
+            if tensor.alias is not None and address != inputs[tensor.alias]:
+                raise Refusal(
+                    f"{tensor.name}: expected the buffer of {self._operator.inputs[tensor.alias].name} "
+                    "(engines are built with kALIASED_PLUGIN_IO_10_03), found another one"
+                )
+
+    def _dims(self, shape: Sequence[tensorrt.IDimensionExpr]) -> tensorrt.DimsExprs:
+        dims = self._trt.DimsExprs(len(shape))
+        for axis, expr in enumerate(shape):
+            dims[axis] = expr
+        return dims
+
+    def _type_of(self, tensor: Tensor, cache_type: tensorrt.DataType) -> tensorrt.DataType:
+        return cache_type if tensor.element == CACHE else getattr(self._trt.DataType, tensor.element)
+
+
+def _dtype_of(cache_type: tensorrt.DataType) -> Dtype:
+    if cache_type.name not in CACHE_TYPES:
+        raise Refusal(f"type of the cache: expected float32, float16 or bfloat16, found DataType {int(cache_type)}")
+    return CACHE_TYPES[cache_type.name]

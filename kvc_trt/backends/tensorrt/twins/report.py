@@ -1,0 +1,44 @@
+"""Why a twin refused something: one line, on stderr and through `last_refusal()`.
+
+The lines are those of the C++ plugins (plugins_cuda/tensorrt/report.h), word for word: a test compares them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+
+_thread = threading.local()
+
+
+class Refusal(ValueError):
+    """Something that TensorRT or a network handed in and that cannot be served."""
+
+
+def last_refusal() -> str:
+    """The last line reported on the calling thread; "" before the first."""
+    return getattr(_thread, "line", "")
+
+
+def report(where: str, error: Exception) -> None:
+    """Keep and print the reason, for answers that have no room for an exception."""
+    print(_keep(where, error), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def reporting(where: str) -> Iterator[None]:
+    """Keep what the block raises, and raise it as a Refusal: TensorRT's bindings print it and report a failure."""
+    try:
+        yield
+    except Exception as error:
+        raise Refusal(_keep(where, error)) from error
+
+
+def _keep(where: str, error: Exception) -> str:
+    """ "kvc plugin: <where>: <reason>"; control characters in it become '?'."""
+    reason = str(error) or type(error).__name__
+    line = "".join(c if c.isprintable() else "?" for c in f"kvc plugin: {where}: {reason}")
+    _thread.line = line
+    return line
