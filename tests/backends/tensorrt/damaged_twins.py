@@ -5,40 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvc_trt.backends.tensorrt.twins import register
+from kvc_trt.backends.tensorrt.twins import OPERATORS, Registration, register
+from kvc_trt.kernels.library import KernelLibrary
 
 V_CACHE_OUT = 2
 """Which output of both decode operators is the cache of values."""
 
 
-def register_twins(registry: Any, trt: Any, without: Iterable[str] = (), damage: str | None = None) -> Any:
-    """Register all twins but those in `without`; damage "alias": values are not updated in place any more.
+def register_twins(
+    registry: Any, trt: Any, kernels: str | None, without: Iterable[str] = (), damage: str | None = None
+) -> Registration:
+    """Register all twins but those in `without`, over the kernel library at `kernels` (a plan asks it for workspaces).
 
-    What is returned has to live as long as the registry is used.
+    damage "alias": values are not updated in place any more.
     """
-    kept = register(_Selective(registry, frozenset(without)), trt)
+    assert damage in (None, "alias")
+    operators = [operator for operator in OPERATORS if operator.name not in without]
+    library = None if kernels is None else KernelLibrary(kernels)
+    registration = register(registry, trt, operators=operators, kernels=library)
     if damage == "alias":
         for twin in _subclasses(trt.IPluginV3OneBuildV2):
             _drop_alias(twin)
-    else:
-        assert damage is None, damage
-    return kept
+    return registration
 
 
-class _Selective:
-    """A registry that some creators do not reach."""
-
-    def __init__(self, registry: Any, without: frozenset[str]) -> None:
-        self._registry, self._without = registry, without
-
-    def register_creator(self, creator: Any, namespace: str) -> bool:
-        return creator.name in self._without or self._registry.register_creator(creator, namespace)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._registry, name)
-
-
-def _drop_alias(twin: type) -> None:
+def _drop_alias(twin: Any) -> None:
     whole = twin.get_aliased_input
 
     def get_aliased_input(self: Any, output: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import onnx
 from kvc_trt.backends.tensorrt.lowering import check_network, network_aliases, plugin_layers
 from kvc_trt.errors import KvcError
 from tests.backends.tensorrt import rtx
+from tests.backends.tensorrt.damaged_twins import register_twins
 
 BATCH, PROMPT = (1, 2, 4), (128, 256, 512)
 """Minimum, optimum, maximum of the profile."""
@@ -27,15 +29,14 @@ BATCH, PROMPT = (1, 2, 4), (128, 256, 512)
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """Register what the request names, then parse its graphs one after the other.
 
-    plugins: "twins", "none", or the path of a library; without: operators that are left out of the registry.
+    plugins: "twins", "none", or the path of a library; kernels: what the twins call when a plan is built; without and
+    damage: see damaged_twins.py.
     """
     trt = rtx.load()
     log = _log(trt)
     builder = trt.Builder(log)
-    loaded = _register(trt, builder.get_plugin_registry(), request)
-    answers = [_parse(trt, builder, log, graph) for graph in request["graphs"]]
-    del loaded
-    return {"graphs": answers}
+    with _registered(trt, builder.get_plugin_registry(), request):
+        return {"graphs": [_parse(trt, builder, log, graph) for graph in request["graphs"]]}
 
 
 def _log(trt: Any) -> Any:
@@ -51,16 +52,13 @@ def _log(trt: Any) -> Any:
     return Log()
 
 
-def _register(trt: Any, registry: Any, request: dict[str, Any]) -> Any:
+def _registered(trt: Any, registry: Any, request: dict[str, Any]) -> AbstractContextManager[Any]:
     if request["plugins"] == "none":
-        return None
+        return nullcontext()
     if request["plugins"] != "twins":
-        library = registry.load_library(request["plugins"])
-        assert library is not None, f"{request['plugins']} was not loaded"
-        return library
-    from tests.backends.tensorrt.damaged_twins import register_twins
-
-    return register_twins(registry, trt, request.get("without", ()), request.get("damage"))
+        assert registry.load_library(request["plugins"]) is not None, f"{request['plugins']} was not loaded"
+        return nullcontext()
+    return register_twins(registry, trt, request["kernels"], request["without"], request["damage"])
 
 
 def _parse(trt: Any, builder: Any, log: Any, request: dict[str, Any]) -> dict[str, Any]:

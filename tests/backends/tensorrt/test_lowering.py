@@ -98,7 +98,7 @@ def test_written_out_shapes_change_no_bit_of_prefill(make_engine, family, policy
         np.testing.assert_array_equal(after[name], expected, err_msg=name)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 4e-3)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("fp16", 2e-3)])
 @pytest.mark.parametrize("family", ["llama", "longchat", "qwen3"])
 def test_the_native_attention_computes_what_the_body_does(make_engine, family, precision, tolerance):
     """As far as the operator's rounding: it multiplies 16-bit queries, scaled and rounded once, with 16-bit keys."""

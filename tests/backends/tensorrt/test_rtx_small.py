@@ -84,14 +84,13 @@ def test_a_missing_plugin_does_not_parse(ask_parser):
 
 
 def test_with_its_body_in_the_graph_a_missing_plugin_parses_and_is_found_by_counting(ask_parser):
-    graphs = graphs_of("rocketkv", leave_out="drop_functions")
-    whole = ask_parser(*graphs)
-    assert [answer["problem"] for answer in whole] == [None, None]
-    prefill, decode = ask_parser(*graphs, without=["KvcCompact", "KvcHybridAttention"])
-    assert prefill["parsed"], prefill["errors"]
-    assert prefill["problem"] == "plugin layers after parsing: KvcCompact: expected 2, found 0"
-    assert decode["parsed"], decode["errors"]
-    assert decode["problem"] == "plugin layers after parsing: KvcHybridAttention: expected 2, found 0"
+    _, decode = graphs_of("full", leave_out="drop_functions")
+    (whole,) = ask_parser(decode)
+    assert (whole["parsed"], whole["problem"]) == (True, None)
+    (answer,) = ask_parser(decode, without=["KvcDenseAttention"])
+    assert answer["parsed"], answer["errors"]
+    assert answer["errors"] == []
+    assert answer["problem"] == "plugin layers after parsing: KvcDenseAttention: expected 3, found 0"
 
 
 def test_a_renamed_field_does_not_parse(ask_parser):
@@ -140,17 +139,31 @@ def test_fp32_attention_is_not_built_unless_it_may_be_taken_apart(ask_parser):
     assert any("not supported by a dedicated kernel" in error for error in answer["log"]), answer["log"]
 
 
-@pytest.mark.parametrize(("scale", "roots"), [({}, 6), ({"scale": 1.0}, 0)])
-def test_left_to_itself_the_parser_computes_the_scale_in_the_type_of_the_queries(ask_parser, scale, roots):
-    """Two square roots and a reciprocal, for queries and for keys; see lowering/prefill_attention.py."""
-    node = helper.make_node("Attention", ["q", "k", "v"], ["o"], name="attention", is_causal=1, **scale)
+def one_attention(operator: str, **attributes) -> ModelProto:
+    node = helper.make_node(operator, ["q", "k", "v"], ["o"], name="attention", **attributes)
     values = [
         helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["batch", heads, "sequence", 128])
         for name, heads in (("q", 8), ("k", 2), ("v", 2), ("o", 8))
     ]
     graph = helper.make_graph([node], "one", values[:3], values[3:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-    (answer,) = ask_parser(model, plugins="none")
-    assert answer["parsed"], answer["errors"]
-    assert answer["kinds"].get("UNARY", 0) == roots
-    assert answer["attention"] == [["UPPER_LEFT", False, False]]
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+
+
+def test_left_to_itself_the_parser_computes_the_scale_in_the_type_of_the_queries(ask_parser):
+    """Two square roots and a reciprocal, for queries and for keys; see lowering/prefill_attention.py."""
+    graphs = [one_attention("Attention", is_causal=1, **scale) for scale in ({}, {"scale": 1.0})]
+    alone, told = ask_parser(*graphs, plugins="none")
+    assert alone["parsed"]
+    assert told["parsed"]
+    assert alone["kinds"].get("UNARY", 0) == 6
+    assert told["kinds"].get("UNARY", 0) == 0
+
+
+def test_attention_that_lost_its_mask_on_the_way_is_found(ask_parser):
+    """TRT_Attention of this version does not know is_causal, and says nothing."""
+    causal, other = ask_parser(
+        one_attention("Attention", is_causal=1, scale=1.0), one_attention("TRT_Attention", is_causal=1), plugins="none"
+    )
+    assert (causal["attention"], causal["problem"]) == ([["UPPER_LEFT", False, False]], None)
+    assert other["attention"] == [["NONE", False, False]]
+    assert other["problem"] == "attention layers after parsing: expected 0, all causal; found 1, 0 causal"

@@ -4,6 +4,7 @@ the absence of errors: what was expected is counted in the graph, what is there 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -45,17 +46,26 @@ def expected_attention(model: ModelProto) -> int:
 
 
 def check_attention_layers(network: Any, expected: int) -> None:
-    """Raise UnsupportedEnvironment unless the parser made one attention layer of every Attention.
+    """Raise UnsupportedEnvironment unless the parser made one causal attention layer of every Attention.
 
-    Taken apart into products and a softmax, attention to a long prompt needs memory with the square of its length.
+    Taken apart into products and a softmax, attention to a long prompt needs memory with the square of its length. And
+    the parser passes over attributes that its version does not know: one of them could be the causal mask.
     """
-    layers = (network.get_layer(index) for index in range(network.num_layers))
-    found = sum(layer.type.name == "ATTENTION_OUTPUT" for layer in layers)
-    if found != expected:
+    module = sys.modules[type(network).__module__]
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    attention = [_attention(layer, module) for layer in layers if layer.type.name == "ATTENTION_INPUT"]
+    causal = sum(bool(layer.causal) for layer in attention)
+    if (len(attention), causal) != (expected, expected):
         raise UnsupportedEnvironment(
-            f"attention layers after parsing: expected {expected}, found {found}",
+            f"attention layers after parsing: expected {expected}, all causal; found {len(attention)}, {causal} causal",
             hint="kvc-trt doctor shows the TensorRT in use",
         )
+
+
+def _attention(layer: Any, module: Any) -> Any:
+    """The IAttention behind the layer that marks its inputs."""
+    layer.__class__ = module.IAttentionInputLayer
+    return layer.attention
 
 
 def _operator(layer: str) -> str:

@@ -1,8 +1,9 @@
 """Attention over the prompt as TensorRT's own fused layer.
 
-The ONNX operator Attention, which every TensorRT that reads these graphs takes in the same form. `is_causal` anchors
-the mask at the upper left corner there; a prompt attends to itself, so the mask is square and the corner does not
-matter. Queries may have more heads than keys.
+The ONNX operator Attention, which every TensorRT that reads these graphs takes in the same form. (The parser's own
+TRT_Attention names its causal mask differently from version to version, and is silently not causal where it does not
+know the name.) `is_causal` anchors the mask at the upper left corner there; a prompt attends to itself, so the mask is
+square and the corner does not matter. Queries may have more heads than keys.
 
 Scale: left to itself the parser multiplies queries and keys by 1/sqrt(sqrt(D)), which it computes by two square roots
 and a reciprocal in the type of the activations. In bfloat16 and for D = 128 the product comes out 0.3 % too small, for
