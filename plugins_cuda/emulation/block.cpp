@@ -3,7 +3,6 @@
 #include "kernels/platform.cuh"
 
 #include <bit>
-#include <cstdio>
 #include <cstring>
 
 uint3 threadIdx;
@@ -16,17 +15,6 @@ namespace kvc::emulation {
 Block* current_block = nullptr;
 
 namespace {
-
-std::string text(uint3 index) {
-    char buffer[48];
-    std::snprintf(buffer, sizeof buffer, "(%u,%u,%u)", index.x, index.y, index.z);
-    return buffer;
-}
-
-std::string text(Site site) {
-    const char* slash = std::strrchr(site.file_name(), '/');
-    return std::string(slash ? slash + 1 : site.file_name()) + ":" + std::to_string(site.line());
-}
 
 bool same_site(Site a, Site b) {
     const bool same_file = a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0;
@@ -193,68 +181,6 @@ void Block::note_access(const void* address, size_t bytes, RaceDetector::Kind ki
 
 void Block::note_copy(const void* to, const void* from, size_t bytes) {
     if (RaceDetector::instrumented) races_.copy(running_->number, to, from, bytes);
-}
-
-void Block::fail(const std::string& what) const {
-    throw LaunchError(place() + " thread " + text(running_->index) + ": " + what);
-}
-
-std::string Block::place() const { return std::string("kernel ") + kernel_ + " block " + text(blockIdx); }
-
-std::string Block::describe(const Thread& thread) const {
-    const std::string name = "thread " + text(thread.index);
-    if (thread.state == Thread::State::kExited) return name + " has exited";
-    char mask[32] = "";
-    if (thread.operation != nullptr) {
-        std::snprintf(mask, sizeof mask, "(mask %08x)", thread.mask);
-    }
-    return name + " is at " + thread.waits_for + mask + " (" + text(thread.site) + ")";
-}
-
-std::string Block::explain_deadlock() const {
-    for (int i = 0; i < size_; ++i) {
-        if (threads_[i]->state == Thread::State::kAtWarpOperation) return explain_missing_lane(*threads_[i]);
-    }
-    for (int i = 0; i < size_; ++i) {
-        if (threads_[i]->state != Thread::State::kExited) continue;
-        return "divergent barrier: " + describe(*first_at_barrier_) + " with " + std::to_string(at_barrier_ - 1) +
-               " others, " + describe(*threads_[i]) + " with " + std::to_string(size_ - live_ - 1) + " others";
-    }
-    return "divergent barrier";  // unreachable: a barrier with everybody at it is complete
-}
-
-std::string Block::explain_missing_lane(const Thread& waiting) const {
-    const int first = waiting.number / kWarpSize * kWarpSize;
-    for (uint32_t left = waiting.mask; left != 0; left &= left - 1) {
-        const int number = first + std::countr_zero(left);
-        const std::string lane = "lane " + std::to_string(number - first);
-        if (number >= size_) return describe(waiting) + ", whose " + lane + " does not exist";
-        const Thread& other = *threads_[number];
-        if (other.state != Thread::State::kAtWarpOperation || other.mask != waiting.mask ||
-            other.operation != waiting.operation) {
-            return "lane missing: " + describe(waiting) + ", but " + lane + ", " + describe(other);
-        }
-    }
-    return describe(waiting);  // unreachable: an operation with everybody at it is complete
-}
-
-std::string Block::explain_race(const RaceDetector::Race& race) const {
-    const auto text_of = [&](const RaceDetector::Access& access) {
-        constexpr const char* kKinds[] = {"read", "written", "changed by an atomic"};
-        std::string what = std::string(kKinds[static_cast<int>(access.kind)]) + " by ";
-        if (access.block != race.present.block) {
-            return what + "thread number " + std::to_string(access.thread) + " of block number " +
-                   std::to_string(access.block);
-        }
-        const Thread& thread = *threads_[access.thread];
-        what += "thread " + text(thread.index);
-        if (*thread.waits_for == '\0') return what;
-        const bool parked =
-            thread.state == Thread::State::kAtBarrier || thread.state == Thread::State::kAtWarpOperation;
-        return what + (parked ? " before " : " past ") + thread.waits_for + " (" + text(thread.site) + ")";
-    };
-    const std::string where = race.shared ? shared_.describe(race.address) : "global memory";
-    return "race on " + where + ": " + text_of(race.past) + ", then " + text_of(race.present);
 }
 
 }  // namespace kvc::emulation
