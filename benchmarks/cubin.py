@@ -101,7 +101,8 @@ def _read_usage(text: str, kernel) -> None:
         if match := _USAGE.search(line):
             code = kernel(architecture, symbol)
             code.registers, code.stack, shared, code.local = map(int, match.groups())
-            code.static_shared = shared - (_RESERVED_SHARED if _generation(architecture) >= 90 else 0)
+            # A kernel that uses none at all is not charged the system's part either.
+            code.static_shared = max(0, shared - (_RESERVED_SHARED if _generation(architecture) >= 90 else 0))
 
 
 def _read_launch_bounds(text: str, kernel) -> None:

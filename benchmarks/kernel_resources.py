@@ -49,7 +49,8 @@ def document(codes: Sequence[KernelCode], launches: dict[tuple[str, int], list[L
         "",
         "## Launches",
         "One layer of Llama-3.1-8B (32 query heads, 8 KV heads of 128), bf16,",
-        f"context {CONTEXT}, token budget {BUDGET}. *CTAs/SM*: how many fit by registers, threads and shared memory.",
+        f"context {CONTEXT}, token budget {BUDGET}. *CTAs/SM*: how many fit by registers, threads and shared memory, where",
+        "the latter differs at the batch that needs most.",
         f"*Floor*, on {' / '.join(gpu.name for gpu in ACCELERATORS)}: the bytes that the kernel must move over the",
         "published bandwidth, or its products over the tensor throughput (`benchmarks/kernel_traffic.py`).",
         "",
@@ -111,6 +112,7 @@ def _launch_table(codes: Sequence[KernelCode], launches: dict[tuple[str, int], l
         by_batch = [launches[operation, batch] for batch in BATCHES]
         for same_kernel in zip(*by_batch, strict=True):
             first = same_kernel[0]
+            largest = max(same_kernel, key=lambda launch: launch.dynamic_shared)
             work = floors.get(first.kernel)
             rows.append([
                 operation,
@@ -118,7 +120,7 @@ def _launch_table(codes: Sequence[KernelCode], launches: dict[tuple[str, int], l
                 _cell(launch.threads for launch in same_kernel),
                 _cell(launch.dynamic_shared for launch in same_kernel),
                 " / ".join(str(launch.ctas) for launch in same_kernel),
-                _cell(_resident(codes, first, architecture) for architecture in MULTIPROCESSORS),
+                _cell(_resident(codes, largest, architecture) for architecture in MULTIPROCESSORS),
                 "-" if work is None else " / ".join(f"{work.floor_on(gpu):.2f}" for gpu in ACCELERATORS),
             ])  # fmt: skip
     batches = " / ".join(map(str, BATCHES))
