@@ -46,10 +46,11 @@ def _creator_class(trt: ModuleType) -> Any:
             base.__init__(self)
             self._operator, self._kernels = operator, kernels
             self.name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, NAMESPACE
-            self._empty = np.array([], np.int32)
-            self.field_names = trt.PluginFieldCollection(
-                [trt.PluginField(field.name, self._empty, trt.PluginFieldType.INT32) for field in operator.fields]
-            )
+            self._named = [
+                trt.PluginField(field.name, np.array([], np.int32), trt.PluginFieldType.INT32)
+                for field in operator.fields
+            ]
+            self.field_names = trt.PluginFieldCollection(self._named)
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> PluginMethods | None:
             """A plugin, or None and a line that says why not."""

@@ -41,11 +41,12 @@ class PluginMethods:
         self._trt, self._operator, self._fields, self._kernels = trt, operator, dict(fields), kernels
         self.plugin_name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, NAMESPACE
         self.num_outputs = len(operator.outputs)
-        # What is serialised points into these arrays, and TensorRT reads it after the call has returned.
-        self._arrays = {name: np.array([value], np.int32) for name, value in self._fields.items()}
-        self._serialised = trt.PluginFieldCollection(
-            [trt.PluginField(name, array, trt.PluginFieldType.INT32) for name, array in self._arrays.items()]
-        )
+        # A collection points into its fields, and TensorRT reads it after the call has returned: both are kept.
+        self._serialised_fields = [
+            trt.PluginField(name, np.array([value], np.int32), trt.PluginFieldType.INT32)
+            for name, value in self._fields.items()
+        ]
+        self._serialised = trt.PluginFieldCollection(self._serialised_fields)
 
     def get_capability_interface(self, kind: tensorrt.PluginCapabilityType) -> PluginMethods:
         """One object is all three of them."""

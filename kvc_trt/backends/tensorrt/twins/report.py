@@ -1,6 +1,7 @@
 """Why a twin refused something: one line, on stderr and through `last_refusal()`.
 
-The lines are those of the C++ plugins (plugins_cuda/tensorrt/report.h), word for word: a test compares them.
+The lines are those of the C++ plugins (plugins_cuda/tensorrt/report.h), and a test compares them; a reason of the C ABI
+comes with the name of its function here.
 """
 
 from __future__ import annotations

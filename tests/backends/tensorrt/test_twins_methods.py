@@ -1,0 +1,293 @@
+"""The methods of the twins as TensorRT calls them, with its own descriptions of tensors; steps run on host memory."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from kvc_trt.backends.tensorrt.twins import OPERATORS, Refusal, last_refusal
+from kvc_trt.backends.tensorrt.twins.classes import make_creator
+from kvc_trt.backends.tensorrt.twins.plugin import IMPOSSIBLE_WORKSPACE
+from kvc_trt.kernels.errors import KernelLibraryError
+from tests.backends.tensorrt import rtx
+from tests.backends.tensorrt.twin_cases import BY_NAME, STEPS, Step, Workspace, check_same, dense_step, good_fields
+from tests.backends.tensorrt.twins_program import collection
+from tests.plugins_cuda import cases
+
+pytestmark = pytest.mark.tensorrt
+
+OPEN = -1
+SIZES = {"B": 3, "H": 4, "G": 2, "D": 16, "W": 8, "S": 100}
+
+
+@pytest.fixture
+def trt():
+    return rtx.load_or_skip()
+
+
+@pytest.fixture
+def twin(trt, emulation):
+    """twin(operator, fields=None) -> plugin over the emulated kernels."""
+
+    def make(operator, fields=None):
+        fields = good_fields(operator.name) if fields is None else fields
+        creator = make_creator(trt, operator, lambda: emulation)
+        return creator.create_plugin("layer", collection(trt, fields), trt.TensorRTPhase.BUILD)
+
+    return make
+
+
+def type_of(trt, dtype: torch.dtype):
+    names = {torch.float32: "FLOAT", torch.float16: "HALF", torch.bfloat16: "BF16", torch.int32: "INT32",
+             torch.int64: "INT64"}  # fmt: skip
+    return getattr(trt.DataType, names[dtype])
+
+
+def describe(trt, shape, kind):
+    desc = trt.PluginTensorDesc()
+    desc.dims, desc.type, desc.format = tuple(shape), kind, trt.TensorFormat.LINEAR
+    return desc
+
+
+def profile(trt, low, high, kind):
+    """A dynamic description; the optimum is not known yet when TensorRT asks."""
+    open_dims = tuple(a if a == b else OPEN for a, b in zip(low, high, strict=True))
+    desc = trt.DynamicPluginTensorDesc()
+    desc.desc = describe(trt, open_dims, kind)
+    desc.min, desc.opt, desc.max = tuple(low), open_dims, tuple(high)
+    return desc
+
+
+def sizes_of(operator, **changes) -> dict[str, int]:
+    """Sizes that fit the operator's fields."""
+    fields = good_fields(operator.name)
+    capacity = fields.get("capacity", 300)
+    pages = -(-capacity // fields.get("page_size", 1))
+    selected = max(fields.get(name, 0) for name in ("top_k", "token_budget", "dense_until"))
+    return {**SIZES, "C": capacity, "P": pages, "2D": 2 * SIZES["D"], "K": selected, **changes}
+
+
+def descriptions(trt, operator, make, cache_type=None):
+    """(inputs, outputs), each by make(tensor, type)."""
+    cache_type = cache_type or trt.DataType.HALF
+    kinds = {"cache": cache_type, "INT64": trt.DataType.INT64, "INT32": trt.DataType.INT32}
+    return [[make(tensor, kinds[tensor.element]) for tensor in part] for part in (operator.inputs, operator.outputs)]
+
+
+def fixed(trt, operator, cache_type=None, **changes):
+    sizes = sizes_of(operator, **changes)
+    return descriptions(trt, operator, lambda t, kind: describe(trt, [sizes[s] for s in t.shape], kind), cache_type)
+
+
+def ranged(trt, operator, batch, prompt, **changes):
+    low, high = (sizes_of(operator, B=b, S=s, **changes) for b, s in zip(batch, prompt, strict=True))
+    return descriptions(
+        trt, operator, lambda t, kind: profile(trt, [low[s] for s in t.shape], [high[s] for s in t.shape], kind)
+    )
+
+
+every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+
+
+# --- enqueue on host memory ---
+
+
+def enqueue(trt, plugin, step: Step) -> None:
+    """As TensorRT runs it: workspace of the profile, a plugin made again from what was serialised, a context."""
+    tensors = [(step.operator.inputs, step.inputs), (step.operator.outputs, step.outputs)]
+    kinds = [[type_of(trt, value.dtype) for value in values] for _, values in tensors]
+    ranges = [
+        [profile(trt, (1, *value.shape[1:]), value.shape, kind) for value, kind in zip(values, part, strict=True)]
+        for (_, values), part in zip(tensors, kinds, strict=True)
+    ]
+    plugin.configure_plugin(*ranges)
+    workspace = Workspace(plugin.get_workspace_size(*ranges))
+    described = [
+        [describe(trt, value.shape, kind) for value, kind in zip(values, part, strict=True)]
+        for (_, values), part in zip(tensors, kinds, strict=True)
+    ]
+    pointers = [[value.data_ptr() for value in values] for _, values in tensors]
+    creator = make_creator(trt, step.operator, plugin._kernels)
+    loaded = creator.create_plugin("layer", plugin.get_fields_to_serialize(), trt.TensorRTPhase.RUNTIME)
+    attached = loaded.attach_to_context(None)
+    attached.set_tactic(0)
+    attached.on_shape_change(*described)
+    attached.enqueue(*described, *pointers, workspace.address, 0)
+    workspace.check()
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize(("make", "lengths"), STEPS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_step_writes_the_bits_of_the_operator(trt, twin, emulation, make, lengths, dtype):
+    step = make(emulation, dtype, lengths)
+    enqueue(trt, twin(step.operator, step.fields), step)
+    check_same(step)
+
+
+def test_a_copied_cache_is_refused_and_left_alone(trt, twin, emulation):
+    step = dense_step(emulation, torch.float32, (9,))
+    step.outputs[1:] = [value.clone() for value in step.outputs[1:]]
+    before = [value.clone() for value in (*step.inputs, *step.outputs)]
+    with pytest.raises(Refusal, match=r"k_cache_out: expected the buffer of k_cache \(.*kALIASED_PLUGIN_IO_10_03"):
+        enqueue(trt, twin(step.operator, step.fields), step)
+    for value, old in zip((*step.inputs, *step.outputs), before, strict=True):
+        assert torch.equal(value.view(torch.uint8), old.view(torch.uint8))
+
+
+@every_operator
+def test_a_step_without_its_buffers_is_refused(trt, twin, operator):
+    inputs, outputs = fixed(trt, operator)
+    with pytest.raises(Refusal, match="null") as caught:
+        twin(operator).enqueue(inputs, outputs, [0] * len(inputs), [0] * len(outputs), 0, 0)
+    assert last_refusal() == str(caught.value)
+    assert last_refusal().startswith(f"kvc plugin: {operator.name}: ")
+
+
+@every_operator
+def test_shapes_and_types_of_a_step_are_checked(trt, twin, operator):
+    plugin = twin(operator)
+    plugin.on_shape_change(*fixed(trt, operator))
+    for part, specs in enumerate((operator.inputs, operator.outputs)):
+        for index in range(len(specs)):
+            for wrong in _wrong_descriptions(trt, fixed(trt, operator)[part][index]):
+                described = fixed(trt, operator)
+                described[part][index] = wrong
+                with pytest.raises(Refusal, match=f"kvc plugin: {operator.name}: "):
+                    plugin.on_shape_change(*described)
+
+
+def _wrong_descriptions(trt, right):
+    dims = tuple(right.dims)
+    for axis, size in product(range(len(dims)), (OPEN, 1029, 2**31, 2**40, -(2**63), 2**63 - 1)):
+        yield describe(trt, (*dims[:axis], size, *dims[axis + 1 :]), right.type)
+    yield describe(trt, dims[:-1], right.type)
+    yield describe(trt, (*dims, 1), right.type)
+    yield describe(trt, dims, trt.DataType.INT8)
+    other = describe(trt, dims, right.type)
+    other.format = trt.TensorFormat.CHW32
+    yield other
+
+
+@every_operator
+def test_numbers_of_tensors_are_checked(trt, twin, operator):
+    plugin, (inputs, outputs) = twin(operator), fixed(trt, operator)
+    expected = f"expected {len(inputs)} inputs and {len(outputs)} outputs, found"
+    with pytest.raises(Refusal, match=f"{expected} {len(inputs) - 1} and {len(outputs)}"):
+        plugin.on_shape_change(inputs[1:], outputs)
+    with pytest.raises(Refusal, match=f"{expected} {len(inputs)} and {len(outputs) + 1}"):
+        plugin.enqueue(inputs, [*outputs, outputs[0]], [], [], 0, 0)
+    with pytest.raises(Refusal, match=f"{expected} 0 and {len(outputs)}"):
+        plugin.get_output_data_types([])
+
+
+# --- before that ---
+
+
+@every_operator
+def test_profiles_are_configured_and_their_largest_workspace_is_declared(trt, twin, operator):
+    plugin = twin(operator)
+    largest = ranged(trt, operator, (1, 32), (1, 4096))
+    plugin.configure_plugin(*largest)
+    declared = plugin.get_workspace_size(*largest)
+    assert 0 < declared < 2**40
+    assert declared == plugin.get_workspace_size(*ranged(trt, operator, (32, 32), (4096, 4096)))
+    for batch, prompt in product((1, 31, 32), (1, 49, 108, 109, 4095)):
+        assert plugin.get_workspace_size(*ranged(trt, operator, (1, batch), (1, prompt))) <= declared
+
+
+@every_operator
+def test_a_profile_that_the_kernels_do_not_serve_is_refused(trt, twin, operator, capfd):
+    plugin = twin(operator)
+    for changes in ({"H": 3}, {"D": 20, "2D": 40}):
+        wrong = ranged(trt, operator, (1, 4), (64, 128), **changes)
+        with pytest.raises(Refusal, match=r"heads is 3|head_size is 20"):
+            plugin.configure_plugin(*wrong)
+        assert plugin.get_workspace_size(*wrong) == IMPOSSIBLE_WORKSPACE
+        assert last_refusal() in capfd.readouterr().err
+    with pytest.raises(Refusal, match="batch"):
+        plugin.configure_plugin(*ranged(trt, operator, (0, 4), (64, 128)))
+
+
+@every_operator
+def test_types_of_outputs_follow_the_cache(trt, twin, operator):
+    plugin = twin(operator)
+    for cache_type in (trt.DataType.FLOAT, trt.DataType.HALF, trt.DataType.BF16):
+        inputs, outputs = ([desc.type for desc in part] for part in fixed(trt, operator, cache_type))
+        assert plugin.get_output_data_types(inputs) == outputs
+        for index, name in enumerate(tensor.name for tensor in operator.inputs[1:]):
+            wrong = [*inputs]
+            wrong[index + 1] = trt.DataType.INT8
+            with pytest.raises(Refusal, match=f"{name}: expected DataType {int(inputs[index + 1])}, found 2"):
+                plugin.get_output_data_types(wrong)
+    with pytest.raises(Refusal, match=r"type of the cache: expected float32, .* found DataType 2"):
+        plugin.get_output_data_types([trt.DataType.INT8, *inputs[1:]])
+
+
+@every_operator
+def test_one_format_and_three_types_are_served(trt, twin, operator):
+    plugin = twin(operator)
+    served = 0
+    for cache_type in trt.DataType.__members__.values():
+        inputs, outputs = fixed(trt, operator, cache_type)
+        tensors = [_dynamic(trt, desc) for desc in (*inputs, *outputs)]
+        for position, kind in product(range(len(tensors)), trt.DataType.__members__.values()):
+            right = tensors[position].desc.type
+            for layout in trt.TensorFormat.__members__.values():
+                tensors[position].desc.type, tensors[position].desc.format = kind, layout
+                found = plugin.supports_format_combination(position, tensors, len(inputs))
+                first = tensors[0].desc.type.name in ("FLOAT", "HALF", "BF16")
+                same = position == 0 or kind == right
+                assert found == (first and same and layout == trt.TensorFormat.LINEAR)
+                served += found
+            tensors[position].desc.type, tensors[position].desc.format = right, trt.TensorFormat.LINEAR
+        for position in (-1, len(tensors)):
+            assert not plugin.supports_format_combination(position, tensors, len(inputs))
+        assert not plugin.supports_format_combination(0, tensors, len(inputs) - 1)
+        assert not plugin.supports_format_combination(0, tensors[1:], len(inputs))
+    assert served > 0
+
+
+def _dynamic(trt, desc):
+    whole = trt.DynamicPluginTensorDesc()
+    whole.desc = desc
+    return whole
+
+
+@every_operator
+def test_aliases_are_those_of_the_table(twin, operator):
+    plugin = twin(operator)
+    aliases = [-1 if tensor.alias is None else tensor.alias for tensor in operator.outputs]
+    assert [plugin.get_aliased_input(output) for output in range(plugin.num_outputs)] == aliases
+    assert [plugin.get_aliased_input(output) for output in (-1, plugin.num_outputs, 2**31 - 1)] == [-1, -1, -1]
+
+
+@every_operator
+def test_a_clone_is_another_plugin_of_the_same_fields(twin, operator):
+    plugin = twin(operator)
+    clone = plugin.clone()
+    assert clone is not plugin
+    for one in (plugin, clone, plugin.attach_to_context(None)):
+        fields = {field.name: field.data.tolist() for field in one.get_fields_to_serialize()}
+        assert fields == {name: [value] for name, value in good_fields(operator.name).items()}
+        assert (one.plugin_name, one.num_outputs) == (operator.name, len(operator.outputs))
+
+
+def test_without_kernels_the_reason_says_which_are_wanted(trt, emulation, monkeypatch):
+    """The emulation would follow the GPU's addresses into nowhere."""
+    from kvc_trt.backends.tensorrt.twins.registration import _cuda_kernels
+    from kvc_trt.kernels import loading
+
+    monkeypatch.setattr(loading, "PACKAGED", emulation.path.with_name("none.so"))
+    monkeypatch.delenv(loading.VARIABLE, raising=False)
+    with pytest.raises(KernelLibraryError, match=f"no kernel library: expected {loading.VARIABLE}"):
+        _cuda_kernels()
+    monkeypatch.setenv(loading.VARIABLE, str(emulation.path))
+    with pytest.raises(KernelLibraryError, match="is the emulation one, expected the one for cuda"):
+        _cuda_kernels()
+    dense = BY_NAME["KvcDenseAttention"]
+    fields = collection(trt, good_fields(dense.name))
+    plugin = make_creator(trt, dense, _cuda_kernels).create_plugin("layer", fields, trt.TensorRTPhase.BUILD)
+    with pytest.raises(Refusal, match="is the emulation one"):
+        plugin.configure_plugin(*ranged(trt, dense, (1, 4), (1, 1)))

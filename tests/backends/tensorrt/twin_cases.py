@@ -1,0 +1,203 @@
+"""What the twins are asked: fields that graphs really carry, fields with one thing wrong, steps on real data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from kvc_trt.backends.tensorrt.lowering import OPERATORS as PLUGINS
+from kvc_trt.backends.tensorrt.lowering import lower
+from kvc_trt.backends.tensorrt.twins import COMPACT, OPERATORS
+from kvc_trt.backends.tensorrt.twins.tables import INT32_MAX, Operator
+from kvc_trt.graph import KVC_DOMAIN
+from kvc_trt.kernels import use_library
+from kvc_trt.kernels.library import KernelLibrary
+from kvc_trt.kernels.ops import kvc
+from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, weightless_graphs
+from tests.graph.small_models import LLAMA, resolve
+from tests.plugins_cuda import cases
+
+BY_NAME = {operator.name: operator for operator in OPERATORS}
+TYPES = {"INT32": 5, "INT64": 10, "FLOAT32": 1, "INT8": 3, "CHAR": 6}
+"""PluginFieldType"""
+
+
+@dataclass(frozen=True)
+class RawField:
+    """One field as an engine file or a network might hand it in."""
+
+    name: str
+    type: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """Fields of which one is wrong, and the reason of the refusal."""
+
+    operator: str
+    fields: tuple[RawField, ...]
+    reason: str
+
+    @property
+    def line(self) -> str:
+        return f"kvc plugin: {self.operator}: {self.reason}"
+
+
+@cache
+def graph_fields() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+    """(operator, attributes) of the plugin nodes of lowered graphs of every policy with an engine."""
+    found = {}
+    for policy in WITH_AN_ENGINE:
+        parameters = resolve(policy, **({} if policy == "full" else {"skip_layers": 1}))
+        for graph in weightless_graphs(LLAMA, parameters, "bf16"):
+            for node in lower(graph, tensorrt=(11, 4), plugins=PLUGINS).graph.node:
+                if node.domain == KVC_DOMAIN:
+                    # What the parser hands over: every attribute that a field has the name of.
+                    names = {field.name for field in BY_NAME[node.op_type].fields}
+                    found[node.op_type, tuple((a.name, a.i) for a in node.attribute if a.name in names)] = None
+    return tuple(found)
+
+
+def good_fields(operator: str) -> dict[str, int]:
+    """One set of fields of a graph."""
+    return dict(next(fields for name, fields in graph_fields() if name == operator))
+
+
+def raw(fields: dict[str, int]) -> list[RawField]:
+    return [RawField(name, "INT32", (value,)) for name, value in fields.items()]
+
+
+def malformed_fields(operator: Operator) -> Iterator[Malformed]:
+    """Everything that can be wrong, field by field of the table."""
+    good = good_fields(operator.name)
+    assert list(good) == [field.name for field in operator.fields]
+    whole, count = raw(good), len(good)
+
+    def make(fields: Sequence[RawField], reason: str) -> Malformed:
+        return Malformed(operator.name, tuple(fields), reason)
+
+    yield make([*whole, RawField("more", "INT32", (1,))], f"number of fields: expected {count}, found {count + 1}")
+    for index, field in enumerate(operator.fields):
+        before, after, value = whole[:index], whole[index + 1 :], good[field.name]
+
+        def replaced(reason: str, *, name=field.name, kind="INT32", values=(value,), before=before, after=after):
+            return make([*before, RawField(name, kind, values), *after], reason)
+
+        yield make([*before, *after], f"field {field.name}: missing")
+        yield replaced(f"field {field.name}x: unknown", name=f"{field.name}x")
+        yield replaced(f"field {field.name.upper()}: unknown", name=field.name.upper())
+        span = f"expected {field.minimum}..{field.maximum}"
+        for wrong in (field.minimum - 1, field.maximum + 1, -(2**31), INT32_MAX):
+            if -(2**31) <= wrong <= INT32_MAX and not field.minimum <= wrong <= field.maximum:
+                yield replaced(f"field {field.name}: {span}, found {wrong}", values=(wrong,))
+        one = f"field {field.name}: expected one INT32 (type {TYPES['INT32']}, length 1), found"
+        for values in ((), (value, value)):
+            yield replaced(f"{one} type {TYPES['INT32']}, length {len(values)}", values=values)
+        for kind in TYPES:
+            if kind != "INT32":
+                yield replaced(f"{one} type {TYPES[kind]}, length 1", kind=kind, values=(min(value, 100),))
+        if count > 1:
+            other = (index + 1) % count
+            twice = [*whole[:other], whole[index], *whole[other + 1 :]]
+            yield make(twice, f"field {field.name}: given twice")
+    if operator is COMPACT:
+        even = {**good, "pool_kernel": good["pool_kernel"] + 1}
+        yield make(raw(even), f"field pool_kernel: expected an odd number, found {even['pool_kernel']}")
+        capacity = good["prompt_budget"] - 1
+        found = f"expected at most the capacity of {capacity}, found {good['prompt_budget']}"
+        yield make(raw({**good, "capacity": capacity}), f"field prompt_budget: {found}")
+
+
+@cache
+def malformed() -> tuple[Malformed, ...]:
+    """Malformed fields of every operator."""
+    return tuple(case for operator in OPERATORS for case in malformed_fields(operator))
+
+
+# --- steps on real data ---
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of an operator: its tensors in the order of the tables, and what must be in the outputs after it."""
+
+    operator: Operator
+    fields: dict[str, int]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    """memory that no kernel has written yet, or the input's where the table says so"""
+    expected: list[Tensor]
+
+
+def compact_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    case = cases.compact_case(lengths=lengths, heads=6, kv_heads=2, page=3, dtype=dtype)
+    with use_library(emulation.path):
+        expected = kvc.compact(**case.arguments())
+    return _step("KvcCompact", case, list(expected))
+
+
+def hybrid_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    case = cases.step_case(lengths=lengths, heads=6, kv_heads=2, page=3, top_r=5, top_k=12, dense_until=18, dtype=dtype)
+    other = case.to("cpu")
+    with use_library(emulation.path):
+        output, selected = kvc.hybrid_attention(**other.arguments())
+    return _step("KvcHybridAttention", case, [output, other.k_cache, other.v_cache, other.bounds, selected])
+
+
+def dense_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    case = cases.step_case(lengths=lengths, heads=6, kv_heads=2, dtype=dtype)
+    other = case.to("cpu")
+    with use_library(emulation.path):
+        output = kvc.dense_attention(**other.dense_arguments())
+    return _step("KvcDenseAttention", case, [output, other.k_cache, other.v_cache])
+
+
+def _step(name: str, case, expected: list[Tensor]) -> Step:
+    operator = BY_NAME[name]
+    inputs = [getattr(case, tensor.name) for tensor in operator.inputs]
+    outputs = [
+        torch.full(tuple(result.shape), -77, dtype=result.dtype) if tensor.alias is None else inputs[tensor.alias]
+        for tensor, result in zip(operator.outputs, expected, strict=True)
+    ]
+    assert all(tensor.is_contiguous() for tensor in (*inputs, *outputs))
+    return Step(
+        operator, {field.name: getattr(case, field.name) for field in operator.fields}, inputs, outputs, expected
+    )
+
+
+STEPS = [
+    (compact_step, (61, 9, 40)),
+    (compact_step, (5, 0)),
+    (hybrid_step, (61, 17, 40)),
+    (hybrid_step, (70, -1)),
+    (dense_step, (61, 9, 40)),
+    (dense_step, (70, -1)),
+]
+"""Rows below and above the budget, empty and inactive ones."""
+
+
+def check_same(step: Step) -> None:
+    """Every output equals what is expected to the last bit, NaN included."""
+    for found, expected in zip(step.outputs, step.expected, strict=True):
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+class Workspace:
+    """Scratch memory at an address that is a multiple of 256, with guard bytes behind it."""
+
+    GUARD = 4096
+
+    def __init__(self, size: int) -> None:
+        self._memory = torch.full((size + self.GUARD + 256,), 0x5A, dtype=torch.uint8)
+        start = self._memory.data_ptr()
+        self.address = -(-start // 256) * 256
+        self._guard = self._memory[self.address - start + size :][: self.GUARD]
+
+    def check(self) -> None:
+        assert bool((self._guard == 0x5A).all()), "written behind the end of the workspace"
