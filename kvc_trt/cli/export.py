@@ -66,6 +66,21 @@ def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype
         click.echo(_summary(export, file))
 
 
+@command.command(name="tensorrt-llm")
+@click.argument("engine_dir", type=click.Path(path_type=Path))
+@click.option("-o", "--output", "directory", type=click.Path(path_type=Path), required=True, help="Must not exist yet.")
+def tensorrt_llm(engine_dir: Path, directory: Path) -> None:
+    """Write an engine of backend tensorrt-llm in TensorRT-LLM's own layout.
+
+    DIRECTORY/prefill and DIRECTORY/decode, each with config.json and rank0.engine, for TensorRT-LLM 1.2 and older.
+    """
+    from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, export_engine
+    from kvc_trt.engine import Engine
+
+    export_engine(Engine.open(engine_dir, progress=output.progress()), directory)
+    click.echo(f"{directory}: {' and '.join(PHASES)}, each with config.json and rank0.engine")
+
+
 def _summary(export: Export, file: str) -> str:
     from kvc_trt.backends.tensorrt_llm.llm_api_text import traffic_lines
 

@@ -252,7 +252,7 @@ def _differences(
         "selection: whole pages, then every cache block that they touch is attended whole (policy: single tokens)",
         "selection: temperature sqrt(head size) (policy: sqrt(head size x share of the query in the chosen channels))",
         f"selection: query and page bounds are rounded to {bounds} (policy: the cache's type, scores in fp32)",
-        "selection: a partial last page of a prompt is padded with 0 (policy: with infinities), so its bounds are wider",
+        "selection: a partial last page of a prompt is padded with 0 (policy: infinities), so its bounds are wider",
         *shared,
     )
 
@@ -267,7 +267,7 @@ def _warnings(model: ModelConfig, rocket: RocketSparseAttention, attention: Atte
         known = ", ".join(map(str, _HEAD_SIZES))
         warnings.append(f"head size {model.head_size}: its page-sparse kernels are documented for {known}")
     if rocket.page_size > _TESTED_PAGE_SIZE:
-        warnings.append(f"page size {rocket.page_size}: its documentation calls accuracy fine up to {_TESTED_PAGE_SIZE}")
+        warnings.append(f"page size {rocket.page_size}: upstream calls accuracy fine up to {_TESTED_PAGE_SIZE}")
     if model.dtype == "float32":
         warnings.append("the checkpoint is float32: TensorRT-LLM's RocketKV takes float16, bfloat16 and FP8 (dtype)")
     return tuple(warnings)

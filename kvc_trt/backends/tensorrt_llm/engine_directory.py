@@ -1,0 +1,106 @@
+"""TensorRT-LLM's engine directory: config.json {version, pretrained_config, build_config} and rank0.engine.
+
+It holds one plan, ours are two; so there are two of them side by side, as TensorRT-LLM itself does it for encoder and
+decoder: DIR/prefill and DIR/decode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvc_trt.backends.tensorrt_llm.build import STAGES
+from kvc_trt.backends.tensorrt_llm.networks import length_buckets
+from kvc_trt.engine import Engine
+from kvc_trt.engine.files import read_bytes, write_durably
+from kvc_trt.engine.manifest import canonical
+from kvc_trt.engine.writer import new_directory, place, writable_target
+from kvc_trt.errors import InputError
+
+PHASES = ("prefill", "decode")
+CONFIG_FILE, PLAN_FILE = "config.json", "rank0.engine"
+SECTIONS = frozenset(("version", "pretrained_config", "build_config"))
+LARGEST_CONFIG = 16 << 20
+
+
+@dataclass(frozen=True)
+class EngineDirectory:
+    """One engine as TensorRT-LLM stores it."""
+
+    config: Mapping[str, Any]
+    plan: Path
+
+
+def directory_config(engine_config: Mapping[str, Any], version: str, max_num_tokens: int) -> dict[str, Any]:
+    """TensorRT-LLM's config.json from that of an engine of ours; `version` is the tensorrt_llm that built it.
+
+    build_config gets what its reader demands; the compression goes along, as a key of its own.
+    """
+    ours = {name: value for name, value in engine_config["build_config"].items() if name != "kvc_trt"}
+    build = {
+        "max_num_tokens": max_num_tokens,
+        "opt_num_tokens": None,
+        "max_prompt_embedding_table_size": 0,
+        "force_num_profiles": None,
+        "profiling_verbosity": "detailed",
+        "use_refit": False,
+        "weight_sparsity": False,
+        "weight_streaming": False,
+        "use_strip_plan": False,
+        **ours,
+        "kv_compression": engine_config["kv_compression"],
+    }
+    return {"version": version, "pretrained_config": engine_config["pretrained_config"], "build_config": build}
+
+
+def export_engine(engine: Engine, target: Path) -> None:
+    """Write a checked engine of backend tensorrt-llm in TensorRT-LLM's layout; InputError for any other engine."""
+    if engine.backend != "tensorrt-llm":
+        raise InputError(
+            f"{engine.path} was built for {engine.backend}, expected tensorrt-llm",
+            hint="kvc-trt build --backend tensorrt-llm, or kvc-trt export llm-api for TensorRT-LLM's own RocketKV",
+        )
+    rows = engine.build.max_batch_size
+    tokens = {"prefill": rows * length_buckets(engine.parameters.max_input_len)[-1][-1], "decode": rows}
+    version = engine.manifest["target"]["tensorrt_llm"]
+    configs = {phase: directory_config(engine.config, version, tokens[phase]) for phase in PHASES}
+    write_engine_directories(target, configs, {phase: engine.path / STAGES[phase] for phase in PHASES})
+
+
+def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, Any]], plans: Mapping[str, Path]) -> None:
+    """Write target/prefill and target/decode, whole or not at all; plans are linked, or copied between file systems.
+
+    Raises InputError where something stands at `target`.
+    """
+    target = writable_target(target)
+    if target.exists() or target.is_symlink():
+        raise InputError(f"{target} exists and is not replaced", hint="another -o DIRECTORY")
+    with new_directory(target, replace=False) as directory:
+        for phase in PHASES:
+            (directory / phase).mkdir()
+            write_durably(directory / phase / CONFIG_FILE, canonical(configs[phase]))
+            place(plans[phase], directory / phase / PLAN_FILE)
+
+
+def read_engine_directory(path: Path) -> EngineDirectory:
+    """Read one directory and check its shape, without TensorRT; InputError says what is wrong."""
+    content = read_bytes(path / CONFIG_FILE, LARGEST_CONFIG)
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path / CONFIG_FILE} is not valid JSON") from error
+    if not isinstance(config, dict) or set(config) != SECTIONS:
+        found = ", ".join(sorted(config)) if isinstance(config, dict) else "no object"
+        raise InputError(f"{path / CONFIG_FILE}: expected {', '.join(sorted(SECTIONS))}, found {found}")
+    if not isinstance(config["version"], str):
+        raise InputError(f"{path / CONFIG_FILE}: version is {config['version']!r}, expected text")
+    for section in ("pretrained_config", "build_config"):
+        if not isinstance(config[section], dict):
+            raise InputError(f"{path / CONFIG_FILE}: {section} is no object")
+    plan = path / PLAN_FILE
+    if plan.is_symlink() or not plan.is_file():
+        raise InputError(f"{plan} is missing or no regular file")
+    return EngineDirectory(config, plan)

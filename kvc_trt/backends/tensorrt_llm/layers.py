@@ -1,0 +1,108 @@
+"""Layers of a Llama-like decoder out of TensorRT-LLM's functions. Activations are token-major, [T, width]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi, Tensor
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.rope import rotary_tables
+from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.models.weights import WeightSource
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+Angles = tuple[Tensor, Tensor]
+
+
+class Layers:
+    """Adds layers to the network of the enclosing net_guard; `model.dtype` is the type of weights and activations."""
+
+    def __init__(self, api: BuilderApi, model: ModelConfig, weights: WeightSource, length: int) -> None:
+        self.api, self.model = api, model
+        self._f, self._weights = api.functional, weights
+        self._length = length
+        self._constants: dict[str, Tensor] = {}
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """INT64 [T] -> [T,hidden]"""
+        return self._f.embedding(ids, self._weight(EMBEDDING))
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """RMSNorm over the last dimension."""
+        weight, size = self._weight(name), self._weights.shape(name)[0]
+        return self._f.rms_norm(x, size, weight=weight, eps=self.model.norm_epsilon)
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """`x` [T,in] times NAME.weight [out,in], plus NAME.bias [out] where the model has one."""
+        product = self._f.matmul(x, self._weight(f"{name}.weight"), transb=True)
+        return product + self._weight(f"{name}.bias") if self._has_bias(name) else product
+
+    def feed_forward(self, x: Tensor, layer: str) -> Tensor:
+        """SwiGLU: down(silu(gate(x)) * up(x))."""
+        gate, up = self.linear(x, f"{layer}.mlp.gate_proj"), self.linear(x, f"{layer}.mlp.up_proj")
+        return self.linear(self._f.silu(gate) * up, f"{layer}.mlp.down_proj")
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits [T,vocab] of hidden states [T,hidden]."""
+        name = EMBEDDING if self.model.tie_word_embeddings else HEAD
+        return self._f.matmul(self.norm(x, FINAL_NORM), self._weight(name), transb=True)
+
+    def angles(self, positions: Tensor) -> Angles:
+        """Cosine and sine, FLOAT [T,1,D/2], of INT64 positions [T]; all layers share them."""
+        tables = [self._f.constant(table) for table in rotary_tables(self.model, self._length)]
+        cosine, sine = (self._f.embedding(positions, t).view([-1, 1, self.model.head_size // 2]) for t in tables)
+        return cosine, sine
+
+    def query(self, x: Tensor, layer: str, angles: Angles) -> Tensor:
+        """Rotated queries FLOAT [T,H,D] of normed activations."""
+        return self._rotated(x, layer, "q", self.model.num_attention_heads, angles)
+
+    def key(self, x: Tensor, layer: str, angles: Angles) -> Tensor:
+        """Rotated keys [T,G,D]."""
+        return self._rotated(x, layer, "k", self.model.num_key_value_heads, angles).cast(self.model.dtype)
+
+    def value(self, x: Tensor, layer: str) -> Tensor:
+        """Values [T,G,D]."""
+        model = self.model
+        flat = self.linear(x, f"{layer}.self_attn.v_proj")
+        return flat.view([-1, model.num_key_value_heads, model.head_size])
+
+    def causal_attention(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """TensorRT's own attention of FLOAT queries [B,H,S,D] and keys, values [B,G,S,D] -> [B,H,S,D].
+
+        It applies no scale. Only in fp32, for which it has no fused kernel, may it be taken apart: the scores of a long
+        prompt do not fit into memory.
+        """
+        trt, scaled = self.api.tensorrt, (query * (1 / math.sqrt(self.model.head_size))).cast(self.model.dtype)
+        inputs = [tensor.trt_tensor for tensor in (scaled, keys, values)]
+        attention = self.api.default_trtnet().add_attention(*inputs, trt.AttentionNormalizationOp.SOFTMAX, True)
+        attention.decomposable = self.model.dtype == "float32"
+        # An attention is no layer, so `_create_tensor`, which names the layer, cannot wrap it.
+        output = attention.get_output(0)
+        return self.api.make_tensor(trt_tensor=output, network=self.api.default_net(), is_network_input=False)
+
+    def _rotated(self, x: Tensor, layer: str, kind: str, heads: int, angles: Angles) -> Tensor:
+        size, attention = self.model.head_size, f"{layer}.self_attn"
+        rows = self.linear(x, f"{attention}.{kind}_proj").view([-1, heads, size])
+        if self.model.qk_norm:
+            rows = self.norm(rows, f"{attention}.{kind}_norm.weight")
+        cosine, sine = angles
+        first, second = rows.cast("float32").split(size // 2, 2)
+        return self._f.concat([first * cosine - second * sine, second * cosine + first * sine], dim=2)
+
+    def _has_bias(self, name: str) -> bool:
+        if name.endswith("o_proj"):
+            return self.model.output_bias
+        return self.model.qkv_bias and ".self_attn." in name
+
+    def _weight(self, name: str) -> Tensor:
+        if name not in self._constants:
+            dtype = self.model.dtype
+            array: NDArray[Any] = self._weights.read(name).astype(numpy_dtype(dtype), copy=False)
+            as_dtype = getattr(self.api.tensorrt, dtype)
+            self._constants[name] = self._f.constant(np.ascontiguousarray(array), as_dtype)
+        return self._constants[name]

@@ -1,0 +1,151 @@
+"""The two networks of an engine, with the inputs and outputs of `kvc_trt.graph.build`, name by name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvc_trt.backends.tensorrt_llm import plugins
+from kvc_trt.backends.tensorrt_llm.layers import Angles, Layers
+from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi, Tensor
+from kvc_trt.graph import PROMPT_BLOCK
+from kvc_trt.graph.state import state_tensors, uses_pages
+from kvc_trt.policies.parameters import PolicyParameters
+
+Range = tuple[int, int, int]
+"""Smallest, typical and largest size of a dimension."""
+Dynamic = tuple[str, Sequence[Range]]
+"""A dimension whose size a call decides: its name, and its range in every optimisation profile."""
+FIRST_BUCKET = 4096
+"""Prompts up to this length have an optimisation profile of their own."""
+
+
+def define_prefill(layers: Layers, parameters: PolicyParameters, max_batch_size: int) -> None:
+    """input_ids INT64 [B,S], prompt_lengths INT64 [B] -> logits, cache_lengths and every state tensor."""
+    f, model = layers.api.functional, layers.model
+    buckets = length_buckets(parameters.max_input_len)
+    rows = _batch(max_batch_size, len(buckets))
+    ids = _input(layers.api, "input_ids", "int64", [rows, ("sequence", buckets)])
+    lengths = _input(layers.api, "prompt_lengths", "int64", [rows])
+    grid = [f.shape(ids, 0), f.shape(ids, 1)]
+    angles = layers.angles(_positions(layers.api, ids, parameters.max_sequence_len - 1))
+    window = _window(layers.api, lengths, parameters.window)
+    x = layers.embed(ids.view([-1]))
+    stored = []
+    for layer in range(model.num_hidden_layers):
+        name = f"model.layers.{layer}"
+        normed = layers.norm(x, f"{name}.input_layernorm.weight")
+        query, key, value = _project(layers, normed, name, angles)
+        queries = _by_head(layers, query, grid, model.num_attention_heads)
+        keys, values = (_by_head(layers, part, grid, model.num_key_value_heads) for part in (key, value))
+        attended = layers.causal_attention(queries, keys, values).permute([0, 2, 1, 3])
+        x = _after_attention(layers, x, attended, name)
+        last = _last_queries(layers, query, grid, window, parameters.window)
+        stored.append(_store(layers, parameters, layer, [last, keys, values, lengths]))
+    f.concat([one.view([1, -1]) for one in stored], dim=0).mark_output("cache_lengths", "int64")
+    by_row = x.view(f.concat([*grid, model.hidden_size]))
+    final = f.gather_nd(by_row, (lengths - 1).view([-1, 1]), batch_dims=1)
+    layers.head(final).mark_output("logits", "float32")
+
+
+def define_decode(layers: Layers, parameters: PolicyParameters, max_batch_size: int, slice_until: int) -> None:
+    """token, positions INT64 [B], cache_lengths INT64 [caches,B] and the state -> logits and the state, in place."""
+    f, model, rows = layers.api.functional, layers.model, _batch(max_batch_size)
+    token, positions = (_input(layers.api, name, "int64", [rows]) for name in ("token", "positions"))
+    cache_lengths = _input(layers.api, "cache_lengths", "int64", [model.num_hidden_layers, rows])
+    angles = layers.angles(positions)
+    x = layers.embed(token)
+    state = state_tensors(model, parameters, model.dtype)
+    for layer in range(model.num_hidden_layers):
+        name = f"model.layers.{layer}"
+        of_layer = [tensor for tensor in state if tensor.layer == layer]
+        normed = layers.norm(x, f"{name}.input_layernorm.weight")
+        new = _project(layers, normed, name, angles)
+        caches = [_input(layers.api, one.name, one.dtype, [rows, *one.shape]) for one in of_layer]
+        inputs = [new[0].cast(model.dtype), *new[1:], *caches, f.select(cache_lengths, 0, layer)]
+        if uses_pages(parameters, layer):
+            attended, *written = plugins.hybrid_attention(layers.api, parameters, inputs)
+        else:
+            attended, *written = plugins.dense_attention(layers.api, slice_until, inputs)
+        for tensor, output in zip(of_layer, written, strict=False):  # behind the state stands `selected`, unused here
+            output.mark_output(tensor.aliased_output, tensor.dtype)
+        x = _after_attention(layers, x, attended, name)
+    layers.head(x).mark_output("logits", "float32")
+
+
+def length_buckets(max_input_len: int) -> list[Range]:
+    """Ranges of padded prompt lengths, one per optimisation profile of prefill; together they cover all of them."""
+    longest = -(-max_input_len // PROMPT_BLOCK) * PROMPT_BLOCK
+    if longest <= FIRST_BUCKET:
+        return [(1, longest, longest)]
+    return [(1, FIRST_BUCKET, FIRST_BUCKET), (FIRST_BUCKET, longest, longest)]
+
+
+def _batch(largest: int, profiles: int = 1) -> Dynamic:
+    return "batch", [(1, min(8, largest), largest)] * profiles
+
+
+def _input(api: BuilderApi, name: str, dtype: str, axes: Sequence[int | Dynamic]) -> Tensor:
+    """A network input. Equal names promise equal sizes, so a static dimension is named after place and size."""
+    profiles = next(len(axis[1]) for axis in axes if not isinstance(axis, int))
+    ranges: OrderedDict[str, list[Any]] = OrderedDict()
+    for place, axis in enumerate(axes):
+        if isinstance(axis, int):
+            ranges[f"axis_{place}_of_{axis}"] = [axis] * profiles
+        else:
+            ranges[axis[0]] = [list(one) for one in axis[1]]
+    return api.make_tensor(name, dtype, [axis if isinstance(axis, int) else -1 for axis in axes], ranges)
+
+
+def _project(layers: Layers, normed: Tensor, name: str, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries FLOAT [T,H,D], keys and values [T,G,D]."""
+    return layers.query(normed, name, angles), layers.key(normed, name, angles), layers.value(normed, name)
+
+
+def _by_head(layers: Layers, part: Tensor, grid: Sequence[Tensor], heads: int) -> Tensor:
+    """[T,heads,D] -> [B,heads,S,D]"""
+    shape = layers.api.functional.concat([*grid, heads, layers.model.head_size])
+    return part.view(shape).permute([0, 2, 1, 3])
+
+
+def _after_attention(layers: Layers, x: Tensor, attended: Tensor, name: str) -> Tensor:
+    """Output projection, residuals and the feed-forward half; `attended` has one row of all heads per token."""
+    model = layers.model
+    flat = attended.view([-1, model.num_attention_heads * model.head_size])
+    x = x + layers.linear(flat, f"{name}.self_attn.o_proj")
+    return x + layers.feed_forward(layers.norm(x, f"{name}.post_attention_layernorm.weight"), name)
+
+
+def _positions(api: BuilderApi, ids: Tensor, last: int) -> Tensor:
+    """INT64 [B*S]: 0, 1, ... of every row. Padding may reach beyond `last`; what is computed there is never used."""
+    f = api.functional
+    counted = f.arange(f.constant(np.array(0, np.int64)), f.shape(ids, 1), "int64")
+    return f.expand(f.minimum(counted, last).view([1, -1]), f.shape(ids)).view([-1])
+
+
+def _window(api: BuilderApi, lengths: Tensor, width: int) -> Tensor:
+    """INT64 [B,W,1]: positions of each row's last W queries; rows before its start point at 0."""
+    offsets = api.functional.constant(np.arange(-width, 0, dtype=np.int64).reshape(1, width))
+    return api.functional.maximum(lengths.view([-1, 1]) + offsets, 0).view([-1, width, 1])
+
+
+def _last_queries(layers: Layers, query: Tensor, grid: Sequence[Tensor], window: Tensor, width: int) -> Tensor:
+    """FLOAT queries [T,H,D] -> those of the observation window, [B,H,W,D]."""
+    f, model = layers.api.functional, layers.model
+    rows = query.cast(model.dtype).view(f.concat([*grid, model.num_attention_heads * model.head_size]))
+    chosen = f.gather_nd(rows, window, batch_dims=1)
+    return chosen.view([0, width, model.num_attention_heads, model.head_size]).permute([0, 2, 1, 3])
+
+
+def _store(layers: Layers, parameters: PolicyParameters, layer: int, inputs: Sequence[Tensor]) -> Tensor:
+    """Compact the layer's prompt, mark its state as outputs, return its cache lengths [B]."""
+    pages, dtype = uses_pages(parameters, layer), layers.model.dtype
+    k_cache, v_cache, bounds, lengths, _ = plugins.compact(layers.api, parameters, layer, inputs, pages)
+    k_cache.mark_output(f"k_cache.{layer}", dtype)
+    v_cache.mark_output(f"v_cache.{layer}", dtype)
+    if pages:
+        bounds.mark_output(f"bounds.{layer}", dtype)
+    return lengths
