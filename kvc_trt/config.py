@@ -41,7 +41,9 @@ class BuildConfig(BaseModel):
     split: Literal["adaptive", "even"] | Annotated[float, Field(ge=0, le=1)] = "adaptive"
     dense_until: Count | Literal["auto"] | None = None
     backend: Literal["auto", "onnxruntime", "tensorrt", "tensorrt-llm", "torch"] = "auto"
-    weights: Literal["auto", "fp32", "fp16", "int8", "int4"] = "auto"
+    weights: Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
+    compatibility: Literal["none", "hardware"] | None = None
+    """tensorrt only: `hardware` builds engines that later GPU architectures run too, with kernels that suit all."""
     checkpoint: str | None = None
     revision: str | None = None
     random_weights: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None

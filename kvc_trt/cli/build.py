@@ -54,7 +54,9 @@ class _NumberOr(click.ParamType):  # type: ignore[type-arg]  # generic only in r
 @click.option("--revision", help="Commit, tag or branch to fetch from the Hugging Face Hub.")
 @click.option("--random-weights", type=int, metavar="SEED", help="Random weights: real shapes without a checkpoint.")
 @click.option(
-    "--weights", type=click.Choice(["auto", "fp32", "fp16", "int8", "int4"]), help="Stored weights.  [default: auto]"
+    "--weights",
+    type=click.Choice(["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4"]),
+    help="Stored weights; bf16 on a GPU only, int8 and int4 on a CPU only.  [default: auto]",
 )
 @click.option(
     "--backend",
@@ -94,8 +96,7 @@ def command(
     inputs again finds the engine up to date.
     """
     from kvc_trt.backends import select_backend
-    from kvc_trt.backends.onnxruntime.break_even import break_even
-    from kvc_trt.backends.onnxruntime.build import makers
+    from kvc_trt.backends.builders import builder_for
     from kvc_trt.engine.build import build_engine
     from kvc_trt.engine.model_choice import choose_model, open_source
     from kvc_trt.engine.request import for_source, resolve
@@ -105,14 +106,18 @@ def command(
     if verify:
         _check_verifiable()
     backend = select_backend(config.backend)
+    builder = builder_for(backend.name)
     progress = output.progress()
     choice = choose_model(config.model, config.checkpoint)
-    request = resolve(config, choice, backend.name, recorded=recorded, measure_break_even=break_even)
-    target = directory or Path("engines") / _default_name(choice.name, request.config.policy)
+    request = resolve(config, choice, backend.name, recorded=recorded, measure_break_even=builder.measure_break_even)
+    output_directory = directory or Path("engines") / _default_name(choice.name, request.config.policy)
     choice, source = open_source(choice, request.config)
     request = for_source(request, choice, source)
     progress.note(f"backend: {backend.name} ({backend.reason})")
-    result = build_engine(request, source, makers(request, source, progress), target, force=force, progress=progress)
+    result = build_engine(
+        request, source, builder.makers(request, source, progress), output_directory,
+        target=builder.target(request), force=force, progress=progress,
+    )  # fmt: skip
     report = _verify(result, _checkpoint_beside(request, source), progress) if verify else None
     if as_json:
         output.print_json(_as_json(result, request, backend, report))
@@ -120,7 +125,7 @@ def command(
         click.echo(_summary(result, request))
         if report is not None:
             click.echo(report.as_text())
-    _judge(report, target)
+    _judge(report, output_directory)
 
 
 def _configuration(

@@ -16,30 +16,21 @@ from typing import Any, Literal, Protocol
 
 import kvc_trt
 from kvc_trt import __version__
-from kvc_trt.engine.directory import (
-    ARCHITECTURE,
-    CONFIG_FILE,
-    DECODE_FILE,
-    PREFILL_FILE,
-    TOKENIZER_DIRECTORY,
-    WEIGHTS_FILE,
-    Engine,
-)
+from kvc_trt.engine.directory import Engine
 from kvc_trt.engine.files import disk_error, sha256, write_durably
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.request import Request, weight_bytes
 from kvc_trt.engine.stages import Stages
+from kvc_trt.engine.targets import CONFIG_FILE, STAGES, TOKENIZER_DIRECTORY
 from kvc_trt.engine.tokenizer import check_tokenizer
 from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.progress import Progress
 
-STAGES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECODE_FILE}
-"""Each stage makes one file, from the files of the stages before it."""
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
-LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "tokenizers")
+LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "tokenizers", "tensorrt")
 
 
 class Maker(Protocol):
@@ -50,6 +41,7 @@ class Maker(Protocol):
 
 
 Makers = Mapping[str, Maker]
+"""By stage: those of `STAGES` for the backend."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +56,16 @@ class BuildResult:
 
 
 def build_engine(
-    request: Request, source: ModelSource, makers: Makers, output: Path, *, force: bool, progress: Progress
+    request: Request,
+    source: ModelSource,
+    makers: Makers,
+    output: Path,
+    *,
+    target: Mapping[str, Any],
+    force: bool,
+    progress: Progress,
 ) -> BuildResult:
-    """Build `request` into `output`, or find it there already.
+    """Build `request` into `output`, or find it there already. `target` goes into the manifest as it is.
 
     Raises InputError when something else stands at `output` and `force` is false; UnsupportedEnvironment for a full
     disk. Whatever happens, `output` holds what it held before or the whole new engine.
@@ -76,16 +75,18 @@ def build_engine(
     check_tokenizer(source.tokenizer_files, request.model.vocab_size)
     config_json = engine_config(request)
     with progress.task("reading the inputs", None):
-        inputs = inputs_of(config_json, source)
+        inputs = inputs_of(config_json, source, target, request.config.backend)
     existing = _existing(output, inputs, force=force, progress=progress)
     if existing is not None:
         return BuildResult(existing, "up to date", (), time.monotonic() - started)
-    check_space(output, weight_bytes(request.model, request.config.weights))
+    files = STAGES[request.config.backend]
+    plans = sum(name.endswith(".engine") for name in files)
+    check_space(output, (1 + plans) * weight_bytes(request.model, request.config.weights))
     with Stages.open(_digest(inputs), progress) as stages:
-        for name, file in STAGES.items():
+        for name, file in files.items():
             stages.run(name, file, partial(makers[name], finished=stages.directory))
         try:
-            _put_together(output, request, source, config_json, inputs, stages, replace=force)
+            _put_together(output, request, source, config_json, target, inputs, stages, replace=force)
         except OSError as error:
             raise disk_error(error, f"writing {output}") from error
         stages.discard()
@@ -125,14 +126,17 @@ def engine_config(request: Request) -> dict[str, Any]:
     }
 
 
-def inputs_of(config_json: Mapping[str, Any], source: ModelSource) -> dict[str, str]:
+def inputs_of(
+    config_json: Mapping[str, Any], source: ModelSource, target: Mapping[str, Any], backend: str
+) -> dict[str, str]:
     """Return the digests of everything an engine follows from."""
     tokenizer = {path.name: sha256(path.resolve()) for path in source.tokenizer_files}
     return {
         "configuration": _digest(config_json),
         "weights": source.weights.fingerprint(),
         "tokenizer": _digest(tokenizer),
-        "code": _code_digest(),
+        "target": _digest(target),
+        "code": _code_digest(backend),
     }
 
 
@@ -140,11 +144,14 @@ def _digest(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
-def _code_digest() -> str:
+def _code_digest(backend: str) -> str:
     """SHA-256 over the sources that decide what is in an engine: a changed graph is never called up to date."""
     root = Path(kvc_trt.__file__).parent
     paths = [path for package in ("models", "policies", "graph", "engine") for path in (root / package).rglob("*.py")]
     paths += (root / "backends").glob("*/build.py")
+    if backend == "tensorrt":
+        paths += (root / "backends" / "tensorrt" / "lowering").glob("*.py")
+        paths += [root / "backends" / "tensorrt" / f"{name}.py" for name in ("builder", "profiles")]
     return _digest({path.relative_to(root).as_posix(): sha256(path) for path in paths})
 
 
@@ -173,6 +180,7 @@ def _put_together(
     request: Request,
     source: ModelSource,
     config_json: Mapping[str, Any],
+    target: Mapping[str, Any],
     inputs: Mapping[str, str],
     stages: Stages,
     *,
@@ -189,20 +197,26 @@ def _put_together(
         }
         for receipt in stages.receipts:
             records |= receipt.files
-        manifest = _manifest(request, source, inputs, stages, records)
+        manifest = _manifest(request, source, target, inputs, stages, records)
         write_durably(directory / MANIFEST_FILE, sealed(manifest))
-        for file in STAGES.values():
-            place(stages.directory / file, directory / file)
+        for receipt in stages.receipts:
+            for name in receipt.files:
+                place(stages.directory / name, directory / name)
 
 
 def _manifest(
-    request: Request, source: ModelSource, inputs: Mapping[str, str], stages: Stages, records: Mapping[str, FileRecord]
+    request: Request,
+    source: ModelSource,
+    target: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    stages: Stages,
+    records: Mapping[str, FileRecord],
 ) -> dict[str, Any]:
     return {
         "version": __version__,
         "files": {name: dataclasses.asdict(record) for name, record in records.items()},
         "inputs": dict(inputs),
-        "target": {"backend": request.config.backend, "architecture": ARCHITECTURE},
+        "target": dict(target),
         "versions": {"python": platform.python_version(), **_library_versions()},
         "checkpoint": {
             "source": source.description,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,16 @@ from kvc_trt import __version__
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, check_files, file_records, read_manifest, rebuild_hint
+from kvc_trt.engine.targets import (
+    CONFIG_FILE,
+    DECODE_FILE,
+    PREFILL_FILE,
+    TOKENIZER_DIRECTORY,
+    WEIGHTS_FILE,
+    plan_file,
+    required_files,
+    target_problem,
+)
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.policies.parameters import PolicyParameters
@@ -24,12 +34,6 @@ if TYPE_CHECKING:
     from kvc_trt.graph.state import StateTensor
     from kvc_trt.graph.weights import EngineWeights
 
-CONFIG_FILE, PREFILL_FILE, DECODE_FILE = "config.json", "prefill.onnx", "decode.onnx"
-WEIGHTS_FILE, TOKENIZER_DIRECTORY = "weights.safetensors", "tokenizer"
-REQUIRED_FILES = (CONFIG_FILE, PREFILL_FILE, DECODE_FILE, WEIGHTS_FILE)
-BACKENDS = ("onnxruntime",)
-ARCHITECTURE = "cpu"
-"""The target of every engine of this version: ONNX graphs are the same on every CPU."""
 LARGEST_CONFIG = 16 << 20
 
 
@@ -61,12 +65,11 @@ class Engine:
         manifest = read_manifest(path)
         files = file_records(manifest, path / MANIFEST_FILE)
         check_files(path, files, progress)
-        for name in REQUIRED_FILES:
-            if name not in files:
-                raise InputError(f"{path}: the manifest lists no {name}", hint=rebuild_hint(path))
+        _check_listed(path, (CONFIG_FILE,), files)
         config = _read_config(path)
         engine = cls(path, config, manifest, files, *_interpret(config, path / CONFIG_FILE))
         _check_target(engine)
+        _check_listed(path, required_files(engine.backend), files)
         return engine
 
     @property
@@ -78,6 +81,10 @@ class Engine:
     def decode_path(self) -> Path:
         """The decode graph."""
         return self.path / DECODE_FILE
+
+    def plan_path(self, graph: str) -> Path:
+        """TensorRT's plan of the `prefill` or `decode` graph; engines of other backends have none."""
+        return self.path / plan_file(graph)
 
     @property
     def weights_path(self) -> Path:
@@ -124,10 +131,16 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_target(engine: Engine) -> None:
-    target, expected = engine.manifest.get("target"), {"backend": engine.build.backend, "architecture": ARCHITECTURE}
-    if target != expected or engine.backend not in BACKENDS:
-        message = f"{engine.path} was built for {target}, expected one of {', '.join(BACKENDS)} on {ARCHITECTURE}"
-        raise InputError(message, hint=rebuild_hint(engine.path))
+    target = engine.manifest.get("target")
+    problem = target_problem(target, engine.build.backend)
+    if problem is not None:
+        raise InputError(f"{engine.path} was built for {target}: {problem}", hint=rebuild_hint(engine.path))
+
+
+def _check_listed(path: Path, names: Iterable[str], files: Mapping[str, FileRecord]) -> None:
+    for name in names:
+        if name not in files:
+            raise InputError(f"{path}: the manifest lists no {name}", hint=rebuild_hint(path))
 
 
 def _interpret(config: Mapping[str, Any], source: Path) -> tuple[ModelConfig, PolicyParameters, BuildConfig]:

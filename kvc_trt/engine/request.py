@@ -10,7 +10,7 @@ from typing import Any, Literal
 from kvc_trt import policies
 from kvc_trt.config import OVERRIDES, POLICY_INPUTS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
-from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
 from kvc_trt.policies.parameters import PolicyParameters
@@ -18,9 +18,21 @@ from kvc_trt.schema import validated
 
 USABLE_MEMORY = 0.8
 """Share of this machine's memory that weights may fill."""
-WeightKind = Literal["fp32", "fp16", "int8", "int4"]
-BYTES_PER_WEIGHT: dict[str, float] = {"fp32": 4, "fp16": 2, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32}
+WeightKind = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+BYTES_PER_WEIGHT: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32}
 """Quantised matrices carry one float32 scale per block of 32."""
+WEIGHTS_OF: dict[str, tuple[WeightKind, ...]] = {
+    "onnxruntime": ("fp32", "fp16", "int8", "int4"),
+    "tensorrt": ("bf16", "fp16", "fp32"),
+    "tensorrt-llm": ("bf16", "fp16", "fp32"),
+    "torch": ("bf16", "fp16", "fp32"),
+}
+"""Kinds of weights that each backend runs."""
+_NO_BFLOAT16 = "ONNX Runtime computes no bfloat16 on a CPU"
+_QUANTISED = "weights are quantised for ONNX Runtime, whose operator no other backend has"
+_FP8 = "no version of kvc-trt reads fp8 checkpoints yet"
+_WHY_NOT = {"bf16": _NO_BFLOAT16, "int8": _QUANTISED, "int4": _QUANTISED, "fp8": _FP8}
+_OWN_TYPE: dict[str, WeightKind] = {"bfloat16": "bf16", "float16": "fp16"}
 MeasureBreakEven = Callable[[ModelConfig, PolicyParameters, str], int]
 
 
@@ -35,13 +47,13 @@ class Request:
 
     @property
     def dtype(self) -> str:
-        """Activations and cache: float16 for fp16 weights, float32 otherwise."""
+        """Activations and cache: float16 for fp16 weights, bfloat16 for bf16, float32 otherwise."""
         return compute_dtype(self.config.weights)
 
 
 def compute_dtype(weights: str) -> str:
     """Return the dtype of activations and cache that goes with a kind of weights."""
-    return "float16" if weights == "fp16" else "float32"
+    return {"fp16": "float16", "bf16": "bfloat16"}.get(weights, "float32")
 
 
 def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
@@ -90,7 +102,8 @@ def resolve(
     config = config.model_copy(update={"backend": backend})
     parameters = resolve_parameters(config, choice.config)
     if config.weights == "auto":
-        config = config.model_copy(update={"weights": default_weights(choice)})
+        config = config.model_copy(update={"weights": default_weights(choice, backend)})
+    check_backend_settings(config)
     config = _pinned(config, parameters, recorded or {})
     if config.dense_until == "auto":
         measured = None
@@ -119,14 +132,32 @@ def replays_unchanged(later_settings: Mapping[str, Any]) -> bool:
     return not set(later_settings) & {"model", *POLICY_INPUTS}
 
 
-def default_weights(choice: ModelChoice) -> WeightKind:
-    """fp32 where it fits this machine's memory; UnsupportedEnvironment naming int8 and int4 otherwise."""
+def check_backend_settings(config: BuildConfig) -> None:
+    """Raise InputError for settings that the build's backend has no use for; nothing is dropped silently."""
+    kinds = WEIGHTS_OF[config.backend]
+    if config.weights not in kinds:
+        raise InputError(
+            f"--weights {config.weights}: {_WHY_NOT[config.weights]}; "
+            f"backend {config.backend} takes {', '.join(kinds)}",
+            hint=f"--weights {kinds[0]}",
+        )
+    if config.compatibility is not None and config.backend != "tensorrt":
+        raise InputError(f"compatibility: {config.compatibility} is for --backend tensorrt, found {config.backend}")
+
+
+def default_weights(choice: ModelChoice, backend: str = "onnxruntime") -> WeightKind:
+    """The checkpoint's own 16-bit type on a GPU (fp16 for an fp32 checkpoint); elsewhere fp32.
+
+    UnsupportedEnvironment, naming int8 and int4, where fp32 does not fit this machine's memory.
+    """
+    if backend != "onnxruntime":
+        return _OWN_TYPE.get(choice.config.dtype, "fp16")
     import psutil
 
     memory = psutil.virtual_memory().total
     if weight_bytes(choice.config, "fp32") <= USABLE_MEMORY * memory:
         return "fp32"
-    sizes = {kind: weight_bytes(choice.config, kind) / 1e9 for kind in BYTES_PER_WEIGHT}
+    sizes = {kind: weight_bytes(choice.config, kind) / 1e9 for kind in WEIGHTS_OF["onnxruntime"]}
     raise UnsupportedEnvironment(
         f"{choice.name} in fp32 needs {sizes['fp32']:.0f} GB for its weights; "
         f"this machine has {memory / 1e9:.0f} GB, of which {USABLE_MEMORY:.0%} may be used",

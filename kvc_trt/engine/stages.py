@@ -117,12 +117,13 @@ class Stages:
             return
         self._clear_partial()
         partial = self.directory / "partial"
-        partial.mkdir(mode=0o700)
+        (partial / file).parent.mkdir(mode=0o700, parents=True)
         started = time.monotonic()
         try:
             make(partial / file)
             record = FileRecord(sha256(partial / file), (partial / file).stat().st_size)
             make_durable(partial / file)
+            (self.directory / file).parent.mkdir(mode=0o700, exist_ok=True)
             os.rename(partial / file, self.directory / file)
             seconds = round(time.monotonic() - started, 3)
             receipt = Receipt(name, self._digest, seconds, peak_rss_bytes(), {file: record})

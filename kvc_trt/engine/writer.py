@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvc_trt.engine.directory import REQUIRED_FILES, TOKENIZER_DIRECTORY
 from kvc_trt.engine.files import listing, make_durable
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.engine.stages import cache_root
+from kvc_trt.engine.targets import ENTRIES
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
-ENGINE_ENTRIES = frozenset((*REQUIRED_FILES, MANIFEST_FILE, TOKENIZER_DIRECTORY))
+ENGINE_ENTRIES = ENTRIES | {MANIFEST_FILE}
 
 
 def check_replaceable(target: Path) -> None:
@@ -65,7 +65,7 @@ def check_space(target: Path, needed: int) -> None:
         free = shutil.disk_usage(directory).free
         if free < needed:
             raise UnsupportedEnvironment(
-                f"the weights need {needed / 1e9:.1f} GB, {directory} has {free / 1e9:.1f} GB left",
+                f"the engine needs {needed / 1e9:.1f} GB, {directory} has {free / 1e9:.1f} GB left",
                 hint="free some space, or set KVC_TRT_CACHE and -o to a larger disk",
             )
 
@@ -96,6 +96,7 @@ def new_directory(target: Path, *, replace: bool) -> Iterator[Path]:
 
 def place(source: Path, destination: Path) -> None:
     """Give a finished file a second name at `destination`; where that is impossible (two file systems), copy it."""
+    destination.parent.mkdir(exist_ok=True)
     try:
         os.link(source, destination, follow_symlinks=False)
     except OSError as error:

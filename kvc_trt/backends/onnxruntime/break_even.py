@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvc_trt.engine.directory import DECODE_FILE, WEIGHTS_FILE, Engine
+from kvc_trt.engine.directory import Engine
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.stages import cache_root
+from kvc_trt.engine.targets import DECODE_FILE, WEIGHTS_FILE
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.policies.parameters import PolicyParameters
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.engine.build import Makers
-from kvc_trt.engine.directory import WEIGHTS_FILE
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.request import Request
+from kvc_trt.engine.targets import WEIGHTS_FILE
 from kvc_trt.progress import Progress
 
 if TYPE_CHECKING:

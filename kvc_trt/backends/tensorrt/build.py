@@ -1,0 +1,146 @@
+"""The stages of a TensorRT engine: weights and graphs, then a plan and its description for each graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from kvc_trt.backends.tensorrt import memory_estimate
+from kvc_trt.backends.tensorrt.builder import PlanOptions, write_plan
+from kvc_trt.backends.tensorrt.inspector import inspect_plan
+from kvc_trt.backends.tensorrt.machine import Machine, look
+from kvc_trt.backends.tensorrt.module import TensorRT, load_tensorrt
+from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
+from kvc_trt.backends.tensorrt.profiles import Profile, decode_profiles, prefill_profiles
+from kvc_trt.backends.tensorrt.requirements import machine_lacks, refuse
+from kvc_trt.engine.build import Makers
+from kvc_trt.engine.manifest import canonical
+from kvc_trt.engine.model_choice import ModelSource
+from kvc_trt.engine.request import Request
+from kvc_trt.engine.stages import cache_root
+from kvc_trt.engine.targets import DECODE_FILE, PREFILL_FILE, WEIGHTS_FILE, plan_file
+from kvc_trt.errors import InputError
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.progress import Progress
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+GRAPHS = {"prefill": PREFILL_FILE, "decode": DECODE_FILE}
+
+
+def target(request: Request) -> dict[str, Any]:
+    """What the manifest says the engine is for. UnsupportedEnvironment where this machine cannot build it."""
+    machine = _here()
+    assert machine.gpu is not None
+    return {
+        "backend": "tensorrt",
+        "architecture": machine.gpu.architecture,
+        "tensorrt": machine.tensorrt,
+        "plugins": _library(machine).record(),
+        "compatibility": request.config.compatibility or "none",
+    }
+
+
+def makers(request: Request, source: ModelSource, progress: Progress) -> Makers:
+    """Return what makes each stage's file. TensorRT and the plugins are loaded when the first plan is made."""
+    from kvc_trt.backends.onnxruntime.build import makers as graph_makers
+
+    stages = dict(graph_makers(request, source, progress))
+    for name in GRAPHS:
+        stages[f"{name}.engine"] = partial(_make_plan, name=name, request=request, progress=progress)
+        stages[f"{name}.inspector"] = partial(_make_description, name=name, progress=progress)
+    return stages
+
+
+def measure_break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
+    """`--dense-until auto` is measured with ONNX Runtime only."""
+    raise InputError(
+        "--dense-until auto is measured on a CPU, which says nothing about a GPU; expected a number of tokens",
+        hint="--dense-until TOKENS, or leave it out: the token budget is taken",
+    )
+
+
+def profiles_of(request: Request, name: str) -> tuple[Profile, ...]:
+    """Profiles of the prefill or the decode engine."""
+    batch = request.config.max_batch_size
+    return prefill_profiles(request.parameters.max_input_len, batch) if name == "prefill" else decode_profiles(batch)
+
+
+def _make_plan(path: Path, *, finished: Path, name: str, request: Request, progress: Progress) -> None:
+    machine, trt = _here(), _tensorrt_with_plugins()
+    weights = finished / WEIGHTS_FILE
+    profiles = profiles_of(request, name)
+    check_memory(request, name, weights.stat().st_size, machine, progress)
+    options = PlanOptions(request.config.compatibility or "none", timing_cache_path(machine))
+    with progress.task(f"building the {name} engine", None), path.open("wb") as file:
+        report = write_plan(trt, _graph(finished, name), weights, profiles, file, options=options, progress=progress)
+    layers = ", ".join(f"{count} x {operator}" for operator, count in report.plugins.items()) or "no plugins"
+    progress.note(f"{name} engine: {layers}, {len(profiles)} profiles")
+    for step, note in report.notes:
+        progress.note(f"{name} engine: {step}: {note}")
+
+
+def _make_description(path: Path, *, finished: Path, name: str, progress: Progress) -> None:
+    _here()  # no driver, no runtime: see inspect_plan
+    with progress.task(f"inspecting the {name} engine", None):
+        found = inspect_plan(_tensorrt_with_plugins(), finished / plan_file(name), _graph(finished, name))
+    path.write_bytes(canonical(found))
+
+
+def check_memory(request: Request, name: str, weight_bytes: int, machine: Machine, progress: Progress) -> None:
+    """Say what building one engine needs; UnsupportedEnvironment, saying by how much, where it does not fit here."""
+    import psutil
+
+    from kvc_trt.graph.state import state_tensors
+
+    state = state_tensors(request.model, request.parameters, request.dtype)
+    needed = memory_estimate.estimate(request.model, state, profiles_of(request, name), weight_bytes)
+    progress.note(f"building the {name} engine takes about {needed.as_text()}")
+    free = memory_estimate.Machine(
+        psutil.virtual_memory().available,
+        None if machine.gpu is None else machine.gpu.free_bytes,
+        "the GPU" if machine.gpu is None else machine.gpu.name,
+    )
+    memory_estimate.check_fits(needed, free, f"the {name} engine")
+
+
+def timing_cache_path(machine: Machine) -> Path:
+    """Timings are of one TensorRT on one kind of GPU; TensorRT refuses those of another."""
+    assert machine.gpu is not None
+    kind = "".join(letter if letter.isalnum() else "-" for letter in machine.gpu.name)
+    return cache_root() / "tensorrt" / f"timings-{machine.tensorrt}-{kind}.bin"
+
+
+@cache
+def _here() -> Machine:
+    machine = look()
+    refuse(machine_lacks(machine))
+    return machine
+
+
+def _library(machine: Machine) -> PluginLibrary:
+    """The plugins that a build takes: the C++ ones where they are; `machine_lacks` has made sure that one is usable."""
+    return next(library for library in machine.libraries if library.executor == "cuda")
+
+
+@cache
+def _tensorrt_with_plugins() -> TensorRT:
+    """TensorRT with the plugins in its registry, once per process: a library cannot be loaded twice."""
+    trt = load_tensorrt()
+    _kept.append(load_plugins(_library(_here()), cast(Any, trt)))
+    return trt
+
+
+_kept: list[Any] = []
+"""What `load_plugins` returned: it must live as long as anything that was built with it."""
+
+
+def _graph(finished: Path, name: str) -> ModelProto:
+    import onnx
+
+    load: Callable[..., ModelProto] = onnx.load
+    return load(finished / GRAPHS[name], load_external_data=False)

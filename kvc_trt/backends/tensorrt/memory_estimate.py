@@ -1,0 +1,105 @@
+"""What building one engine needs, told before hours of work: from shapes alone, checked against this machine.
+
+Host memory was measured with NVIDIA's builder on a CPU (TensorRT-RTX 1.7.1, 305 MB of bf16 weights, both graphs): the
+weight file stays mapped, so the system may drop its pages at any time; the builder itself holds up to 2.0 times its
+size while it lays weights out for its kernels; the plan goes to the disk in pieces. Device memory is modelled: no build
+was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvc_trt.backends.tensorrt.profiles import Profile
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph.state import ITEM_SIZE, StateTensor
+from kvc_trt.models.config import ModelConfig
+
+COPIES_IN_BUILDER = 2.0
+HOST_BASE_BYTES = 2 << 30
+"""TensorRT's own libraries and kernels, loaded on the host."""
+DEVICE_BASE_BYTES = 1 << 30
+"""CUDA context and kernels on the device, and room for timing."""
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes that building one engine needs at its largest moment."""
+
+    host: int
+    """Memory of the process that cannot be dropped."""
+    mapped: int
+    """Weights, mapped from their file: read when needed, dropped when memory is short."""
+    device: int
+    disk: int
+
+    def as_text(self) -> str:
+        """One line for the build's log."""
+        return (
+            f"{_gib(self.host)} of memory (and {_gib(self.mapped)} of weights mapped from the disk), "
+            f"{_gib(self.device)} on the GPU, {_gib(self.disk)} on the disk"
+        )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is free here; None where that is not known."""
+
+    host: int | None
+    device: int | None
+    device_name: str = "the GPU"
+
+
+def estimate(
+    model: ModelConfig, state: Sequence[StateTensor], profiles: Sequence[Profile], weight_file_bytes: int
+) -> Estimate:
+    """What building the engine of one graph needs; `profiles` say whether it is prefill or decode."""
+    activations = max(activation_bytes(model, profile) for profile in profiles)
+    rows = max(profile.batch.largest for profile in profiles)
+    caches = rows * sum(tensor.bytes_per_row() for tensor in state)
+    return Estimate(
+        host=int(COPIES_IN_BUILDER * weight_file_bytes) + HOST_BASE_BYTES,
+        mapped=weight_file_bytes,
+        device=weight_file_bytes + activations + caches + DEVICE_BASE_BYTES,
+        disk=weight_file_bytes,
+    )
+
+
+def activation_bytes(model: ModelConfig, profile: Profile) -> int:
+    """Activations of the largest run: the residual stream twice, and the wider of attention and MLP; fp32 logits.
+
+    fp32 has no fused attention: all scores of a layer then lie in memory twice, before and behind the softmax.
+    """
+    tokens = profile.largest_tokens
+    heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads
+    attention, feed_forward = heads * model.head_size, 3 * model.intermediate_size
+    widest = 2 * model.hidden_size + max(attention, feed_forward)
+    total = tokens * widest * ITEM_SIZE[model.dtype] + profile.batch.largest * model.vocab_size * FLOAT32
+    if model.dtype == "float32" and profile.sequence is not None:
+        total += 2 * FLOAT32 * profile.batch.largest * model.num_attention_heads * profile.sequence.largest**2
+    return total
+
+
+def check_fits(needed: Estimate, machine: Machine, what: str) -> None:
+    """Raise UnsupportedEnvironment, saying by how much, where a build needs more than is free here."""
+    for kind, found, expected, hint in (
+        ("memory", machine.host, needed.host, "build on a machine with more memory, or a smaller --model"),
+        (
+            f"memory on {machine.device_name}",
+            machine.device,
+            needed.device,
+            "lower --max-input-len or --max-batch-size, or build on a larger GPU",
+        ),
+    ):
+        if found is not None and found < expected:
+            raise UnsupportedEnvironment(
+                f"building {what} needs {_gib(expected)} of {kind}, {_gib(found)} are free: "
+                f"it does not fit by {_gib(expected - found)}",
+                hint=hint,
+            )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

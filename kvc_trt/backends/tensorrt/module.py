@@ -1,0 +1,69 @@
+"""The Python package `tensorrt`: imported where an engine is built or run, and only in a usable version."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Protocol, cast
+
+from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS
+from kvc_trt.backends.tensorrt.requirements import INSTALL
+from kvc_trt.errors import UnsupportedEnvironment
+
+if TYPE_CHECKING:
+    import tensorrt
+
+PACKAGE = "tensorrt"
+
+
+class TensorRT(Protocol):
+    """What this package uses of the module, which is always handed in as an argument.
+
+    Its members have the types of the real module: the check against its stubs covers every name and every call.
+    """
+
+    __version__: str
+    Builder: type[tensorrt.Builder]
+    BuilderFlag: type[tensorrt.BuilderFlag]
+    Dims: type[tensorrt.Dims]
+    HardwareCompatibilityLevel: type[tensorrt.HardwareCompatibilityLevel]
+    ILogger: type[tensorrt.ILogger]
+    IProgressMonitor: type[tensorrt.IProgressMonitor]
+    IStreamWriter: type[tensorrt.IStreamWriter]
+    LayerInformationFormat: type[tensorrt.LayerInformationFormat]
+    NetworkDefinitionCreationFlag: type[tensorrt.NetworkDefinitionCreationFlag]
+    OnnxParser: type[tensorrt.OnnxParser]
+    PreviewFeature: type[tensorrt.PreviewFeature]
+    ProfilingVerbosity: type[tensorrt.ProfilingVerbosity]
+    Runtime: type[tensorrt.Runtime]
+
+
+def load_tensorrt() -> TensorRT:
+    """Import `tensorrt`; UnsupportedEnvironment (found, expected, command) where it is absent, broken or too old."""
+    try:
+        module = importlib.import_module(PACKAGE)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == PACKAGE
+        reason = "is not installed" if missing else f"does not load: {' '.join(str(error).split())}"
+        raise UnsupportedEnvironment(
+            f"Python package {PACKAGE} {reason}; expected TensorRT {_dotted(FIRST_FOR_GRAPHS)} or newer", hint=INSTALL
+        ) from error
+    loaded = cast("TensorRT", module)
+    found = version_of(loaded)
+    if found < FIRST_FOR_GRAPHS:
+        raise UnsupportedEnvironment(
+            f"TensorRT {loaded.__version__} is too old: expected {_dotted(FIRST_FOR_GRAPHS)} or newer", hint=INSTALL
+        )
+    return loaded
+
+
+def version_of(trt: TensorRT) -> tuple[int, int]:
+    """Major and minor version, as the lowering wants it."""
+    numbers = re.match(r"(\d+)\.(\d+)", trt.__version__)
+    if numbers is None:
+        raise UnsupportedEnvironment(f"TensorRT calls its version {trt.__version__!r}; expected numbers", hint=INSTALL)
+    return int(numbers[1]), int(numbers[2])
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,121 @@
+"""Optimisation profiles: for which sizes TensorRT chooses kernels, and how much memory one run may need.
+
+Prefill has one profile per range of prompt lengths, decode one per range of batch sizes. An engine stores its weights
+once per layout that its kernels want, and a range of batch one alone wants a layout of its own (measured with NVIDIA's
+builder: half as much again for every weight), so there is no such range beside others.
+
+Ranges follow from the build's configuration by these functions alone; who runs the engine calls them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvc_trt.errors import InputError
+from kvc_trt.graph import PROMPT_BLOCK
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+LENGTHS = (2048, 8192, 32768, 131072)
+"""Prompt lengths at which a range ends, unless the engine's own longest one comes first."""
+BATCHES = (8, 64, 512)
+"""Batch sizes at which a range ends, likewise."""
+TOKENS_PER_PREFILL = 16384
+"""Prompts are prefilled together up to this many padded tokens, or those of one longest prompt: enough to fill a GPU,
+and the activations do not grow with the batch."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Sizes of one dimension that a profile allows, and the one it is fast for."""
+
+    smallest: int
+    fastest: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One optimisation profile."""
+
+    batch: Range
+    sequence: Range | None = None
+    """Padded prompt lengths; None for decode."""
+
+    @property
+    def largest_tokens(self) -> int:
+        """Most tokens of one run."""
+        return self.batch.largest * (self.sequence.largest if self.sequence is not None else 1)
+
+    def allows(self, batch: int, sequence: int | None = None) -> bool:
+        """Whether one run of these sizes fits."""
+        if not self.batch.smallest <= batch <= self.batch.largest:
+            return False
+        if self.sequence is None or sequence is None:
+            return self.sequence is None and sequence is None
+        return self.sequence.smallest <= sequence <= self.sequence.largest
+
+
+def prefill_profiles(max_input_len: int, max_batch_size: int) -> tuple[Profile, ...]:
+    """Ranges of padded prompt lengths up to the longest; the longer the prompts, the fewer of them at once."""
+    longest = -(-max_input_len // PROMPT_BLOCK) * PROMPT_BLOCK
+    profiles = []
+    for before, end in _ranges(LENGTHS, longest):
+        rows = min(max_batch_size, max(TOKENS_PER_PREFILL, longest) // end)
+        profiles.append(Profile(Range(1, 1, max(1, rows)), Range(before + PROMPT_BLOCK, end, end)))
+    return tuple(profiles)
+
+
+def decode_profiles(max_batch_size: int) -> tuple[Profile, ...]:
+    """Ranges of batch sizes up to the largest."""
+    return tuple(Profile(Range(before + 1, end, end)) for before, end in _ranges(BATCHES, max_batch_size))
+
+
+def choose_profile(profiles: Sequence[Profile], batch: int, sequence: int | None = None) -> int:
+    """Index of the profile for one run; InputError saying what the engine was built for where there is none."""
+    for index, profile in enumerate(profiles):
+        if profile.allows(batch, sequence):
+            return index
+    found = f"{batch} rows" if sequence is None else f"{batch} prompts of {sequence} padded tokens"
+    raise InputError(
+        f"{found}: expected at most {_limit(profiles[-1])}",
+        hint="build the engine with a larger --max-batch-size or --max-input-len",
+    )
+
+
+def split_prefill(profiles: Sequence[Profile], rows: int, sequence: int) -> list[tuple[int, int, int]]:
+    """(profile, first row, row behind the last) of each run of `rows` prompts, `sequence` padded tokens long."""
+    index = choose_profile(profiles, 1, sequence)
+    most = profiles[index].batch.largest
+    return [(index, first, min(first + most, rows)) for first in range(0, rows, most)]
+
+
+def input_shapes(model: ModelProto, profile: Profile) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Smallest, fastest and largest shape of every input of a graph that has open dimensions."""
+    ranges = {"batch": profile.batch, "sequence": profile.sequence}
+    shapes = {}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if any(dim.dim_param for dim in dims):
+            sizes = [ranges[dim.dim_param] if dim.dim_param else dim.dim_value for dim in dims]
+            shapes[value.name] = tuple(_sizes(sizes, end) for end in ("smallest", "fastest", "largest"))
+    return shapes
+
+
+def _sizes(sizes: Sequence[Range | int | None], end: str) -> tuple[int, ...]:
+    assert None not in sizes, "a prompt's length in a graph whose profile has none"
+    return tuple(getattr(size, end) if isinstance(size, Range) else int(size or 0) for size in sizes)
+
+
+def _ranges(ends: Sequence[int], last: int) -> list[tuple[int, int]]:
+    kept = [*(end for end in ends if end < last), last]
+    return list(zip([0, *kept], kept, strict=False))
+
+
+def _limit(last: Profile) -> str:
+    if last.sequence is None:
+        return f"{last.batch.largest} rows"
+    return f"{last.sequence.largest} padded tokens"
