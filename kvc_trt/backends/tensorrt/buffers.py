@@ -1,0 +1,141 @@
+"""The one block of device memory behind an engine's rows, its pinned mirrors on the host, and the copies between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.tensorrt.device import DeviceBlock, PinnedArray, Stream
+from kvc_trt.backends.tensorrt.memory import STAGED, Sizes, aligned, lay_out, regions
+from kvc_trt.errors import InputError
+from kvc_trt.models.safetensors_format import numpy_dtype
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.onnxruntime.program import Program
+    from kvc_trt.graph.state import StateTensor
+
+Array = NDArray[Any]
+
+
+class Buffers:
+    """Everything that one number of rows needs on the device, laid out by `memory.regions`; freed as a whole.
+
+    Offsets of rows inside of a buffer have no alignment, which TensorRT demands of every address: so engines are bound
+    to the beginnings of buffers alone, and rows move by copies.
+    """
+
+    def __init__(self, program: Program, sizes: Sizes, activations: int, stream: Stream) -> None:
+        self.sizes, self.stream = sizes, stream
+        self._state = program.state
+        self._caches = len(program.capacities)
+        wanted = regions(program.model.vocab_size, self._caches, program.state, sizes, activations)
+        self._regions, total = lay_out(wanted)
+        self._block = DeviceBlock(total)
+        self.logits = PinnedArray((sizes.rows, program.model.vocab_size), np.float32)
+        """[rows, vocab] of the latest run."""
+        self._step = PinnedArray((self._regions["step"].size // 8,), np.int64)
+        self._prompt = PinnedArray((self._regions["prompt"].size // 8,), np.int64)
+        self._lengths = PinnedArray((self._regions["lengths"].size // 8,), np.int64)
+        for tensor in program.state:
+            self.fill(tensor, None)
+        stream.synchronise()
+
+    def address(self, name: str) -> int:
+        """Where a region begins: a state tensor, STAGED + its name, step, prompt, logits, lengths, activations."""
+        return self._block.address + self._regions[name].offset
+
+    @property
+    def activations(self) -> tuple[int, int]:
+        """Address and size of what execution contexts work in."""
+        return self.address("activations"), self._regions["activations"].size
+
+    def step_addresses(self) -> dict[str, int]:
+        """Addresses of the small inputs of decode; each is aligned, and they are copied in together."""
+        return dict(zip(("token", "positions", "cache_lengths"), self._step_parts(self.address("step")), strict=True))
+
+    def write_step(self, tokens: Array, positions: Array, cache_lengths: Array) -> None:
+        """Put a step's inputs into pinned memory, at the same offsets."""
+        for offset, values in zip(self._step_parts(0), (tokens, positions, cache_lengths), strict=True):
+            self._step.array[offset // 8 : offset // 8 + values.size] = np.ravel(values)
+
+    def queue_step_in(self) -> None:
+        """Copy the step's inputs to the device."""
+        self.stream.copy_in(self.address("step"), self._step.address, self._step.size)
+
+    def queue_logits_out(self, rows: int) -> None:
+        """Copy a run's logits to the host."""
+        self.stream.copy_out(self.logits.address, self.address("logits"), self._logit_bytes(rows))
+
+    def queue_prompts_in(self, input_ids: Array, prompt_lengths: Array) -> dict[str, int]:
+        """Copy prompts [B,S] and their lengths [B] to the device; returns the addresses of both inputs."""
+        lengths_at = aligned(input_ids.size * 8)
+        self._prompt.array[: input_ids.size] = input_ids.ravel()
+        self._prompt.array[lengths_at // 8 : lengths_at // 8 + prompt_lengths.size] = prompt_lengths
+        base = self.address("prompt")
+        self.stream.copy_in(base, self._prompt.address, lengths_at + prompt_lengths.size * 8)
+        return {"input_ids": base, "prompt_lengths": base + lengths_at}
+
+    def queue_lengths_out(self, rows: int) -> None:
+        """Copy the cache lengths that a prefill gives to the host."""
+        self.stream.copy_out(self._lengths.address, self.address("lengths"), self._caches * rows * 8)
+
+    def lengths(self, rows: int) -> NDArray[np.int64]:
+        """[caches, rows], as `queue_lengths_out` copied them."""
+        found: NDArray[np.int64] = self._lengths.array[: self._caches * rows].reshape(self._caches, rows)
+        return found
+
+    def queue_unstage(self, rows: int, first: int) -> None:
+        """Copy the first `rows` staged rows to the rows from `first` on."""
+        for tensor in self._state:
+            size = tensor.bytes_per_row()
+            self.stream.copy(self.address(tensor.name) + first * size, self.address(STAGED + tensor.name), rows * size)
+
+    def copy_row(self, source: int, row: int) -> None:
+        """Queue the copy of one row of every state tensor."""
+        for tensor in self._state:
+            base, size = self.address(tensor.name), tensor.bytes_per_row()
+            self.stream.copy(base + row * size, base + source * size, size)
+
+    def fill(self, tensor: StateTensor, row: Array | None) -> None:
+        """Give every row of a state tensor the contents of `row`, or with None the tensor's fill value."""
+        base, size = self.address(tensor.name), tensor.bytes_per_row()
+        if row is None and tensor.fill == 0:
+            self.stream.zero(base, self.sizes.rows * size)
+            return
+        if row is None:
+            row = np.full(tensor.shape, tensor.fill, numpy_dtype(tensor.dtype))
+        contiguous = np.ascontiguousarray(row, numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+        self.stream.copy_in(base, contiguous.ctypes.data, size)
+        self.stream.synchronise()  # before the array may go
+        for index in range(1, self.sizes.rows):
+            self.stream.copy(base + index * size, base, size)
+
+    def read(self, tensor: StateTensor) -> Array:
+        """A copy of a state tensor, [rows, ...]."""
+        found = np.empty((self.sizes.rows, *tensor.shape), numpy_dtype(tensor.dtype))
+        self.stream.copy_out(found.ctypes.data, self.address(tensor.name), found.nbytes)
+        self.stream.synchronise()
+        return found
+
+    def check_rows(self, rows: int) -> None:
+        """InputError for more rows than were allocated."""
+        if not 1 <= rows <= self.sizes.rows:
+            raise InputError(
+                f"{rows} rows at once: expected 1 to {self.sizes.rows}, for which memory was planned",
+                hint="open the session with a larger max_batch_size",
+            )
+
+    def free(self) -> None:
+        """Give everything back; nothing may be running on it."""
+        for part in (self._block, self.logits, self._step, self._prompt, self._lengths):
+            part.free()
+
+    def _step_parts(self, base: int) -> Sequence[int]:
+        one = aligned(self.sizes.rows * 8)
+        return base, base + one, base + 2 * one
+
+    def _logit_bytes(self, rows: int) -> int:
+        return rows * int(self.logits.array.shape[1]) * 4

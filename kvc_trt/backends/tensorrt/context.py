@@ -1,0 +1,67 @@
+"""One execution context: a graph with its shapes and addresses fixed, ready to be queued again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from kvc_trt.errors import UnsupportedEnvironment
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+    from kvc_trt.backends.tensorrt.device import Stream
+    from kvc_trt.backends.tensorrt.module import TensorRT
+
+
+class Context:
+    """An IExecutionContext that works in memory of the caller's; contexts that never run together may share it."""
+
+    def __init__(
+        self, engine: trt.ICudaEngine, tensorrt: TensorRT, profile: int, memory: tuple[int, int], stream: Stream
+    ) -> None:
+        strategy: Any = cast("Any", tensorrt).ExecutionContextAllocationStrategy.USER_MANAGED
+        context: trt.IExecutionContext | None = engine.create_execution_context(strategy)
+        if context is None:
+            raise UnsupportedEnvironment("TensorRT makes no execution context", hint="kvc-trt doctor")
+        self._context, self._stream = context, stream
+        _accepted(context.set_optimization_profile_async(profile, stream.handle), f"profile {profile}")
+        context.set_device_memory(*memory)
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Set the shape of inputs with open dimensions."""
+        for name, shape in shapes.items():
+            _accepted(self._context.set_input_shape(name, shape), f"shape {list(shape)} of {name}")
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """Set device addresses of inputs and outputs."""
+        for name, address in addresses.items():
+            _accepted(self._context.set_tensor_address(name, address), f"address of {name}")
+
+    def check_in_place(self, aliases: Mapping[str, str]) -> None:
+        """Raise unless every output (key) has the very address of the input (value) that it updates."""
+        for output, source in aliases.items():
+            found, expected = self._context.get_tensor_address(output), self._context.get_tensor_address(source)
+            if found != expected or not found:
+                raise UnsupportedEnvironment(
+                    f"{output} is not updated in place: expected address {expected:#x} of {source}, found {found:#x}"
+                )
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Shape of an output, once the inputs' shapes are set."""
+        return sizes_of(self._context.get_tensor_shape(name))
+
+    def enqueue(self) -> None:
+        """Queue one run."""
+        if not self._context.execute_async_v3(self._stream.handle):
+            raise UnsupportedEnvironment("TensorRT does not run the engine", hint="kvc-trt verify ENGINE_DIR")
+
+
+def sizes_of(dims: trt.Dims) -> tuple[int, ...]:
+    """TensorRT's dimensions as plain integers."""
+    return tuple(int(dims[index]) for index in range(len(dims)))
+
+
+def _accepted(accepted: bool, what: str) -> None:
+    if not accepted:
+        raise UnsupportedEnvironment(f"TensorRT does not accept {what}", hint="kvc-trt inspect ENGINE_DIR")

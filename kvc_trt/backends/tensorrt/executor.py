@@ -1,0 +1,271 @@
+"""Runs a TensorRT engine directory: caches stay on the GPU and are updated in place, a decode step is one CUDA graph.
+
+Device memory is planned once per number of rows (`memory.py`) and allocated as one block; nothing is allocated while
+rows run. A step copies its tokens and lengths in, runs, and copies its logits out into pinned memory, all recorded in
+one CUDA graph per batch size: the host waits once per step, for the logits that it samples from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.onnxruntime.program import Program, engine_program
+from kvc_trt.backends.tensorrt.buffers import Buffers
+from kvc_trt.backends.tensorrt.context import Context
+from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
+from kvc_trt.backends.tensorrt.extras import Extras
+from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
+from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, Sizes, check_fits, plan_memory
+from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile, split_prefill
+from kvc_trt.graph import PROMPT_BLOCK
+from kvc_trt.runtime.executor import Limits, Prefilled
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
+
+Array = NDArray[Any]
+
+
+@dataclass
+class StagedRows:
+    """Where the rows of a prefill wait: the last rows of the buffers, which nobody decodes yet."""
+
+    first: int
+    count: int
+    lost: set[int] = field(default_factory=set)
+    """Rows of the prefill whose place was taken."""
+
+
+@dataclass
+class Step:
+    """Decode for one number of rows."""
+
+    context: Context
+    extras: Extras
+    graph: Graph | None = None
+    """None until it ran once, and where graphs are off."""
+
+
+class TensorRtExecutor:
+    """The `Executor` of one engine directory, or of a `Program` whose engines are `loaded` already.
+
+    A prefill works in the last rows of the state buffers: by the session's contract active rows are their prefix, and
+    there are as many free ones as prompts. Its rows are therefore gone with the next prefill, and a row that is
+    inserted over another one's place ends that one; both are refused, not passed over. `threads` is the CPU's and
+    means nothing here. `cuda_graphs=False` queues every kernel anew, to look for what a graph hides.
+    """
+
+    def __init__(
+        self, engine: Engine | Program, *, threads: int | None = None, loaded: LoadedEngine | None = None,
+        cuda_graphs: bool = True,
+    ) -> None:  # fmt: skip
+        self.program = engine if isinstance(engine, Program) else engine_program(engine)
+        self._engine, self._loaded = engine, loaded
+        parameters, model = self.program.parameters, self.program.model
+        self._limits = Limits(
+            vocab_size=model.vocab_size,
+            max_input_len=parameters.max_input_len,
+            max_output_len=parameters.max_output_len,
+            max_sequence_len=parameters.max_sequence_len,
+            capacities=self.program.capacities,
+            prompt_block=PROMPT_BLOCK,
+        )
+        self._cuda_graphs = cuda_graphs
+        self._runs = 0
+        self._stream: Stream | None = None
+        self._buffers: Buffers | None = None
+        self._steps: dict[int, Step] = {}
+        self._prefills: dict[int, Context] = {}
+        self._staged: StagedRows | None = None
+        self._exposed: dict[str, Array] = {}
+
+    @property
+    def limits(self) -> Limits:
+        """The engine's bounds."""
+        return self._limits
+
+    @property
+    def runs(self) -> int:
+        """Decode runs so far."""
+        return self._runs
+
+    def load(self) -> LoadedEngine:
+        """Bring both engines onto the GPU, once."""
+        if self._loaded is None:
+            assert not isinstance(self._engine, Program), "a program is run with engines that are loaded already"
+            self._loaded = load(self._engine)
+        return self._loaded
+
+    def allocate(self, max_batch_size: int) -> None:
+        """Plan the memory of this many rows, check that it fits, and make all buffers; former ones are given back.
+
+        InputError for more rows than the engine's profiles allow, UnsupportedEnvironment where they do not fit.
+        """
+        loaded = self.load()
+        decode, prefill = profiles_of(loaded.decode, "token"), profiles_of(loaded.prefill, "input_ids")
+        choose_profile(decode, max_batch_size)
+        self.release()
+        sizes = sizes_for(prefill, max_batch_size)
+        engine = EngineBytes(0, 0, _activation_bytes(loaded, decode, max_batch_size), "engine")
+        plan = plan_memory(self.program.model.vocab_size, self.program.state, engine, sizes)
+        check_fits(plan, free_memory()[0], "what the engine needs beside its weights")
+        self._stream = Stream()
+        self._buffers = Buffers(self.program, sizes, engine.activations, self._stream)
+
+    def release(self) -> None:
+        """Give back everything but the engines."""
+        if self._stream is not None:
+            self._stream.synchronise()
+        for step in self._steps.values():
+            step.extras.free()
+            if step.graph is not None:
+                step.graph.free()
+        self._steps, self._prefills, self._staged = {}, {}, None
+        if self._buffers is not None:
+            self._buffers.free()
+        self._buffers = self._stream = None
+
+    def state_bytes(self) -> int:
+        """Bytes of the allocated state buffers."""
+        return self._allocated.sizes.rows * sum(tensor.bytes_per_row() for tensor in self.program.state)
+
+    def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
+        """Run the prompts, in as many runs as the engine's profiles need; their rows wait in the last ones."""
+        buffers, rows = self._allocated, len(prompt_lengths)
+        buffers.check_rows(rows)
+        staged, self._staged = StagedRows(buffers.sizes.rows - rows, rows), None
+        logits = np.empty((rows, self._limits.vocab_size), np.float32)
+        lengths = np.empty((len(self._limits.capacities), rows), np.int64)
+        seen: dict[str, list[Array]] = {}
+        profiles = profiles_of(self.load().prefill, "input_ids")
+        for profile, first, end in split_prefill(profiles, rows, input_ids.shape[1]):
+            count = end - first
+            self._run_prefill(profile, input_ids[first:end], prompt_lengths[first:end], seen)
+            buffers.queue_unstage(count, staged.first + first)
+            logits[first:end] = buffers.logits.array[:count]
+            lengths[:, first:end] = buffers.lengths(count)
+        self._exposed |= {name: np.concatenate(parts) for name, parts in seen.items()}
+        self._staged = staged
+        return Prefilled(logits, lengths, staged)
+
+    def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
+        """Copy one prefilled row into row `row`; ValueError for a row of an earlier prefill, or one overwritten."""
+        staged: StagedRows = prefilled.state
+        if staged is not self._staged or source_row in staged.lost:
+            raise ValueError(f"prefilled row {source_row} is gone: insert rows in order, before the next prefill")
+        if (place := row - staged.first) != source_row:
+            self._allocated.copy_row(staged.first + source_row, row)
+            staged.lost.add(place)
+
+    def move(self, source_row: int, row: int) -> None:
+        """Copy one row of every buffer over another."""
+        self._allocated.copy_row(source_row, row)
+
+    def decode(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """One step of the first len(tokens) rows, in place; the logits are valid until the next call."""
+        buffers, rows = self._allocated, len(tokens)
+        buffers.check_rows(rows)
+        buffers.write_step(tokens, positions, cache_lengths)
+        step = self._steps.get(rows) or self._make_step(rows)
+        if step.graph is not None:
+            step.graph.launch(buffers.stream)
+        else:
+            self._queue_step(step.context, rows)
+        buffers.stream.synchronise()
+        self._exposed |= step.extras.read(buffers.stream)
+        if step.graph is None and self._cuda_graphs and not step.extras:
+            # It has run once, so nothing is left for TensorRT to set up; recording runs nothing.
+            step.graph = buffers.stream.capture(lambda: self._queue_step(step.context, rows))
+        self._runs += 1
+        found: NDArray[np.float32] = buffers.logits.array[:rows]
+        return found
+
+    @property
+    def buffers(self) -> Mapping[str, Array]:
+        """A copy of the state by tensor name, [max_batch_size, ...]."""
+        return {tensor.name: self._allocated.read(tensor) for tensor in self.program.state}
+
+    def fill_rows(self, rows: Mapping[str, Array]) -> None:
+        """Give every row of the named state tensors these contents, one row's shape each."""
+        for tensor in self.program.state:
+            if tensor.name in rows:
+                self._allocated.fill(tensor, rows[tensor.name])
+        self._allocated.stream.synchronise()
+
+    def exposed(self, name: str) -> Array:
+        """An output that the engine was built with beyond the usual ones, of the latest run."""
+        return self._exposed[name]
+
+    @property
+    def _allocated(self) -> Buffers:
+        if self._buffers is None:
+            raise ValueError("no rows are allocated; call allocate(max_batch_size) first")
+        return self._buffers
+
+    def _make_step(self, rows: int) -> Step:
+        """A context of its own for each number of rows: what a graph recorded must never change behind it."""
+        loaded, buffers = self.load(), self._allocated
+        profile = choose_profile(profiles_of(loaded.decode, "token"), rows)
+        context = Context(loaded.decode, loaded.tensorrt, profile, buffers.activations, buffers.stream)
+        state = self.program.state
+        caches = len(self._limits.capacities)
+        context.shape({"token": (rows,), "positions": (rows,), "cache_lengths": (caches, rows)})
+        context.shape({tensor.name: (rows, *tensor.shape) for tensor in state})
+        context.bind({**buffers.step_addresses(), "logits": buffers.address("logits")})
+        context.bind({tensor.name: buffers.address(tensor.name) for tensor in state})
+        context.bind({tensor.aliased_output: buffers.address(tensor.name) for tensor in state})
+        context.check_in_place({tensor.aliased_output: tensor.name for tensor in state})
+        usual = {"logits", *(tensor.aliased_output for tensor in state)}
+        step = Step(context, Extras(loaded.decode, context, usual))
+        self._steps[rows] = step
+        return step
+
+    def _queue_step(self, context: Context, rows: int) -> None:
+        buffers = self._allocated
+        buffers.queue_step_in()
+        context.enqueue()
+        buffers.queue_logits_out(rows)
+
+    def _run_prefill(self, profile: int, input_ids: Array, prompt_lengths: Array, seen: dict[str, list[Array]]) -> None:
+        """One run, finished; its state is staged, its logits and lengths are on the host."""
+        loaded, buffers, state = self.load(), self._allocated, self.program.state
+        if profile not in self._prefills:
+            context = Context(loaded.prefill, loaded.tensorrt, profile, buffers.activations, buffers.stream)
+            context.bind({"logits": buffers.address("logits"), "cache_lengths": buffers.address("lengths")})
+            context.bind({tensor.name: buffers.address(STAGED + tensor.name) for tensor in state})
+            self._prefills[profile] = context
+        context, rows = self._prefills[profile], len(prompt_lengths)
+        context.shape({"input_ids": input_ids.shape, "prompt_lengths": prompt_lengths.shape})
+        context.bind(buffers.queue_prompts_in(input_ids, prompt_lengths))
+        extras = Extras(loaded.prefill, context, {"logits", "cache_lengths", *(tensor.name for tensor in state)})
+        context.enqueue()
+        buffers.queue_logits_out(rows)
+        buffers.queue_lengths_out(rows)
+        buffers.stream.synchronise()
+        for name, value in extras.read(buffers.stream).items():
+            seen.setdefault(name, []).append(value)
+        extras.free()
+
+
+def sizes_for(prefill: Sequence[Profile], rows: int) -> Sizes:
+    """The most that runs at once: `rows` rows in decode, and what the largest prefill profile takes."""
+    staged = min(rows, max(profile.batch.largest for profile in prefill))
+    tokens = max(min(rows, p.batch.largest) * (p.sequence.largest if p.sequence else 1) for p in prefill)
+    return Sizes(rows, staged, tokens)
+
+
+def _activation_bytes(loaded: LoadedEngine, decode: Sequence[Profile], rows: int) -> int:
+    """What either graph may need for its largest run; they never run at the same time."""
+    step = loaded.decode.get_device_memory_size_for_profile_v2(choose_profile(decode, rows))
+    prefill = loaded.prefill
+    prompts = [
+        prefill.get_device_memory_size_for_profile_v2(index) for index in range(prefill.num_optimization_profiles)
+    ]
+    return max(step, *prompts)

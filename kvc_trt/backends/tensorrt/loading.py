@@ -1,0 +1,197 @@
+"""A TensorRT engine directory, brought onto the GPU: everything is checked first, and only then is a byte of it loaded.
+
+An engine is executable code, and so is a plugin library. Before TensorRT sees either: the directory's hashes
+(`Engine.open`), this machine against what the manifest recorded (`requirements`), and the plugin library's own hash.
+Host code inside of an engine is not allowed to run.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.backends.tensorrt.context import sizes_of
+from kvc_trt.backends.tensorrt.lowering.aliases import check_aliases, engine_aliases
+from kvc_trt.backends.tensorrt.machine import Machine, look
+from kvc_trt.backends.tensorrt.memory import DevicePlan, EngineBytes, Sizes, check_fits, plan_memory
+from kvc_trt.backends.tensorrt.module import TensorRT, load_tensorrt
+from kvc_trt.backends.tensorrt.plugins import LoadedPlugins, PluginLibrary, load_plugins
+from kvc_trt.backends.tensorrt.profiles import Profile, Range
+from kvc_trt.backends.tensorrt.requirements import Target, engine_lacks, library_of, refuse
+from kvc_trt.engine.manifest import rebuild_hint
+from kvc_trt.errors import UnsupportedEnvironment
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+    from kvc_trt.engine import Engine
+    from kvc_trt.graph.state import StateTensor
+
+PLANS = {"prefill": "prefill.engine", "decode": "decode.engine"}
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """Both graphs on the GPU, and what must live as long as they do."""
+
+    prefill: trt.ICudaEngine
+    decode: trt.ICudaEngine
+    tensorrt: TensorRT
+    keep: tuple[Any, ...]
+    """Plugins, runtime and logger."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output of an engine as TensorRT reports it."""
+
+    name: str
+    is_input: bool
+    dtype: str
+    """TensorRT's name of it: FLOAT, HALF, BF16, INT32, INT64."""
+    shape: tuple[int, ...]
+    """-1: open."""
+    on_device: bool
+
+
+DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "INT64", "int32": "INT32"}
+"""TensorRT's names of the types that state tensors and the small inputs have."""
+
+
+def check_engine(engine: Engine, machine: Machine) -> PluginLibrary:
+    """The plugin library to run this engine with, of a directory whose hashes hold.
+
+    Raises for the first thing that keeps this machine from running it, with what was expected, what was found and what
+    to do. Pure: nothing is loaded.
+    """
+    target = Target.of(engine.manifest, str(engine.path))
+    refuse(engine_lacks(target, machine, rebuild_hint(engine.path)))
+    return library_of(target, machine)
+
+
+def load(engine: Engine) -> LoadedEngine:
+    """Check and load; UnsupportedEnvironment where TensorRT refuses what every check let pass."""
+    machine = look(ask_libraries=False)
+    library = check_engine(engine, machine)
+    assert machine.gpu is not None
+    check_fits(plan_before_loading(engine), machine.gpu.free_bytes)
+    tensorrt = load_tensorrt()
+    plugins = load_plugins(library, tensorrt)
+    plans = {name: _mapped(engine.path / file) for name, file in PLANS.items()}
+    loaded = deserialise(plans, tensorrt, plugins, rebuild_hint(engine.path))
+    check_state(loaded, engine.state)
+    return loaded
+
+
+def plan_before_loading(engine: Engine) -> DevicePlan:
+    """The memory of one row, of which everything but the activations is known from the directory."""
+    sizes = {name: engine.files[file].size for name, file in PLANS.items()}
+    weights = EngineBytes(sizes["prefill"], sizes["decode"], 0, "size of the file")
+    return plan_memory(engine.model.vocab_size, engine.state, weights, Sizes(1, 1, engine.parameters.max_input_len))
+
+
+def deserialise(
+    plans: Mapping[str, bytes | mmap.mmap], tensorrt: TensorRT, plugins: LoadedPlugins, hint: str
+) -> LoadedEngine:
+    """Both plans as engines. The caller has checked that there is a driver: without one the runtime would crash."""
+    logger = make_logger(tensorrt)
+    runtime: trt.Runtime = tensorrt.Runtime(logger)
+    if runtime.engine_host_code_allowed:
+        raise UnsupportedEnvironment("TensorRT's runtime would run host code of an engine; expected it not to")
+    engines = {}
+    for name, plan in plans.items():
+        found = runtime.deserialize_cuda_engine(plan)
+        if found is None:
+            reason = logger.last or "no reason given"
+            raise UnsupportedEnvironment(
+                f"TensorRT {tensorrt.__version__} cannot load the {name} engine: {reason}", hint=hint
+            )
+        engines[name] = found
+    return LoadedEngine(engines["prefill"], engines["decode"], tensorrt, (plugins, runtime, logger))
+
+
+def check_state(loaded: LoadedEngine, state: Sequence[StateTensor]) -> None:
+    """Raise unless both engines carry exactly this state, on the device, and decode updates all of it in place."""
+    problems = [
+        *state_problems("prefill", tensors_of(loaded.prefill), [(t.name, t, False) for t in state]),
+        *state_problems("decode", tensors_of(loaded.decode), [(t.name, t, True) for t in state]),
+        *state_problems("decode", tensors_of(loaded.decode), [(t.aliased_output, t, False) for t in state]),
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise UnsupportedEnvironment(
+            f"the engine's tensors differ from config.json: {'; '.join(problems[:3])}{more}",
+            hint="build it again with --force",
+        )
+    check_aliases(engine_aliases(loaded.decode), {tensor.aliased_output: tensor.name for tensor in state})
+
+
+def state_problems(
+    graph: str, found: Iterable[TensorInfo], wanted: Iterable[tuple[str, StateTensor, bool]]
+) -> list[str]:
+    """What is wrong with a graph's tensors, given (name, state tensor, whether it is an input) of each expected one."""
+    by_name = {tensor.name: tensor for tensor in found}
+    problems = [f"{graph}: {name} is on the host" for name, tensor in by_name.items() if not tensor.on_device]
+    for name, tensor, is_input in wanted:
+        expected = TensorInfo(name, is_input, DTYPES[tensor.dtype], (-1, *tensor.shape), True)
+        if (actual := by_name.get(name)) is None:
+            problems.append(f"{graph}: {name} is missing")
+        elif actual.on_device and actual != expected:
+            problems.append(f"{graph}: {name}: expected {_describe(expected)}, found {_describe(actual)}")
+    return problems
+
+
+def tensors_of(engine: trt.ICudaEngine) -> list[TensorInfo]:
+    """Inputs and outputs of an engine."""
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    return [
+        TensorInfo(
+            name,
+            engine.get_tensor_mode(name).name == "INPUT",
+            engine.get_tensor_dtype(name).name,
+            sizes_of(engine.get_tensor_shape(name)),
+            engine.get_tensor_location(name).name == "DEVICE",
+        )
+        for name in names
+    ]
+
+
+def profiles_of(engine: trt.ICudaEngine, name: str) -> tuple[Profile, ...]:
+    """The optimisation profiles of an engine, read from the ranges of one input: [batch] or [batch,sequence]."""
+    profiles = []
+    for index in range(engine.num_optimization_profiles):
+        least, best, most = (sizes_of(dims) for dims in engine.get_tensor_profile_shape(name, index))
+        ranges = [Range(*sizes) for sizes in zip(least, best, most, strict=True)]
+        profiles.append(Profile(ranges[0], ranges[1] if len(ranges) > 1 else None))
+    return tuple(profiles)
+
+
+def make_logger(tensorrt: TensorRT) -> Any:
+    """A logger that keeps TensorRT's last error in `last`, for our own message, and passes nothing on."""
+    serious = (tensorrt.ILogger.Severity.ERROR, tensorrt.ILogger.Severity.INTERNAL_ERROR)
+
+    class LastError(tensorrt.ILogger):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            tensorrt.ILogger.__init__(self)
+            self.last: str | None = None
+
+        def log(self, severity: Any, message: str) -> None:
+            """Keep an error."""
+            if severity in serious:
+                self.last = " ".join(message.split())
+
+    return LastError()
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """The file's bytes where they are: an engine of 16 GB is not copied into memory to be copied to the GPU."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _describe(tensor: TensorInfo) -> str:
+    direction = "input" if tensor.is_input else "output"
+    return f"{direction} {tensor.dtype} [{','.join('B' if size < 0 else str(size) for size in tensor.shape)}]"

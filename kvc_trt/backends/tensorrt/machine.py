@@ -1,0 +1,121 @@
+"""What this machine has, as far as a TensorRT engine is concerned: facts alone, judged by `requirements`.
+
+Looking is harmless on any machine. In particular no object of TensorRT is made: its runtime, made without a driver,
+comes back whole and ends the process when it is first used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from kvc_trt.backends.tensorrt.plugins import PluginLibrary, find_libraries
+from kvc_trt.errors import KvcError
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device as CUDA describes it."""
+
+    name: str
+    capability: Version
+    memory_bytes: int
+    free_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        """As nvcc and the manifest write it: sm_90."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts; where one is None, the `..._problem` beside it may say why."""
+
+    tensorrt: str | None = None
+    """Version of the package that loads, as the package tells it: 11.4.0.106."""
+    tensorrt_problem: str | None = None
+    cuda_runtime: Version | None = None
+    """CUDA version of the runtime in cuda-bindings; None where the package is not there or does not load."""
+    cuda_problem: str | None = None
+    driver: Version | None = None
+    """Newest CUDA version that the driver serves; None: there is no driver."""
+    gpu: Gpu | None = None
+    gpu_problem: str | None = None
+    libraries: tuple[PluginLibrary, ...] = ()
+    """What offers the plugins: the C++ library, and the kernel library that the plugins in Python call."""
+    library_problem: str | None = None
+
+
+def look(*, ask_libraries: bool = True) -> Machine:
+    """Find out. Imports tensorrt and cuda-bindings where they are; `ask_libraries` is that of `find_libraries`."""
+    facts: dict[str, Any] = {}
+    tensorrt, facts["tensorrt_problem"] = _import("tensorrt", "tensorrt")
+    if tensorrt is not None:
+        facts["tensorrt"] = str(tensorrt.__version__)
+    runtime, facts["cuda_problem"] = _import("cuda.bindings.runtime", "cuda-bindings")
+    if runtime is not None:
+        facts |= _ask_cuda(runtime)
+    try:
+        facts["libraries"] = find_libraries(ask=ask_libraries)
+    except KvcError as error:
+        facts["library_problem"] = error.message
+    return Machine(**facts)
+
+
+def current_gpu(runtime: Any) -> Gpu:
+    """The device that CUDA calls of this thread go to. Makes CUDA's context on it, as any allocation would."""
+    from kvc_trt.backends.tensorrt.device import call
+
+    (device,) = call(runtime.cudaGetDevice, doing="asking for the device")
+    (properties,) = call(runtime.cudaGetDeviceProperties, device, doing="asking for the device's properties")
+    free, total = call(runtime.cudaMemGetInfo, doing="asking for the device's memory")
+    name = properties.name.split(b"\0")[0].decode("utf-8", "replace")
+    return Gpu(name, (int(properties.major), int(properties.minor)), int(total), int(free))
+
+
+def _ask_cuda(runtime: Any) -> dict[str, Any]:
+    """Versions and device; every call here works, and says so, without a driver."""
+    from kvc_trt.backends.tensorrt.device import call
+
+    facts: dict[str, Any] = {}
+    with _problem_in(facts, "cuda_problem"):
+        facts["cuda_runtime"] = _split(call(runtime.cudaRuntimeGetVersion, doing="asking for the CUDA version")[0])
+        driver = int(call(runtime.cudaDriverGetVersion, doing="asking for the driver")[0])
+        facts["driver"] = _split(driver) if driver else None
+    if facts.get("driver") is not None:
+        with _problem_in(facts, "gpu_problem"):
+            facts["gpu"] = current_gpu(runtime)
+    return facts
+
+
+def _split(number: int) -> Version:
+    """CUDA's 13050 is 13.5."""
+    return int(number) // 1000, int(number) % 1000 // 10
+
+
+@contextlib.contextmanager
+def _problem_in(facts: dict[str, Any], name: str) -> Iterator[None]:
+    try:
+        yield
+    except KvcError as error:
+        facts[name] = error.message
+
+
+def _import(module: str, package: str) -> tuple[Any, str | None]:
+    """(module, None), or (None, why not)."""
+    try:
+        return importlib.import_module(module), None
+    except Exception as error:  # a broken installation raises whatever its loader raises
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None, "not installed"
+        return None, f"{found} is installed, but does not load: {' '.join(str(error).split())}"

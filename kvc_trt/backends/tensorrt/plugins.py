@@ -1,0 +1,154 @@
+"""The libraries that offer the plugins, found, fingerprinted and loaded.
+
+A plugin library is executable code. It is taken from the package, or from an absolute path that the user named, and
+from nowhere else; an engine is run with the very file it was built with, known by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from kvc_trt.engine.files import sha256
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.kernels.loading import VARIABLE as KERNELS_VARIABLE
+from kvc_trt.kernels.loading import library_path as kernel_library_path
+
+if TYPE_CHECKING:
+    import tensorrt
+
+    from kvc_trt.backends.tensorrt.module import TensorRT
+
+VARIABLE = "KVC_TRT_PLUGINS"
+PACKAGED = Path(__file__).resolve().parents[2] / "lib" / "libkvc_plugins.so"
+BUILD_HINT = f"make plugins (with TENSORRT_ROOT set), then {VARIABLE}=$PWD/build/libkvc_plugins.so"
+
+NAMESPACE = "kvc"
+Kind = Literal["plugins", "twins"]
+
+
+@dataclass(frozen=True)
+class PluginLibrary:
+    """One file that offers the plugins."""
+
+    kind: Kind
+    """"plugins": the C++ plugins. "twins": the kernels alone, called by the plugins in Python."""
+    path: Path
+    sha256: str
+    abi: int | None = None
+    """Version of the C ABI of the kernels inside; None: not asked, which takes loading it."""
+    executor: str | None = None
+    """"cuda", or "emulation": then it runs on no GPU. None: not asked."""
+
+    def record(self) -> dict[str, Any]:
+        """What a manifest keeps of it, under `target.plugins`."""
+        return {"file": self.path.name, "sha256": self.sha256, "abi": self.abi}
+
+
+def find_libraries(*, ask: bool) -> tuple[PluginLibrary, ...]:
+    """Every library that offers the plugins here, the C++ ones first; empty where there is none.
+
+    Owner and mode are checked, the fingerprint is taken. With `ask` each is then loaded and says its ABI: for who
+    chooses one to build with, never before an engine's manifest was compared. InputError or UnsupportedEnvironment for
+    a named one that is not there or not to be trusted.
+    """
+    found: list[PluginLibrary] = []
+    if (plugins := named_path(os.environ.get(VARIABLE), PACKAGED)) is not None:
+        found.append(fingerprint(plugins, "plugins"))
+    if (kernels := kernel_library_path()) is not None:
+        found.append(fingerprint(kernels[0], "twins"))
+    return tuple(map(asked, found)) if ask else tuple(found)
+
+
+def named_path(named: str | None, packaged: Path) -> Path | None:
+    """The path that the user named, else the packaged one where it exists. InputError for a relative one."""
+    if named:
+        if not os.path.isabs(named):
+            raise InputError(f"{VARIABLE} is {named!r}: expected an absolute path")
+        return Path(named)
+    return packaged if packaged.is_file() else None
+
+
+def fingerprint(path: Path, kind: Kind) -> PluginLibrary:
+    """The file, nothing of it executed yet."""
+    check_trusted(path)
+    return PluginLibrary(kind, path, sha256(path.resolve()))
+
+
+def asked(library: PluginLibrary) -> PluginLibrary:
+    """The library with its ABI and executor, for which it is loaded."""
+    try:
+        loaded = ctypes.CDLL(str(library.path.resolve()), mode=ctypes.RTLD_LOCAL)
+        loaded.kvc_executor.restype = ctypes.c_char_p
+        abi, executor = int(loaded.kvc_abi_version()), loaded.kvc_executor().decode("ascii", "replace")
+    except (OSError, AttributeError) as error:
+        raise UnsupportedEnvironment(f"{library.path} is no plugin library: {error}", hint=BUILD_HINT) from error
+    return replace(library, abi=abi, executor=executor)
+
+
+def check_trusted(path: Path) -> None:
+    """Raise unless only its owner, who is this user or root, can change the file and the folder that it lies in."""
+    try:
+        real = path.resolve(strict=True)
+    except OSError as error:
+        raise UnsupportedEnvironment(f"{path}: expected a plugin library, found nothing", hint=BUILD_HINT) from error
+    if not real.is_file():
+        raise UnsupportedEnvironment(f"{path}: expected a plugin library, found no regular file", hint=BUILD_HINT)
+    for place in (real, real.parent):
+        status = place.stat()
+        sticky = bool(status.st_mode & stat.S_ISVTX)
+        problem = untrusted(status.st_uid, stat.S_IMODE(status.st_mode), os.geteuid(), sticky=sticky)
+        if problem is not None:
+            raise UnsupportedEnvironment(
+                f"{place} {problem}; expected plugin libraries that nobody else can change",
+                hint=f"chmod go-w {place}, or take the library from a place of your own",
+            )
+
+
+def untrusted(owner: int, mode: int, user: int, *, sticky: bool = False) -> str | None:
+    """Why code with this owner and mode is not loaded by `user`; None where it may be."""
+    if owner not in (user, 0):
+        return f"belongs to user {owner}"
+    if mode & stat.S_IWOTH and not sticky:
+        return "can be written by everybody"
+    if mode & stat.S_IWGRP and not sticky and owner == 0:
+        return "can be written by a group"
+    return None
+
+
+@dataclass(frozen=True)
+class LoadedPlugins:
+    """Plugins in TensorRT's registry; must live as long as what is built or run with them."""
+
+    names: frozenset[str]
+    """Operators of ours that the registry serves."""
+    keep: Any
+    """The library's handle, or the registration of the plugins in Python."""
+
+
+def load_plugins(library: PluginLibrary, trt: TensorRT) -> LoadedPlugins:
+    """Put the library's plugins into TensorRT's registry.
+
+    UnsupportedEnvironment where TensorRT does not take it: it answers None to a missing file, to one without plugins
+    and to a second loading alike.
+    """
+    module = cast(Any, trt)
+    registry: tensorrt.IPluginRegistry = module.get_plugin_registry()
+    if library.kind == "twins":
+        from kvc_trt.backends.tensorrt.twins import register
+
+        registration = register(registry, module)
+        return LoadedPlugins(registration.names, registration)
+    path = str(library.path.resolve())
+    handle = registry.load_library(path)
+    if handle is None:
+        raise UnsupportedEnvironment(
+            f"TensorRT {trt.__version__} does not load {path}: expected a library with getCreators, loaded once",
+            hint=f"{BUILD_HINT}; {KERNELS_VARIABLE} names a kernel library for the plugins in Python",
+        )
+    names = frozenset(str(c.name) for c in registry.all_creators if c.plugin_namespace == NAMESPACE)
+    return LoadedPlugins(names, handle)

@@ -1,0 +1,167 @@
+"""What an engine needs of a machine, held against what the machine has: one table for doctor, build and load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS
+from kvc_trt.backends.tensorrt.machine import Machine
+from kvc_trt.backends.tensorrt.plugins import BUILD_HINT, VARIABLE, PluginLibrary
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.kernels.structs import ABI_VERSION
+
+INSTALL = "pip install 'kvc-trt[tensorrt]'"
+OLDEST_CAPABILITY = (8, 0)
+"""The oldest architecture that the kernels are compiled for."""
+
+
+@dataclass(frozen=True)
+class Lack:
+    """One thing that is missing or does not fit."""
+
+    what: str
+    expected: str
+    found: str
+    hint: str
+    """The next command, or the way out."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: expected {self.expected}, found {self.found}"
+
+    def error(self) -> UnsupportedEnvironment:
+        """As the user's error: the request is valid, this machine cannot carry it out."""
+        return UnsupportedEnvironment(str(self), hint=self.hint)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an engine's manifest says it was built for."""
+
+    architecture: str
+    tensorrt: str
+    library: str
+    library_sha256: str
+    library_abi: int
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any], where: str) -> Target:
+        """Read `target` of a manifest; InputError where it is not that of a TensorRT engine."""
+        target = manifest.get("target")
+        try:
+            if target["backend"] != "tensorrt":  # type: ignore[index]
+                raise ValueError("backend")
+            plugins = target["plugins"]  # type: ignore[index]
+            return cls(
+                str(target["architecture"]),  # type: ignore[index]
+                str(target["tensorrt"]),  # type: ignore[index]
+                str(plugins["file"]),
+                str(plugins["sha256"]),
+                int(plugins["abi"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{where}: expected the target of a TensorRT engine, found {target!r}") from error
+
+
+def machine_lacks(machine: Machine) -> list[Lack]:
+    """Everything that keeps this machine from running TensorRT engines at all, the first cause first."""
+    return [*_software(machine), *_gpu(machine), *_library(machine)]
+
+
+def engine_lacks(target: Target, machine: Machine, rebuild: str) -> list[Lack]:
+    """Everything that keeps this machine from running this engine; `rebuild` is the command that builds it anew here.
+
+    Of the plugin library only the one that the engine was built with is accepted, so what else is there is not judged.
+    """
+    lacks = [*_software(machine), *_gpu(machine)]
+    if machine.tensorrt is not None and machine.tensorrt != target.tensorrt:
+        lacks.append(
+            Lack(
+                "the engine is of another TensorRT",
+                f"TensorRT {target.tensorrt}",
+                f"TensorRT {machine.tensorrt}",
+                f"{rebuild}, or pip install tensorrt=={target.tensorrt}",
+            )
+        )
+    if machine.gpu is not None and machine.gpu.architecture != target.architecture:
+        found = f"{machine.gpu.architecture} ({machine.gpu.name})"
+        lacks.append(Lack("the engine is for another GPU architecture", target.architecture, found, rebuild))
+    return [*lacks, *_engine_library(target, machine, rebuild)]
+
+
+def library_of(target: Target, machine: Machine) -> PluginLibrary:
+    """The library that the engine was built with; `engine_lacks` has nothing against it."""
+    return next(library for library in machine.libraries if library.sha256 == target.library_sha256)
+
+
+def refuse(lacks: Sequence[Lack]) -> None:
+    """Raise the first one."""
+    for lack in lacks:
+        raise lack.error()
+
+
+def _software(machine: Machine) -> Iterator[Lack]:
+    oldest = ".".join(map(str, FIRST_FOR_GRAPHS))
+    if machine.tensorrt is None:
+        yield Lack("TensorRT", f"{oldest} or newer", machine.tensorrt_problem or "not installed", INSTALL)
+    elif _numbers(machine.tensorrt)[:2] < FIRST_FOR_GRAPHS:
+        yield Lack("TensorRT", f"{oldest} or newer", machine.tensorrt, f"{INSTALL} --upgrade")
+    if machine.cuda_runtime is None:
+        yield Lack("cuda-bindings", "an installed package", machine.cuda_problem or "not installed", INSTALL)
+        return
+    runtime = _dotted(machine.cuda_runtime)
+    needed = machine.cuda_runtime[0]
+    if machine.driver is None:
+        yield Lack("NVIDIA driver", f"one for CUDA {needed}", "no driver", "install NVIDIA's driver; then nvidia-smi")
+    elif machine.driver[0] < needed:
+        found = f"one for CUDA {_dotted(machine.driver)}"
+        way_out = f"update NVIDIA's driver, or install the packages for CUDA {machine.driver[0]}"
+        yield Lack("NVIDIA driver", f"one for CUDA {needed}.0 or newer (the runtime is {runtime})", found, way_out)
+
+
+def _gpu(machine: Machine) -> Iterator[Lack]:
+    if machine.driver is None:
+        return  # said already
+    oldest = f"sm_{OLDEST_CAPABILITY[0]}{OLDEST_CAPABILITY[1]}"
+    if machine.gpu is None:
+        yield Lack("NVIDIA GPU", f"{oldest} or newer", machine.gpu_problem or "none", "nvidia-smi")
+    elif machine.gpu.capability < OLDEST_CAPABILITY:
+        found = f"{machine.gpu.architecture} ({machine.gpu.name})"
+        yield Lack("NVIDIA GPU", f"{oldest} or newer", found, "--backend onnxruntime runs on any CPU")
+
+
+def _library(machine: Machine) -> Iterator[Lack]:
+    what, wanted = "plugin library", f"one for CUDA with ABI {ABI_VERSION}"
+    if any(library.executor == "cuda" and library.abi == ABI_VERSION for library in machine.libraries):
+        return
+    if machine.library_problem is not None:
+        yield Lack(what, wanted, machine.library_problem, BUILD_HINT)
+        return
+    found = "; ".join(f"{lib.path} ({lib.executor}, ABI {lib.abi})" for lib in machine.libraries)
+    yield Lack(what, wanted, found or "none", BUILD_HINT)
+
+
+def _engine_library(target: Target, machine: Machine, rebuild: str) -> Iterator[Lack]:
+    if target.library_abi != ABI_VERSION:
+        found = f"ABI {target.library_abi}"
+        yield Lack("the engine's plugins are of another version", f"ABI {ABI_VERSION}", found, rebuild)
+        return
+    if any(library.sha256 == target.library_sha256 for library in machine.libraries):
+        return
+    wanted = f"{target.library} with SHA-256 {target.library_sha256}"
+    way_out = f"{VARIABLE}=/path/to/{target.library}, or {rebuild}"
+    alike = [library for library in machine.libraries if library.path.name == target.library] or machine.libraries
+    if not alike:
+        yield Lack("the engine's plugin library", wanted, machine.library_problem or "none", way_out)
+        return
+    found = f"{alike[0].path} with SHA-256 {alike[0].sha256}: another build or version, or changed since"
+    yield Lack("the engine's plugin library", wanted, found, way_out)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
