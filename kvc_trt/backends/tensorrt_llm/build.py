@@ -1,6 +1,7 @@
-"""The stages of an engine that TensorRT-LLM's builder makes: two plans, like those of the tensorrt backend.
+"""The stages of an engine that TensorRT-LLM's builder makes: the graphs and the weights, then a plan for each graph.
 
-Not executed anywhere yet: docs/tensorrt-llm.md says what was checked and what was not.
+The plans have the inputs, outputs and profiles of those of the tensorrt backend. Not executed anywhere yet:
+docs/tensorrt-llm.md says what was checked and what was not.
 """
 
 from __future__ import annotations
@@ -10,51 +11,58 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvc_trt.backends.tensorrt.build import measure_break_even
+from kvc_trt.backends.tensorrt.machine import Machine, look
+from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
+from kvc_trt.backends.tensorrt.requirements import machine_lacks, refuse
 from kvc_trt.backends.tensorrt_llm.layers import Layers
-from kvc_trt.backends.tensorrt_llm.loading import load_builder_api, plugin_library
+from kvc_trt.backends.tensorrt_llm.loading import installed, load_builder_api, require_builder
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
-from kvc_trt.backends.tensorrt_llm.plugins import load_plugins
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
 from kvc_trt.engine.build import Makers
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.request import Request
-from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.progress import Progress
 
-STAGES = {"prefill": "prefill.engine", "decode": "decode.engine"}
-WEIGHTS = ("fp32", "fp16", "bf16")
+__all__ = ["build_plan", "makers", "measure_break_even", "target"]
+
+
+def target(request: Request) -> dict[str, Any]:
+    """What the manifest says the engine is for. UnsupportedEnvironment where this machine cannot build it."""
+    machine = _here()
+    assert machine.gpu is not None
+    return {
+        "backend": "tensorrt-llm",
+        "architecture": machine.gpu.architecture,
+        "tensorrt": machine.tensorrt,
+        "tensorrt_llm": installed("tensorrt_llm"),
+        "plugins": _library(machine).record(),
+        "compatibility": "none",
+    }
 
 
 def makers(request: Request, source: ModelSource, progress: Progress) -> Makers:
     """Return what makes each stage's file; TensorRT-LLM is imported when the first plan is made."""
-    if request.config.weights not in WEIGHTS:
-        raise InputError(
-            f"backend tensorrt-llm takes weights {', '.join(WEIGHTS)}, found {request.config.weights}",
-            hint="--backend onnxruntime runs int8 and int4",
-        )
+    from kvc_trt.backends.onnxruntime.build import makers as graph_makers
+
     parameters, batch = request.parameters, request.config.max_batch_size
 
-    @cache
-    def api() -> BuilderApi:
-        library, loaded = plugin_library(), load_builder_api()
-        load_plugins(loaded, library)
-        return loaded
-
     def layers() -> Layers:
-        return Layers(api(), request.model, source.weights, parameters.max_sequence_len)
+        return Layers(_api_with_plugins(), request.model, source.weights, parameters.max_sequence_len)
 
     def prefill(path: Path, *, finished: Path) -> None:
         with progress.task("building the prefill engine", None):
-            _write_plan(path, api(), request.dtype, lambda: define_prefill(layers(), parameters, batch))
+            _write_plan(path, request.dtype, lambda: define_prefill(layers(), parameters, batch))
 
     def decode(path: Path, *, finished: Path) -> None:
         from kvc_trt.graph.build import slice_limit
 
         until = slice_limit(parameters)
         with progress.task("building the decode engine", None):
-            _write_plan(path, api(), request.dtype, lambda: define_decode(layers(), parameters, batch, until))
+            _write_plan(path, request.dtype, lambda: define_decode(layers(), parameters, batch, until))
 
-    return {"prefill": prefill, "decode": decode}
+    return {**graph_makers(request, source, progress), "prefill.engine": prefill, "decode.engine": decode}
 
 
 def build_plan(api: BuilderApi, dtype: str, define: Callable[[], None]) -> Any:
@@ -77,6 +85,32 @@ def build_plan(api: BuilderApi, dtype: str, define: Callable[[], None]) -> Any:
         ) from error
 
 
-def _write_plan(path: Path, api: BuilderApi, dtype: str, define: Callable[[], None]) -> None:
+def _write_plan(path: Path, dtype: str, define: Callable[[], None]) -> None:
     with path.open("wb") as file:
-        file.write(build_plan(api, dtype, define))
+        file.write(build_plan(_api_with_plugins(), dtype, define))
+
+
+@cache
+def _here() -> Machine:
+    """This machine, which has all that a build takes. TensorRT's version is pinned by tensorrt_llm, not judged here."""
+    require_builder()
+    machine = look()
+    refuse([lack for lack in machine_lacks(machine) if lack.what != "TensorRT"])
+    return machine
+
+
+def _library(machine: Machine) -> PluginLibrary:
+    """The plugins that a build takes: the C++ ones where they are; `machine_lacks` has made sure that one is usable."""
+    return next(library for library in machine.libraries if library.executor == "cuda")
+
+
+@cache
+def _api_with_plugins() -> BuilderApi:
+    """The builder with our plugins in TensorRT's registry, once per process: a library cannot be loaded twice."""
+    library, api = _library(_here()), load_builder_api()
+    _kept.append(load_plugins(library, api.tensorrt))
+    return api
+
+
+_kept: list[Any] = []
+"""What `load_plugins` returned: it must live as long as anything that was built with it."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.backends.tensorrt_llm.build import STAGES
-from kvc_trt.backends.tensorrt_llm.networks import length_buckets
+from kvc_trt.backends.tensorrt.profiles import prefill_profiles
 from kvc_trt.engine import Engine
 from kvc_trt.engine.files import read_bytes, write_durably
 from kvc_trt.engine.manifest import canonical
@@ -64,10 +63,11 @@ def export_engine(engine: Engine, target: Path) -> None:
             hint="kvc-trt build --backend tensorrt-llm, or kvc-trt export llm-api for TensorRT-LLM's own RocketKV",
         )
     rows = engine.build.max_batch_size
-    tokens = {"prefill": rows * length_buckets(engine.parameters.max_input_len)[-1][-1], "decode": rows}
+    prefill = prefill_profiles(engine.parameters.max_input_len, rows)
+    tokens = {"prefill": max(profile.largest_tokens for profile in prefill), "decode": rows}
     version = engine.manifest["target"]["tensorrt_llm"]
     configs = {phase: directory_config(engine.config, version, tokens[phase]) for phase in PHASES}
-    write_engine_directories(target, configs, {phase: engine.path / STAGES[phase] for phase in PHASES})
+    write_engine_directories(target, configs, {phase: engine.plan_path(phase) for phase in PHASES})
 
 
 def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, Any]], plans: Mapping[str, Path]) -> None:

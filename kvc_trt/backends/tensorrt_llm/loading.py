@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
@@ -16,8 +14,6 @@ LAST_WITH_BUILDER = (1, 2)
 INSTALL = "pip install 'tensorrt_llm==1.2.1' --extra-index-url https://pypi.nvidia.com, or NVIDIA's container 1.2.1"
 INSTEAD = "kvc-trt build --backend tensorrt, or kvc-trt export llm-api for TensorRT-LLM's own RocketKV"
 REMOVAL = "https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html"
-LIBRARY_VARIABLE = "KVC_TRT_PLUGINS"
-PACKAGED_LIBRARY = Path(__file__).resolve().parents[2] / "lib" / "libkvc_plugins.so"
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,9 @@ def probe() -> Facts:
     problem = removed(versions["tensorrt_llm"])
     if problem is not None:
         return Facts(versions, (problem,), INSTEAD)
-    return Facts(versions, () if "tensorrt" in versions else ("Python package tensorrt",), INSTALL)
+    if "tensorrt" not in versions:
+        return Facts(versions, ("Python package tensorrt",), INSTALL)
+    return Facts(versions, (), None)
 
 
 def installed(package: str) -> str | None:
@@ -58,28 +56,34 @@ def removed(version: str) -> str | None:
     return f"tensorrt_llm 1.2.x or older, found {version} ({why})"
 
 
+def require_builder() -> str:
+    """Version of the installed TensorRT-LLM; UnsupportedEnvironment where it is absent or newer than 1.2."""
+    facts = probe()
+    if facts.missing:
+        raise UnsupportedEnvironment(f"backend tensorrt-llm needs {'; '.join(facts.missing)}", hint=facts.hint)
+    return facts.versions["tensorrt_llm"]
+
+
 def load_builder_api() -> BuilderApi:
     """Import TensorRT-LLM's builder.
 
     Raises UnsupportedEnvironment where it is absent, newer than 1.2, or does not load.
     """
-    facts = probe()
-    if facts.missing:
-        raise UnsupportedEnvironment(f"backend tensorrt-llm needs {'; '.join(facts.missing)}", hint=facts.hint)
+    found = require_builder()
     try:
         package, common, functional, tensorrt = (
             importlib.import_module(name)
             for name in ("tensorrt_llm", "tensorrt_llm._common", "tensorrt_llm.functional", "tensorrt")
         )
     except Exception as error:  # a broken installation raises whatever its loader raises
-        found = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise UnsupportedEnvironment(
-            f"tensorrt_llm {facts.versions['tensorrt_llm']} is installed, but does not load: {found}",
+            f"tensorrt_llm {found} is installed, but does not load: {reason}",
             hint="kvc-trt doctor; the package needs the CUDA, MPI and PyTorch that it was built for",
         ) from error
     functional_module: Any = functional
     return BuilderApi(
-        facts.versions["tensorrt_llm"],
+        found,
         functional_module,
         functional_module.Tensor,
         functional_module._create_tensor,
@@ -89,17 +93,3 @@ def load_builder_api() -> BuilderApi:
         common.default_trtnet,
         tensorrt,
     )
-
-
-def plugin_library() -> Path:
-    """The library with our plugins: KVC_TRT_PLUGINS, or the package's own."""
-    named = os.environ.get(LIBRARY_VARIABLE)
-    path = Path(named) if named else PACKAGED_LIBRARY
-    if named and not path.is_absolute():
-        raise UnsupportedEnvironment(f"{LIBRARY_VARIABLE} is {named!r}; expected an absolute path")
-    if not path.is_file():
-        raise UnsupportedEnvironment(
-            f"no TensorRT plugin library at {path}",
-            hint=f"`make plugins` with TENSORRT_ROOT builds it; {LIBRARY_VARIABLE} names one that lies elsewhere",
-        )
-    return path

@@ -8,27 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from kvc_trt.backends.tensorrt.profiles import Range, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt_llm import plugins
 from kvc_trt.backends.tensorrt_llm.layers import Angles, Layers
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi, Tensor
-from kvc_trt.graph import PROMPT_BLOCK
 from kvc_trt.graph.state import state_tensors, uses_pages
 from kvc_trt.policies.parameters import PolicyParameters
 
-Range = tuple[int, int, int]
-"""Smallest, typical and largest size of a dimension."""
-Dynamic = tuple[str, Sequence[Range]]
-"""A dimension whose size a call decides: its name, and its range in every optimisation profile."""
-FIRST_BUCKET = 4096
-"""Prompts up to this length have an optimisation profile of their own."""
+Dynamic = tuple[str, Sequence[tuple[int, int, int]]]
+"""A dimension whose size a call decides: its name; smallest, fastest and largest size in every profile."""
 
 
 def define_prefill(layers: Layers, parameters: PolicyParameters, max_batch_size: int) -> None:
     """input_ids INT64 [B,S], prompt_lengths INT64 [B] -> logits, cache_lengths and every state tensor."""
     f, model = layers.api.functional, layers.model
-    buckets = length_buckets(parameters.max_input_len)
-    rows = _batch(max_batch_size, len(buckets))
-    ids = _input(layers.api, "input_ids", "int64", [rows, ("sequence", buckets)])
+    profiles = prefill_profiles(parameters.max_input_len, max_batch_size)
+    rows = _dynamic("batch", [profile.batch for profile in profiles])
+    sequence = _dynamic("sequence", [profile.sequence for profile in profiles if profile.sequence is not None])
+    ids = _input(layers.api, "input_ids", "int64", [rows, sequence])
     lengths = _input(layers.api, "prompt_lengths", "int64", [rows])
     grid = [f.shape(ids, 0), f.shape(ids, 1)]
     angles = layers.angles(_positions(layers.api, ids, parameters.max_sequence_len - 1))
@@ -53,7 +50,8 @@ def define_prefill(layers: Layers, parameters: PolicyParameters, max_batch_size:
 
 def define_decode(layers: Layers, parameters: PolicyParameters, max_batch_size: int, slice_until: int) -> None:
     """token, positions INT64 [B], cache_lengths INT64 [caches,B] and the state -> logits and the state, in place."""
-    f, model, rows = layers.api.functional, layers.model, _batch(max_batch_size)
+    f, model = layers.api.functional, layers.model
+    rows = _dynamic("batch", [profile.batch for profile in decode_profiles(max_batch_size)])
     token, positions = (_input(layers.api, name, "int64", [rows]) for name in ("token", "positions"))
     cache_lengths = _input(layers.api, "cache_lengths", "int64", [model.num_hidden_layers, rows])
     angles = layers.angles(positions)
@@ -76,16 +74,8 @@ def define_decode(layers: Layers, parameters: PolicyParameters, max_batch_size: 
     layers.head(x).mark_output("logits", "float32")
 
 
-def length_buckets(max_input_len: int) -> list[Range]:
-    """Ranges of padded prompt lengths, one per optimisation profile of prefill; together they cover all of them."""
-    longest = -(-max_input_len // PROMPT_BLOCK) * PROMPT_BLOCK
-    if longest <= FIRST_BUCKET:
-        return [(1, longest, longest)]
-    return [(1, FIRST_BUCKET, FIRST_BUCKET), (FIRST_BUCKET, longest, longest)]
-
-
-def _batch(largest: int, profiles: int = 1) -> Dynamic:
-    return "batch", [(1, min(8, largest), largest)] * profiles
+def _dynamic(name: str, ranges: Sequence[Range]) -> Dynamic:
+    return name, [(one.smallest, one.fastest, one.largest) for one in ranges]
 
 
 def _input(api: BuilderApi, name: str, dtype: str, axes: Sequence[int | Dynamic]) -> Tensor:

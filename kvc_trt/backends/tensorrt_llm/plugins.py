@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from kvc_trt.backends.tensorrt.plugins import NAMESPACE
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi, Tensor
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.policies.parameters import PolicyParameters
 
-NAMESPACE, VERSION = "kvc", "1"
-
-
-def load_plugins(api: BuilderApi, library: Path) -> None:
-    """Register the library's creators with TensorRT; UnsupportedEnvironment where it refuses the file."""
-    if api.tensorrt.get_plugin_registry().load_library(str(library)) is None:
-        raise UnsupportedEnvironment(
-            f"TensorRT {api.tensorrt.__version__} does not load the plugin library {library}",
-            hint="build it for this TensorRT: make plugins TENSORRT_ROOT=DIR",
-        )
+VERSION = "1"
 
 
 def add_plugin(

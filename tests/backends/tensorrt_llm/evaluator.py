@@ -143,9 +143,12 @@ class Network:
     """One network: its inputs' contents are given, its outputs computed while it is defined."""
 
     def __init__(self, feeds):
-        self.feeds, self.outputs, self.inputs = feeds, {}, []
-        self.plugins = Counter()
-        self.decomposable = []
+        self.feeds = feeds
+        self.forget()
+
+    def forget(self):
+        """Be an empty network again."""
+        self.outputs, self.inputs, self.plugins, self.decomposable = {}, [], Counter(), []
         self._ranges, self._sizes = {}, {}
 
     def make_tensor(
@@ -216,11 +219,7 @@ class Registry:
     """The plugin registry: creators by name, version and namespace."""
 
     def __init__(self, names=tuple(EVALUATED)):
-        self.names, self.loaded = names, []
-
-    def load_library(self, path):
-        self.loaded.append(path)
-        return path
+        self.names = names
 
     def get_creator(self, name, version, namespace):
         if (version, namespace) != ("1", "kvc") or name not in self.names:

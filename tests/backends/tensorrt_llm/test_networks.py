@@ -6,7 +6,6 @@ The evaluation is `evaluator.py`'s: numpy, not TensorRT. It tells nothing about 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 import onnxruntime
@@ -15,7 +14,7 @@ import pytest
 from kvc_trt import policies
 from kvc_trt.backends.tensorrt_llm.build import build_plan
 from kvc_trt.backends.tensorrt_llm.layers import Layers
-from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill, length_buckets
+from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode, build_prefill, slice_limit
 from kvc_trt.graph.state import state_tensors
@@ -161,13 +160,3 @@ def test_a_missing_plugin_stops_the_build():
 def test_a_refused_network_is_no_traceback():
     with pytest.raises(UnsupportedEnvironment, match=r"TensorRT-LLM 1\.2\.1 could not build the engine"):
         _run({}, lambda api: None)
-
-
-@pytest.mark.parametrize("longest", [1, 128, 1000, 4096, 4097, 131072])
-def test_profiles_cover_every_padded_prompt(longest):
-    buckets = length_buckets(longest)
-    assert buckets[0][0] == 1
-    assert longest <= buckets[-1][2] < longest + 128
-    for (_, _, end), (start, _, _) in itertools.pairwise(buckets):
-        assert start <= end + 1
-    assert all(low <= typical <= high for low, typical, high in buckets)

@@ -1,0 +1,122 @@
+"""TensorRT-LLM's engine directory: what is written is read back, and nothing is ever half there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvc_trt.backends.tensorrt_llm import engine_directory
+from kvc_trt.backends.tensorrt_llm.engine_directory import (
+    PHASES,
+    directory_config,
+    export_engine,
+    read_engine_directory,
+    write_engine_directories,
+)
+from kvc_trt.engine import Engine
+from kvc_trt.errors import InputError
+
+OURS = {
+    "version": "0.1.0",
+    "pretrained_config": {"architecture": "LlamaForCausalLM", "dtype": "float16"},
+    "build_config": {"max_input_len": 128, "max_seq_len": 160, "max_batch_size": 8, "max_beam_width": 1,
+                     "kv_cache_type": "CONTINUOUS", "plugin_config": {}, "kvc_trt": {"model": "m"}},
+    "kv_compression": {"parameters": {"policy": "rocketkv"}},
+}  # fmt: skip
+DEMANDED = ("max_input_len", "max_seq_len", "max_batch_size", "max_beam_width", "max_num_tokens", "opt_num_tokens")
+"""Keys that upstream's BuildConfig.from_dict takes without a default."""
+
+
+@pytest.fixture
+def plans(tmp_path):
+    paths = {phase: tmp_path / f"{phase}.engine" for phase in PHASES}
+    for phase, path in paths.items():
+        path.write_bytes(b"plan of " + phase.encode())
+    return paths
+
+
+def _configs():
+    return {phase: directory_config(OURS, "1.2.1", 1024) for phase in PHASES}
+
+
+def test_round_trip(tmp_path, plans):
+    target = tmp_path / "engine"
+    write_engine_directories(target, _configs(), plans)
+    assert sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()) == [
+        "decode/config.json", "decode/rank0.engine", "prefill/config.json", "prefill/rank0.engine",
+    ]  # fmt: skip
+    for phase in PHASES:
+        read = read_engine_directory(target / phase)
+        assert read.config == _configs()[phase]
+        assert read.plan.read_bytes() == plans[phase].read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.engine", "engine", "prefill.engine"]
+
+
+def test_the_configuration_has_three_sections_and_what_upstream_demands():
+    config = directory_config(OURS, "1.2.1", 1024)
+    assert set(config) == {"version", "pretrained_config", "build_config"}
+    assert config["version"] == "1.2.1"
+    assert set(DEMANDED) <= set(config["build_config"])
+    assert config["build_config"]["kv_compression"] == OURS["kv_compression"]
+    assert "kvc_trt" not in config["build_config"]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+def test_nothing_is_replaced(kind, tmp_path, plans):
+    target = tmp_path / "engine"
+    {"file": target.touch, "directory": target.mkdir, "link": lambda: target.symlink_to("nowhere")}[kind]()
+    with pytest.raises(InputError, match="exists and is not replaced"):
+        write_engine_directories(target, _configs(), plans)
+
+
+def test_a_failure_leaves_nothing(tmp_path, plans, monkeypatch):
+    placed = []
+
+    def fail_the_second(source, destination):
+        placed.append(destination)
+        if len(placed) == 2:
+            raise OSError(28, "No space left on device")
+        destination.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(engine_directory, "place", fail_the_second)
+    with pytest.raises(OSError, match="No space left"):
+        write_engine_directories(tmp_path / "engine", _configs(), plans)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.engine", "prefill.engine"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "config.json").write_text("{"), "not valid JSON"),
+        (lambda path: (path / "config.json").write_text("[]"), "found no object"),
+        (lambda path: (path / "config.json").write_text("{}"), "expected build_config, pretrained_config, version"),
+        (lambda path: (path / "config.json").unlink(), "cannot read"),
+        (lambda path: _change(path, version=3), "version is 3, expected text"),
+        (lambda path: _change(path, build_config=[]), "build_config is no object"),
+        (lambda path: (path / "rank0.engine").unlink(), "rank0.engine is missing"),
+        (lambda path: _link(path / "rank0.engine"), "rank0.engine is missing or no regular file"),
+    ],
+)
+def test_what_is_damaged_is_named(damage, message, tmp_path, plans):
+    write_engine_directories(tmp_path / "engine", _configs(), plans)
+    damage(tmp_path / "engine" / "decode")
+    with pytest.raises(InputError, match=message):
+        read_engine_directory(tmp_path / "engine" / "decode")
+
+
+def test_an_engine_of_another_backend_is_refused(tiny_engine, tmp_path):
+    with pytest.raises(InputError, match="was built for onnxruntime, expected tensorrt-llm") as caught:
+        export_engine(Engine.open(tiny_engine), tmp_path / "out")
+    assert "export llm-api" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+def _change(path, **fields):
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+def _link(path):
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
