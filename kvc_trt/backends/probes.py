@@ -9,13 +9,15 @@ import importlib
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.tensorrt.requirements import Lack
 
 INSTALL_VERIFY = "pip install 'kvc-trt[verify]'"
 OLDEST_ONNXRUNTIME = (1, 23)
-NOT_IN_THIS_VERSION = "this version of kvc-trt has no {} backend yet"
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,12 @@ class Probe:
     usable: bool
     versions: dict[str, str]
     missing: tuple[str, ...]
-    install: str | None
-    """Command that provides what is missing, where a command can."""
+    install: tuple[str, ...]
+    """Commands that provide what is missing, where commands can."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {**asdict(self), "missing": list(self.missing)}
+        return {**asdict(self), "missing": list(self.missing), "install": list(self.install)}
 
 
 def probe_all() -> list[Probe]:
@@ -43,7 +45,7 @@ def probe_all() -> list[Probe]:
 def probe_reference() -> Probe:
     """PyTorch's eager reference: the oracle of `verify`."""
     versions, missing = _import("torch")
-    install = INSTALL_VERIFY if missing else None
+    install = (INSTALL_VERIFY,) if missing else ()
     return Probe("reference", "the oracle that verify compares with", not missing, versions, missing, install)
 
 
@@ -53,29 +55,66 @@ def probe_onnxruntime() -> Probe:
     if not missing and _numbers(versions["onnxruntime"]) < OLDEST_ONNXRUNTIME:
         oldest = ".".join(map(str, OLDEST_ONNXRUNTIME))
         missing = (f"onnxruntime {oldest} or newer, found {versions['onnxruntime']}",)
-    install = "pip install --upgrade onnxruntime" if missing else None
+    install = ("pip install --upgrade onnxruntime",) if missing else ()
     return Probe("onnxruntime", "any CPU; the default", not missing, versions, missing, install)
 
 
 def probe_tensorrt() -> Probe:
-    """TensorRT: only what is installed is reported, the backend itself is not in this version."""
-    return _absent("tensorrt", "NVIDIA GPU through TensorRT plugins", ("tensorrt",))
+    """TensorRT with our plugins: packages, driver, GPU and plugin library, as a build or a run would check them."""
+    versions, lacks = _tensorrt()
+    return Probe(
+        "tensorrt",
+        "NVIDIA GPU through TensorRT and our plugins",
+        not lacks,
+        versions,
+        tuple(map(str, lacks)),
+        tuple(dict.fromkeys(lack.hint for lack in lacks)),
+    )
 
 
 def probe_tensorrt_llm() -> Probe:
-    """TensorRT-LLM: likewise."""
-    return _absent("tensorrt-llm", "NVIDIA GPU through TensorRT-LLM", ("tensorrt_llm", "tensorrt"))
+    """TensorRT-LLM's builder, which needs all that TensorRT needs besides."""
+    from kvc_trt.backends.tensorrt_llm.loading import probe
+
+    facts, (versions, lacks) = probe(), _tensorrt()
+    missing = (*facts.missing, *map(str, lacks))
+    hints = (*([facts.hint] if facts.hint else []), *(lack.hint for lack in lacks))
+    return Probe(
+        "tensorrt-llm",
+        "NVIDIA GPU through TensorRT-LLM 1.2 and older",
+        not missing,
+        {**versions, **facts.versions},
+        missing,
+        tuple(dict.fromkeys(hints)),
+    )
+
+
+def _tensorrt() -> tuple[dict[str, str], list[Lack]]:
+    from kvc_trt.backends.tensorrt.machine import look
+    from kvc_trt.backends.tensorrt.requirements import describe, machine_lacks
+
+    machine = look()
+    versions = describe(machine)
+    if "gpu" not in versions and (seen := _gpu()) is not None:
+        versions["gpu"] = seen  # the driver's own tool sees it before the packages are there
+    return versions, machine_lacks(machine)
 
 
 def probe_torch() -> Probe:
-    """PyTorch with the CUDA kernels: it runs engines for `verify` wherever PyTorch does, but none are built for it."""
-    purpose = "NVIDIA GPU through PyTorch and CUDA kernels; any CPU for verify"
-    probe = _absent("torch", purpose, ("torch",), "this version of kvc-trt builds no engines for torch yet")
-    if "torch" not in probe.versions:
-        return probe
+    """PyTorch around the CUDA kernels; on a CPU their reference stands in, slowly, and the probe says so."""
+    purpose = "NVIDIA GPU through PyTorch and CUDA kernels; any CPU, slowly"
+    versions, missing = _import("torch")
+    if missing:
+        return Probe("torch", purpose, False, versions, missing, (INSTALL_VERIFY,))
     found, problem = _kernels()
-    versions = probe.versions if found is None else {**probe.versions, "kernels": found}
-    return replace(probe, versions=versions, missing=(*probe.missing, *([problem] if problem else [])))
+    if found is not None:
+        versions["kernels"] = found
+    gpu = _gpu()
+    if gpu is not None:
+        versions["gpu"] = gpu
+    if gpu is None or problem is not None:
+        versions["runs on"] = f"the CPU, slowly: no {problem or 'NVIDIA GPU with its driver'}"
+    return Probe("torch", purpose, True, versions, (), ())
 
 
 PROBES: dict[str, Callable[[], Probe]] = {
@@ -87,18 +126,6 @@ PROBES: dict[str, Callable[[], Probe]] = {
 }
 
 
-def _absent(name: str, purpose: str, packages: tuple[str, ...], lacking: str = NOT_IN_THIS_VERSION) -> Probe:
-    versions = {package: found for package in packages if (found := _version(package)) is not None}
-    missing = [lacking.format(name)]
-    missing += [f"Python package {package}" for package in packages if package not in versions]
-    gpu = _gpu()
-    if gpu is None:
-        missing.append("an NVIDIA GPU with its driver")
-    else:
-        versions["gpu"] = gpu
-    return Probe(name, purpose, False, versions, tuple(missing), None)
-
-
 def _kernels() -> tuple[str | None, str | None]:
     """The kernel library that would be called, and what keeps it from running on a GPU."""
     from kvc_trt.kernels.errors import KernelLibraryError
@@ -107,12 +134,12 @@ def _kernels() -> tuple[str | None, str | None]:
     try:
         place = library_path()
         if place is None:
-            return None, f"a CUDA kernel library ({VARIABLE} names none, and the package was built without one)"
+            return None, f"CUDA kernel library ({VARIABLE} names none, and the package was built without one)"
         library = load(place[0])
     except KernelLibraryError as error:
-        return None, f"a CUDA kernel library ({error})"
+        return None, f"CUDA kernel library ({error})"
     found = f"{library.path} ({library.executor}, {place[1]})"
-    return found, None if library.executor == "cuda" else f"a CUDA kernel library ({library.path} is an emulated one)"
+    return found, None if library.executor == "cuda" else f"CUDA kernel library ({library.path} is an emulated one)"
 
 
 def _import(package: str) -> tuple[dict[str, str], tuple[str, ...]]:

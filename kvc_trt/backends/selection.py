@@ -49,5 +49,5 @@ def _automatic() -> Backend:
 def _unusable(probe: Probe) -> UnsupportedEnvironment:
     return UnsupportedEnvironment(
         f"backend {probe.name} cannot be used: {'; '.join(probe.missing)}",
-        hint=probe.install or "--backend onnxruntime runs on any CPU",
+        hint="; ".join(probe.install) or "--backend onnxruntime runs on any CPU",
     )

@@ -12,11 +12,19 @@ from kvc_trt.runtime import Session, load_tokenizer
 if TYPE_CHECKING:
     from kvc_trt.progress import Progress
 
+RUNNERS = {
+    "onnxruntime": ("onnxruntime", "torch"),
+    "torch": ("torch", "onnxruntime"),
+    "tensorrt": ("tensorrt", "torch"),
+}
+"""Backend that an engine was built for -> backends that run it. A TensorRT engine's graphs may be of a type that ONNX
+Runtime's CPU kernels do not have; its weights any backend in PyTorch reads."""
+
 
 def open_session(
     engine_dir: str | PathLike[str],
     *,
-    backend: str = "onnxruntime",
+    backend: str | None = None,
     max_batch_size: int = 1,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -24,14 +32,15 @@ def open_session(
 ) -> Session:
     """A session over an engine directory, which is checked whole before anything is loaded.
 
-    `backend` torch runs the engine's weights in PyTorch around the kernels. `threads` None leaves the number to the
-    executor (all cores). Further options go to the executor. Raises InputError for an engine that is not intact or was
-    built for another backend.
+    `backend` None is the one that the engine was built for; torch runs the weights of any engine in PyTorch around the
+    kernels, and onnxruntime the graphs of those that keep theirs for it. `threads` None leaves the number to the
+    executor (all cores). Further options go to the executor. Raises InputError for an engine that is not intact or
+    cannot run there, UnsupportedEnvironment where this machine cannot run it.
     """
     from kvc_trt.engine import Engine
 
     engine = Engine.open(Path(engine_dir), progress=progress)
-    executor = _executor_class(backend)(engine, threads=threads, **executor_options)
+    executor = executor_class(engine.backend, backend)(engine, threads=threads, **executor_options)
     executor.load()
     return Session(
         executor,
@@ -41,13 +50,20 @@ def open_session(
     )
 
 
-def _executor_class(backend: str) -> Any:
-    if backend == "onnxruntime":
+def executor_class(built_for: str, backend: str | None = None) -> Any:
+    """The executor of a backend for engines of another or the same; InputError where it does not run them."""
+    chosen = backend or built_for
+    if chosen not in (runners := RUNNERS.get(built_for, ())):
+        expected = " or ".join(runners) or "kvc-trt export, whose result runs elsewhere"
+        raise InputError(f"an engine built for {built_for} does not run on {chosen!r}; expected {expected}")
+    if chosen == "onnxruntime":
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
         return OnnxRuntimeExecutor
-    if backend == "torch":
-        from kvc_trt.backends.torch.executor import TorchExecutor
+    if chosen == "tensorrt":
+        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 
-        return TorchExecutor
-    raise InputError(f"backend {backend!r} cannot run an engine here; expected onnxruntime or torch")
+        return TensorRtExecutor
+    from kvc_trt.backends.torch.executor import TorchExecutor
+
+    return TorchExecutor

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import platform
+from typing import TYPE_CHECKING
 
 import click
 
 from kvc_trt import __version__
 from kvc_trt.cli import output
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.probes import Probe
 
 
 @click.command()
@@ -39,18 +43,15 @@ def command(as_json: bool) -> None:
         f"kvc-trt {__version__}, Python {platform.python_version()}, {platform.machine()}, "
         f"{cores} cores, {output.size(memory)} memory; cache {cache}\n"
     )
-    rows = [
-        (
-            probe.name,
-            "yes" if probe.usable else "no",
-            ", ".join(f"{name} {version}" for name, version in probe.versions.items()) or "-",
-            probe.purpose,
-        )
-        for probe in probes
-    ]
-    click.echo(output.table(("backend", "usable", "found", "for"), rows))
-    click.echo()
+    rows = [(probe.name, "yes" if probe.usable else "no", probe.purpose) for probe in probes]
+    click.echo(output.table(("backend", "usable", "for"), rows))
     for probe in probes:
-        if not probe.usable:
-            way_out = f"; install: {probe.install}" if probe.install else ""
-            click.echo(f"{probe.name} needs: {'; '.join(probe.missing)}{way_out}")
+        click.echo(f"\n{describe(probe)}")
+
+
+def describe(probe: Probe) -> str:
+    """One backend: what was found, what it needs, and the commands that help, a line each."""
+    lines = [("found", f"{name} {version}") for name, version in probe.versions.items()]
+    lines += [("needs", lack) for lack in probe.missing]
+    lines += [("next", command) for command in probe.install]
+    return "\n".join([probe.name, *(f"  {kind:5}  {text}" for kind, text in lines or [("found", "nothing")])])

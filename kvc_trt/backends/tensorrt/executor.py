@@ -20,7 +20,7 @@ from kvc_trt.backends.tensorrt.context import Context
 from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
 from kvc_trt.backends.tensorrt.extras import Extras
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
-from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, Sizes, check_fits, plan_memory
+from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
 from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile, split_prefill
 from kvc_trt.graph import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, Prefilled
@@ -252,13 +252,6 @@ class TensorRtExecutor:
         for name, value in extras.read(buffers.stream).items():
             seen.setdefault(name, []).append(value)
         extras.free()
-
-
-def sizes_for(prefill: Sequence[Profile], rows: int) -> Sizes:
-    """The most that runs at once: `rows` rows in decode, and what the largest prefill profile takes."""
-    staged = min(rows, max(profile.batch.largest for profile in prefill))
-    tokens = max(min(rows, p.batch.largest) * (p.sequence.largest if p.sequence else 1) for p in prefill)
-    return Sizes(rows, staged, tokens)
 
 
 def _activation_bytes(loaded: LoadedEngine, decode: Sequence[Profile], rows: int) -> int:

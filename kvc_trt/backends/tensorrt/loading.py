@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.backends.tensorrt.builder import Messages
 from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.lowering.aliases import check_aliases, engine_aliases
 from kvc_trt.backends.tensorrt.machine import Machine, look
@@ -22,6 +23,7 @@ from kvc_trt.backends.tensorrt.plugins import LoadedPlugins, PluginLibrary, load
 from kvc_trt.backends.tensorrt.profiles import Profile, Range
 from kvc_trt.backends.tensorrt.requirements import Target, engine_lacks, library_of, refuse
 from kvc_trt.engine.manifest import rebuild_hint
+from kvc_trt.engine.targets import plan_file
 from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import Engine
     from kvc_trt.graph.state import StateTensor
 
-PLANS = {"prefill": "prefill.engine", "decode": "decode.engine"}
+GRAPHS = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def load(engine: Engine) -> LoadedEngine:
     check_fits(plan_before_loading(engine), machine.gpu.free_bytes)
     tensorrt = load_tensorrt()
     plugins = load_plugins(library, tensorrt)
-    plans = {name: _mapped(engine.path / file) for name, file in PLANS.items()}
+    plans = {name: _mapped(engine.plan_path(name)) for name in GRAPHS}
     loaded = deserialise(plans, tensorrt, plugins, rebuild_hint(engine.path))
     check_state(loaded, engine.state)
     return loaded
@@ -88,7 +90,7 @@ def load(engine: Engine) -> LoadedEngine:
 
 def plan_before_loading(engine: Engine) -> DevicePlan:
     """The memory of one row, of which everything but the activations is known from the directory."""
-    sizes = {name: engine.files[file].size for name, file in PLANS.items()}
+    sizes = {name: engine.files[plan_file(name)].size for name in GRAPHS}
     weights = EngineBytes(sizes["prefill"], sizes["decode"], 0, "size of the file")
     return plan_memory(engine.model.vocab_size, engine.state, weights, Sizes(1, 1, engine.parameters.max_input_len))
 
@@ -97,18 +99,17 @@ def deserialise(
     plans: Mapping[str, bytes | mmap.mmap], tensorrt: TensorRT, plugins: LoadedPlugins, hint: str
 ) -> LoadedEngine:
     """Both plans as engines. The caller has checked that there is a driver: without one the runtime would crash."""
-    logger = make_logger(tensorrt)
-    runtime: trt.Runtime = tensorrt.Runtime(logger)
+    messages = Messages()
+    logger = messages.logger(tensorrt)
+    runtime = tensorrt.Runtime(logger)
     if runtime.engine_host_code_allowed:
         raise UnsupportedEnvironment("TensorRT's runtime would run host code of an engine; expected it not to")
     engines = {}
     for name, plan in plans.items():
         found = runtime.deserialize_cuda_engine(plan)
         if found is None:
-            reason = logger.last or "no reason given"
-            raise UnsupportedEnvironment(
-                f"TensorRT {tensorrt.__version__} cannot load the {name} engine: {reason}", hint=hint
-            )
+            message = f"TensorRT {tensorrt.__version__} cannot load the {name} engine: {messages.reason()}"
+            raise UnsupportedEnvironment(message, hint=hint)
         engines[name] = found
     return LoadedEngine(engines["prefill"], engines["decode"], tensorrt, (plugins, runtime, logger))
 
@@ -167,23 +168,6 @@ def profiles_of(engine: trt.ICudaEngine, name: str) -> tuple[Profile, ...]:
         ranges = [Range(*sizes) for sizes in zip(least, best, most, strict=True)]
         profiles.append(Profile(ranges[0], ranges[1] if len(ranges) > 1 else None))
     return tuple(profiles)
-
-
-def make_logger(tensorrt: TensorRT) -> Any:
-    """A logger that keeps TensorRT's last error in `last`, for our own message, and passes nothing on."""
-    serious = (tensorrt.ILogger.Severity.ERROR, tensorrt.ILogger.Severity.INTERNAL_ERROR)
-
-    class LastError(tensorrt.ILogger):  # type: ignore[name-defined,misc]
-        def __init__(self) -> None:
-            tensorrt.ILogger.__init__(self)
-            self.last: str | None = None
-
-        def log(self, severity: Any, message: str) -> None:
-            """Keep an error."""
-            if severity in serious:
-                self.last = " ".join(message.split())
-
-    return LastError()
 
 
 def _mapped(path: Path) -> mmap.mmap:

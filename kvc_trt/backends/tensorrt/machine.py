@@ -7,6 +7,7 @@ comes back whole and ends the process when it is first used.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,9 +61,14 @@ def look(*, ask_libraries: bool = True) -> Machine:
     tensorrt, facts["tensorrt_problem"] = _import("tensorrt", "tensorrt")
     if tensorrt is not None:
         facts["tensorrt"] = str(tensorrt.__version__)
+    facts["driver"] = driver_version()
     runtime, facts["cuda_problem"] = _import("cuda.bindings.runtime", "cuda-bindings")
     if runtime is not None:
-        facts |= _ask_cuda(runtime)
+        with _problem_in(facts, "cuda_problem"):
+            facts["cuda_runtime"] = cuda_version(runtime)
+        if facts["driver"] is not None:
+            with _problem_in(facts, "gpu_problem"):
+                facts["gpu"] = current_gpu(runtime)
     try:
         facts["libraries"] = find_libraries(ask=ask_libraries)
     except KvcError as error:
@@ -81,19 +87,24 @@ def current_gpu(runtime: Any) -> Gpu:
     return Gpu(name, (int(properties.major), int(properties.minor)), int(total), int(free))
 
 
-def _ask_cuda(runtime: Any) -> dict[str, Any]:
-    """Versions and device; every call here works, and says so, without a driver."""
+def cuda_version(runtime: Any) -> Version:
+    """Of the CUDA runtime inside cuda-bindings; asks no driver."""
     from kvc_trt.backends.tensorrt.device import call
 
-    facts: dict[str, Any] = {}
-    with _problem_in(facts, "cuda_problem"):
-        facts["cuda_runtime"] = _split(call(runtime.cudaRuntimeGetVersion, doing="asking for the CUDA version")[0])
-        driver = int(call(runtime.cudaDriverGetVersion, doing="asking for the driver")[0])
-        facts["driver"] = _split(driver) if driver else None
-    if facts.get("driver") is not None:
-        with _problem_in(facts, "gpu_problem"):
-            facts["gpu"] = current_gpu(runtime)
-    return facts
+    (number,) = call(runtime.cudaRuntimeGetVersion, doing="asking for the CUDA version")
+    return _split(number)
+
+
+def driver_version() -> Version | None:
+    """What the driver serves, asked of the driver itself, so that no package is needed; None where there is none."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(number)) != 0 or not number.value:
+        return None
+    return _split(number.value)
 
 
 def _split(number: int) -> Version:

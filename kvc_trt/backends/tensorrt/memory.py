@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from kvc_trt.backends.tensorrt.memory_estimate import activation_bytes
+from kvc_trt.backends.tensorrt.profiles import TOKENS_PER_PREFILL, Profile, Range
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
 from kvc_trt.models.config import ModelConfig
@@ -134,42 +136,27 @@ def regions(
 
 
 def modelled_engine(
-    model: ModelConfig, parameters: PolicyParameters, itemsize: int, weights: float, sizes: Sizes
+    model: ModelConfig, parameters: PolicyParameters, weights: float, prefill: Sequence[Profile], rows: int
 ) -> EngineBytes:
-    """What the engine would say, roughly, where there is none: each of the two holds the weights of its own.
+    """What the engine would say, roughly, where there is none: each of the two has the weights of its own.
 
-    `itemsize` is that of activations and cache, `weights` the bytes of one copy of the model.
+    `model` has the type that the engine computes in, `weights` is the size of one copy of the model.
     """
     rotary = _FLOAT32 * model.head_size * parameters.max_sequence_len
     copy = round(weights) + rotary
-    activations = max(
-        prefill_activations(model, parameters, itemsize, sizes), decode_activations(model, itemsize, sizes.rows)
-    )
-    return EngineBytes(copy, copy, activations, "modelled")
+    prompts = max(activation_bytes(model, profile) for profile in prefill)
+    # Compaction: votes and the selection's keys for every token and KV head, and as much again to compute them.
+    tokens = max(profile.largest_tokens for profile in prefill) if parameters.prompt_eviction != "none" else 0
+    workspace = 4 * _FLOAT32 * model.num_key_value_heads * tokens
+    step = activation_bytes(model, Profile(Range(rows, rows, rows)))
+    return EngineBytes(copy, copy, max(prompts + workspace, step), "modelled")
 
 
-def prefill_activations(model: ModelConfig, parameters: PolicyParameters, itemsize: int, sizes: Sizes) -> int:
-    """Bytes alive at a prefill's largest moment.
-
-    The residual stream and its normed copy, and the larger of attention (queries and output in two layouts, keys and
-    values in two layouts, compaction's scores) and the gated feed-forward (three times its width).
-    """
-    queries = model.num_attention_heads * model.head_size
-    keys = model.num_key_value_heads * model.head_size
-    scores = 0
-    if parameters.prompt_eviction != "none":
-        # One float of votes and one key of the sort for every token and KV head, and the votes' own scratch.
-        scores = 3 * _FLOAT32 * model.num_key_value_heads
-    attention = itemsize * (3 * queries + 4 * keys) + scores
-    feed_forward = 3 * itemsize * model.intermediate_size
-    return sizes.prefill_tokens * (2 * itemsize * model.hidden_size + max(attention, feed_forward))
-
-
-def decode_activations(model: ModelConfig, itemsize: int, rows: int) -> int:
-    """Bytes alive at a step's largest moment: small beside a prefill's, dominated by the logits."""
-    queries = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_size
-    widest = max(queries, 3 * model.intermediate_size)
-    return rows * (itemsize * (2 * model.hidden_size + widest) + (itemsize + _FLOAT32) * model.vocab_size)
+def sizes_for(prefill: Sequence[Profile], rows: int) -> Sizes:
+    """The most that runs at once: `rows` rows in decode, and what the largest prefill profile takes."""
+    staged = min(rows, max(profile.batch.largest for profile in prefill))
+    tokens = max(min(rows, p.batch.largest) * (p.sequence.largest if p.sequence else 1) for p in prefill)
+    return Sizes(rows, staged, tokens)
 
 
 def row_buffer_bytes(vocab_size: int, caches: int) -> int:
@@ -247,7 +234,8 @@ def remedies(plan: DevicePlan, missing: int) -> list[str]:
         found.append(f"run at most {rows} rows at once")
     if plan.of(ACTIVATIONS) > missing:
         tokens = int(plan.sizes.prefill_tokens * (1 - missing / plan.of(ACTIVATIONS)))
-        found.append(f"build for prompts of at most {tokens} tokens (--max-input-len)")
+        if tokens >= TOKENS_PER_PREFILL:  # below that many, shorter prompts are prefilled together
+            found.append(f"build with --max-input-len {tokens}")
     weights = plan.of("weights of decode", "weights of prefill")
     if weights // 2 >= missing:
         found.append(f"build with weights of half the width (now {gib(weights)}: each of the two engines has its own)")

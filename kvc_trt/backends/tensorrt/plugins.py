@@ -11,7 +11,7 @@ import os
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvc_trt.engine.files import sha256
 from kvc_trt.errors import InputError, UnsupportedEnvironment
@@ -122,7 +122,7 @@ def untrusted(owner: int, mode: int, user: int, *, sticky: bool = False) -> str 
 
 @dataclass(frozen=True)
 class LoadedPlugins:
-    """Plugins in TensorRT's registry; must live as long as what is built or run with them."""
+    """Plugins in TensorRT's registry, kept alive: what is built or run with them uses them."""
 
     names: frozenset[str]
     """Operators of ours that the registry serves."""
@@ -130,13 +130,23 @@ class LoadedPlugins:
     """The library's handle, or the registration of the plugins in Python."""
 
 
+_loaded: dict[tuple[str, PluginLibrary], LoadedPlugins] = {}
+
+
 def load_plugins(library: PluginLibrary, trt: TensorRT) -> LoadedPlugins:
-    """Put the library's plugins into TensorRT's registry.
+    """Put the library's plugins into TensorRT's registry, once per process, for good.
 
     UnsupportedEnvironment where TensorRT does not take it: it answers None to a missing file, to one without plugins
-    and to a second loading alike.
+    and to plugins that are there already.
     """
-    module = cast(Any, trt)
+    module: Any = trt
+    key = (str(module.__name__), library)
+    if key not in _loaded:
+        _loaded[key] = _load(library, module)
+    return _loaded[key]
+
+
+def _load(library: PluginLibrary, module: Any) -> LoadedPlugins:
     registry: tensorrt.IPluginRegistry = module.get_plugin_registry()
     if library.kind == "twins":
         from kvc_trt.backends.tensorrt.twins import register
@@ -147,7 +157,7 @@ def load_plugins(library: PluginLibrary, trt: TensorRT) -> LoadedPlugins:
     handle = registry.load_library(path)
     if handle is None:
         raise UnsupportedEnvironment(
-            f"TensorRT {trt.__version__} does not load {path}: expected a library with getCreators, loaded once",
+            f"TensorRT {module.__version__} does not load {path}: expected one with getCreators, none loaded before",
             hint=f"{BUILD_HINT}; {KERNELS_VARIABLE} names a kernel library for the plugins in Python",
         )
     names = frozenset(str(c.name) for c in registry.all_creators if c.plugin_namespace == NAMESPACE)

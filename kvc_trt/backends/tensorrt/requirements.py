@@ -13,6 +13,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION
 
 INSTALL = "pip install 'kvc-trt[tensorrt]'"
+OLDEST_CUDA = (12, 0)
 OLDEST_CAPABILITY = (8, 0)
 """The oldest architecture that the kernels are compiled for."""
 
@@ -44,6 +45,8 @@ class Target:
     library: str
     library_sha256: str
     library_abi: int
+    portable: bool
+    """Built for every architecture from OLDEST_CAPABILITY on."""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], where: str) -> Target:
@@ -59,6 +62,7 @@ class Target:
                 str(plugins["file"]),
                 str(plugins["sha256"]),
                 int(plugins["abi"]),
+                target["compatibility"] == "hardware",  # type: ignore[index]
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{where}: expected the target of a TensorRT engine, found {target!r}") from error
@@ -84,7 +88,7 @@ def engine_lacks(target: Target, machine: Machine, rebuild: str) -> list[Lack]:
                 f"{rebuild}, or pip install tensorrt=={target.tensorrt}",
             )
         )
-    if machine.gpu is not None and machine.gpu.architecture != target.architecture:
+    if machine.gpu is not None and not target.portable and machine.gpu.architecture != target.architecture:
         found = f"{machine.gpu.architecture} ({machine.gpu.name})"
         lacks.append(Lack("the engine is for another GPU architecture", target.architecture, found, rebuild))
     return [*lacks, *_engine_library(target, machine, rebuild)]
@@ -93,6 +97,23 @@ def engine_lacks(target: Target, machine: Machine, rebuild: str) -> list[Lack]:
 def library_of(target: Target, machine: Machine) -> PluginLibrary:
     """The library that the engine was built with; `engine_lacks` has nothing against it."""
     return next(library for library in machine.libraries if library.sha256 == target.library_sha256)
+
+
+def describe(machine: Machine) -> dict[str, str]:
+    """The facts as doctor shows them."""
+    found: dict[str, str] = {}
+    if machine.tensorrt is not None:
+        found["tensorrt"] = machine.tensorrt
+    if machine.cuda_runtime is not None:
+        found["cuda"] = _dotted(machine.cuda_runtime)
+    if machine.driver is not None:
+        found["driver"] = f"for CUDA {_dotted(machine.driver)}"
+    if machine.gpu is not None:
+        found["gpu"] = f"{machine.gpu.name} ({machine.gpu.architecture}, {machine.gpu.memory_bytes / 2**30:.0f} GiB)"
+    for library in machine.libraries:
+        abi = "" if library.abi is None else f"{library.executor}, ABI {library.abi}, "
+        found[library.kind] = f"{library.path} ({abi}SHA-256 {library.sha256[:16]})"
+    return found
 
 
 def refuse(lacks: Sequence[Lack]) -> None:
@@ -109,20 +130,18 @@ def _software(machine: Machine) -> Iterator[Lack]:
         yield Lack("TensorRT", f"{oldest} or newer", machine.tensorrt, f"{INSTALL} --upgrade")
     if machine.cuda_runtime is None:
         yield Lack("cuda-bindings", "an installed package", machine.cuda_problem or "not installed", INSTALL)
-        return
-    runtime = _dotted(machine.cuda_runtime)
-    needed = machine.cuda_runtime[0]
+    needed = machine.cuda_runtime or OLDEST_CUDA
     if machine.driver is None:
-        yield Lack("NVIDIA driver", f"one for CUDA {needed}", "no driver", "install NVIDIA's driver; then nvidia-smi")
-    elif machine.driver[0] < needed:
-        found = f"one for CUDA {_dotted(machine.driver)}"
+        yield Lack("NVIDIA driver", f"one for CUDA {needed[0]}", "none", "install NVIDIA's driver; then nvidia-smi")
+    elif machine.driver[0] < needed[0]:
+        # Within a major version an older driver serves a newer runtime.
         way_out = f"update NVIDIA's driver, or install the packages for CUDA {machine.driver[0]}"
-        yield Lack("NVIDIA driver", f"one for CUDA {needed}.0 or newer (the runtime is {runtime})", found, way_out)
+        yield Lack("NVIDIA driver", f"one for CUDA {needed[0]}", f"one for CUDA {_dotted(machine.driver)}", way_out)
 
 
 def _gpu(machine: Machine) -> Iterator[Lack]:
-    if machine.driver is None:
-        return  # said already
+    if machine.driver is None or machine.cuda_runtime is None:
+        return  # said already, and nobody can ask
     oldest = f"sm_{OLDEST_CAPABILITY[0]}{OLDEST_CAPABILITY[1]}"
     if machine.gpu is None:
         yield Lack("NVIDIA GPU", f"{oldest} or newer", machine.gpu_problem or "none", "nvidia-smi")
