@@ -1,29 +1,37 @@
 """One model under one policy in PyTorch, batched: the layers of the reference around `torch.ops.kvc`.
 
-Written layer by layer like the graphs (`kvc_trt/graph/decoder.py`); a batch is [T, width] throughout, with T = batch *
-sequence in prefill and T = batch in a step.
+A batch is [T, width] throughout, with T = batch * sequence in prefill and T = batch in a step. Prefill works layer by
+layer: a layer's keys and values are compacted before the next layer makes its own, so one full cache lives at a time,
+and what belongs to single tokens (projections, feed-forward) runs over blocks of them. A step has fixed shapes, asks
+the device nothing and writes its state in place, so that it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.ops import kvc
-from kvc_trt.reference.layers import EMBEDDING, HEAD, DecoderWeights, Rotary, Weights, linear, mlp, rms_norm
+from kvc_trt.reference.layers import Rotary, linear
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.torch.weights import TorchWeights
     from kvc_trt.models.config import ModelConfig
-    from kvc_trt.models.weights import WeightSource
     from kvc_trt.policies.parameters import PolicyParameters
 
 State = Mapping[str, Tensor]
 """The state tensors by name: k_cache.L, v_cache.L [B,G,C,D] and, where a layer has pages, bounds.L [B,G,2D,P]."""
+DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")
+PREFILL_BLOCK = 8192
+"""Tokens that go through the projections and the feed-forward block at once: large enough to keep a GPU busy."""
 
 
 class PromptResult(NamedTuple):
@@ -36,113 +44,127 @@ class PromptResult(NamedTuple):
     """int64 [layers,B]"""
 
 
-class TorchWeights:
-    """A model's tensors on one device in one type; decoders of the same model under other policies may share them."""
-
-    def __init__(self, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype) -> None:
-        read = DecoderWeights(config, source, torch.float32, resident=False)
-        self.layers: list[Weights] = [
-            {name: tensor.to(device, dtype) for name, tensor in read.layer(index).items()}
-            for index in range(config.num_hidden_layers)
-        ]
-        self.embedding = read.tensor(EMBEDDING).to(device, dtype)
-        own_head = HEAD in source.names()  # a quantised tied head has values of its own
-        self.head = read.tensor(HEAD).to(device, dtype) if own_head else self.embedding
-        self.norm = read.tensor("model.norm.weight").to(device, dtype)
-
-
 class TorchDecoder:
     """The arithmetic around the kernels, in the type of the weights and on their device; caches are `cache_dtype`.
 
     `expose` names values that each run leaves in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
-    query.L, attended.L and selected.L of a step.
+    query.L, attended.L and selected.L of a step. `elementwise` is what runs between the products, `dense_attention`
+    the step of layers that read their whole cache (None: our kernel), `block` the tokens of a block in prefill.
     """
 
     def __init__(
         self, config: ModelConfig, parameters: PolicyParameters, weights: TorchWeights, *, cache_dtype: torch.dtype,
-        expose: Collection[str] = (),
+        expose: Collection[str] = (), elementwise: Elementwise = AS_WRITTEN,
+        dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK,
     ) -> None:  # fmt: skip
         self.config, self.parameters, self.cache_dtype = config, parameters, cache_dtype
         self.exposed: dict[str, Tensor] = {}
         self._expose = frozenset(expose)
         self._weights, device = weights, weights.embedding.device
-        self._rotary = Rotary(config, parameters.max_sequence_len, torch.float32)
-        self._rotary.cos, self._rotary.sin = self._rotary.cos.to(device), self._rotary.sin.to(device)
+        self._run, self._block = elementwise, block
+        self._dense_attention: DenseAttention = dense_attention or kvc.dense_attention
+        self._heads = config.num_attention_heads, config.num_key_value_heads
+        tables = Rotary(config, parameters.max_sequence_len, torch.float32)
+        self._cos, self._sin = tables.cos.to(device), tables.sin.to(device)
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
         """Prompts [B,S], right padded, of lengths [B], each compacted right behind its layer's attention."""
         batch, length = input_ids.shape
-        hidden, state, lengths = self._weights.embedding[input_ids.flatten()], {}, []
+        state: dict[str, Tensor] = {}
+        lengths = []
+        hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
         for layer in range(self.config.num_hidden_layers):
-            hidden, kept, stored = self._prefill_layer(layer, hidden.view(batch, length, -1), prompt_lengths)
+            kept, stored = self._prefill_layer(layer, hidden, batch, prompt_lengths)
             state.update(kept)
             lengths.append(stored)
-        rows = torch.arange(batch, device=hidden.device)
-        last = hidden.view(batch, length, -1)[rows, prompt_lengths - 1]
-        return PromptResult(self._logits(last), state, torch.stack(lengths))
+        last = torch.arange(batch, device=hidden.device) * length + prompt_lengths - 1
+        final = self._norm(hidden.index_select(0, last), self._weights.norm)
+        return PromptResult(float_product(final, self._weights.head), state, torch.stack(lengths))
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
         """One step of every row, in place in `state`: tokens, positions [B], cache_lengths [layers,B] -> [B,vocab]."""
-        hidden = self._weights.embedding[tokens]
-        for layer in range(self.config.num_hidden_layers):
-            hidden = self._decode_layer(layer, hidden, positions, cache_lengths[layer], state)
-        return self._logits(hidden)
+        layers = self._weights.layers
+        norms = [layer["input_layernorm.weight"] for layer in layers[1:]] + [self._weights.norm]
+        cos, sin = self._angles(positions)
+        hidden = functional.embedding(tokens, self._weights.embedding)
+        x = self._norm(hidden, layers[0]["input_layernorm.weight"])
+        for layer, next_norm in enumerate(norms):
+            attended = self._decode_attention(layer, self._split(layer, x, cos, sin), cache_lengths[layer], state)
+            update = linear(layers[layer], "self_attn.o_proj", attended.to(x.dtype).flatten(1))
+            hidden, x = self._add(hidden, update, layers[layer]["post_attention_layernorm.weight"])
+            hidden, x = self._add(hidden, self._feed_forward(layer, x), next_norm)
+        return float_product(x, self._weights.head)
 
     def _prefill_layer(
-        self, layer: int, hidden: Tensor, prompt_lengths: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """The residual stream [B,S,hidden] through one layer -> [T,hidden], what the layer stores and how much."""
-        batch, length, _ = hidden.shape
-        flat = hidden.flatten(0, 1)
-        positions = torch.arange(length, device=hidden.device).repeat(batch)
-        query, keys, values = (
-            x.view(batch, length, *x.shape[1:]).transpose(1, 2) for x in self._project(layer, flat, positions)
-        )
+        self, layer: int, hidden: Tensor, batch: int, prompt_lengths: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The residual stream [T,hidden] through one layer, in place; what the layer stores, and how much of it."""
+        query, keys, values = (x.transpose(1, 2) for x in self._project(layer, hidden, batch))
         attended = prefill_attention(query, keys, values)
-        finished = self._finish(layer, flat, attended.transpose(1, 2).flatten(0, 1))
         keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
-        if not self.parameters.is_compressed(layer):
-            return finished, self._store_whole(layer, keys, values, prompt_lengths), prompt_lengths
-        q_window = last_queries(query, prompt_lengths, self.parameters.window).to(self.cache_dtype)
-        return finished, *self._compact(layer, q_window, keys, values, prompt_lengths)
-
-    def _decode_layer(
-        self, layer: int, hidden: Tensor, positions: Tensor, cache_lengths: Tensor, state: State
-    ) -> Tensor:
-        """The residual stream [B,hidden] of one token per row through one layer."""
-        query, keys, values = (x.to(self.cache_dtype) for x in self._project(layer, hidden, positions))
-        inputs = query, keys, values, state[f"k_cache.{layer}"], state[f"v_cache.{layer}"]
-        if uses_pages(self.parameters, layer):
-            rule = self.parameters
-            attended, selected = kvc.hybrid_attention(
-                *inputs, state[f"bounds.{layer}"], cache_lengths,
-                rule.page_size, rule.top_r, rule.top_k, rule.token_budget, rule.dense_until,
-            )  # fmt: skip
-            self._see(layer, query=query, attended=attended, selected=selected)
+        if self.parameters.is_compressed(layer):
+            q_window = last_queries(query, prompt_lengths, self.parameters.window).to(self.cache_dtype)
+            del query
+            stored = self._compact(layer, q_window, keys, values, prompt_lengths)
         else:
-            attended = kvc.dense_attention(*inputs, cache_lengths)
-        return self._finish(layer, hidden, attended.to(hidden.dtype))
+            del query
+            stored = self._store_whole(layer, keys, values, prompt_lengths), prompt_lengths
+        del keys, values  # the feed-forward block needs the room
+        self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
+        return stored
 
-    def _project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T,H,D], keys and values [T,G,D] of T tokens at their positions."""
-        weights, config = self._weights.layers[layer], self.config
-        x = self._norm(hidden, weights["input_layernorm.weight"])
-        query, keys, values = (
-            linear(weights, f"self_attn.{name}_proj", x).view(len(x), -1, config.head_size) for name in ("q", "k", "v")
-        )
-        if config.qk_norm:
-            query = self._norm(query, weights["self_attn.q_norm.weight"])
-            keys = self._norm(keys, weights["self_attn.k_norm.weight"])
-        rotated = (self._rotary(x.float(), positions).to(x.dtype) for x in (query, keys))
-        return next(rotated), next(rotated), values
+    def _project(self, layer: int, hidden: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B,S,H,D], keys and values [B,S,G,D] of whole prompts, block by block."""
+        (heads, kv_heads), size = self._heads, self.config.head_size
+        length = len(hidden) // batch
+        parts = [hidden.new_empty(len(hidden), count, size) for count in (heads, kv_heads, kv_heads)]
+        for rows in self._blocks(len(hidden)):
+            positions = torch.arange(rows.start, rows.stop, device=hidden.device) % length
+            x = self._norm(hidden[rows], self._weights.layers[layer]["input_layernorm.weight"])
+            made = self._split(layer, x, *self._angles(positions))
+            for whole, part in zip(parts, made, strict=True):
+                whole[rows] = part
+        query, keys, values = (part.view(batch, length, *part.shape[1:]) for part in parts)
+        return query, keys, values
 
-    def _finish(self, layer: int, hidden: Tensor, attention: Tensor) -> Tensor:
-        """The rest of a layer: output projection and feed-forward, each added to the residual stream [T,hidden]."""
+    def _finish(self, layer: int, hidden: Tensor, attended: Tensor) -> None:
+        """The rest of a layer, in place: output projection and feed-forward, each added to the residual stream."""
         weights = self._weights.layers[layer]
-        hidden = hidden + linear(weights, "self_attn.o_proj", attention.flatten(1))
-        return hidden + mlp(weights, self._norm(hidden, weights["post_attention_layernorm.weight"]))
+        for rows in self._blocks(len(hidden)):
+            update = linear(weights, "self_attn.o_proj", attended[rows])
+            added, x = self._add(hidden[rows], update, weights["post_attention_layernorm.weight"])
+            torch.add(added, self._feed_forward(layer, x), out=hidden[rows])
+
+    def _decode_attention(
+        self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State
+    ) -> Tensor:
+        """What one token per row attends to [B,H,D], after it was stored."""
+        query, keys, values = (x.to(self.cache_dtype) for x in made)
+        inputs = query, keys, values, state[f"k_cache.{layer}"], state[f"v_cache.{layer}"]
+        if not uses_pages(self.parameters, layer):
+            return self._dense_attention(*inputs, cache_lengths)
+        rule = self.parameters
+        attended, selected = kvc.hybrid_attention(
+            *inputs, state[f"bounds.{layer}"], cache_lengths,
+            rule.page_size, rule.top_r, rule.top_k, rule.token_budget, rule.dense_until,
+        )  # fmt: skip
+        self._see(layer, query=query, attended=attended, selected=selected)
+        found: Tensor = attended
+        return found
+
+    def _split(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [N,H,D], keys and values [N,G,D] of N normed tokens, rotated to their positions."""
+        weights = self._weights.layers[layer]
+        norms = weights.get("self_attn.q_norm.weight"), weights.get("self_attn.k_norm.weight")
+        joined = linear(weights, "self_attn.qkv_proj", x)
+        return self._run.rotated_heads(joined, cos, sin, *norms, self._heads, self.config.norm_epsilon)
+
+    def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
+        """The gated block: [N,hidden] -> [N,hidden]."""
+        weights = self._weights.layers[layer]
+        return linear(weights, "mlp.down_proj", self._run.gated(linear(weights, "mlp.gate_up_proj", x)))
 
     def _compact(
         self, layer: int, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
@@ -163,16 +185,24 @@ class TorchDecoder:
         kept = {}
         for name, tensor in (("k_cache", keys), ("v_cache", values)):
             cache = tensor.new_zeros(batch, heads, self.parameters.layer_capacity(layer), size)
-            cache[:, :, :length] = tensor.masked_fill(padding, 0)
+            cache[:, :, :length] = tensor
+            cache[:, :, :length].masked_fill_(padding, 0)
             kept[f"{name}.{layer}"] = cache
         return kept
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """In float32, whatever the type: squares of half types overflow."""
-        return rms_norm(x.float(), weight.float(), self.config.norm_epsilon).to(x.dtype)
+        return self._run.normed(x, weight, self.config.norm_epsilon)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return (self._norm(hidden, self._weights.norm) @ self._weights.head.T).float()
+    def _add(self, hidden: Tensor, update: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self._run.added_and_normed(hidden, update, weight, self.config.norm_epsilon)
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [N,D/2] of positions [N]."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def _blocks(self, tokens: int) -> Iterator[slice]:
+        for start in range(0, tokens, self._block):
+            yield slice(start, min(start + self._block, tokens))
 
     def _see(self, layer: int, **values: Tensor) -> None:
         named = {f"{name}.{layer}": value for name, value in values.items()}
@@ -180,8 +210,31 @@ class TorchDecoder:
 
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Exact causal attention over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,H,S,D]."""
-    return torch.nn.functional.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+    """Exact causal attention over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,H,S,D].
+
+    On a GPU only kernels that never hold S x S scores may run: a prompt of 32K tokens would need 64 GB for them.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if query.device.type == "cpu":
+        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+    if query.dtype == torch.float32:  # the flash kernels are for 16-bit types, and this one wants equal heads
+        group = query.shape[1] // keys.shape[1]
+        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return scaled_dot_product_attention(query, keys, values, is_causal=True)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
+        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
+
+
+def float_product(x: Tensor, matrix: Tensor) -> Tensor:
+    """x [N,in] times matrix [out,in] as float32 [N,out]: logits rounded to 16 bits would tie where they do not."""
+    if x.dtype == torch.float32:
+        return x @ matrix.T
+    if x.device.type == "cpu":
+        return x.float() @ matrix.float().T
+    return torch.mm(x, matrix.T, out_dtype=torch.float32)
 
 
 def last_queries(query: Tensor, prompt_lengths: Tensor, window: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Runs an engine directory's model in PyTorch: its weights, its state tensors, and the kernels through `torch.ops.kvc`.
 
-The engine may have been built for any backend that keeps its weights in the weight file. On a CPU this is slow: it is
-there to run the kernels (emulated, or their reference) inside a whole model.
+The engine may have been built for any backend that keeps its weights in the weight file. On a GPU the weights are
+resident in the cache's type and a decode step is one CUDA graph per number of rows. On a CPU this is slow: it is there
+to run the kernels (emulated, or their reference) inside a whole model.
 """
 
 from __future__ import annotations
@@ -16,28 +17,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvc_trt.backends.onnxruntime.program import Program, engine_program
-from kvc_trt.backends.torch.decoder import OBSERVABLE, TorchDecoder, TorchWeights
-from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.backends.torch import elementwise, memory
+from kvc_trt.backends.torch.arrays import to_numpy
+from kvc_trt.backends.torch.capture import Capturer
+from kvc_trt.backends.torch.decoder import OBSERVABLE, PREFILL_BLOCK, DenseAttention, PromptResult, TorchDecoder
+from kvc_trt.backends.torch.device import choose_device, kernel_device, say_if_slow
+from kvc_trt.backends.torch.step import StaticStep, rows_captured
+from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.graph import PROMPT_BLOCK
-from kvc_trt.graph.weights import EngineWeights
-from kvc_trt.kernels.loading import current_library
+from kvc_trt.graph.weights import HEAD, EngineWeights
 from kvc_trt.runtime.executor import Limits, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
 
+__all__ = ["TorchExecutor", "kernel_device"]
+
+PREFILL_TOKENS = 131072
+"""Tokens, padding included, of the prompts that run through prefill together; more are run one group after another."""
+SMALLER = "take a smaller batch, or build the engine with a smaller token budget or length"
+
 
 class TorchExecutor:
     """The `Executor` of one engine, or of a `Program` derived from one.
 
-    The device is that of the kernel library in use, the CPU where there is none. `threads` is PyTorch's number for the
-    whole process; None leaves it. `expose` names values that `exposed` then gives: q_window.L, keys.L, values.L,
-    indices.L of prefill, query.L, attended.L, selected.L of decode. `weights` shares another executor's.
+    `device` is auto (that of the kernel library in use, the CPU where there is none), cpu or cuda. `threads` is
+    PyTorch's number for the whole process; None leaves it. `expose` names values that `exposed` then gives: q_window.L,
+    keys.L, values.L, indices.L of prefill, query.L, attended.L, selected.L of decode; nothing is captured then.
+    `weights` shares another executor's; `dense_attention` replaces our kernel in layers that read their whole cache.
     """
 
     def __init__(
         self, engine: Engine | Program, *, threads: int | None = None, expose: Collection[str] = (),
-        weights: TorchWeights | None = None,
+        weights: TorchWeights | None = None, device: str = "auto", dense_attention: DenseAttention | None = None,
+        prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:  # fmt: skip
         program = engine if isinstance(engine, Program) else engine_program(engine)
         parameters = program.parameters
@@ -45,7 +58,8 @@ class TorchExecutor:
             if name.partition(".")[0] not in OBSERVABLE:
                 raise ValueError(f"{name} cannot be exposed; expected one of {', '.join(OBSERVABLE)}, and .LAYER")
         self.program = program
-        self.device = kernel_device()
+        self.device = choose_device(device)
+        say_if_slow(self.device)
         self._limits = Limits(
             vocab_size=program.model.vocab_size,
             max_input_len=parameters.max_input_len,
@@ -54,8 +68,10 @@ class TorchExecutor:
             capacities=program.capacities,
             prompt_block=PROMPT_BLOCK,
         )
-        self._expose, self._weights = frozenset(expose), weights
+        self._expose, self._weights, self._dense_attention = frozenset(expose), weights, dense_attention
+        self._prefill_tokens = prefill_tokens
         self._buffers: dict[str, Tensor] = {}
+        self._steps: dict[int, StaticStep] = {}
         self._runs = 0
         if threads is not None:
             torch.set_num_threads(threads)
@@ -75,16 +91,25 @@ class TorchExecutor:
         """On the device: float32 on a CPU, the cache's type on a GPU."""
         if self._weights is not None:
             return self._weights
-        dtype = torch.float32 if self.device.type == "cpu" else self._cache_dtype
-        return TorchWeights(self.program.model, EngineWeights(self.program.weights_path), self.device, dtype)
+        model, source, dtype = self.program.model, EngineWeights(self.program.weights_path), self._dtype
+        needed = memory.weight_bytes(model, dtype.itemsize, own_head=HEAD in source.names())
+        memory.require(needed, "the weights need", self.device, "build the engine with --weights bf16 or fp16")
+        return TorchWeights.read(model, source, self.device, dtype)
 
     @cached_property
     def decoder(self) -> TorchDecoder:
         """The model under its policy."""
-        program = self.program
+        on_gpu = self.device.type == "cuda"
         return TorchDecoder(
-            program.model, program.parameters, self.weights, cache_dtype=self._cache_dtype, expose=self._expose
-        )
+            self.program.model, self.program.parameters, self.weights, cache_dtype=self._cache_dtype,
+            expose=self._expose, elementwise=elementwise.compiled() if on_gpu else elementwise.AS_WRITTEN,
+            dense_attention=self._dense_attention,
+        )  # fmt: skip
+
+    @cached_property
+    def capturer(self) -> Capturer:
+        """What makes CUDA graphs of steps; its `refused` says why there are none, None where there are."""
+        return Capturer(self.device, "inner values of every step are to be kept" if self._expose else None)
 
     def load(self) -> None:
         """Read the weights now, so that the first prompt does not wait for it."""
@@ -93,24 +118,27 @@ class TorchExecutor:
     @property
     def buffers(self) -> dict[str, NDArray[Any]]:
         """The state by tensor name, [max_batch_size, ...]; on a CPU the memory that `decode` writes, else a copy."""
-        return {name: buffer.cpu().numpy() for name, buffer in self._buffers.items()}
+        return {name: to_numpy(buffer) for name, buffer in self._buffers.items()}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The state tensors themselves: written in place by `decode`, wherever they are."""
+        return self._buffers
 
     def allocate(self, max_batch_size: int) -> None:
-        """Make the state buffers: one tensor each, in place for good."""
-        state = self.program.state
-        try:
-            self._buffers = {
-                tensor.name: torch.full(
-                    (max_batch_size, *tensor.shape), tensor.fill, dtype=getattr(torch, tensor.dtype), device=self.device
-                )
-                for tensor in state
-            }
-        except (MemoryError, RuntimeError) as error:
-            needed = max_batch_size * sum(tensor.bytes_per_row() for tensor in state)
-            raise UnsupportedEnvironment(
-                f"the caches of {max_batch_size} rows need {needed / 2**30:.1f} GiB, more than {self.device} gives",
-                hint="take a smaller batch, or build the engine with a smaller token budget or length",
-            ) from error
+        """Make the state buffers: one tensor each, in place for good. UnsupportedEnvironment if they do not fit."""
+        self._buffers, self._steps = {}, {}
+        state, model = self.program.state, self.program.model
+        needed = memory.cache_bytes(state, max_batch_size) + memory.step_bytes(
+            model, max_batch_size, self._dtype.itemsize
+        )
+        memory.require(needed, f"the caches of {max_batch_size} rows need", self.device, SMALLER)
+        self._buffers = {
+            tensor.name: torch.full(
+                (max_batch_size, *tensor.shape), tensor.fill, dtype=getattr(torch, tensor.dtype), device=self.device
+            )
+            for tensor in state
+        }
 
     def state_bytes(self) -> int:
         """Bytes of the allocated state buffers."""
@@ -118,9 +146,17 @@ class TorchExecutor:
 
     def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
         """Run the prompts; the rows' state is [B, ...] per state tensor, in memory of its own."""
-        longest = int(prompt_lengths.max())
-        found = self.decoder.prefill(self._moved(input_ids[:, :longest]), self._moved(prompt_lengths))
-        return Prefilled(found.logits.cpu().numpy(), found.cache_lengths.cpu().numpy(), found.state)
+        rows, longest = len(prompt_lengths), int(prompt_lengths.max())
+        together = rows if self._expose else max(1, self._prefill_tokens // longest)
+        found = []
+        for first in range(0, rows, together):
+            group = slice(first, first + together)
+            length = int(prompt_lengths[group].max())
+            self._require_prefill(len(prompt_lengths[group]), length)
+            ids, lengths = self._moved(input_ids[group, :length]), self._moved(prompt_lengths[group])
+            found.append(self.decoder.prefill(ids, lengths))
+        whole = found[0] if len(found) == 1 else joined(found)
+        return Prefilled(whole.logits.cpu().numpy(), whole.cache_lengths.cpu().numpy(), whole.state)
 
     def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
         """Copy one prefilled row into every buffer."""
@@ -136,32 +172,57 @@ class TorchExecutor:
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """One step of the first len(tokens) rows, in place."""
-        active = {name: buffer[: len(tokens)] for name, buffer in self._buffers.items()}
-        step = self._moved(tokens), self._moved(positions), self._moved(cache_lengths)
-        logits = self.decoder.decode(*step, active)
-        self._runs += 1
-        found: NDArray[np.float32] = logits.cpu().numpy()
-        return found
+        return self._step(tokens, positions, cache_lengths).logits(len(tokens))
+
+    def decode_greedy(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`decode`, of which only each row's best token [rows] comes to the host: the logits stay on the device.
+
+        Of equal logits the lowest id, as `numpy.argmax`; `step.NOT_FINITE` for a row whose logits are not finite.
+        """
+        return self._step(tokens, positions, cache_lengths).best(len(tokens))
 
     def exposed(self, name: str) -> NDArray[Any]:
         """An exposed value of the latest run; index lists are INT32 [B,G,width]."""
-        found: NDArray[Any] = self.decoder.exposed[name].cpu().numpy()
-        return found
+        return to_numpy(self.decoder.exposed[name])
+
+    def _step(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> StaticStep:
+        """Queue one step. On a GPU a graph may serve fewer rows than it has; on a CPU rows cost what they cost."""
+        rows = len(tokens)
+        if self.device.type == "cuda" and self.capturer.refused is None:
+            rows = rows_captured(rows, len(next(iter(self._buffers.values()))))
+        if rows not in self._steps:
+            self._steps[rows] = StaticStep(self.decoder, self._buffers, rows, self.device, self.capturer)
+        self._steps[rows].run(tokens, positions, cache_lengths)
+        self._runs += 1
+        return self._steps[rows]
+
+    def _require_prefill(self, rows: int, length: int) -> None:
+        needed = memory.prefill_bytes(
+            self.program.model, self.program.state, rows, length, itemsize=self._dtype.itemsize, block=PREFILL_BLOCK
+        )
+        what = f"prefill of {rows} x {length} tokens needs"
+        memory.require(needed, what, self.device, "take shorter prompts, or fewer rows")
 
     @property
     def _cache_dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.program.state[0].dtype)
         return dtype
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of the weights and of all arithmetic between them."""
+        return torch.float32 if self.device.type == "cpu" else self._cache_dtype
+
     def _moved(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device)
 
 
-def kernel_device() -> torch.device:
-    """Where the kernel library in use runs; the CPU, on the reference, where there is none."""
-    library = current_library()
-    if library is None or library.device_type == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UnsupportedEnvironment(f"{library.path} runs on a GPU, and PyTorch finds none on this machine")
-    return torch.device("cuda", torch.cuda.current_device())
+def joined(parts: list[PromptResult]) -> PromptResult:
+    """Groups of rows behind one another; each group's tensor is freed as soon as it was copied."""
+    state = {name: torch.cat([part.state.pop(name) for part in parts]) for name in list(parts[0].state)}
+    logits = torch.cat([part.logits for part in parts])
+    return PromptResult(logits, state, torch.cat([part.cache_lengths for part in parts], dim=1))

@@ -1,0 +1,67 @@
+"""On which device an engine runs in PyTorch: that of the kernel library in use, unless another is asked for."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.kernels.loading import VARIABLE, current_library
+
+log = logging.getLogger(__name__)
+DEVICES = ("auto", "cpu", "cuda")
+OLDEST_FOR_CUDA = (2, 8)
+"""PyTorch's first version whose 16-bit products can be returned in float32."""
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """`auto`: the kernel library's device, the CPU where there is none; `cpu`, `cuda`: that one, or a refusal.
+
+    InputError for another name, UnsupportedEnvironment for a GPU that cannot be used, with what is missing.
+    """
+    if name not in DEVICES:
+        raise InputError(f"device {name!r}: expected one of {', '.join(DEVICES)}")
+    if name == "cpu":
+        return torch.device("cpu")
+    device = kernel_device()
+    if name == "cuda" and device.type != "cuda":
+        library = current_library()
+        found = "there is none" if library is None else f"{library.path} is the {library.executor} one"
+        hint = f"make plugins, then {VARIABLE}=$PWD/build/libkvc_kernels.so"
+        raise UnsupportedEnvironment(f"device cuda needs the CUDA kernel library; {found}", hint=hint)
+    return device
+
+
+def kernel_device() -> torch.device:
+    """Where the kernel library in use runs; the CPU, on the reference, where there is none."""
+    library = current_library()
+    if library is None or library.device_type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UnsupportedEnvironment(f"{library.path} runs on a GPU, and PyTorch finds none on this machine")
+    if _version() < OLDEST_FOR_CUDA:
+        oldest = ".".join(map(str, OLDEST_FOR_CUDA))
+        raise UnsupportedEnvironment(
+            f"the torch backend needs PyTorch {oldest} or newer on a GPU, found {torch.__version__}",
+            hint="pip install --upgrade torch",
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def say_if_slow(device: torch.device) -> None:
+    """One line in the log, once per process and reason, where the CPU stands in for a GPU."""
+    if device.type == "cpu":
+        library = current_library()
+        kernels = "the reference operators" if library is None else f"the kernels' {library.executor}"
+        _warn(f"torch backend on the CPU, in float32, with {kernels}: this is slow, and meant for checking")
+
+
+@cache
+def _warn(message: str) -> None:
+    log.warning(message)
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])

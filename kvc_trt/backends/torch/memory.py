@@ -1,0 +1,86 @@
+"""What an engine takes of a device's memory in PyTorch, by formula, and the refusal of what does not fit.
+
+All formulas count bytes from shapes; none allocates. Activations are bounds from above: they count what lives at the
+fullest moment of a layer as if nothing were freed early.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph.state import StateTensor
+from kvc_trt.models.weights import expected_tensors
+
+if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.policies.parameters import PolicyParameters
+
+GIB = 2**30
+FLOAT, INT64 = 4, 8
+
+
+def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
+    """Resident weights; `own_head` where the head is not the embedding (untied, or tied and quantised)."""
+    shapes = expected_tensors(model)
+    elements = sum(math.prod(shape) for shape in shapes.values())
+    if own_head and "lm_head.weight" not in shapes:
+        elements += model.vocab_size * model.hidden_size
+    return elements * itemsize
+
+
+def rotary_bytes(model: ModelConfig, parameters: PolicyParameters) -> int:
+    """Cosines and sines of every position, float32."""
+    return parameters.max_sequence_len * model.head_size * FLOAT
+
+
+def cache_bytes(state: Iterable[StateTensor], rows: int) -> int:
+    """The state of that many rows."""
+    return rows * sum(tensor.bytes_per_row() for tensor in state)
+
+
+def prefill_bytes(
+    model: ModelConfig, state: Iterable[StateTensor], rows: int, length: int, *, itemsize: int, block: int
+) -> int:
+    """A prefill of `rows` prompts of `length` tokens: the results, one layer's full cache, and what works on them."""
+    tokens, size = rows * length, model.head_size
+    queries, pairs = model.num_attention_heads * size, 2 * model.num_key_value_heads * size
+    # Residual stream, queries, attention's output and one copy of it, keys and values and one copy of them.
+    whole = tokens * (model.hidden_size + 3 * queries + 2 * pairs) * itemsize
+    # The joined projections and their rotation in float32; gate, up and their product; three hidden vectors.
+    joined = (queries + pairs) * (itemsize + 3 * FLOAT)
+    inner = 4 * model.intermediate_size * itemsize
+    blocks = min(block, tokens) * (max(joined, inner) + 3 * model.hidden_size * itemsize + model.hidden_size * FLOAT)
+    # Compaction's statistics and votes: a pair per key chunk and window row, a vote per key.
+    votes = tokens * model.num_key_value_heads * 2 * FLOAT
+    logits = rows * model.vocab_size * (FLOAT + itemsize)
+    return cache_bytes(state, rows) + whole + blocks + votes + logits
+
+
+def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
+    """A step of that many rows: its buffers, its logits (twice: the product, and where the host finds it)."""
+    inner = rows * (3 * model.intermediate_size + 8 * model.hidden_size) * itemsize
+    return rows * (2 + model.num_hidden_layers) * INT64 + 2 * rows * model.vocab_size * FLOAT + inner
+
+
+def free_bytes(device: torch.device) -> int:
+    """What can still be allocated there: on a GPU also what PyTorch keeps for reuse."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def require(needed: int, what: str, device: torch.device, hint: str) -> None:
+    """Raise UnsupportedEnvironment, before anything is allocated, where `what` ("X need") does not fit."""
+    free = free_bytes(device)
+    if needed > free:
+        where = "this machine" if device.type == "cpu" else str(device)
+        lacking = f"{where} has {free / GIB:.1f} GiB free, {(needed - free) / GIB:.1f} GiB too few"
+        raise UnsupportedEnvironment(f"{what} {needed / GIB:.1f} GiB; {lacking}", hint=hint)

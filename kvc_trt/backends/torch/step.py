@@ -1,0 +1,77 @@
+"""One decode step for a fixed number of rows over fixed memory: what a CUDA graph replays.
+
+Between steps the host writes one small buffer (tokens, positions, lengths) and reads back what it asks for: the best
+token of each row, or all logits. Nothing else waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvc_trt.backends.torch.capture import Capturer
+from kvc_trt.backends.torch.decoder import State, TorchDecoder
+
+INACTIVE = -1
+"""As a cache length: the row is not touched, its logits mean nothing."""
+NOT_FINITE = -1
+"""As a best token: the row's logits hold a NaN or an infinity above all others."""
+
+
+class StaticStep:
+    """The step of the first `rows` rows of a state; fewer rows may be fed, the others are then inactive."""
+
+    def __init__(
+        self, decoder: TorchDecoder, state: State, rows: int, device: torch.device, capturer: Capturer
+    ) -> None:
+        layers, on_gpu = decoder.config.num_hidden_layers, device.type == "cuda"
+        self.rows = rows
+        self._decoder, self._device = decoder, device
+        self._state = {name: buffer[:rows] for name, buffer in state.items()}
+        self._inputs = torch.zeros(2 + layers, rows, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(2 + layers, rows, dtype=torch.int64, pin_memory=on_gpu)
+        self._logits = torch.zeros(rows, decoder.config.vocab_size, device=device)
+        self._best = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._host_logits = torch.zeros(self._logits.shape, pin_memory=on_gpu) if on_gpu else self._logits
+        self._host_best = torch.zeros(rows, dtype=torch.int64, pin_memory=on_gpu) if on_gpu else self._best
+        self._inputs[2:] = INACTIVE  # a capture runs the step: it must not touch the state
+        self._replay = capturer.capture(self._body)
+
+    def run(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]) -> None:
+        """Queue one step of len(tokens) rows: tokens, positions [n], cache_lengths [layers,n], n <= rows."""
+        fed, given = self._staging.numpy(), len(tokens)
+        fed[:2], fed[2:] = 0, INACTIVE
+        fed[0, :given], fed[1, :given], fed[2:, :given] = tokens, positions, cache_lengths
+        self._inputs.copy_(self._staging, non_blocking=True)
+        self._replay()
+
+    def logits(self, rows: int) -> NDArray[np.float32]:
+        """Wait for the step; logits [rows,vocab], valid until the next call."""
+        return self._fetched(self._host_logits, self._logits, rows)
+
+    def best(self, rows: int) -> NDArray[np.int64]:
+        """Wait for the step; each row's best token, the lowest of equals, or NOT_FINITE: valid until the next call."""
+        return self._fetched(self._host_best, self._best, rows)
+
+    def _body(self) -> None:
+        with torch.inference_mode():
+            logits = self._decoder.decode(self._inputs[0], self._inputs[1], self._inputs[2:], self._state)
+            self._logits.copy_(logits)
+            highest, best = logits.max(dim=-1)
+            self._best.copy_(torch.where(highest.isfinite(), best, NOT_FINITE))
+
+    def _fetched(self, host: Tensor, found: Tensor, rows: int) -> NDArray[Any]:
+        if self._device.type == "cuda":
+            host[:rows].copy_(found[:rows], non_blocking=True)
+            torch.cuda.current_stream(self._device).synchronize()
+        result: NDArray[Any] = host[:rows].numpy()
+        return result
+
+
+def rows_captured(rows: int, most: int) -> int:
+    """Rows of the graph that serves `rows`: the next power of two, so that few graphs serve every number of rows."""
+    return min(1 << (rows - 1).bit_length(), most)

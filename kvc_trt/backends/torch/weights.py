@@ -1,0 +1,80 @@
+"""A model's weights on one device in one type, read tensor by tensor; matrices that share an input are one matrix.
+
+A decode step at a small batch is as fast as its weights are read: one product over the queries', keys' and values'
+matrix reads the same bytes as three, in fewer and larger pieces. The same holds for the gate and up projections.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvc_trt.backends.torch.arrays import from_numpy
+from kvc_trt.models.weights import expected_tensors, row_chunks
+from kvc_trt.reference.layers import EMBEDDING, HEAD
+
+if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.models.weights import WeightSource
+
+FINAL_NORM = "model.norm.weight"
+Layer = Mapping[str, Tensor]
+"""Tensors of one layer by their name inside it, `self_attn.qkv_proj` and `mlp.gate_up_proj` in place of their parts."""
+
+
+class TorchWeights:
+    """A model's tensors; decoders of the same model under other policies may share them."""
+
+    def __init__(self, layers: list[Layer], embedding: Tensor, head: Tensor, norm: Tensor) -> None:
+        self.layers, self.embedding, self.head, self.norm = layers, embedding, head, norm
+
+    @classmethod
+    def read(cls, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype) -> TorchWeights:
+        """From a source, a chunk of rows at a time: beside the result it takes the memory of one chunk."""
+
+        def load(parts: list[str]) -> Tensor:
+            return _read_joined(source, parts, device, dtype)
+
+        layers: list[Layer] = [
+            {name: load([f"model.layers.{index}.{part}" for part in parts]) for name, parts in joined_names(config)}
+            for index in range(config.num_hidden_layers)
+        ]
+        embedding = load([EMBEDDING])
+        # A quantised tied head has values of its own.
+        head = load([HEAD]) if HEAD in source.names() else embedding
+        return cls(layers, embedding, head, load([FINAL_NORM]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they occupy; a tied head counts once."""
+        tensors = [tensor for layer in self.layers for tensor in layer.values()]
+        tensors += [self.embedding, self.norm] + ([] if self.head is self.embedding else [self.head])
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+def joined_names(config: ModelConfig) -> list[tuple[str, list[str]]]:
+    """One layer's tensors as `TorchWeights` names them, each with the checkpoint's tensors whose rows it holds."""
+    prefix = "model.layers.0."
+    groups: dict[str, list[str]] = {}
+    for name in expected_tensors(config):
+        if name.startswith(prefix):
+            inner = name[len(prefix) :]
+            joined = re.sub(r"\.[qkv]_proj\.", ".qkv_proj.", re.sub(r"\.(gate|up)_proj\.", ".gate_up_proj.", inner))
+            groups.setdefault(joined, []).append(inner)
+    return list(groups.items())
+
+
+def _read_joined(source: WeightSource, parts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The rows of several tensors behind one another."""
+    shapes = [source.shape(part) for part in parts]
+    joined = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
+    first = 0
+    for part, shape in zip(parts, shapes, strict=True):
+        for start, stop in row_chunks(shape):
+            joined[first + start : first + stop] = from_numpy(source.read_rows(part, start, stop))
+        first += shape[0]
+    return joined
