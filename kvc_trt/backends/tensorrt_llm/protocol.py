@@ -10,9 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import tensorrt
 
 Shape = Sequence[int]
 Ranges = OrderedDict[str, list[Any]]
@@ -139,7 +142,7 @@ class BuilderApi:
     """Makes a network the one that functions add layers to."""
     default_net: Callable[[], Any]
     """The network of the enclosing net_guard (tensorrt_llm.Network)."""
-    default_trtnet: Callable[[], Any]
-    """The same as tensorrt.INetworkDefinition."""
+    default_trtnet: Callable[[], tensorrt.INetworkDefinition]
+    """The same as TensorRT sees it."""
     tensorrt: Any
     """The tensorrt module."""
