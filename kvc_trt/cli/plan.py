@@ -22,6 +22,12 @@ from kvc_trt.cli.output import json_option, print_json
     type=click.Choice(["auto", "bf16", "fp16", "fp32", "int8", "int4"]),
     help="Weight format; auto is the model's own.",
 )
+@click.option(
+    "--backend",
+    type=click.Choice(["onnxruntime", "tensorrt", "tensorrt-llm", "torch"]),
+    help="What the engine is for; tensorrt adds the memory it takes on a GPU.",
+)
+@click.option("--max-batch-size", type=int, help="Rows of a batch, for the GPU's memory.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting of a build.")
 @json_option
 def command(config_file: Path | None, settings: tuple[str, ...], as_json: bool, **flags: Any) -> None:

@@ -12,7 +12,8 @@ Plan = Mapping[str, Any]
 
 def plan_text(plan: Plan) -> str:
     """The plan's sections, each a heading and an aligned table."""
-    sections = (_head, _choices, _cache, _traffic, _speed, _break_even, _notes)
+    device = (_device,) if "device_memory" in plan else ()
+    sections = (_head, _choices, _cache, _traffic, *device, _speed, _break_even, _notes)
     return "\n\n".join(section(plan) for section in sections)
 
 
@@ -58,6 +59,30 @@ def _traffic(plan: Plan) -> str:
     ]
     headers = ["", "tokens read per layer", "bytes of cache per row"]
     return _section("one decode step of the longest row (a token is one key and one value)", headers, rows, [1, 2])
+
+
+def _device(plan: Plan) -> str:
+    memory = plan["device_memory"]
+    rows = [[line["kind"], size(line["bytes"]), line["known"]] for line in memory["lines"]]
+    rows.append(["together", size(memory["total_bytes"]), ""])
+    heading = f"GPU memory of a TensorRT engine with {memory['rows']} rows (allocated once, before the first prompt)"
+    lines = [_section(heading, ["for", "bytes", "known"], rows, [1])]
+    lines += [_layers(cache) for cache in memory["caches"]]
+    lines.append(f"one more row: {size(memory['bytes_per_further_row'])}")
+    return "\n".join([*lines, *map(_fits, memory["gpus"])])
+
+
+def _layers(cache: Mapping[str, Any]) -> str:
+    pages = f" and {_number(cache['pages'])} pages of bounds" if cache["pages"] else ""
+    each = f"{_number(cache['slots'])} slots{pages}, {size(cache['bytes_per_row'])} per layer and row"
+    return f"layers {cache['first_layer']}-{cache['last_layer']}: {each}"
+
+
+def _fits(gpu: Mapping[str, Any]) -> str:
+    left, usable = gpu["fits_by_bytes"], f"{gpu['gpu']} (90% of its memory, {size(gpu['usable_bytes'])})"
+    if left >= 0:
+        return f"{usable}: fits, {size(left)} left"
+    return f"{usable}: does not fit by {size(-left)}; {'; or '.join(gpu['what_helps'])}"
 
 
 def _speed(plan: Plan) -> str:

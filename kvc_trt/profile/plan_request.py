@@ -8,7 +8,7 @@ from typing import Any
 
 from kvc_trt.config import OVERRIDES, BuildConfig, layered, parse_settings, read_configuration
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
-from kvc_trt.engine.request import resolve_parameters, with_defaults
+from kvc_trt.engine.request import check_backend_settings, resolve_parameters, with_defaults
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.plan import make_plan
 
@@ -19,7 +19,6 @@ _NUMBERS = ("token_budget", "max_input_len", "max_output_len", *OVERRIDES, "dens
 def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Lays file, `--set` and flags over each other, resolves them as a build would, and returns the plan."""
     flags = dict(flags)
-    # bf16 is a format of GPU engines, which a build on this machine does not offer: it is not part of its schema.
     weights = flags.pop("weights", None)
     config = _configuration(config_file, settings, flags)
     choice = _choose(config.model, config.checkpoint)
@@ -29,6 +28,11 @@ def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mappi
     plan = make_plan(choice.config, parameters, chosen)
     plan["model"] = {"name": choice.name, **plan["model"]}
     plan["choices"] = _choices(config, filled, plan)
+    if filled.backend == "tensorrt":
+        from kvc_trt.profile.plan_device import device_memory
+
+        check_backend_settings(filled.model_copy(update={"weights": chosen}))
+        plan["device_memory"] = device_memory(choice.config, parameters, chosen, filled.max_batch_size)
     return plan
 
 

@@ -10,7 +10,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 
 def fake(monkeypatch, name, *, usable, missing=()):
-    probe = Probe(name, "", usable, {name: "9.9"}, tuple(missing), "install it" if missing else None)
+    probe = Probe(name, "", usable, {name: "9.9"}, tuple(missing), ("install it",) if missing else ())
     monkeypatch.setitem(probes.PROBES, name, lambda: probe)
 
 
@@ -37,10 +37,18 @@ def test_an_unknown_backend_names_the_nearest():
         select_backend("onnx-runtime")
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-llm", "torch"])
-def test_what_this_version_lacks_is_never_taken(name):
-    with pytest.raises(UnsupportedEnvironment, match="yet"):
+@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-llm"])
+def test_what_cannot_run_here_is_never_taken(name):
+    with pytest.raises(
+        UnsupportedEnvironment, match=r"TensorRT: expected 10\.15 or newer, found not installed"
+    ) as caught:
         select_backend(name)
+    assert "pip install" in caught.value.hint
+
+
+def test_torch_says_where_it_runs():
+    backend = select_backend("torch")
+    assert backend.versions["runs on"].startswith("the CPU, slowly")
 
 
 def test_an_old_onnxruntime_is_unusable(monkeypatch):

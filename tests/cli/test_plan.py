@@ -44,7 +44,7 @@ def test_nothing_heavy_is_imported():
     script = f"""
 import sys
 from kvc_trt.cli.main import run
-assert run({[*COMMAND, "--json"]!r}) == 0
+assert run({[*COMMAND, "--backend", "tensorrt", "--json"]!r}) == 0
 found = sorted(set({HEAVY!r}) & set(sys.modules))
 assert not found, found
 """
@@ -90,6 +90,29 @@ def test_settings_and_files_are_laid_over_each_other(tmp_path, capsys):
     assert plan["weights"]["format"] == "int8"
 
 
+def test_a_tensorrt_engine_has_its_gpu_memory_told(capsys):
+    arguments = [*COMMAND, "--max-input-len", "131072", "--backend", "tensorrt", "--max-batch-size", "32"]
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "GPU memory of a TensorRT engine with 32 rows",
+        "weights of prefill",
+        "activations and workspace",
+        "layers 0-31: 3,018 slots and 1,006 pages of bounds",
+        "H200 (90% of its memory, 118.2 GiB): fits",
+    ):
+        assert line in printed
+    assert run([*arguments, "--policy", "full", "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["device_memory"]
+    assert memory["gpus"][0]["fits_by_bytes"] < 0
+    assert memory["gpus"][0]["what_helps"]
+
+
+def test_without_a_gpu_backend_there_is_no_gpu_memory(capsys):
+    assert run([*COMMAND, "--json"]) == 0
+    assert "device_memory" not in json.loads(capsys.readouterr().out)
+
+
 def test_dense_until_auto_is_told(capsys):
     assert run([*COMMAND, "--set", "dense_until=auto"]) == 0
     assert "measured when the engine is built" in capsys.readouterr().out
@@ -103,6 +126,7 @@ def test_dense_until_auto_is_told(capsys):
         (["plan", "--model", "llama3.1-8b", "--policy", "rocketvk"], "rocketkv"),
         (["plan", "--model", "llama3.1-8b", "--token-budget", "8"], "16"),
         (["plan", "--model", "llama3.1-8b", "--set", "pagesize=4"], "page_size"),
+        (["plan", "--model", "llama3.1-8b", "--backend", "tensorrt", "--weights", "int4"], "int4"),
         (["plan", "--model", "mistral-7b-v0.1", "--max-input-len", "16000"], "sliding window"),
     ],
 )

@@ -21,7 +21,7 @@ from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
 from kvc_trt.backends.tensorrt.extras import Extras
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
 from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
-from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile, split_prefill
+from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile
 from kvc_trt.graph import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, Prefilled
 
@@ -143,7 +143,10 @@ class TensorRtExecutor:
         lengths = np.empty((len(self._limits.capacities), rows), np.int64)
         seen: dict[str, list[Array]] = {}
         profiles = profiles_of(self.load().prefill, "input_ids")
-        for profile, first, end in split_prefill(profiles, rows, input_ids.shape[1]):
+        profile = choose_profile(profiles, 1, input_ids.shape[1])
+        most = min(profiles[profile].batch.largest, buffers.sizes.prefill_rows)
+        for first in range(0, rows, most):
+            end = min(first + most, rows)
             count = end - first
             self._run_prefill(profile, input_ids[first:end], prompt_lengths[first:end], seen)
             buffers.queue_unstage(count, staged.first + first)

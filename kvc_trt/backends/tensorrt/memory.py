@@ -22,9 +22,12 @@ ALIGNMENT = 512
 """Of every region, bytes: TensorRT demands 256 of tensors, and the device's texture alignment of its own memory."""
 STAGED = "staged "
 """Before the name of a state tensor: the region that a prefill writes it to."""
+STAGED_STATE = "state of prompts being prefilled"
 ACTIVATIONS, BUFFERS = "activations and workspace", "token, length and logit buffers"
 GRAPH_BYTES = 8 << 20
 """Assumed for one batch size: its CUDA graph and its execution context."""
+STAGED_SHARE = 8
+"""One row in so many can be prefilled at a time (at least one): each takes the memory of another row of caches."""
 _INT64, _FLOAT32 = 8, 4
 
 
@@ -153,9 +156,9 @@ def modelled_engine(
 
 
 def sizes_for(prefill: Sequence[Profile], rows: int) -> Sizes:
-    """The most that runs at once: `rows` rows in decode, and what the largest prefill profile takes."""
-    staged = min(rows, max(profile.batch.largest for profile in prefill))
-    tokens = max(min(rows, p.batch.largest) * (p.sequence.largest if p.sequence else 1) for p in prefill)
+    """The most that runs at once: `rows` rows in decode, and as many prompts as profiles and memory allow."""
+    staged = min(max(1, rows // STAGED_SHARE), max(profile.batch.largest for profile in prefill))
+    tokens = max(min(staged, p.batch.largest) * (p.sequence.largest if p.sequence else 1) for p in prefill)
     return Sizes(rows, staged, tokens)
 
 
@@ -176,7 +179,7 @@ def cache_lines(state: Iterable[StateTensor]) -> tuple[CacheLine, ...]:
 
 def _kind_of(region: str) -> str:
     if region.startswith(STAGED):
-        return "state of prompts being prefilled"
+        return STAGED_STATE
     if region.startswith("bounds"):
         return "page bounds"
     if "_cache" in region:
@@ -213,12 +216,12 @@ def lay_out(sizes: Iterable[tuple[str, int]]) -> tuple[dict[str, Region], int]:
 
 def check_fits(plan: DevicePlan, free_bytes: int, what: str = "the engine") -> None:
     """Raise UnsupportedEnvironment where the plan needs more than is free: by how much, and which settings help."""
-    missing = plan.total - free_bytes
+    missing = -fits_by(plan, free_bytes)
     if missing <= 0:
         return
     largest = sorted(plan.lines, key=lambda line: -line.bytes)[:3]
     parts = ", ".join(f"{line.kind} {gib(line.bytes)}" for line in largest)
-    rows = f"{plan.sizes.rows} row{'' if plan.sizes.rows == 1 else 's'}"
+    rows = _rows(plan.sizes.rows)
     raise UnsupportedEnvironment(
         f"{what} does not fit the GPU's memory by {gib(missing)}: expected {gib(plan.total)} for {rows} ({parts}), "
         f"found {gib(free_bytes)} free",
@@ -226,12 +229,17 @@ def check_fits(plan: DevicePlan, free_bytes: int, what: str = "the engine") -> N
     )
 
 
+def fits_by(plan: DevicePlan, free_bytes: int) -> int:
+    """Bytes that would be left; below zero, what is missing."""
+    return free_bytes - plan.total
+
+
 def remedies(plan: DevicePlan, missing: int) -> list[str]:
     """Settings that would make the plan smaller by `missing` bytes, the mildest first; never empty."""
     found = []
-    rows = plan.sizes.rows - -(-missing // plan.row_bytes)
+    rows = _rows_that_fit(plan, missing)
     if rows >= 1:
-        found.append(f"run at most {rows} rows at once")
+        found.append(f"run at most {_rows(rows)} at once")
     if plan.of(ACTIVATIONS) > missing:
         tokens = int(plan.sizes.prefill_tokens * (1 - missing / plan.of(ACTIVATIONS)))
         if tokens >= TOKENS_PER_PREFILL:  # below that many, shorter prompts are prefilled together
@@ -240,8 +248,20 @@ def remedies(plan: DevicePlan, missing: int) -> list[str]:
     if weights // 2 >= missing:
         found.append(f"build with weights of half the width (now {gib(weights)}: each of the two engines has its own)")
     if plan.of("caches", "page bounds") > missing:
-        found.append("build with a smaller --token-budget")
+        found.append("build with a smaller --token-budget, or a policy that evicts")
     return found or ["a GPU with more memory, or a smaller model"]
+
+
+def _rows_that_fit(plan: DevicePlan, missing: int) -> int:
+    rows, staged = plan.sizes.rows, plan.of(STAGED_STATE)
+    spare = rows * plan.row_bytes + staged - missing
+    each = staged // plan.sizes.prefill_rows
+    fitting = (r for r in range(rows - 1, 0, -1) if r * plan.row_bytes + max(1, r // STAGED_SHARE) * each <= spare)
+    return next(fitting, 0)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def gib(size: int) -> str:
