@@ -10,7 +10,8 @@ import click
 from kvc_trt.cli import output
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, KtCacheDtype
+    from kvc_trt.backends.tensorrt_llm.llm_api import Export
+    from kvc_trt.backends.tensorrt_llm.llm_api_schema import AttentionBackend, KtCacheDtype
 
 
 @click.group()

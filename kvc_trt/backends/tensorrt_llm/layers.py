@@ -77,9 +77,11 @@ class Layers:
         It applies no scale. Only in fp32, for which it has no fused kernel, may it be taken apart: the scores of a long
         prompt do not fit into memory.
         """
-        trt, scaled = self.api.tensorrt, (query * (1 / math.sqrt(self.model.head_size))).cast(self.model.dtype)
-        inputs = [tensor.trt_tensor for tensor in (scaled, keys, values)]
-        attention = self.api.default_trtnet().add_attention(*inputs, trt.AttentionNormalizationOp.SOFTMAX, True)
+        operation = self.api.tensorrt.AttentionNormalizationOp.SOFTMAX
+        scaled = (query * (1 / math.sqrt(self.model.head_size))).cast(self.model.dtype)
+        attention = self.api.default_trtnet().add_attention(
+            scaled.trt_tensor, keys.trt_tensor, values.trt_tensor, operation, True
+        )
         attention.decomposable = self.model.dtype == "float32"
         # An attention is no layer, so `_create_tensor`, which names the layer, cannot wrap it.
         output = attention.get_output(0)

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterable
 
 import kvc_trt
-from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, LlmApiConfiguration
+from kvc_trt.backends.tensorrt_llm.llm_api import Export
+from kvc_trt.backends.tensorrt_llm.llm_api_schema import AttentionBackend, LlmApiConfiguration
 from kvc_trt.schema import validated
 
 WIDTH = 118

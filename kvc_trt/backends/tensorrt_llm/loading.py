@@ -11,7 +11,7 @@ from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
 from kvc_trt.errors import UnsupportedEnvironment
 
 LAST_WITH_BUILDER = (1, 2)
-INSTALL = "pip install 'tensorrt_llm==1.2.1' --extra-index-url https://pypi.nvidia.com, or NVIDIA's container 1.2.1"
+INSTALL = "NVIDIA's container tensorrt-llm/release:1.2.1, or pip install 'tensorrt_llm==1.2.1' from NVIDIA's index"
 INSTEAD = "kvc-trt build --backend tensorrt, or kvc-trt export llm-api for TensorRT-LLM's own RocketKV"
 REMOVAL = "https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html"
 
