@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvc_trt.backends.tensorrt.twins import OPERATORS, Registration, register
-from kvc_trt.kernels.library import KernelLibrary
 
 V_CACHE_OUT = 2
 """Which output of both decode operators is the cache of values."""
@@ -21,12 +20,19 @@ def register_twins(
     """
     assert damage in (None, "alias")
     operators = [operator for operator in OPERATORS if operator.name not in without]
-    library = None if kernels is None else KernelLibrary(kernels)
-    registration = register(registry, trt, operators=operators, kernels=library)
+    registration = register(registry, trt, operators=operators, kernels=_kernels(kernels))
     if damage == "alias":
         for twin in _subclasses(trt.IPluginV3OneBuildV2):
             _drop_alias(twin)
     return registration
+
+
+def _kernels(path: str | None) -> Any:
+    if path is None:
+        return None
+    from kvc_trt.kernels.library import KernelLibrary  # brings torch along, which a parser can do without
+
+    return KernelLibrary(path)
 
 
 def _drop_alias(twin: Any) -> None:

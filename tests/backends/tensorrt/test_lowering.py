@@ -25,8 +25,8 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph import CONTRIB_DOMAIN, KVC_DOMAIN
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
-from tests.backends.tensorrt.weightless import weightless_graphs
-from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, open_session, prompts_of
+from tests.backends.tensorrt.weightless import preset_graphs, weightless_graphs
+from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, make_small_engine, open_session, prompts_of, resolve
 from tests.plugins_cuda.tensorrt.tables import read_table
 
 TARGET = Target((11, 4), OPERATORS)
@@ -35,8 +35,6 @@ EXECUTABLE = 4
 
 
 def small_graphs(policy: str = "rocketkv", precision: str = "bf16", model=LLAMA, **changes):
-    from tests.graph.small_models import resolve
-
     return weightless_graphs(model, resolve(policy, model, **changes), precision)
 
 
@@ -63,7 +61,7 @@ def attributes_of(node: onnx.NodeProto) -> dict:
 # --- before and after, in ONNX Runtime ---
 
 
-def answers(engine, model: ModelProto, name: str, feeds: dict) -> dict[str, np.ndarray]:
+def answers(engine, model: ModelProto, feeds: dict) -> dict[str, np.ndarray]:
     session = open_session(model, engine.directory)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
@@ -79,8 +77,6 @@ def prefill_feeds() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def make_engine(tmp_path_factory):
-    from tests.graph.small_models import make_small_engine
-
     return lambda *arguments, **changes: make_small_engine(tmp_path_factory.mktemp("engine"), *arguments, **changes)
 
 
@@ -89,10 +85,10 @@ def make_engine(tmp_path_factory):
 def test_written_out_shapes_change_no_bit_of_prefill(make_engine, family, policy):
     engine = make_engine(policy, model=FAMILIES.get(family, LLAMA), skip_layers=1 if policy != "full" else None)
     feeds = prefill_feeds()
-    before = answers(engine, engine.prefill_model, "before", feeds)
+    before = answers(engine, engine.prefill_model, feeds)
     model = partly_lowered(engine.prefill_model, 3)
     assert len(nodes_of(model, "KvcPrefillAttention")) == LLAMA.num_hidden_layers
-    after = answers(engine, model, "after", feeds)
+    after = answers(engine, model, feeds)
     assert before.keys() == after.keys()
     for name, expected in before.items():
         np.testing.assert_array_equal(after[name], expected, err_msg=name)
@@ -104,10 +100,10 @@ def test_the_native_attention_computes_what_the_body_does(make_engine, family, p
     """As far as the operator's rounding: it multiplies 16-bit queries, scaled and rounded once, with 16-bit keys."""
     engine = make_engine("full", precision, FAMILIES.get(family, LLAMA))
     feeds = prefill_feeds()
-    before = answers(engine, engine.prefill_model, "before", feeds)
+    before = answers(engine, engine.prefill_model, feeds)
     model = partly_lowered(engine.prefill_model, EXECUTABLE)
     assert not nodes_of(model, "KvcPrefillAttention")
-    after = answers(engine, model, "after", feeds)
+    after = answers(engine, model, feeds)
     for name, expected in before.items():
         limit = tolerance * np.abs(expected.astype(np.float32)).max()
         difference = np.abs(after[name].astype(np.float32) - expected.astype(np.float32)).max()
@@ -128,8 +124,8 @@ def test_a_decode_graph_stays_the_same_program(make_engine, policy):
     }
     for tensor in engine.state:
         feeds[tensor.name] = generator.standard_normal((2, *tensor.shape)).astype(np.float32)
-    expected = answers(engine, before, "before", feeds)
-    for name, value in answers(engine, after, "after", feeds).items():
+    expected = answers(engine, before, feeds)
+    for name, value in answers(engine, after, feeds).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
@@ -237,8 +233,6 @@ def test_the_notes_say_what_was_done():
 
 def test_a_preset_is_lowered_at_full_depth():
     preset = load_preset("llama3.1-70b")
-    from tests.backends.tensorrt.weightless import preset_graphs
-
     prefill, decode = preset_graphs("llama3.1-70b", "rocketkv", "bf16")
     assert expected_plugins(lowered(prefill)) == {"KvcCompact": preset.config.num_hidden_layers}
     assert expected_plugins(lowered(decode)) == {"KvcHybridAttention": preset.config.num_hidden_layers}
@@ -308,8 +302,6 @@ def test_the_graphs_have_nothing_that_needs_lowering_but_does_not_get_it():
 
 
 def test_every_state_tensor_of_a_decode_graph_is_expected_in_place():
-    from tests.graph.small_models import resolve
-
     prefill, decode = small_graphs()
     state = state_tensors(LLAMA, resolve("rocketkv"), "bfloat16")
     assert expected_aliases(lowered(decode)) == {tensor.aliased_output: tensor.name for tensor in state}
