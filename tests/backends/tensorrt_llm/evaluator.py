@@ -243,6 +243,7 @@ class Builder:
         self._network, self._previews = network, previews
 
     def create_network(self):
+        self._network.forget()
         return self._network
 
     def create_builder_config(self, precision, *, strongly_typed, profiling_verbosity):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvc_trt.backends.builders import builder_for
 from kvc_trt.backends.tensorrt.machine import Gpu, Machine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
 from kvc_trt.backends.tensorrt_llm import build, loading
+from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, read_engine_directory
+from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
+from kvc_trt.engine import Engine
+from kvc_trt.engine.build import build_engine
 from kvc_trt.engine.model_choice import ModelSource, choose_model
 from kvc_trt.engine.request import resolve
 from kvc_trt.errors import UnsupportedEnvironment
@@ -96,33 +101,63 @@ def test_every_stage_has_a_maker(request_and_source):
     assert list(made) == ["weights", "prefill", "decode", "prefill.engine", "decode.engine"]
 
 
-def test_makers_write_what_the_builder_returns(request_and_source, machine, monkeypatch, tmp_path):
+@pytest.fixture
+def builder(request_and_source, machine, monkeypatch):
+    """The evaluator in place of TensorRT-LLM, with inputs for both networks; returns what was loaded, in order."""
     machine()
-    request, source = request_and_source
-    state = state_tensors(request.model, request.parameters, "float32")
+    request, _ = request_and_source
     feeds = {
         "input_ids": np.zeros((1, 128), np.int64),
         "prompt_lengths": np.array([128]),
         "token": np.zeros(1, np.int64),
         "positions": np.array([128]),
         "cache_lengths": np.full((request.model.num_hidden_layers, 1), 40),
-        **{one.name: np.full((1, *one.shape), one.fill, np.float32) for one in state},
+        **{one.name: np.full((1, *one.shape), one.fill, np.float32) for one in _state(request)},
     }
-    apis, loaded = [], []
+    loaded = []
 
-    def load():
-        apis.append(evaluator(feeds))
-        return apis[-1][0]
+    def load_builder_api():
+        loaded.append("tensorrt_llm")
+        return evaluator(feeds)[0]
 
-    monkeypatch.setattr(build, "load_builder_api", load)
-    monkeypatch.setattr(build, "load_plugins", lambda library, trt: loaded.append((library.path.name, trt.__version__)))
+    monkeypatch.setattr(build, "load_builder_api", load_builder_api)
+    monkeypatch.setattr(build, "load_plugins", lambda library, trt: loaded.append(library.path.name))
+    return loaded
+
+
+def _state(request):
+    return state_tensors(request.model, request.parameters, "float32")
+
+
+def test_makers_write_what_the_builder_returns(request_and_source, builder, tmp_path):
+    request, source = request_and_source
     made = build.makers(request, source, NullProgress())
-    assert apis == []
-    made["prefill.engine"](tmp_path / "prefill.engine", finished=tmp_path)
-    written = (tmp_path / "prefill.engine").read_bytes().decode().split()
-    assert set(written) == {"logits", "cache_lengths", *(one.name for one in state)}
-    apis[0][1].forget()
-    made["decode.engine"](tmp_path / "decode.engine", finished=tmp_path)
-    written = (tmp_path / "decode.engine").read_bytes().decode().split()
-    assert set(written) == {"logits", *(one.aliased_output for one in state)}
-    assert loaded == [("libkvc_plugins.so", "10.14.1")], "once for both plans"
+    assert builder == []
+    for stage in ("prefill.engine", "decode.engine"):
+        made[stage](tmp_path / stage, finished=tmp_path)
+    assert builder == ["tensorrt_llm", "libkvc_plugins.so"], "once for both plans"
+    written = {stage: set((tmp_path / f"{stage}.engine").read_text().split()) for stage in ("prefill", "decode")}
+    assert written["prefill"] == {"logits", "cache_lengths", *(one.name for one in _state(request))}
+    assert written["decode"] == {"logits", *(one.aliased_output for one in _state(request))}
+
+
+def test_a_build_is_an_engine_directory_that_can_be_exported(request_and_source, builder, tmp_path, capfd):
+    request, source = request_and_source
+    backend = builder_for("tensorrt-llm")
+    engine = build_engine(
+        request, source, backend.makers(request, source, NullProgress()), tmp_path / "engine",
+        target=backend.target(request), force=False, progress=NullProgress(),
+    ).engine  # fmt: skip
+    assert Engine.open(engine.path).backend == "tensorrt-llm"
+    assert run(["export", "tensorrt-llm", str(engine.path), "-o", str(tmp_path / "out")]) == 0
+    for phase in PHASES:
+        read = read_engine_directory(tmp_path / "out" / phase)
+        assert read.plan.read_bytes() == engine.plan_path(phase).read_bytes()
+        assert read.config["version"] == "1.2.1"
+        assert read.config["pretrained_config"] == engine.config["pretrained_config"]
+    tokens = [
+        read_engine_directory(tmp_path / "out" / phase).config["build_config"]["max_num_tokens"] for phase in PHASES
+    ]
+    assert tokens == [8 * 128, 8]
+    assert run(["export", "llm-api", str(engine.path)]) == 0
+    capfd.readouterr()
