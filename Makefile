@@ -15,7 +15,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo test test-all test-sanitized lint types format emulation emulation-plain plugins gpu bench clean
+.PHONY: help env demo test test-all test-sanitized lint types types-tensorrt format emulation emulation-plain plugins gpu bench clean
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 25 minutes); what CI runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
 	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"
+	@echo "make types-tensorrt  the TensorRT code against stubs generated from NVIDIA's bindings"
 	@echo "make gpu        on a GPU: build, compare every kernel, compute-sanitizer, timings (under ten minutes)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
@@ -46,6 +47,16 @@ lint: env
 
 types: env
 	$(RUN)/mypy
+
+# Stubs of a proprietary package: generated where they are used, never committed.
+types-tensorrt: $(VENV)/.tensorrt
+	$(RUN)/python -m tests.backends.tensorrt.stubs $(BUILD)/typings
+	MYPYPATH=$(BUILD)/typings $(RUN)/mypy --cache-dir $(BUILD)/typings/.mypy_cache -p kvc_trt.backends.tensorrt
+
+# TensorRT's registry, parser, builder and bindings as far as they run on a CPU: judges for the tests, nothing to run engines.
+$(VENV)/.tensorrt: $(VENV)/.installed
+	$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[tensorrt-lean,tensorrt-rtx,tensorrt-types]'
+	@touch $@
 
 format: env
 	$(RUN)/ruff check --fix .
@@ -73,7 +84,7 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 test: lint types emulation-plain
 	$(NATIVE) pytest -m "not slow" -n 2 --dist loadfile
 
-test-all: lint types plugins test-sanitized
+test-all: lint types types-tensorrt plugins test-sanitized
 	$(NATIVE) python benchmarks/kernel_resources.py $(BUILD) --check
 	$(NATIVE) pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
