@@ -20,7 +20,7 @@ from kvc_trt.graph import KVC_DOMAIN
 Array = NDArray[Any]
 
 _LENGTHS = ("prompt_lengths", "cache_lengths")
-_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
 @dataclass(frozen=True)

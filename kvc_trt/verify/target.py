@@ -1,6 +1,6 @@
 """What verification needs from a backend: the engine run whole, its dense twin, its operators alone, and a look inside.
 
-The rungs know nothing else of where an engine runs; `target_onnxruntime` and `target_torch` say how.
+The rungs know nothing else of where an engine runs; `target_onnxruntime`, `target_tensorrt` and `target_torch` say how.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-BACKENDS = ("onnxruntime", "torch")
-"""Backends that can run an engine directory as it is built now."""
+BACKENDS = ("onnxruntime", "tensorrt", "torch")
+"""Backends that can run an engine directory."""
 
 
 class ObservedExecutor(Executor, Protocol):
@@ -92,4 +92,8 @@ def target_for(backend: str, engine: Engine, threads: int | None) -> Target:
         from kvc_trt.verify.target_torch import TorchTarget
 
         return TorchTarget(engine, threads)
+    if backend == "tensorrt":
+        from kvc_trt.verify.target_tensorrt import TensorRtTarget
+
+        return TensorRtTarget(engine, threads)
     raise InputError(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")

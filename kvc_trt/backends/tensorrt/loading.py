@@ -8,18 +8,18 @@ Host code inside of an engine is not allowed to run.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.tensorrt.builder import Messages
+from kvc_trt.backends.tensorrt.builder import Messages, build_plan
 from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.lowering.aliases import check_aliases, engine_aliases
 from kvc_trt.backends.tensorrt.machine import Machine, look
 from kvc_trt.backends.tensorrt.memory import DevicePlan, EngineBytes, Sizes, check_fits, plan_memory
 from kvc_trt.backends.tensorrt.module import TensorRT, load_tensorrt
-from kvc_trt.backends.tensorrt.plugins import LoadedPlugins, PluginLibrary, load_plugins
+from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.profiles import Profile, Range
 from kvc_trt.backends.tensorrt.requirements import Target, engine_lacks, library_of, refuse
 from kvc_trt.engine.manifest import rebuild_hint
@@ -28,6 +28,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:
     import tensorrt as trt
+    from onnx import ModelProto
 
     from kvc_trt.engine import Engine
     from kvc_trt.graph.state import StateTensor
@@ -41,9 +42,12 @@ class LoadedEngine:
 
     prefill: trt.ICudaEngine
     decode: trt.ICudaEngine
-    tensorrt: TensorRT
-    keep: tuple[Any, ...]
-    """Plugins, runtime and logger."""
+    bench: Bench
+
+    @property
+    def tensorrt(self) -> TensorRT:
+        """The module that they are of."""
+        return self.bench.tensorrt
 
 
 @dataclass(frozen=True)
@@ -74,18 +78,60 @@ def check_engine(engine: Engine, machine: Machine) -> PluginLibrary:
     return library_of(target, machine)
 
 
-def load(engine: Engine) -> LoadedEngine:
-    """Check and load; UnsupportedEnvironment where TensorRT refuses what every check let pass."""
+@dataclass(frozen=True)
+class Bench:
+    """A TensorRT that may load this machine's engines: versions, GPU and plugin library are checked and in place."""
+
+    tensorrt: TensorRT
+    library: PluginLibrary
+    gpu: str
+    hint: str
+    """The command that builds the engine in question anew."""
+    runtime: trt.Runtime
+    messages: Messages
+    keep: tuple[Any, ...]
+    """The plugins and the logger, which everything made here uses."""
+
+    def build(self, model: ModelProto, weights: Path | None, profiles: Sequence[Profile]) -> bytes:
+        """The plan of a graph in memory."""
+        return build_plan(self.tensorrt, model, weights, profiles)
+
+    def deserialise(self, plan: bytes | mmap.mmap, name: str) -> trt.ICudaEngine:
+        """A plan as an engine on the GPU; UnsupportedEnvironment with TensorRT's reason where it takes it not."""
+        engine = self.runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            message = f"TensorRT {self.tensorrt.__version__} cannot load the {name} engine: {self.messages.reason()}"
+            raise UnsupportedEnvironment(message, hint=self.hint)
+        return engine
+
+    def load(self, prefill: bytes | mmap.mmap, decode: bytes | mmap.mmap, state: Sequence[StateTensor]) -> LoadedEngine:
+        """Both plans on the GPU, with exactly this state."""
+        engines = self.deserialise(prefill, "prefill"), self.deserialise(decode, "decode")
+        loaded = LoadedEngine(*engines, self)
+        check_state(loaded, state)
+        return loaded
+
+
+def open_bench(engine: Engine) -> Bench:
+    """Check the machine against the engine and bring TensorRT and the plugins up."""
     machine = look(ask_libraries=False)
     library = check_engine(engine, machine)
     assert machine.gpu is not None
     check_fits(plan_before_loading(engine), machine.gpu.free_bytes)
-    tensorrt = load_tensorrt()
-    plugins = load_plugins(library, tensorrt)
-    plans = {name: _mapped(engine.plan_path(name)) for name in GRAPHS}
-    loaded = deserialise(plans, tensorrt, plugins, rebuild_hint(engine.path))
-    check_state(loaded, engine.state)
-    return loaded
+    tensorrt, messages = load_tensorrt(), Messages()
+    plugins, logger = load_plugins(library, tensorrt), messages.logger(tensorrt)
+    runtime = tensorrt.Runtime(logger)  # there is a driver: without one it would crash later
+    if runtime.engine_host_code_allowed:
+        raise UnsupportedEnvironment("TensorRT's runtime would run host code of an engine; expected it not to")
+    hint = rebuild_hint(engine.path)
+    return Bench(tensorrt, library, machine.gpu.name, hint, runtime, messages, (plugins, logger))
+
+
+def load(engine: Engine) -> LoadedEngine:
+    """Check and load; UnsupportedEnvironment where TensorRT refuses what every check let pass."""
+    bench = open_bench(engine)
+    prefill, decode = (_mapped(engine.plan_path(name)) for name in GRAPHS)
+    return bench.load(prefill, decode, engine.state)
 
 
 def plan_before_loading(engine: Engine) -> DevicePlan:
@@ -93,25 +139,6 @@ def plan_before_loading(engine: Engine) -> DevicePlan:
     sizes = {name: engine.files[plan_file(name)].size for name in GRAPHS}
     weights = EngineBytes(sizes["prefill"], sizes["decode"], 0, "size of the file")
     return plan_memory(engine.model.vocab_size, engine.state, weights, Sizes(1, 1, engine.parameters.max_input_len))
-
-
-def deserialise(
-    plans: Mapping[str, bytes | mmap.mmap], tensorrt: TensorRT, plugins: LoadedPlugins, hint: str
-) -> LoadedEngine:
-    """Both plans as engines. The caller has checked that there is a driver: without one the runtime would crash."""
-    messages = Messages()
-    logger = messages.logger(tensorrt)
-    runtime = tensorrt.Runtime(logger)
-    if runtime.engine_host_code_allowed:
-        raise UnsupportedEnvironment("TensorRT's runtime would run host code of an engine; expected it not to")
-    engines = {}
-    for name, plan in plans.items():
-        found = runtime.deserialize_cuda_engine(plan)
-        if found is None:
-            message = f"TensorRT {tensorrt.__version__} cannot load the {name} engine: {messages.reason()}"
-            raise UnsupportedEnvironment(message, hint=hint)
-        engines[name] = found
-    return LoadedEngine(engines["prefill"], engines["decode"], tensorrt, (plugins, runtime, logger))
 
 
 def check_state(loaded: LoadedEngine, state: Sequence[StateTensor]) -> None:

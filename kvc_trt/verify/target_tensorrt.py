@@ -1,0 +1,143 @@
+"""An engine on TensorRT. What verification looks into is built for it in memory, from the engine's graphs and weights:
+the graphs with their inner values as outputs, the dense twin, and every operator alone.
+
+Each of these is a build of its own, with weights of its own on the GPU: a verification takes minutes, and up to three
+times the memory of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from kvc_trt.errors import InputError
+from kvc_trt.verify.target import Array, Operator, Watched
+from kvc_trt.verify.target_onnxruntime import OnnxRuntimeTarget
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from kvc_trt.backends.onnxruntime.program import Program
+    from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+    from kvc_trt.backends.tensorrt.loading import Bench
+    from kvc_trt.engine import Engine
+    from kvc_trt.verify.single_op import SingleOp
+
+FEWEST_ROWS = 8
+"""Rows that the rungs run at once."""
+
+
+@dataclass(frozen=True)
+class TensorRtOperator:
+    """One operator of the engine, built and run for the very shapes of each case."""
+
+    single: SingleOp
+    bench: Bench
+
+    @property
+    def name(self) -> str:
+        """KvcPrefillAttention, KvcCompact, KvcHybridAttention or KvcDenseAttention."""
+        return self.single.name
+
+    @property
+    def nodes(self) -> int:
+        """How often the engine has it."""
+        return self.single.nodes
+
+    def run(self, **inputs: Array) -> list[Array]:
+        """Outputs in the order in which the operator declares them; caches are copied to the GPU first."""
+        from kvc_trt.backends.tensorrt.single_run import run_once
+
+        wanted = {name: inputs[name] for name in self.single.inputs}
+        model = for_shapes(self.single.model, {name: value.shape for name, value in wanted.items()})
+        found = run_once(self.bench, model, wanted)
+        return [found[value.name] for value in model.graph.output]
+
+
+class TensorRtTarget:
+    """The engine through `TensorRtExecutor`."""
+
+    def __init__(self, engine: Engine, threads: int | None) -> None:
+        if engine.build.max_batch_size < FEWEST_ROWS:
+            raise InputError(
+                f"{engine.path} takes {engine.build.max_batch_size} rows at once; verification needs {FEWEST_ROWS}",
+                hint=f"build it with --max-batch-size {FEWEST_ROWS}, or verify with --backend torch",
+            )
+        self._engine = engine
+        self._graphs = OnnxRuntimeTarget(engine, threads)
+        """The engine's graphs: there the operators are, whoever runs them."""
+
+    def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
+        """The engine as it is; with `expose` its graphs, built once more with these values as outputs."""
+        from kvc_trt.backends.onnxruntime.program import engine_program
+        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+
+        if not expose:
+            return TensorRtExecutor(self._engine)
+        return self._built(engine_program(self._engine), expose)
+
+    def open_twin(self) -> TensorRtExecutor:
+        """Graphs derived from config.json and the same weight file, built in memory."""
+        from kvc_trt.backends.onnxruntime.program import twin_program
+
+        return self._built(twin_program(self._engine), ())
+
+    def operators(self) -> list[Operator]:
+        """The graphs' nodes, each alone."""
+        from kvc_trt.verify.single_op import single_ops
+
+        dtype, graphs = self._engine.state[0].dtype, (self._engine.prefill_path, self._engine.decode_path)
+        return [TensorRtOperator(op, self._bench) for graph in graphs for op in single_ops(graph, dtype)]
+
+    def compactions(self) -> list[Watched]:
+        """The nodes of the prefill graph."""
+        return self._graphs.compactions()
+
+    def selections(self) -> list[Watched]:
+        """The nodes of the decode graph."""
+        return self._graphs.selections()
+
+    def describe(self) -> dict[str, str]:
+        """TensorRT's version, the GPU, and the library that the plugins are of."""
+        bench = self._bench
+        library = f"{bench.library.path} ({bench.library.kind}, sha256 {bench.library.sha256[:16]})"
+        return {"backend": f"tensorrt {bench.tensorrt.__version__} on {bench.gpu}", "kernels": library}
+
+    @cached_property
+    def _bench(self) -> Bench:
+        """The engine's own TensorRT, GPU and plugins, checked against its manifest."""
+        from kvc_trt.backends.tensorrt.loading import open_bench
+
+        return open_bench(self._engine)
+
+    def _built(self, program: Program, expose: Collection[str]) -> TensorRtExecutor:
+        from kvc_trt.backends.onnxruntime.loading import read_graph, split_by_graph
+        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+        from kvc_trt.backends.tensorrt.profiles import decode_profiles, prefill_profiles
+        from kvc_trt.graph.expose import expose as exposed
+
+        rows = self._engine.build.max_batch_size
+        profiles = prefill_profiles(program.parameters.max_input_len, rows), decode_profiles(rows)
+        names = split_by_graph(expose, program.prefill, program.decode)
+        graphs = [read_graph(graph) for graph in (program.prefill, program.decode)]
+        graphs = [exposed(graph, wanted) if wanted else graph for graph, wanted in zip(graphs, names, strict=True)]
+        prefill, decode = (
+            self._bench.build(graph, program.weights_path, ranges)
+            for graph, ranges in zip(graphs, profiles, strict=True)
+        )
+        loaded = self._bench.load(prefill, decode, program.state)
+        return TensorRtExecutor(program, loaded=loaded)
+
+
+def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
+    """A copy of a graph whose inputs have exactly these shapes."""
+    from onnx import ModelProto, helper
+
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for value in copy.graph.input:
+        element = value.type.tensor_type.elem_type
+        value.CopyFrom(helper.make_tensor_value_info(value.name, element, shapes[value.name]))
+    return copy
