@@ -7,10 +7,7 @@
 //   out  scores fp32 [B,G,H/G,P], for pages that hold tokens of rows that do not read all their entries anyway;
 //        k_cache, v_cache [B,G,C,D] with the token in them; arrivals [B,G] = 0 for the attention's merge
 //
-// Grid (chunks of pages, G, B). The bounds of a chunk are staged by 16-byte asynchronous copies, one row per channel:
-// rows of P elements start at any alignment, so what is copied is the aligned span around the chunk, and each row
-// remembers where its first page lies. That span never leaves the KV head's table, which starts and ends at a multiple
-// of 16 bytes (2D is a multiple of 32). All copies are in flight together: one memory latency per block, whatever r is.
+// Grid (chunks of pages, G, B). The bounds of a chunk are staged in shared memory first (staged_bounds.cuh).
 //
 // The block whose chunk holds the new token's page writes its key and value, and raises its staged copy of the page's
 // bounds. Those in memory are raised by the next launch (append.cuh).
@@ -25,8 +22,8 @@
 #include <cstdint>
 
 #include "kernels/append.cuh"
-#include "kernels/copy_async.cuh"
 #include "kernels/score_channels.cuh"
+#include "kernels/staged_bounds.cuh"
 
 namespace kvc {
 
@@ -80,43 +77,6 @@ __host__ __device__ __forceinline__ ScoreLayout score_layout(int row_vectors, in
     layout.partials = (queries_end + 15) / 16 * 16;
     layout.total = layout.partials + kChannelParts * kHeads * kBlockPages * kFloat;
     return layout;
-}
-
-// The bounds of a chunk in shared memory: page `page` of the chunk on the i-th best channel is values[first[i] + page].
-template <class T>
-struct StagedBounds {
-    SharedSpan<T> values;
-    SharedSpan<int32_t> first;
-    int row;
-};
-
-// Starts the copies of pages [start, start + count) of one KV head's table [2D,P]: one vector per thread and row.
-template <class T>
-__device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, int row_vectors,
-                                             const GroupQuery& query, int start, int count, const StagedBounds<T>& to) {
-    constexpr int kWidth = kVectorWidth<T>;
-    const int place = static_cast<int>(threadIdx.x) % row_vectors * kWidth;  // of this thread's vector in its rows
-    const int rows = kScoreThreads / row_vectors;
-#pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x) / row_vectors; i < query.channels; i += rows) {
-        const int element = query.chosen[i] * pages + start;  // below 512 · 2^20
-        const int shift = element & (kWidth - 1);
-        if (place < shift + count) {
-            copy_async_16(&to.values[i * to.row + place], table + (element - shift + place));
-        }
-    }
-    copy_async_commit();
-}
-
-// Raises the staged bounds of the appended token's page, which is `page` of the chunk; one thread per channel.
-template <class T>
-__device__ __forceinline__ void raise_staged(const StagedBounds<T>& staged, const GroupQuery& query, int page,
-                                             const T* __restrict__ k_new) {
-    const int i = static_cast<int>(threadIdx.x);
-    if (i < query.channels) {
-        T& bound = staged.values[staged.first[i] + page];
-        bound = from_float<T>(raised_bound(to_float(bound), k_new, query.chosen[i], query.head_size));
-    }
 }
 
 // What a chosen channel contributes: the query on it, negated where a minimum is read as a negated maximum, zero past the

@@ -16,7 +16,7 @@ from tests.plugins_cuda.mutants import Mutation, compile_mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
-SELECT, APPEND = "kernels/select_tokens.cuh", "kernels/append.cuh"
+STAGED, SELECT, APPEND = "kernels/staged_bounds.cuh", "kernels/select_tokens.cuh", "kernels/append.cuh"
 BARRIER = "__syncthreads();"
 
 
@@ -42,8 +42,8 @@ MUTATIONS = (
     without_barrier("before_runs_are_added", SCORES, f"{BARRIER}\n            write"),
     without_barrier("before_partials_are_written_again", SCORES, f"scores + page);\n            {BARRIER}"),
     Mutation("rows_start_where_they_are_aligned", SCORES, "i * staged.row + (", "i * staged.row + 0 * ("),
-    Mutation("the_last_vector_is_not_staged", SCORES, "place < shift + count", "place + kWidth <= shift + count"),
-    Mutation("the_appended_key_does_not_count", SCORES, APPENDED, APPENDED.replace("query.channels", "0")),
+    Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
+    Mutation("the_appended_key_does_not_count", STAGED, APPENDED, APPENDED.replace("query.channels", "0")),
     Mutation("minimum_for_maximum", SCORES, "row < query.head_size ? q : -q", "q"),
     without_barrier("behind_the_maxima_of_warps", SELECT, f"= maximum;\n    }}\n    {BARRIER}"),
     without_barrier("behind_the_sums_of_warps", SELECT, f"warp_index()] = {SUM_IS_WRITTEN}{BARRIER}"),
