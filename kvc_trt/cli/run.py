@@ -38,6 +38,12 @@ PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE or --prompt-ids FILE"
 @click.option("--seed", type=int, help="Equal seeds draw equal answers, alone and in a batch.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
+@click.option(
+    "--backend",
+    type=click.Choice(["onnxruntime", "tensorrt", "torch"]),
+    help="What runs the engine; torch: its weights in PyTorch, on a GPU where there are CUDA kernels (KVC_TRT_KERNELS, "
+    "or the package's own), else on the CPU, slowly.  [default: what it was built for]",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
 @json_option
 def command(
@@ -53,6 +59,7 @@ def command(
     seed: int | None,
     stop: tuple[str, ...],
     ignore_eos: bool,
+    backend: str | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -76,7 +83,7 @@ def command(
 
     started = time.perf_counter()
     rows = min(len(batch or [[]]), ROWS_AT_ONCE)
-    session = open_session(engine, max_batch_size=rows, threads=threads, progress=progress())
+    session = open_session(engine, backend=backend, max_batch_size=rows, threads=threads, progress=progress())
     loaded = time.perf_counter() - started
     prompts = batch if batch is not None else [encode(session, str(text), engine)]
     requests = [

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvc_trt.backends.torch.decoder import TorchWeights, prefill_attention
+from kvc_trt.backends.torch.arrays import from_numpy, to_numpy
+from kvc_trt.backends.torch.decoder import prefill_attention
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
+from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.loading import current_library
 from kvc_trt.kernels.ops import kvc
@@ -39,9 +41,9 @@ class TorchOperator:
 
     def run(self, **inputs: Array) -> list[Array]:
         """Outputs in the order in which the ONNX operator declares them; caches are copied first."""
-        copies = {name: torch.from_numpy(np.array(value, order="C")).to(self.device) for name, value in inputs.items()}
+        copies = {name: from_numpy(np.array(value, order="C")).to(self.device) for name, value in inputs.items()}
         with torch.inference_mode():
-            return [output.cpu().numpy() for output in self.body(**copies)]
+            return [to_numpy(output) for output in self.body(**copies)]
 
 
 class TorchTarget:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -99,8 +100,9 @@ class Compiled:
 AS_WRITTEN = Elementwise(normed, added_and_normed, rotated_heads, gated)
 
 
+@cache
 def compiled() -> Elementwise:
-    """Each function as one kernel or two; compiled when it is first called."""
+    """Each function as one kernel or two; compiled when it is first called, once per process."""
     functions: list[Any] = [
         Compiled(function, torch.compile) for function in (normed, added_and_normed, rotated_heads, gated)
     ]

@@ -49,8 +49,10 @@ def prefill_bytes(
     """A prefill of `rows` prompts of `length` tokens: the results, one layer's full cache, and what works on them."""
     tokens, size = rows * length, model.head_size
     queries, pairs = model.num_attention_heads * size, 2 * model.num_key_value_heads * size
-    # Residual stream, queries, attention's output and one copy of it, keys and values and one copy of them.
-    whole = tokens * (model.hidden_size + 3 * queries + 2 * pairs) * itemsize
+    # Residual stream, queries, attention's output, keys and values; in float32 also a type's copy of the latter, and
+    # their repetition for every query head, which the attention kernel of that type needs.
+    copies = pairs + 2 * queries if itemsize == FLOAT else 0
+    whole = tokens * (model.hidden_size + 2 * queries + pairs + copies) * itemsize
     # The joined projections and their rotation in float32; gate, up and their product; three hidden vectors.
     joined = (queries + pairs) * (itemsize + 3 * FLOAT)
     inner = 4 * model.intermediate_size * itemsize

@@ -10,7 +10,9 @@ import torch
 
 from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.program import twin_program
-from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch import device as device_module
+from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
+from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import loading, use_library
@@ -74,9 +76,56 @@ def test_quantised_weights_are_dequantised_as_the_reference_does(precision, make
     follows_the_reference(make_program("rocketkv", precision))
 
 
-def test_a_float16_engine_keeps_float16_caches(make_program):
-    executor, _ = follows_the_reference(make_program("rocketkv", "fp16"), tolerance=2e-2)
-    assert {buffer.dtype for buffer in executor.buffers.values()} == {np.dtype(np.float16)}
+@pytest.mark.parametrize(
+    ("policy", "precision", "tolerance"), [("rocketkv", "fp16", 2e-2), ("full", "fp16", 2e-2), ("full", "bf16", 5e-2)]
+)
+def test_a_16_bit_engine_keeps_16_bit_caches(policy, precision, tolerance, make_program):
+    """Not RocketKV in bfloat16: the reference's caches are float32, and rounding that coarse reads other tokens."""
+    executor, _ = follows_the_reference(make_program(policy, precision), tolerance)
+    name = {"fp16": "float16", "bf16": "bfloat16"}[precision]
+    assert {buffer.dtype.name for buffer in executor.buffers.values()} == {name}
+    assert executor.weights.embedding.dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_weights_in_the_caches_type_give_the_reference_to_that_types_rounding(precision, make_program):
+    """What a GPU computes with; here by the CPU's kernels for 16-bit types."""
+    program = make_program("full", precision)
+    batch = batch_of(prompts())
+    source = EngineWeights(program.weights_path)
+    dtype = getattr(torch, program.state[0].dtype)
+    weights = TorchWeights.read(program.model, source, torch.device("cpu"), dtype)
+    found = run(TorchExecutor(program, weights=weights), batch, STEPS)
+    expected, _ = reference_logits(program, batch, found.tokens)
+    assert np.abs(found.logits - expected).max() / np.abs(expected).max() <= (1e-2 if precision == "fp16" else 6e-2)
+
+
+@pytest.mark.parametrize(("device", "message"), [("cuda", "there is none"), ("gpu", "expected one of auto, cpu, cuda")])
+def test_a_device_that_cannot_be_is_refused(device, message, rocketkv):
+    with pytest.raises((UnsupportedEnvironment, InputError), match=message):
+        TorchExecutor(rocketkv, device=device)
+
+
+def test_the_cpu_is_taken_when_asked_for_although_there_is_a_cuda_library(rocketkv, tmp_path, monkeypatch):
+    monkeypatch.setenv(loading.VARIABLE, str(compile_double(tmp_path, executor="cuda")))
+    executor = TorchExecutor(rocketkv, device="cpu")
+    executor.allocate(3)
+    assert np.isfinite(executor.decode(*filled(executor))).all()
+
+
+def test_an_old_pytorch_is_refused_on_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv(loading.VARIABLE, str(compile_double(tmp_path, executor="cuda")))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "__version__", "2.7.1+cu128")
+    with pytest.raises(UnsupportedEnvironment, match=r"needs PyTorch 2\.8 or newer on a GPU, found 2\.7\.1"):
+        kernel_device()
+
+
+def test_on_a_cpu_it_says_that_it_is_slow(rocketkv, caplog):
+    device_module._warn.cache_clear()
+    for _ in range(2):
+        TorchExecutor(rocketkv)
+    assert caplog.text.count("this is slow") == 1
 
 
 @pytest.fixture(scope="module")
@@ -228,5 +277,5 @@ def test_a_session_over_an_engine_directory(engine):
     onnx = open_session(engine.path, max_batch_size=2)
     asked = [Request([5, 9, 11] * 60, 6, ignore_eos=True), Request([7], 4, ignore_eos=True)]
     assert [o.token_ids for o in session.generate(asked)] == [o.token_ids for o in onnx.generate(asked)]
-    with pytest.raises(InputError, match="'triton' cannot run an engine"):
+    with pytest.raises(InputError, match="does not run on 'triton'"):
         open_session(engine.path, backend="triton")

@@ -1,0 +1,182 @@
+"""A step of fixed shapes over fixed memory, as a CUDA graph replays it: executed here without one."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from kvc_trt.backends.torch.capture import Capturer
+from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.step import NOT_FINITE, StaticStep, rows_captured
+from tests.backends.onnxruntime.test_executor import filled
+from tests.backends.torch import meta
+
+CPU = torch.device("cpu")
+NO_GPU = "needs an NVIDIA GPU and the CUDA kernel library: CUDA graphs exist nowhere else"
+
+
+class AsOnAGpu(Capturer):
+    """Runs a body before its first use as often as a capture does."""
+
+    def capture(self, body):
+        body()
+        body()
+        return body
+
+
+@pytest.fixture(scope="module", params=["full", "rocketkv", "snapkv++"])
+def executor(request, make_program):
+    executor = TorchExecutor(make_program(request.param, **({"skip_layers": 1} if request.param == "rocketkv" else {})))
+    executor.allocate(5)
+    return executor
+
+
+def snapshot(executor):
+    return {name: buffer.clone() for name, buffer in executor.state.items()}
+
+
+def restore(executor, saved):
+    for name, buffer in executor.state.items():
+        buffer.copy_(saved[name])
+
+
+def static(executor, rows, capturer=None):
+    return StaticStep(executor.decoder, executor.state, rows, CPU, capturer or Capturer(CPU))
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5])
+def test_a_step_with_idle_rows_is_the_plain_step(rows, executor):
+    """Logits and state, bit for bit; rows that are not fed stay as they are."""
+    tokens, positions, lengths = filled(executor)
+    before = snapshot(executor)
+    moved = [torch.from_numpy(x) for x in (tokens, positions, np.ascontiguousarray(lengths))]
+    plain = executor.decoder.decode(*moved, {name: buffer[:3] for name, buffer in executor.state.items()}).numpy()
+    expected = snapshot(executor)
+    restore(executor, before)
+    step = static(executor, rows)
+    step.run(tokens, positions, lengths)
+    np.testing.assert_allclose(step.logits(3), plain, atol=1e-5)
+    if rows == 3:
+        assert (step.logits(3) == plain).all()
+    for name, buffer in executor.state.items():
+        torch.testing.assert_close(buffer, expected[name], atol=1e-5, rtol=0)
+        assert torch.equal(buffer[3:], before[name][3:]), "an idle row was written"
+
+
+def test_what_a_capture_runs_changes_nothing(executor):
+    filled(executor)
+    before = snapshot(executor)
+    static(executor, 5, AsOnAGpu(CPU))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in executor.state.items())
+
+
+def test_a_step_is_repeatable_with_other_inputs(executor):
+    """Nothing of a former call stays: the same inputs give the same bits after others were fed in between."""
+    tokens, positions, lengths = filled(executor)
+    before, step = snapshot(executor), static(executor, 4)
+    step.run(tokens, positions, lengths)
+    first = step.logits(3).copy()
+    step.run(tokens[:1] + 1, positions[:1], lengths[:, :1])
+    restore(executor, before)
+    step.run(tokens, positions, lengths)
+    assert (step.logits(3) == first).all()
+
+
+def test_greedy_decoding_brings_back_the_best_tokens(executor):
+    tokens, positions, lengths = filled(executor)
+    before = snapshot(executor)
+    expected = executor.decode(tokens, positions, lengths).argmax(-1)
+    restore(executor, before)
+    runs = executor.runs
+    assert executor.decode_greedy(tokens, positions, lengths).tolist() == expected.tolist()
+    assert executor.runs == runs + 1
+
+
+def test_of_equal_logits_the_lowest_token_is_best_and_broken_ones_are_said(executor, monkeypatch):
+    tied = torch.zeros(4, executor.limits.vocab_size)
+    tied[0, [7, 3, 50]] = 1.0
+    tied[1, 9] = torch.inf
+    tied[2, 5] = torch.nan
+    monkeypatch.setattr(executor.decoder, "decode", lambda *arguments: tied)
+    step = static(executor, 4)
+    step.run(np.zeros(4, np.int64), np.zeros(4, np.int64), np.zeros((3, 4), np.int64))
+    assert step.best(4).tolist() == [3, NOT_FINITE, NOT_FINITE, 0]
+
+
+def test_few_graphs_serve_every_number_of_rows():
+    assert [rows_captured(rows, 12) for rows in range(1, 13)] == [1, 2, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12]
+    assert rows_captured(1, 1) == 1
+
+
+@pytest.mark.parametrize("policy", ["full", "rocketkv"])
+def test_a_step_never_asks_the_device(policy):
+    """In the GPU's branches, at the size of Llama-3.1-8B: a question inside a capture would end it."""
+    decoder = meta.decoder(policy, 32768)
+    inputs = torch.zeros(2 + meta.LAYERS, 8, dtype=torch.int64, device=meta.META)
+    with meta.AskingTheDevice():
+        logits = decoder.decode(inputs[0], inputs[1], inputs[2:], meta.state(decoder.parameters, 8))
+    assert (logits.shape, logits.dtype) == ((8, 128256), torch.float32)
+
+
+def test_the_watch_for_questions_sees_them():
+    with pytest.raises(AssertionError, match="waits for the device"), meta.AskingTheDevice():
+        torch.ones(3)[torch.ones(3) > 0]
+
+
+def test_on_a_cpu_nothing_is_captured_and_nothing_is_said(caplog):
+    capturer, calls = Capturer(CPU, "values are kept"), []
+    capturer.capture(lambda: calls.append(1))()
+    assert (calls, capturer.refused, caplog.text) == ([1], None, "")
+
+
+def test_what_is_not_to_be_captured_runs_as_it_is_and_says_why(caplog):
+    capturer = Capturer(torch.device("cuda"), "inner values are kept")
+
+    def body():
+        raise AssertionError("nobody asked for a run")
+
+    assert capturer.capture(body) is body
+    assert "without a CUDA graph" in caplog.text
+    assert "inner values are kept" in caplog.text
+
+
+def test_a_failed_capture_falls_back_once_and_for_all(caplog, monkeypatch):
+    attempts = []
+
+    def fails(capturer, body):
+        attempts.append(body)
+        raise RuntimeError("operation not permitted when stream is capturing\nwith more lines")
+
+    monkeypatch.setattr(Capturer, "_warm_up", lambda capturer, body: body())
+    monkeypatch.setattr(Capturer, "_captured", fails)
+    capturer = Capturer(torch.device("cuda"))
+
+    def body():
+        pass
+
+    with caplog.at_level(logging.WARNING):
+        assert [capturer.capture(body), capturer.capture(body)] == [body, body]
+    assert len(attempts) == 1
+    assert capturer.refused == "operation not permitted when stream is capturing"
+    assert caplog.text.count("operation not permitted") == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
+@pytest.mark.parametrize("policy", ["full", "rocketkv"])
+def test_a_replayed_graph_is_the_eager_step(policy, make_program):
+    """Over several steps and two numbers of rows, one of which a larger graph serves; who watches never captures."""
+    program = make_program(policy, "bf16")
+    captured, eager = TorchExecutor(program, device="cuda"), TorchExecutor(program, device="cuda", expose=["query.2"])
+    for executor in (captured, eager):
+        executor.allocate(4)
+    step, _ = [filled(executor) for executor in (captured, eager)]
+    for offset in range(3):
+        for rows in (3, 2):
+            fed = step[0][:rows], step[1][:rows] + offset, np.ascontiguousarray(step[2][:, :rows] + offset)
+            found, expected = captured.decode(*fed), eager.decode(*fed)
+            assert np.abs(found - expected).max() <= 2e-2 * np.abs(expected).max()
+    assert captured.capturer.refused is None
