@@ -9,7 +9,7 @@ from typing import Any
 from kvc_trt.engine.build import Makers
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.request import MeasureBreakEven, Request
-from kvc_trt.engine.targets import portable_target
+from kvc_trt.engine.targets import STAGES, portable_target
 from kvc_trt.errors import InputError
 from kvc_trt.progress import Progress
 
@@ -31,9 +31,13 @@ def builder_for(backend: str) -> Builder:
         from kvc_trt.backends.tensorrt import build
 
         return Builder(build.makers, build.target, build.measure_break_even)
+    if backend == "tensorrt-llm":
+        from kvc_trt.backends.tensorrt_llm import build as llm
+
+        return Builder(llm.makers, llm.target, llm.measure_break_even)
     if backend in ("onnxruntime", "torch"):
         from kvc_trt.backends.onnxruntime.break_even import break_even
         from kvc_trt.backends.onnxruntime.build import makers
 
         return Builder(makers, lambda request: portable_target(backend), break_even)
-    raise InputError(f"backend {backend} builds no engine directory; expected onnxruntime, tensorrt or torch")
+    raise InputError(f"backend {backend} builds no engine directory; expected {', '.join(STAGES)}")

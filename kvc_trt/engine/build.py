@@ -30,7 +30,12 @@ from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.progress import Progress
 
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
-LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "tokenizers", "tensorrt")
+LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "tokenizers", "tensorrt", "tensorrt_llm")
+COMPILING = {
+    "tensorrt": ("tensorrt/lowering/*.py", "tensorrt/builder.py", "tensorrt/profiles.py"),
+    "tensorrt-llm": ("tensorrt_llm/*.py", "tensorrt/profiles.py"),
+}
+"""Backend -> sources below `backends` that decide, besides its build.py, what a compiled engine does."""
 
 
 class Maker(Protocol):
@@ -149,9 +154,7 @@ def _code_digest(backend: str) -> str:
     root = Path(kvc_trt.__file__).parent
     paths = [path for package in ("models", "policies", "graph", "engine") for path in (root / package).rglob("*.py")]
     paths += (root / "backends").glob("*/build.py")
-    if backend == "tensorrt":
-        paths += (root / "backends" / "tensorrt" / "lowering").glob("*.py")
-        paths += [root / "backends" / "tensorrt" / f"{name}.py" for name in ("builder", "profiles")]
+    paths += [path for pattern in COMPILING.get(backend, ()) for path in (root / "backends").glob(pattern)]
     return _digest({path.relative_to(root).as_posix(): sha256(path) for path in paths})
 
 

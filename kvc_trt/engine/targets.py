@@ -26,16 +26,14 @@ def inspector_file(graph: str) -> str:
     return f"{INSPECTOR_DIRECTORY}/{graph}.json"
 
 
-_PLANS = {
-    stage: file
-    for graph in ("prefill", "decode")
-    for stage, file in ((f"{graph}.engine", plan_file(graph)), (f"{graph}.inspector", inspector_file(graph)))
-}
+_PLANS = {f"{graph}.engine": plan_file(graph) for graph in ("prefill", "decode")}
+_DESCRIPTIONS = {f"{graph}.inspector": inspector_file(graph) for graph in ("prefill", "decode")}
 
 STAGES: dict[str, dict[str, str]] = {
     "onnxruntime": _GRAPHS,
     "torch": _GRAPHS,
-    "tensorrt": {**_GRAPHS, **_PLANS},
+    "tensorrt": {**_GRAPHS, **_PLANS, **_DESCRIPTIONS},
+    "tensorrt-llm": {**_GRAPHS, **_PLANS},
 }
 """Backend -> {stage: the one file that it makes}, in order: each may read the files of those before it."""
 
@@ -65,19 +63,20 @@ def target_problem(target: Any, backend: str) -> str | None:
     if backend in PORTABLE_ARCHITECTURE:
         expected = portable_target(backend)
         return None if target == expected else f"expected {expected}"
-    return _tensorrt_problem(target)
+    versions = {"tensorrt"} if backend == "tensorrt" else {"tensorrt", "tensorrt_llm"}
+    return _compiled_problem(target, backend, versions)
 
 
-def _tensorrt_problem(target: Any) -> str | None:
-    names = {"backend", "architecture", "tensorrt", "plugins", "compatibility"}
-    if not isinstance(target, Mapping) or set(target) != names or target["backend"] != "tensorrt":
-        return f"expected backend tensorrt with {', '.join(sorted(names))}"
+def _compiled_problem(target: Any, backend: str, versions: set[str]) -> str | None:
+    names = {"backend", "architecture", "plugins", "compatibility", *versions}
+    if not isinstance(target, Mapping) or set(target) != names or target["backend"] != backend:
+        return f"expected backend {backend} with {', '.join(sorted(names))}"
     plugins = target["plugins"]
     if not isinstance(plugins, Mapping) or set(plugins) != {"file", "sha256", "abi"}:
         return "expected target.plugins with file, sha256, abi"
     right = {
         "architecture": isinstance(target["architecture"], str) and _ARCHITECTURE.fullmatch(target["architecture"]),
-        "tensorrt": isinstance(target["tensorrt"], str),
+        **{name: isinstance(target[name], str) for name in versions},
         "compatibility": target["compatibility"] in ("none", "hardware"),
         "plugins.file": isinstance(plugins["file"], str) and "/" not in plugins["file"],
         "plugins.sha256": isinstance(plugins["sha256"], str) and _SHA256.fullmatch(plugins["sha256"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.tensorrt import memory_estimate
 from kvc_trt.backends.tensorrt.builder import PlanOptions, write_plan
@@ -71,11 +71,12 @@ def profiles_of(request: Request, name: str) -> tuple[Profile, ...]:
 
 
 def _make_plan(path: Path, *, finished: Path, name: str, request: Request, progress: Progress) -> None:
-    machine, trt = _here(), _tensorrt_with_plugins()
+    machine = _here()
+    trt, plugins = _tensorrt_with_plugins()
     weights = finished / WEIGHTS_FILE
     profiles = profiles_of(request, name)
     check_memory(request, name, weights.stat().st_size, machine, progress)
-    options = PlanOptions(request.config.compatibility or "none", timing_cache_path(machine))
+    options = PlanOptions(request.config.compatibility or "none", timing_cache_path(machine), plugins)
     with progress.task(f"building the {name} engine", None), path.open("wb") as file:
         report = write_plan(trt, _graph(finished, name), weights, profiles, file, options=options, progress=progress)
     layers = ", ".join(f"{count} x {operator}" for operator, count in report.plugins.items()) or "no plugins"
@@ -87,7 +88,7 @@ def _make_plan(path: Path, *, finished: Path, name: str, request: Request, progr
 def _make_description(path: Path, *, finished: Path, name: str, progress: Progress) -> None:
     _here()  # no driver, no runtime: see inspect_plan
     with progress.task(f"inspecting the {name} engine", None):
-        found = inspect_plan(_tensorrt_with_plugins(), finished / plan_file(name), _graph(finished, name))
+        found = inspect_plan(_tensorrt_with_plugins()[0], finished / plan_file(name), _graph(finished, name))
     path.write_bytes(canonical(found))
 
 
@@ -127,16 +128,10 @@ def _library(machine: Machine) -> PluginLibrary:
     return next(library for library in machine.libraries if library.executor == "cuda")
 
 
-@cache
-def _tensorrt_with_plugins() -> TensorRT:
-    """TensorRT with the plugins in its registry, once per process: a library cannot be loaded twice."""
+def _tensorrt_with_plugins() -> tuple[TensorRT, frozenset[str]]:
+    """TensorRT with the plugins in its registry, and their names."""
     trt = load_tensorrt()
-    _kept.append(load_plugins(_library(_here()), cast(Any, trt)))
-    return trt
-
-
-_kept: list[Any] = []
-"""What `load_plugins` returned: it must live as long as anything that was built with it."""
+    return trt, load_plugins(_library(_here()), trt).names
 
 
 def _graph(finished: Path, name: str) -> ModelProto:

@@ -105,7 +105,7 @@ class Messages:
 def build_plan(
     trt: TensorRT,
     model: ModelProto,
-    weights: Path,
+    weights: Path | None,
     profiles: Sequence[Profile],
     *,
     options: PlanOptions | None = None,
@@ -120,7 +120,7 @@ def build_plan(
 def write_plan(
     trt: TensorRT,
     model: ModelProto,
-    weights: Path,
+    weights: Path | None,
     profiles: Sequence[Profile],
     file: BinaryIO,
     *,
@@ -129,9 +129,9 @@ def write_plan(
 ) -> Report:
     """Write the plan of `model`, one of our two graphs as they are in an engine directory, into `file`.
 
-    `weights` is the file that its initializers refer to. The plugins must be in the registry. Raises InputError for a
-    graph that TensorRT does not run as intended, and UnsupportedEnvironment, with what TensorRT said, where it cannot
-    be built here.
+    `weights` is the file that its initializers refer to; None where none does. The plugins must be in the registry.
+    Raises InputError for a graph that TensorRT does not run as intended, and UnsupportedEnvironment, with what TensorRT
+    said, where it cannot be built here.
     """
     options, progress = options or PlanOptions(), progress or NullProgress()
     with parsed_network(trt, model, weights, options.plugins) as network:
@@ -144,7 +144,7 @@ def write_plan(
 
 @contextlib.contextmanager
 def parsed_network(
-    trt: TensorRT, model: ModelProto, weights: Path, plugins: frozenset[str] = OPERATORS
+    trt: TensorRT, model: ModelProto, weights: Path | None, plugins: frozenset[str] = OPERATORS
 ) -> Iterator[Network]:
     """The network of a graph behind lowering, parser and checks; `weights` stays mapped while the block runs."""
     done = lower_with_notes(model, tensorrt=version_of(trt), plugins=plugins)
@@ -155,29 +155,41 @@ def parsed_network(
     definition = builder.create_network(typed)
     parser = trt.OnnxParser(definition, logger)
     network = Network(builder, definition, done.model, messages, done.notes, [logger, parser])
-    with _mapped(weights) as data:
-        if not parser.load_model_proto(done.model.SerializeToString(), str(weights.parent / "graph.onnx")):
+    with contextlib.ExitStack() as stack:
+        if not parser.load_model_proto(done.model.SerializeToString()):
             raise _refused(network, parser, "read")
-        for name, offset, size in external_data(done.model, weights):
-            if offset + size > len(data):
-                raise InputError(f"{weights}: {name} lies behind its end; expected at least {offset + size} bytes")
-            if not parser.load_initializer(name, _address(data) + offset, size):
-                raise _refused(network, parser, f"take the weights {name} of")
+        _hand_over_weights(network, parser, weights, stack)
         if not parser.parse_model_proto():
             raise _refused(network, parser, "parse")
         check_network(definition, done.model)
         yield network
 
 
-def external_data(model: ModelProto, weights: Path) -> Iterator[tuple[str, int, int]]:
-    """(name, offset in the file, bytes) of every initializer that lies in `weights`; InputError for another file."""
+def external_data(model: ModelProto, file: str | None) -> list[tuple[str, int, int]]:
+    """(name, offset, bytes) of every initializer that lies in the file of this name; InputError for another file."""
+    places = []
     for tensor in model.graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
         if not place:
             continue
-        if place["location"] != weights.name:
-            raise InputError(f"{tensor.name} lies in {place['location']}, expected {weights.name}")
-        yield tensor.name, int(place.get("offset", 0)), int(place["length"])
+        if place["location"] != file:
+            raise InputError(f"{tensor.name} lies in {place['location']}, expected {file or 'it in the graph'}")
+        places.append((tensor.name, int(place.get("offset", 0)), int(place["length"])))
+    return places
+
+
+def _hand_over_weights(
+    network: Network, parser: tensorrt.OnnxParser, weights: Path | None, stack: contextlib.ExitStack
+) -> None:
+    places = external_data(network.lowered, None if weights is None else weights.name)
+    if weights is None or not places:
+        return
+    data = stack.enter_context(_mapped(weights))
+    for name, offset, size in places:
+        if offset + size > len(data):
+            raise InputError(f"{weights} is too short: expected at least {offset + size} bytes, for {name}")
+        if not parser.load_initializer(name, _address(data) + offset, size):
+            raise _refused(network, parser, f"take the weights {name} of")
 
 
 def configuration(

@@ -1,0 +1,203 @@
+"""What a TensorRT engine directory is without TensorRT: its stages, its target, and what is refused before any work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+
+import pytest
+
+from kvc_trt.backends.builders import builder_for
+from kvc_trt.backends.tensorrt.build import measure_break_even
+from kvc_trt.backends.tensorrt.module import load_tensorrt, version_of
+from kvc_trt.cli.main import run
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine import Engine
+from kvc_trt.engine.manifest import canonical, sealed
+from kvc_trt.engine.model_choice import choose_model
+from kvc_trt.engine.request import resolve
+from kvc_trt.engine.targets import STAGES, plan_file, required_files, target_problem
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.progress import NullProgress
+
+TARGET = {
+    "backend": "tensorrt",
+    "architecture": "sm_90",
+    "tensorrt": "11.4.0.106",
+    "plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 64, "abi": 1},
+    "compatibility": "none",
+}
+
+
+def resolved(model, backend="tensorrt", **settings):
+    config = BuildConfig(
+        **{"model": str(model), "random_weights": 0, "token_budget": 64, "max_output_len": 32, **settings}
+    )
+    return resolve(config, choose_model(str(model)), backend, measure_break_even=measure_break_even)
+
+
+@pytest.mark.parametrize("backend", STAGES)
+def test_every_backend_has_makers_for_its_stages(backend, tiny_model):
+    made = builder_for(backend).makers(resolved(tiny_model, backend, weights="fp16"), None, NullProgress())
+    assert made.keys() == STAGES[backend].keys()
+
+
+def test_a_backend_without_engine_directories():
+    with pytest.raises(InputError, match="expected onnxruntime, torch, tensorrt"):
+        builder_for("reference")
+
+
+@pytest.mark.parametrize(("dtype", "weights"), [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp16")])
+def test_weights_default_to_the_checkpoints_own_16_bit_type(tiny_model, tmp_path, dtype, weights):
+    directory = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype}))
+    request = resolved(directory)
+    assert request.config.weights == weights
+    assert request.dtype == request.model.dtype == {"bf16": "bfloat16", "fp16": "float16"}[weights]
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings", "message"),
+    [
+        ("onnxruntime", {"weights": "bf16"}, "bf16: ONNX Runtime computes no bfloat16 on a CPU; .* takes fp32, fp16"),
+        ("tensorrt", {"weights": "int4"}, "int4: weights are quantised for ONNX Runtime.*takes bf16, fp16, fp32"),
+        ("torch", {"weights": "int8"}, "int8: weights are quantised for ONNX Runtime"),
+        ("tensorrt", {"weights": "fp8"}, "fp8: no version of kvc-trt reads fp8 checkpoints yet"),
+        ("onnxruntime", {"compatibility": "hardware"}, "compatibility: hardware is for --backend tensorrt"),
+        ("tensorrt", {"dense_until": "auto"}, "--dense-until auto is measured on a CPU"),
+    ],
+)
+def test_settings_that_the_backend_has_no_use_for(tiny_model, backend, settings, message):
+    with pytest.raises(InputError, match=message) as caught:
+        resolved(tiny_model, backend, **settings)
+    assert caught.value.hint or "compatibility" in settings
+
+
+def test_version_compatible_engines_are_refused():
+    from pydantic import ValidationError
+
+    with pytest.raises(ValidationError, match="'none' or 'hardware'"):
+        BuildConfig(model="any", compatibility="version")
+
+
+def test_without_tensorrt_a_build_ends_before_any_work(tiny_arguments, tmp_path, capfd):
+    if "tensorrt" in sys.modules or shutil.which("nvidia-smi"):
+        pytest.skip("there may be a TensorRT here")
+    assert run([*tiny_arguments, "--backend", "tensorrt", "-o", str(tmp_path / "engine")]) == 3
+    lines = capfd.readouterr().err.splitlines()
+    (error,) = [line for line in lines if line.startswith("error: ")]
+    assert "tensorrt" in error.lower()
+    assert any("kvc-trt" in line or "pip install" in line for line in lines if line != error)
+    assert not (tmp_path / "engine").exists()
+
+
+def test_the_module_says_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(UnsupportedEnvironment, match=r"package tensorrt .*expected TensorRT 10\.15 or newer") as caught:
+        load_tensorrt()
+    assert caught.value.hint == "pip install 'kvc-trt[tensorrt]'"
+
+
+@pytest.mark.parametrize(("version", "numbers"), [("10.15.1.29", (10, 15)), ("11.4.0.106", (11, 4))])
+def test_versions(version, numbers):
+    assert version_of(type("Module", (), {"__version__": version})) == numbers
+
+
+def test_a_version_without_numbers():
+    with pytest.raises(UnsupportedEnvironment, match="calls its version 'dev'"):
+        version_of(type("Module", (), {"__version__": "dev"}))
+
+
+# --- the directory ---
+
+
+@pytest.fixture
+def compiled(tiny_engine):
+    """An engine directory in the form that a TensorRT build leaves; its plans are no plans, only files."""
+
+    def make(**changes):
+        config = json.loads((tiny_engine / "config.json").read_text())
+        config["build_config"]["kvc_trt"] |= {"backend": "tensorrt", "weights": "fp32"}
+        manifest = json.loads((tiny_engine / "manifest.json").read_text())
+        del manifest["sha256"]
+        contents = {"config.json": canonical(config)}
+        for graph in ("prefill", "decode"):
+            contents |= {plan_file(graph): b"not a plan", f"inspector/{graph}.json": b"{}\n"}
+        for name, content in contents.items():
+            (tiny_engine / name).parent.mkdir(exist_ok=True)
+            (tiny_engine / name).write_bytes(content)
+            manifest["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        for name in changes.pop("without", ()):
+            (tiny_engine / name).unlink()
+            del manifest["files"][name]
+        manifest["inputs"]["target"] = "digest of another one"
+        manifest |= {"target": TARGET | changes}
+        (tiny_engine / "manifest.json").write_bytes(sealed(manifest))
+        return tiny_engine
+
+    return make
+
+
+def test_it_opens_and_is_inspected_without_tensorrt(compiled, capfd):
+    path = compiled()
+    engine = Engine.open(path)
+    assert engine.backend == "tensorrt"
+    assert engine.plan_path("decode") == path / "decode.engine"
+    assert run(["inspect", str(path), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["target"] == TARGET
+    assert {"prefill.engine", "inspector/decode.json"} <= found["files"].keys()
+    assert run(["inspect", str(path)]) == 0
+    assert "for tensorrt" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["decode.engine", "inspector/prefill.json", "weights.safetensors"])
+def test_a_directory_without_one_of_its_files(compiled, name):
+    with pytest.raises(InputError, match=f"lists no {name}"):
+        Engine.open(compiled(without=[name]))
+
+
+def test_a_damaged_plan(compiled):
+    path = compiled()
+    (path / "decode.engine").write_bytes(b"not a pLan")
+    with pytest.raises(InputError, match=r"decode\.engine was changed") as caught:
+        Engine.open(path)
+    assert "kvc-trt build --config" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backend": "onnxruntime"},
+        {"architecture": "cpu"},
+        {"architecture": None},
+        {"tensorrt": 11},
+        {"compatibility": "version"},
+        {"plugins": {"file": "../evil.so", "sha256": "0" * 64, "abi": 1}},
+        {"plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 63, "abi": 1}},
+        {"plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 64, "abi": True}},
+        {"plugins": None},
+        {"more": 1},
+    ],
+)
+def test_a_target_that_is_none(compiled, change):
+    assert target_problem(TARGET, "tensorrt") is None
+    with pytest.raises(InputError, match="was built for"):
+        Engine.open(compiled(**change))
+
+
+def test_a_compiled_engine_is_replaced_whole(compiled, tiny_arguments):
+    path = compiled()
+    assert run([*tiny_arguments, "-o", str(path), "--force"]) == 0
+    assert Engine.open(path).backend == "onnxruntime"
+    assert not (path / "decode.engine").exists()
+    assert not (path / "inspector").exists()
+
+
+def test_the_files_of_each_backend():
+    assert required_files("onnxruntime") == ("config.json", "weights.safetensors", "prefill.onnx", "decode.onnx")
+    assert required_files("torch") == required_files("onnxruntime")
+    assert "prefill.engine" in required_files("tensorrt")
