@@ -117,12 +117,14 @@ class TensorRtTarget:
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
         from kvc_trt.backends.tensorrt.profiles import decode_profiles, prefill_profiles
         from kvc_trt.graph.expose import expose as exposed
+        from kvc_trt.graph.layers import ELEMENT_TYPES
 
         rows = self._engine.build.max_batch_size
         profiles = prefill_profiles(program.parameters.max_input_len, rows), decode_profiles(rows)
         names = split_by_graph(expose, program.prefill, program.decode)
         graphs = [read_graph(graph) for graph in (program.prefill, program.decode)]
-        graphs = [exposed(graph, wanted) if wanted else graph for graph, wanted in zip(graphs, names, strict=True)]
+        element = ELEMENT_TYPES[program.state[0].dtype]
+        graphs = [typed(exposed(graph, wanted), {}, element) for graph, wanted in zip(graphs, names, strict=True)]
         prefill, decode = (
             self._bench.build(graph, program.weights_path, ranges)
             for graph, ranges in zip(graphs, profiles, strict=True)
@@ -132,12 +134,31 @@ class TensorRtTarget:
 
 
 def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """A copy of a graph whose inputs have exactly these shapes."""
+    """A copy of an operator's graph whose inputs have exactly these shapes, and whose outputs have their types."""
     from onnx import ModelProto, helper
 
     copy = ModelProto()
     copy.CopyFrom(model)
-    for value in copy.graph.input:
-        element = value.type.tensor_type.elem_type
+    types = [value.type.tensor_type.elem_type for value in copy.graph.input]
+    for value, element in zip(copy.graph.input, types, strict=True):
         value.CopyFrom(helper.make_tensor_value_info(value.name, element, shapes[value.name]))
-    return copy
+    (node,) = copy.graph.node
+    declared = next(function.output for function in copy.functions if function.name == node.op_type)
+    return typed(copy, dict(zip(node.output, declared, strict=True)), types[0])
+
+
+def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> ModelProto:
+    """`model`, every output of it that says no type given one: NVIDIA's parser infers none.
+
+    `declared` maps an output's name to the one that its operator gives it, where they differ; what is no list of
+    indices or lengths has the type of the activations, `element`.
+    """
+    from onnx import TensorProto
+
+    integers = {"cache_lengths": TensorProto.INT64, "indices": TensorProto.INT32, "selected": TensorProto.INT32}
+    for output in model.graph.output:
+        tensor = output.type.tensor_type
+        if tensor.elem_type == TensorProto.UNDEFINED:
+            name = declared.get(output.name, output.name).partition(".")[0]
+            tensor.elem_type = integers.get(name, element)
+    return model

@@ -8,7 +8,7 @@ one CUDA graph per batch size: the host waits once per step, for the logits that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from kvc_trt.backends.tensorrt.extras import Extras
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
 from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
 from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile
+from kvc_trt.backends.tensorrt.staging import StagedRows
 from kvc_trt.graph import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, Prefilled
 
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
     from kvc_trt.engine import Engine
 
 Array = NDArray[Any]
-
-
-@dataclass
-class StagedRows:
-    """Where the rows of a prefill wait: the last rows of the buffers, which nobody decodes yet."""
-
-    first: int
-    count: int
-    lost: set[int] = field(default_factory=set)
-    """Rows of the prefill whose place was taken."""
 
 
 @dataclass
@@ -159,11 +150,10 @@ class TensorRtExecutor:
     def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
         """Copy one prefilled row into row `row`; ValueError for a row of an earlier prefill, or one overwritten."""
         staged: StagedRows = prefilled.state
-        if staged is not self._staged or source_row in staged.lost:
-            raise ValueError(f"prefilled row {source_row} is gone: insert rows in order, before the next prefill")
-        if (place := row - staged.first) != source_row:
-            self._allocated.copy_row(staged.first + source_row, row)
-            staged.lost.add(place)
+        if staged is not self._staged:
+            raise ValueError(f"prefilled row {source_row} is gone: insert rows before the next prefill")
+        if (source := staged.take(source_row, row)) is not None:
+            self._allocated.copy_row(source, row)
 
     def move(self, source_row: int, row: int) -> None:
         """Copy one row of every buffer over another."""

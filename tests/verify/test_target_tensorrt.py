@@ -1,0 +1,126 @@
+"""What verification builds for TensorRT, up to where a GPU is needed: NVIDIA's parser and builder take every graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from kvc_trt.backends.onnxruntime.program import engine_program, twin_program
+from kvc_trt.backends.tensorrt.lowering import OPERATORS, expected_aliases, lower
+from kvc_trt.engine import Engine
+from kvc_trt.errors import InputError
+from kvc_trt.graph.expose import expose
+from kvc_trt.verify.single_op import single_ops
+from kvc_trt.verify.target_onnxruntime import OnnxRuntimeTarget
+from kvc_trt.verify.target_tensorrt import TensorRtTarget, for_shapes, typed
+from tests.backends.tensorrt.conftest import ask_parser, emulation
+
+__all__ = ["ask_parser", "emulation"]
+
+BATCH, PROMPT = 2, 128
+
+
+@pytest.fixture
+def engine(tiny_engine):
+    return Engine.open(tiny_engine)
+
+
+def shapes_of(operator, engine):
+    """Shapes of one operator's inputs at the engine's constants."""
+    model, parameters = engine.model, engine.parameters
+    heads, groups, size = model.num_attention_heads, model.num_key_value_heads, model.head_size
+    cache = (BATCH, groups, parameters.capacity, size)
+    return {
+        "q": (BATCH, heads, PROMPT, size),
+        "k": (BATCH, groups, PROMPT, size),
+        "v": (BATCH, groups, PROMPT, size),
+        "q_window": (BATCH, heads, parameters.window, size),
+        "prompt_lengths": (BATCH,),
+        "query": (BATCH, heads, size),
+        "k_new": (BATCH, groups, size),
+        "v_new": (BATCH, groups, size),
+        "k_cache": cache,
+        "v_cache": cache,
+        "bounds": (BATCH, groups, 2 * size, parameters.num_pages()),
+        "cache_lengths": (BATCH,),
+    }
+
+
+def lowered(model):
+    return lower(model, tensorrt=(11, 4), plugins=OPERATORS)
+
+
+def test_every_operator_alone_is_built_as_the_plugin(engine, ask_parser):
+    dtype = engine.state[0].dtype
+    operators = [op for path in (engine.prefill_path, engine.decode_path) for op in single_ops(path, dtype)]
+    assert [op.name for op in operators] == ["KvcPrefillAttention", "KvcCompact", "KvcHybridAttention"]
+    graphs = [lowered(for_shapes(op.model, shapes_of(op, engine))) for op in operators]
+    answers = ask_parser(*graphs, plan=True)
+    for op, answer in zip(operators, answers, strict=True):
+        assert (answer["errors"], answer.get("problem")) == ([], None), op.name
+        assert answer["plan_bytes"] > 0, (op.name, answer["log"])
+    assert [answer["plugins"] for answer in answers] == [{}, {"KvcCompact": 1}, {"KvcHybridAttention": 1}]
+    assert answers[2]["aliases"] == {"result.1": "k_cache", "result.2": "v_cache", "result.3": "bounds"}
+
+
+def test_for_shapes_leaves_the_operator_as_it_is(engine):
+    """ONNX Runtime gives the same result for the graph with and without fixed shapes."""
+    op = next(op for op in single_ops(engine.decode_path, "float32") if op.name == "KvcHybridAttention")
+    shapes = shapes_of(op, engine)
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.standard_normal(shapes[name]).astype(np.float32) for name in op.inputs}
+    inputs["cache_lengths"] = np.array([3, 40], np.int64)
+    fixed = for_shapes(op.model, {name: value.shape for name, value in inputs.items()})
+    assert [len(value.type.tensor_type.shape.dim) for value in op.model.graph.input] == [0] * 7
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(fixed.SerializeToString(), providers=["CPUExecutionProvider"])
+    for expected, found in zip(op.run(**inputs), session.run(None, inputs), strict=True):
+        assert np.array_equal(expected, found)
+
+
+def test_graphs_with_their_inner_values_exposed_are_built(engine, ask_parser):
+    watched = OnnxRuntimeTarget(engine, 1)
+    wanted = [
+        (engine.prefill_path, watched.compactions()),
+        (engine.decode_path, watched.selections()),
+    ]
+    graphs, names = [], []
+    for path, operators in wanted:
+        values = [name for op in operators for name in (*op.inputs, *op.outputs)]
+        graphs.append(
+            lowered(typed(expose(onnx.load(str(path), load_external_data=False), values), {}, onnx.TensorProto.FLOAT))
+        )
+        names.append(values)
+    for answer, values, graph in zip(_ask_beside(engine, graphs, ask_parser), names, graphs, strict=True):
+        assert (answer["errors"], answer.get("problem")) == ([], None)
+        assert set(values) <= set(answer["outputs"])
+        assert answer["aliases"] == expected_aliases(graph)
+
+
+def test_the_dense_twin_is_built(engine, ask_parser):
+    program = twin_program(engine_program(engine))
+    graphs = [lowered(program.prefill()), lowered(program.decode())]
+    for answer in _ask_beside(engine, graphs, ask_parser):
+        assert (answer["errors"], answer.get("problem")) == ([], None)
+
+
+def test_an_engine_for_few_rows_is_refused_with_the_way_out(engine):
+    few = type(engine)(
+        engine.path, engine.config, engine.manifest, engine.files, engine.model, engine.parameters,
+        engine.build.model_copy(update={"max_batch_size": 4}),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="takes 4 rows at once; verification needs 8") as caught:
+        TensorRtTarget(few, None)
+    assert "--max-batch-size 8" in caught.value.hint
+
+
+def _ask_beside(engine, graphs, ask_parser):
+    """Parsed from files beside the weights that they refer to."""
+    paths = []
+    for index, graph in enumerate(graphs):
+        path = engine.path / f"asked{index}.onnx"
+        onnx.save(graph, path)
+        paths.append(path)
+    return ask_parser(*paths)
