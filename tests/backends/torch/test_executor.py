@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from kvc_trt.backends.onnxruntime.program import twin_program
 from kvc_trt.backends.torch import device as device_module
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.weights import TorchWeights
+from kvc_trt.cli.main import run as run_command
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import loading, use_library
@@ -279,3 +281,16 @@ def test_a_session_over_an_engine_directory(engine):
     assert [o.token_ids for o in session.generate(asked)] == [o.token_ids for o in onnx.generate(asked)]
     with pytest.raises(InputError, match="does not run on 'triton'"):
         open_session(engine.path, backend="triton")
+
+
+def test_the_command_line_runs_an_engine_in_pytorch(engine, tmp_path, capsys):
+    """The same answer as the graphs' in ONNX Runtime."""
+    prompt = tmp_path / "prompt.json"
+    prompt.write_text(json.dumps([5, 9, 11] * 60))
+    answers = []
+    for backend in ([], ["--backend", "torch"]):
+        arguments = ["run", str(engine.path), "--prompt-ids", str(prompt), "--max-new-tokens", "4", "--ignore-eos"]
+        assert run_command([*arguments, *backend, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["outputs"][0]["token_ids"])
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 4

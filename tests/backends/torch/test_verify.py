@@ -97,7 +97,7 @@ def test_onnxruntime_stays_the_default(engine):
 
 @pytest.mark.parametrize("wrong", [{"backend": "onnxruntime", "kernels": "lib.so"}, {"backend": "tensorflow"}])
 def test_wrong_requests_are_refused(wrong, engine):
-    with pytest.raises(InputError, match=r"--kernels lib|expected one of onnxruntime, torch"):
+    with pytest.raises(InputError, match=r"--kernels lib|expected one of onnxruntime, "):
         verify(engine, **wrong)
 
 
