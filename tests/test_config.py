@@ -31,7 +31,7 @@ def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one():
         ("token_budget", -1),
         ("token_budget", True),
         ("token_budget", 2**40),
-        ("weights", "fp8"),
+        ("weights", "fp9"),
         ("split", "evenly"),
         ("split", 1.5),
         ("split", float("nan")),

@@ -155,5 +155,5 @@ def test_a_target_that_can_never_be_made_is_refused_before_the_work(tmp_path):
 
 def test_too_little_space_is_noticed_before_the_work(tmp_path, monkeypatch):
     check_space(tmp_path / "new" / "engine", 1)
-    with pytest.raises(UnsupportedEnvironment, match=r"need 1000000000\.0 GB"):
+    with pytest.raises(UnsupportedEnvironment, match=r"needs 1000000000\.0 GB"):
         check_space(tmp_path / "new" / "engine", 10**18)
