@@ -207,7 +207,7 @@ def test_what_is_no_engine_is_refused(tmp_path, kind):
 @pytest.mark.parametrize("target", [None, {}, {"backend": "tensorrt", "architecture": "sm_90"}])
 def test_an_engine_for_another_target_is_refused(tiny_engine, target):
     reseal(tiny_engine, target=target)
-    with pytest.raises(InputError, match=r"was built for .*: expected \{'backend': 'onnxruntime', 'architecture': 'cpu'\}"):
+    with pytest.raises(InputError, match=r"was built for .*: expected {'backend': 'onnxruntime'"):
         Engine.open(tiny_engine)
 
 
