@@ -65,15 +65,12 @@ def command(
     """
     from kvc_trt.cli.profile_text import profile_text
     from kvc_trt.engine import Engine
-    from kvc_trt.errors import UnsupportedEnvironment
     from kvc_trt.profile.machine import usable_cores
     from kvc_trt.profile.request import DEFAULT_BATCHES, ProfileRequest, check_contexts, default_contexts
     from kvc_trt.profile.run import profile_engine
 
     display = progress()
     opened = Engine.open(engine, progress=display)
-    if opened.backend != "onnxruntime":
-        raise UnsupportedEnvironment(f"{engine} was built for {opened.backend}; profile runs onnxruntime engines here")
     request = ProfileRequest(
         contexts=check_contexts(contexts or default_contexts(opened.parameters), opened.parameters),
         batches=tuple(sorted(set(batches or DEFAULT_BATCHES))),

@@ -20,10 +20,8 @@ from kvc_trt.cli import output
 )
 @click.option(
     "--backend",
-    type=click.Choice(["onnxruntime", "torch"]),
-    default="onnxruntime",
-    show_default=True,
-    help="What runs the engine: its graphs, or its weights in PyTorch around the CUDA kernels (or their reference).",
+    type=click.Choice(["onnxruntime", "tensorrt", "torch"]),
+    help="What runs the engine (torch: its weights around the CUDA kernels).  [default: what it was built for]",
 )
 @click.option(
     "--kernels",
@@ -45,7 +43,7 @@ from kvc_trt.cli import output
 def command(
     engine: Path,
     level: str,
-    backend: str,
+    backend: str | None,
     kernels: Path | None,
     steps: int | None,
     samples: int | None,
@@ -69,10 +67,11 @@ def command(
     if file is not None and not file.absolute().parent.is_dir():
         raise InputError(f"-o {file}: {file.parent} is not a directory")
     progress = output.progress()
+    opened = Engine.open(engine, progress=progress)
     report = verify(
-        Engine.open(engine, progress=progress),
+        opened,
         level=level,
-        backend=backend,
+        backend=backend or opened.backend,
         kernels=kernels,
         steps=steps,
         samples=samples,

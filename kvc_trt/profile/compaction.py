@@ -25,7 +25,7 @@ def time_compaction(subject: Subject, rows: int, context: int, repeats: int) -> 
     prompts = random_prompts(rows, context, program.model.vocab_size)
     with TemporaryDirectory() as directory:
         executor = OnnxRuntimeExecutor(program, threads=subject.threads, profile=Path(directory))
-        profiled = Subject(subject.name, program, executor, subject.threads)
+        profiled = Subject(subject.name, program, executor, subject.threads, subject.bench)
         profiled.prefill_seconds(prompts[:, :1])  # starts threads and allocates, outside of the run that counts
         for _ in range(repeats):
             profiled.prefill_seconds(prompts)

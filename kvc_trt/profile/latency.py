@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.profile.memory import Peak, watch_memory
+from kvc_trt.profile.memory import Peak
 from kvc_trt.profile.statistics import Summary, summarise
 from kvc_trt.profile.subject import DecodeRun, Subject
 
@@ -63,8 +63,8 @@ def time_prefill(subjects: Sequence[Subject], prompts: NDArray[np.int64], repeat
     """One prefill of each side to warm up and to watch its memory, then `repeats` timed ones of each in turn."""
     peaks = []
     for subject in subjects:
-        _ = subject.executor.prefill_session  # loaded before the memory is watched
-        with watch_memory() as peak:
+        subject.executor.load()  # before the memory is watched
+        with subject.bench.watch(subject.executor) as peak:
             subject.prefill_seconds(prompts)
         peaks.append(peak)
     samples: list[list[float]] = [[] for _ in subjects]

@@ -50,19 +50,18 @@ class MemoryLine:
 
 def standing_memory(subject: Subject, rows: int) -> list[MemoryLine]:
     """Weights, cache and page bounds for `rows` rows; the executor's state must be allocated."""
-    program, buffers = subject.program, subject.executor.buffers
+    program, bench, executor = subject.program, subject.bench, subject.executor
     precision = weight_format(program.weights_path)
     modelled = cache_bytes(program.model, program.parameters, cache_itemsize(precision))
     rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
-    bounds = sum(buffer.nbytes for name, buffer in buffers.items() if name.startswith("bounds"))
+    bounds = bench.bounds_bytes(executor)
     lines = [
         MemoryLine(
             "weights",
-            weight_bytes(program.model, precision).resident + rotary,
-            program.weights_path.stat().st_size,
-            "size of the file",
+            bench.weight_copies * (weight_bytes(program.model, precision).resident + rotary),
+            *bench.weight_bytes(executor),
         ),
-        MemoryLine("cache", rows * modelled.keys_values, subject.executor.state_bytes() - bounds, "allocated buffers"),
+        MemoryLine("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),
     ]
     if modelled.page_bounds:
         lines.append(MemoryLine("page bounds", rows * modelled.page_bounds, bounds, "allocated buffers"))
@@ -75,7 +74,7 @@ def prefill_line(subject: Subject, peak: Peak, rows: int, context: int) -> Memor
     padded = -(-context // block) * block
     itemsize = cache_itemsize(weight_format(program.weights_path))
     modelled = prefill_memory(program.model, program.parameters, rows, padded, itemsize)
-    return MemoryLine("prefill", modelled, peak.above, "resident memory above rest, sampled every 2 ms")
+    return MemoryLine("prefill", modelled, peak.above, peak.how)
 
 
 def weight_format(weights_path: Path) -> str:
@@ -109,6 +108,8 @@ class Peak:
 
     before: int
     highest: int = field(default=0)
+    how: str = "resident memory above rest, sampled every 2 ms"
+    """What the figures are."""
 
     @property
     def above(self) -> int:

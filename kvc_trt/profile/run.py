@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.profile.copy_bandwidth import CopyBandwidth, measure_copy_bandwidth
+from kvc_trt.profile.bench import Bench, bench_for
+from kvc_trt.profile.copy_bandwidth import CopyBandwidth
 from kvc_trt.profile.findings import findings
 from kvc_trt.profile.machine import machine_record
 from kvc_trt.profile.memory import peak_resident_bytes, weight_format
@@ -25,16 +26,17 @@ def profile_engine(engine: Engine, request: ProfileRequest, progress: Progress) 
 
     Times in milliseconds, sizes in bytes, rates in tokens per second; fields that could not be measured are null.
     """
-    before = _copy_bandwidth(request, progress)
-    sweep = run_sweep(engine, request, progress)
-    after = _copy_bandwidth(request, progress)
+    bench = bench_for(engine, request.threads)
+    before = _copy_bandwidth(bench, progress)
+    sweep = run_sweep(engine, request, progress, bench)
+    after = _copy_bandwidth(bench, progress)
     bandwidth = max(before, after, key=lambda found: found.median)
     rows = measurement_rows(sweep.rows, engine.model, weight_format(engine.weights_path), bandwidth.median)
     memory = memory_rows(sweep.rows)
     result: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "engine": _describe(engine),
-        "machine": {**machine_record(), "threads": request.threads},
+        "machine": {**machine_record(), **bench.describe()},
         "request_info": _request_info(request),
         "performance": [_pick(row, _PERFORMANCE) for row in rows],
         "streaming_metrics": [_pick(row, _STREAMING, suffix="_ms") for row in rows],
@@ -97,9 +99,9 @@ def _request_info(request: ProfileRequest) -> dict[str, Any]:
     }
 
 
-def _copy_bandwidth(request: ProfileRequest, progress: Progress) -> CopyBandwidth:
+def _copy_bandwidth(bench: Bench, progress: Progress) -> CopyBandwidth:
     with progress.task("measuring the copy bandwidth", None):
-        return measure_copy_bandwidth(request.threads)
+        return bench.copy_bandwidth()
 
 
 def _bandwidth(before: CopyBandwidth, after: CopyBandwidth) -> dict[str, Any]:

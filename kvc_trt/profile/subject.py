@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.profile.synthetic import fill_caches
+from kvc_trt.profile.bench import Bench, HostBench
+from kvc_trt.profile.synthetic import cache_rows
 from kvc_trt.profile.traffic import entries_cached
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.policies.parameters import PolicyParameters
 
@@ -24,8 +24,9 @@ class Subject:
 
     name: str
     program: Program
-    executor: OnnxRuntimeExecutor
+    executor: Any
     threads: int
+    bench: Bench
 
     @property
     def parameters(self) -> PolicyParameters:
@@ -44,11 +45,10 @@ class Subject:
         return time.perf_counter() - started
 
 
-def open_subject(name: str, program: Program, threads: int) -> Subject:
-    """A program with an executor of its own; its graphs are loaded when they are first run."""
-    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-
-    return Subject(name, program, OnnxRuntimeExecutor(program, threads=threads), threads)
+def open_subject(name: str, program: Program, threads: int, bench: Bench | None = None) -> Subject:
+    """A program with an executor of its own at `bench` (None: this machine's processor)."""
+    bench = bench or HostBench(threads)
+    return Subject(name, program, bench.open(program), threads, bench)
 
 
 def twin_for(program: Program, context: int) -> Program:
@@ -74,7 +74,8 @@ class DecodeRun:
         entries = [entries_cached(subject.parameters, layer, context) for layer in range(layers)]
         self._lengths = np.tile(np.array(entries, np.int64)[:, None], (1, rows))
         subject.executor.allocate(rows)
-        fill_caches(subject.executor.buffers, subject.program.state, entries, subject.parameters.page_size)
+        rows_of = cache_rows(subject.program.state, entries, subject.parameters.page_size)
+        subject.bench.fill(subject.executor, rows_of)
 
     def step_seconds(self) -> float:
         """One step, timed. After max_output_len steps the rows start again behind their prompts."""

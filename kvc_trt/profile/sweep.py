@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvc_trt.profile.attribution import FunctionTime
-from kvc_trt.profile.compaction import time_compaction
+from kvc_trt.profile.bench import Bench
 from kvc_trt.profile.latency import DecodeTimes, PrefillTimes, time_decode, time_prefill
 from kvc_trt.profile.memory import MemoryLine, prefill_line, standing_memory
 from kvc_trt.profile.model_size import prefill_operations
@@ -54,15 +54,15 @@ class Sweep:
     left_out: list[str] = field(default_factory=list)
 
 
-def run_sweep(engine: Engine, request: ProfileRequest, progress: Progress) -> Sweep:
-    """Measure every context and batch of `request`; how far it is goes to `progress`."""
+def run_sweep(engine: Engine, request: ProfileRequest, progress: Progress, bench: Bench | None = None) -> Sweep:
+    """Measure every context and batch of `request` at `bench`; how far it is goes to `progress`."""
     from kvc_trt.backends.onnxruntime.program import engine_program
 
     program = engine_program(engine)
-    sweeper = _Sweeper(open_subject("engine", program, request.threads), request)
+    sweeper = _Sweeper(open_subject("engine", program, request.threads, bench), request)
     with progress.task("profiling", len(request.contexts) * len(request.batches)) as advance:
         for context in request.contexts:
-            dense = open_subject("dense", twin_for(program, context), request.threads)
+            dense = open_subject("dense", twin_for(program, context), request.threads, bench)
             for batch in request.batches:
                 progress.note(f"context {context:,}, batch {batch}")
                 sweeper.measure(dense, context, batch)
@@ -95,7 +95,7 @@ class _Sweeper:
                 lines.append(prefill_line(subject, times.peak, batch, context))
         compaction = None
         if prefills[0] is not None:
-            compaction = time_compaction(self._subject, batch, context, request.prefills)
+            compaction = self._subject.bench.compaction(self._subject, batch, context, request.prefills)
         sides = [
             Side(subject.name, subject.parameters, times, prefill, lines)
             for subject, times, prefill, lines in zip(subjects, decodes, prefills, memory, strict=True)
@@ -129,7 +129,5 @@ class _Sweeper:
 
 
 def _fits(subject: Subject, rows: int) -> bool:
-    import psutil
-
     needed = rows * sum(tensor.bytes_per_row() for tensor in subject.program.state)
-    return needed <= LARGEST_SHARE_OF_MEMORY * psutil.virtual_memory().available
+    return needed <= LARGEST_SHARE_OF_MEMORY * subject.bench.free_bytes()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvc_trt.models.safetensors_format import numpy_dtype
 
 if TYPE_CHECKING:
     from kvc_trt.graph.state import StateTensor
@@ -15,16 +17,15 @@ _SEED = 0
 Array = NDArray[Any]
 
 
-def fill_caches(
-    buffers: Mapping[str, Array], state: Sequence[StateTensor], entries: Sequence[int], page_size: int
-) -> None:
-    """Fill every row of the state `buffers`: `entries[layer]` random keys and values, and the bounds of their pages.
+def cache_rows(state: Sequence[StateTensor], entries: Sequence[int], page_size: int) -> dict[str, Array]:
+    """One row of every state tensor: `entries[layer]` random keys and values, and the bounds of their pages.
 
     Layers and rows of one shape hold the same numbers: a step's time depends on how many there are, not on which.
     Page bounds are those of the keys, so that pages really differ in score.
     """
     templates: dict[tuple[object, ...], Array] = {}
     keys: dict[int, Array] = {}
+    rows: dict[str, Array] = {}
     for tensor in state:
         kind = tensor.name.partition(".")[0]
         count = entries[tensor.layer]
@@ -36,12 +37,13 @@ def fill_caches(
             )
         if kind == "k_cache":
             keys[tensor.layer] = templates[identity]
-        buffers[tensor.name][:] = templates[identity]
+        rows[tensor.name] = templates[identity]
+    return rows
 
 
 def _entries(kind: str, tensor: StateTensor, count: int) -> Array:
     heads, slots, size = tensor.shape
-    values = np.zeros((heads, slots, size), tensor.dtype)
+    values = np.zeros((heads, slots, size), numpy_dtype(tensor.dtype))
     generator = np.random.default_rng((_SEED, kind == "v_cache"))
     values[:, :count] = generator.standard_normal((heads, count, size), np.float32)
     return values
@@ -51,7 +53,7 @@ def _bounds(keys: Array, tensor: StateTensor, count: int, page_size: int) -> Arr
     """Page maxima of K and of -K, channel-major [G,2D,P]; empty pages hold the fill value."""
     heads, _, size = keys.shape
     pages = tensor.shape[2]
-    signed = np.full((heads, pages * page_size, 2 * size), tensor.fill, tensor.dtype)
+    signed = np.full((heads, pages * page_size, 2 * size), tensor.fill, numpy_dtype(tensor.dtype))
     signed[:, :count, :size] = keys[:, :count]
     signed[:, :count, size:] = -keys[:, :count]
     maxima: Array = signed.reshape(heads, pages, page_size, 2 * size).max(axis=2)

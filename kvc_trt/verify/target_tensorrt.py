@@ -53,7 +53,7 @@ class TensorRtOperator:
         wanted = {name: inputs[name] for name in self.single.inputs}
         model = for_shapes(self.single.model, {name: value.shape for name, value in wanted.items()})
         found = run_once(self.bench, model, wanted)
-        return [found[value.name] for value in model.graph.output]
+        return [found[value.name] for value in self.single.model.graph.output]
 
 
 class TensorRtTarget:
@@ -113,29 +113,23 @@ class TensorRtTarget:
         return open_bench(self._engine)
 
     def _built(self, program: Program, expose: Collection[str]) -> TensorRtExecutor:
-        from kvc_trt.backends.onnxruntime.loading import read_graph, split_by_graph
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-        from kvc_trt.backends.tensorrt.profiles import decode_profiles, prefill_profiles
-        from kvc_trt.graph.expose import expose as exposed
-        from kvc_trt.graph.layers import ELEMENT_TYPES
+        from kvc_trt.backends.tensorrt.in_memory import build_program
 
-        rows = self._engine.build.max_batch_size
-        profiles = prefill_profiles(program.parameters.max_input_len, rows), decode_profiles(rows)
-        names = split_by_graph(expose, program.prefill, program.decode)
-        graphs = [read_graph(graph) for graph in (program.prefill, program.decode)]
-        element = ELEMENT_TYPES[program.state[0].dtype]
-        graphs = [typed(exposed(graph, wanted), {}, element) for graph, wanted in zip(graphs, names, strict=True)]
-        prefill, decode = (
-            self._bench.build(graph, program.weights_path, ranges)
-            for graph, ranges in zip(graphs, profiles, strict=True)
-        )
-        loaded = self._bench.load(prefill, decode, program.state)
+        loaded = build_program(self._bench, program, self._engine.build.max_batch_size, expose)
         return TensorRtExecutor(program, loaded=loaded)
 
 
 def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """A copy of an operator's graph whose inputs have exactly these shapes, and whose outputs have their types."""
+    """A copy of an operator's graph whose inputs have exactly these shapes, and whose outputs have their types.
+
+    Attention over a prompt also gives its keys back, as `k_cache`: the lowering reads type and head size off a graph's
+    caches.
+    """
     from onnx import ModelProto, helper
+
+    from kvc_trt.backends.tensorrt.in_memory import typed
+    from kvc_trt.graph.functions import prefill_attention
 
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -144,21 +138,8 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
         value.CopyFrom(helper.make_tensor_value_info(value.name, element, shapes[value.name]))
     (node,) = copy.graph.node
     declared = next(function.output for function in copy.functions if function.name == node.op_type)
+    if node.op_type == prefill_attention.NAME:
+        keys = node.input[1]
+        copy.graph.node.append(helper.make_node("Identity", [keys], ["k_cache"], name="k_cache"))
+        copy.graph.output.append(helper.make_tensor_value_info("k_cache", types[0], shapes[keys]))
     return typed(copy, dict(zip(node.output, declared, strict=True)), types[0])
-
-
-def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> ModelProto:
-    """`model`, every output of it that says no type given one: NVIDIA's parser infers none.
-
-    `declared` maps an output's name to the one that its operator gives it, where they differ; what is no list of
-    indices or lengths has the type of the activations, `element`.
-    """
-    from onnx import TensorProto
-
-    integers = {"cache_lengths": TensorProto.INT64, "indices": TensorProto.INT32, "selected": TensorProto.INT32}
-    for output in model.graph.output:
-        tensor = output.type.tensor_type
-        if tensor.elem_type == TensorProto.UNDEFINED:
-            name = declared.get(output.name, output.name).partition(".")[0]
-            tensor.elem_type = integers.get(name, element)
-    return model

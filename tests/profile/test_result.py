@@ -10,6 +10,7 @@ import struct
 import pytest
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.profile import bench
 from kvc_trt.profile import run as profile_run
 from kvc_trt.profile import sweep as profile_sweep
 from kvc_trt.profile.copy_bandwidth import CopyBandwidth
@@ -28,7 +29,7 @@ SECTIONS = ("engine", "machine", "request_info", "performance", "streaming_metri
 def bandwidth(monkeypatch):
     """Ten GB/s, without copying gigabytes."""
     found = CopyBandwidth(10e9, 1e8, 3, 1 << 30, 1, 1 << 20)
-    monkeypatch.setattr(profile_run, "measure_copy_bandwidth", lambda threads: found)
+    monkeypatch.setattr(bench, "measure_copy_bandwidth", lambda threads: found)
 
 
 @pytest.fixture

@@ -123,7 +123,17 @@ class TensorRtExecutor:
 
     def state_bytes(self) -> int:
         """Bytes of the allocated state buffers."""
-        return self._allocated.sizes.rows * sum(tensor.bytes_per_row() for tensor in self.program.state)
+        return self.rows * sum(tensor.bytes_per_row() for tensor in self.program.state)
+
+    @property
+    def rows(self) -> int:
+        """Rows that are allocated."""
+        return self._allocated.sizes.rows
+
+    def prefill_bytes(self) -> int:
+        """Bytes that a prefill works in besides the rows' own state, allocated before the first one."""
+        staged = self._allocated.sizes.prefill_rows * sum(tensor.bytes_per_row() for tensor in self.program.state)
+        return staged + self._allocated.activations[1]
 
     def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
         """Run the prompts, in as many runs as the engine's profiles need; their rows wait in the last ones."""

@@ -43,6 +43,8 @@ class LoadedEngine:
     prefill: trt.ICudaEngine
     decode: trt.ICudaEngine
     bench: Bench
+    plan_bytes: int
+    """Of both plans."""
 
     @property
     def tensorrt(self) -> TensorRT:
@@ -107,7 +109,7 @@ class Bench:
     def load(self, prefill: bytes | mmap.mmap, decode: bytes | mmap.mmap, state: Sequence[StateTensor]) -> LoadedEngine:
         """Both plans on the GPU, with exactly this state."""
         engines = self.deserialise(prefill, "prefill"), self.deserialise(decode, "decode")
-        loaded = LoadedEngine(*engines, self)
+        loaded = LoadedEngine(*engines, self, len(prefill) + len(decode))
         check_state(loaded, state)
         return loaded
 

@@ -64,14 +64,9 @@ def _scale(head_size: int) -> NodeProto:
 
 
 def _cache_type(model: ModelProto) -> tuple[int, int]:
-    """Element type and head size of the caches that the graph returns; queries and keys have the same.
-
-    A graph of the operator alone returns no caches: there its query is an input.
-    """
-    queries = {node.input[0] for node in model.graph.node if node.op_type == prefill_attention.NAME}
-    alone = [value for value in model.graph.input if value.name in queries]
-    for value in (*model.graph.output, *alone):
-        if value.name.startswith("k_cache") or value.name in queries:
-            tensor = value.type.tensor_type
+    """Element type and head size of the caches that the graph returns; queries and keys have the same."""
+    for output in model.graph.output:
+        if output.name.startswith("k_cache"):
+            tensor = output.type.tensor_type
             return tensor.elem_type, tensor.shape.dim[-1].dim_value
     raise InputError(f"graph {model.graph.name}: attention over a prompt, but no k_cache among its outputs")

@@ -1,0 +1,108 @@
+"""TensorRT on a GPU as a place to measure. The dense twin of each context is built in memory, which takes minutes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from kvc_trt.profile.copy_bandwidth import CopyBandwidth
+from kvc_trt.profile.memory import Peak
+from kvc_trt.profile.statistics import summarise
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.onnxruntime.program import Program
+    from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+    from kvc_trt.backends.tensorrt.loading import Bench as TensorRtTools
+    from kvc_trt.engine import Engine
+    from kvc_trt.profile.attribution import FunctionTime
+    from kvc_trt.profile.subject import Subject
+
+COPIED_BYTES = 1 << 30
+COPIES_PER_SAMPLE, SAMPLES = 8, 9
+"""One copy takes half a millisecond: several of them hide what a launch takes."""
+
+
+class TensorRtBench:
+    """The GPU that the engine is for."""
+
+    weight_copies = 2
+    """Each of the two engines has its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def open(self, program: Program) -> TensorRtExecutor:
+        """The engine's own plans for its own program, plans built now for another one."""
+        from kvc_trt.backends.onnxruntime.program import engine_program
+        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+        from kvc_trt.backends.tensorrt.in_memory import build_program
+
+        if program == engine_program(self._engine):
+            return TensorRtExecutor(self._engine)
+        loaded = build_program(self._tools, program, self._engine.build.max_batch_size)
+        return TensorRtExecutor(program, loaded=loaded)
+
+    def fill(self, executor: TensorRtExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
+        """By copies to the GPU."""
+        executor.fill_rows(rows)
+
+    def weight_bytes(self, executor: TensorRtExecutor) -> tuple[int, str]:
+        """Of the plans, which hold little else."""
+        return executor.load().plan_bytes, "size of both plans"
+
+    def bounds_bytes(self, executor: TensorRtExecutor) -> int:
+        """Of the regions that were allocated for them."""
+        bounds = sum(t.bytes_per_row() for t in executor.program.state if t.name.startswith("bounds"))
+        return executor.rows * bounds
+
+    @contextmanager
+    def watch(self, executor: TensorRtExecutor) -> Iterator[Peak]:
+        """Nothing is allocated during a prefill: what it may need was set aside before."""
+        yield Peak(0, executor.prefill_bytes(), "memory set aside for activations, and the state it returns")
+
+    def free_bytes(self) -> int:
+        """Of the GPU."""
+        from kvc_trt.backends.tensorrt.device import free_memory
+
+        return free_memory()[0]
+
+    def copy_bandwidth(self) -> CopyBandwidth:
+        """Copies on the device; every byte counts twice, read and written."""
+        from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream, call, runtime
+
+        stream, source, target = Stream(), DeviceBlock(COPIED_BYTES), DeviceBlock(COPIED_BYTES)
+        rates = []
+        try:
+            for sample in range(SAMPLES + 1):
+                started = time.perf_counter()
+                for _ in range(COPIES_PER_SAMPLE):
+                    stream.copy(target.address, source.address, COPIED_BYTES)
+                stream.synchronise()
+                if sample:  # the first one touches the memory
+                    rates.append(2 * COPIES_PER_SAMPLE * COPIED_BYTES / (time.perf_counter() - started))
+        finally:
+            source.free()
+            target.free()
+        (properties,) = call(runtime().cudaGetDeviceProperties, 0, doing="asking for the device's properties")
+        found = summarise(rates)
+        return CopyBandwidth(found.median, found.std, found.samples, COPIED_BYTES, 1, int(properties.l2CacheSize))
+
+    def compaction(self, subject: Subject, rows: int, context: int, repeats: int) -> FunctionTime | None:
+        """TensorRT tells layers' times only outside of normal runs; compare the engine's prefill with the twin's."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """The GPU and the library that its plugins are of."""
+        tools = self._tools
+        return {"gpu": tools.gpu, "tensorrt": tools.tensorrt.__version__, "plugins": tools.library.record()}
+
+    @cached_property
+    def _tools(self) -> TensorRtTools:
+        from kvc_trt.backends.tensorrt.loading import open_bench
+
+        return open_bench(self._engine)
