@@ -62,7 +62,8 @@ class PluginMethods:
 
     def get_fields_to_serialize(self) -> tensorrt.PluginFieldCollection:
         """The attributes, from which the engine makes the plugin again."""
-        return self._serialised
+        fields: tensorrt.PluginFieldCollection = self._serialised
+        return fields
 
     def get_output_data_types(self, input_types: Sequence[tensorrt.DataType]) -> list[tensorrt.DataType]:
         """Raise Refusal unless every input has its type."""
@@ -208,7 +209,7 @@ class PluginMethods:
                 )
 
     def _dims(self, shape: Sequence[tensorrt.IDimensionExpr]) -> tensorrt.DimsExprs:
-        dims = self._trt.DimsExprs(len(shape))
+        dims: tensorrt.DimsExprs = self._trt.DimsExprs(len(shape))
         for axis, expr in enumerate(shape):
             dims[axis] = expr
         return dims
