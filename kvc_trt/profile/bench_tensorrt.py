@@ -86,8 +86,8 @@ class TensorRtBench:
                 if sample:  # the first one touches the memory
                     rates.append(2 * COPIES_PER_SAMPLE * COPIED_BYTES / (time.perf_counter() - started))
         finally:
-            source.free()
-            target.free()
+            for part in (source, target, stream):
+                part.free()
         (properties,) = call(runtime().cudaGetDeviceProperties, 0, doing="asking for the device's properties")
         found = summarise(rates)
         return CopyBandwidth(found.median, found.std, found.samples, COPIED_BYTES, 1, int(properties.l2CacheSize))

@@ -35,7 +35,9 @@ class Buffers:
         self._regions, total = lay_out(wanted)
         self._block = DeviceBlock(total)
         self.logits = PinnedArray((sizes.rows, program.model.vocab_size), np.float32)
-        """[rows, vocab] of the latest run."""
+        """[rows, vocab] of the latest step. Rows still wait to be sampled from it while others are prefilled."""
+        self.prompt_logits = PinnedArray((sizes.prefill_rows, program.model.vocab_size), np.float32)
+        """[prompts, vocab] of the latest prefill run."""
         self._step = PinnedArray((self._regions["step"].size // 8,), np.int64)
         self._prompt = PinnedArray((self._regions["prompt"].size // 8,), np.int64)
         self._lengths = PinnedArray((self._regions["lengths"].size // 8,), np.int64)
@@ -65,9 +67,10 @@ class Buffers:
         """Copy the step's inputs to the device."""
         self.stream.copy_in(self.address("step"), self._step.address, self._step.size)
 
-    def queue_logits_out(self, rows: int) -> None:
-        """Copy a run's logits to the host."""
-        self.stream.copy_out(self.logits.address, self.address("logits"), self._logit_bytes(rows))
+    def queue_logits_out(self, destination: PinnedArray, rows: int) -> None:
+        """Copy a run's logits to the host, into `logits` or `prompt_logits`."""
+        size = rows * int(destination.array.shape[1]) * destination.array.itemsize
+        self.stream.copy_out(destination.address, self.address("logits"), size)
 
     def queue_prompts_in(self, input_ids: Array, prompt_lengths: Array) -> dict[str, int]:
         """Copy prompts [B,S] and their lengths [B] to the device; returns the addresses of both inputs."""
@@ -130,12 +133,9 @@ class Buffers:
 
     def free(self) -> None:
         """Give everything back; nothing may be running on it."""
-        for part in (self._block, self.logits, self._step, self._prompt, self._lengths):
+        for part in (self._block, self.logits, self.prompt_logits, self._step, self._prompt, self._lengths):
             part.free()
 
     def _step_parts(self, base: int) -> Sequence[int]:
         one = aligned(self.sizes.rows * 8)
         return base, base + one, base + 2 * one
-
-    def _logit_bytes(self, rows: int) -> int:
-        return rows * int(self.logits.array.shape[1]) * 4

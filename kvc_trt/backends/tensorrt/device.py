@@ -122,6 +122,10 @@ class Stream:
         """Wait until everything queued is done; errors of kernels show here."""
         call(runtime().cudaStreamSynchronize, self.native, doing="running on the device")
 
+    def free(self) -> None:
+        """Give it back; nothing uses it any more."""
+        call(runtime().cudaStreamDestroy, self.native, doing="freeing a stream")
+
     def copy_in(self, address: int, source: int, size: int) -> None:
         """Queue a copy from the host; the source stays untouched until the next synchronisation."""
         self._copy(address, source, size, runtime().cudaMemcpyKind.cudaMemcpyHostToDevice)

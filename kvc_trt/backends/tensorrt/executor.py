@@ -119,6 +119,8 @@ class TensorRtExecutor:
         self._steps, self._prefills, self._staged = {}, {}, None
         if self._buffers is not None:
             self._buffers.free()
+        if self._stream is not None:
+            self._stream.free()
         self._buffers = self._stream = None
 
     def state_bytes(self) -> int:
@@ -151,7 +153,7 @@ class TensorRtExecutor:
             count = end - first
             self._run_prefill(profile, input_ids[first:end], prompt_lengths[first:end], seen)
             buffers.queue_unstage(count, staged.first + first)
-            logits[first:end] = buffers.logits.array[:count]
+            logits[first:end] = buffers.prompt_logits.array[:count]
             lengths[:, first:end] = buffers.lengths(count)
         self._exposed |= {name: np.concatenate(parts) for name, parts in seen.items()}
         self._staged = staged
@@ -234,7 +236,7 @@ class TensorRtExecutor:
         buffers = self._allocated
         buffers.queue_step_in()
         context.enqueue()
-        buffers.queue_logits_out(rows)
+        buffers.queue_logits_out(buffers.logits, rows)
 
     def _run_prefill(self, profile: int, input_ids: Array, prompt_lengths: Array, seen: dict[str, list[Array]]) -> None:
         """One run, finished; its state is staged, its logits and lengths are on the host."""
@@ -249,7 +251,7 @@ class TensorRtExecutor:
         context.bind(buffers.queue_prompts_in(input_ids, prompt_lengths))
         extras = Extras(loaded.prefill, context, {"logits", "cache_lengths", *(tensor.name for tensor in state)})
         context.enqueue()
-        buffers.queue_logits_out(rows)
+        buffers.queue_logits_out(buffers.prompt_logits, rows)
         buffers.queue_lengths_out(rows)
         buffers.stream.synchronise()
         for name, value in extras.read(buffers.stream).items():
@@ -264,4 +266,4 @@ def _activation_bytes(loaded: LoadedEngine, decode: Sequence[Profile], rows: int
     prompts = [
         prefill.get_device_memory_size_for_profile_v2(index) for index in range(prefill.num_optimization_profiles)
     ]
-    return max(step, *prompts)
+    return int(max(step, *prompts))

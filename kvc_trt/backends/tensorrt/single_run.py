@@ -52,4 +52,5 @@ def run_once(bench: Bench, model: ModelProto, inputs: Mapping[str, Array]) -> di
     finally:
         for block in (memory, *blocks.values()):
             block.free()
+        stream.free()
     return arrays

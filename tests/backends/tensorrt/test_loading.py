@@ -224,10 +224,13 @@ class TestCuda:
 
     def test_every_name_that_is_called_exists(self, runtime):
         for name in (
-            "cudaMalloc", "cudaFree", "cudaMallocHost", "cudaFreeHost", "cudaMemcpyAsync", "cudaMemsetAsync",
-            "cudaMemGetInfo", "cudaGetDevice", "cudaGetDeviceProperties", "cudaStreamCreateWithFlags",
-            "cudaStreamSynchronize", "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate",
-            "cudaGraphLaunch", "cudaGraphDestroy", "cudaGraphExecDestroy", "cudaStreamNonBlocking",
+            "cudaMalloc", "cudaFree", "cudaMallocHost",
+            "cudaFreeHost", "cudaMemcpyAsync", "cudaMemsetAsync",
+            "cudaMemGetInfo", "cudaGetDevice", "cudaGetDeviceProperties",
+            "cudaStreamCreateWithFlags", "cudaStreamDestroy", "cudaStreamSynchronize",
+            "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate",
+            "cudaGraphLaunch", "cudaGraphDestroy", "cudaGraphExecDestroy",
+            "cudaStreamNonBlocking",
         ):  # fmt: skip
             assert hasattr(runtime, name), name
         assert hasattr(runtime.cudaStreamCaptureMode, "cudaStreamCaptureModeThreadLocal")
