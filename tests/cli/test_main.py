@@ -66,7 +66,7 @@ def test_the_version_is_the_packages(capfd):
         (["xyzzy"], "no such command 'xyzzy'"),
         (["models", "--jsn"], "--json"),
         (["inspect"], "ENGINE_DIR"),
-        (["build", "--weights", "fp8"], "fp8"),
+        (["build", "--weights", "fp3"], "fp3"),
         (["--bogus"], "--bogus"),
     ],
 )

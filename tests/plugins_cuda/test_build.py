@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -145,7 +146,7 @@ def test_a_spilled_register_stops_the_build(cuda_build: Path, tmp_path: Path) ->
         "__global__ void __launch_bounds__(1024, 2) spill(const float* in, float* out) {\n"
         f"{live}\n    __syncthreads();\n{uses}\n}}\n"
     )
-    arguments = entry["command"].replace(str(original), str(source)).split()
+    arguments = shlex.split(entry["command"].replace(str(original), str(source)))
     arguments[arguments.index("-o") + 1] = str(tmp_path / "spill.o")
     arguments = [word for word in arguments if "sm_80" not in word and "sm_100" not in word]
     done = subprocess.run(arguments, cwd=entry["directory"], capture_output=True, text=True, check=False)
