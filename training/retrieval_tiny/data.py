@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvc_trt.verify.tasks.key_value import VALUES_PER_RECORD, Ids, draw_haystack, sample_rng
+from kvc_trt.verify.tasks.key_value import VALUES_PER_RECORD, Ids, draw_haystack
+from kvc_trt.verify.tasks.randomness import sample_rng
 from kvc_trt.verify.tasks.vocabulary import END, QUERY
 
 TARGETS_PER_QUERY = VALUES_PER_RECORD + 1  # the four values, then <end>

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from kvc_trt.verify.tasks.key_value import sample_rng
+from kvc_trt.verify.tasks.randomness import sample_rng
 from kvc_trt.verify.tasks.vocabulary import WORDS
 from training.retrieval_tiny.checkpoint import save_checkpoint
 from training.retrieval_tiny.data import BatchShape, draw_batch

@@ -10,7 +10,6 @@ what stands anywhere in the context. An answer is right only if all four words a
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.verify.tasks.randomness import sample_rng
 from kvc_trt.verify.tasks.vocabulary import BOS, FILLER_IDS, KEY_IDS, QUERY, RECORD, VALUE_IDS, text_of
 
 Ids = NDArray[np.int64]
@@ -92,12 +92,6 @@ def draw_haystack(rng: np.random.Generator, length: int, pairs: int) -> tuple[Id
     records = np.column_stack([np.full(pairs, RECORD), keys, values])
     ids[starts[:, None] + np.arange(RECORD_TOKENS)] = records
     return ids, keys, values
-
-
-def sample_rng(stream: str, seed: int, index: int) -> np.random.Generator:
-    """A generator that depends on nothing but its arguments; streams of different names never overlap."""
-    digest = hashlib.sha256(f"{stream}/{seed}/{index}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
 def _require_fit(context_tokens: int, pairs: int, query_room: int) -> None:
