@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+NOT_FINITE = -1
+"""In place of a best token: the row's logits hold a NaN, or their largest is infinite."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,13 @@ class Executor(Protocol):
         `cache_lengths` [caches, rows] are the stored tokens before the append; the caller increments them.
         Returns logits [rows, vocab], valid until the next call.
         """
+
+
+@runtime_checkable
+class GreedyExecutor(Executor, Protocol):
+    """An executor that can tell the best token of a step without handing out its logits, which may lie on a GPU."""
+
+    def decode_greedy(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`decode`, of which each row's best token [rows] is returned: of equal logits the lowest id, or NOT_FINITE."""

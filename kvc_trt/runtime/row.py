@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.runtime.detokenise import Detokeniser
-from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.executor import NOT_FINITE, Limits
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request
 from kvc_trt.runtime.sampling import Sampler
 from kvc_trt.runtime.stopping import StopStrings
@@ -18,9 +18,14 @@ from kvc_trt.runtime.stopping import StopStrings
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+Answer: TypeAlias = NDArray[np.float32] | int
+
 
 class Row:
-    """The state of one row besides its cache; `logits` are those after the last token fed."""
+    """The state of one row besides its cache; `answer` is the model's to the last token fed.
+
+    The answer is logits [vocab], or for a greedy row its best token alone (NOT_FINITE where there is none).
+    """
 
     def __init__(
         self,
@@ -29,14 +34,14 @@ class Row:
         prompt: list[int],
         max_new_tokens: int,
         *,
-        logits: NDArray[np.float32],
+        answer: Answer,
         cache_lengths: NDArray[np.int64],
         limits: Limits,
         end_token_ids: Iterable[int],
         tokenizer: Tokenizer | None,
     ) -> None:
         self.identity = identity
-        self.logits = logits
+        self.answer = answer
         self.position = len(prompt)
         """Logical position of the next token fed."""
         self.cache_lengths = cache_lengths
@@ -55,6 +60,18 @@ class Row:
         self._token_ids: list[int] = []
         self._text: list[str] = []
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best token is all that the row ever asks of an answer."""
+        return self._sampler.is_greedy
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the answer is one that a token can be drawn from."""
+        if isinstance(self.answer, int):
+            return self.answer != NOT_FINITE
+        return bool(np.isfinite(self.answer.max()))
+
     def room(self) -> int:
         """Tokens that can still be fed: free slots of the fullest cache, and logical positions left."""
         free_slots = int(
@@ -64,7 +81,7 @@ class Row:
 
     def sample(self) -> Event:
         """Draw the next token and decide whether the row is done."""
-        token = self._sampler.choose(self.logits)
+        token = self.answer if isinstance(self.answer, int) else self._sampler.choose(self.answer)
         self._token_ids.append(token)
         text, reason = self._take(token)
         if reason is None and len(self._token_ids) >= self._max_new_tokens:
@@ -85,15 +102,15 @@ class Row:
         assert self.forced, "sample() first"
         return self.forced[0]
 
-    def fed(self, logits: NDArray[np.float32]) -> None:
-        """One token was appended to every cache of this row."""
+    def fed(self, answer: Answer) -> None:
+        """One token was appended to every cache of this row, and the model answered."""
         if self.next_token is not None:
             self.next_token = None
         else:
             self.forced.popleft()
         self.position += 1
         self.cache_lengths = self.cache_lengths + 1
-        self.logits = logits
+        self.answer = answer
 
     def _take(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self._stop_token_ids:

@@ -15,9 +15,14 @@ class Sampler:
         self._sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the best token is always the one chosen."""
+        return self._sampling.temperature == 0.0
+
     def choose(self, logits: NDArray[np.float32]) -> int:
         """The next token id from finite or -inf `logits` [vocab]."""
-        if self._sampling.temperature == 0.0:
+        if self.is_greedy:
             return int(np.argmax(logits))
         ids, probabilities = candidates(logits, self._sampling)
         cumulative = np.cumsum(probabilities)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.executor import Executor, Prefilled
+from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled
 from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
-from kvc_trt.runtime.row import Row
+from kvc_trt.runtime.row import Answer, Row
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,6 +54,7 @@ class Session:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, found {max_batch_size}")
         self.executor = executor
+        self._greedy = executor if isinstance(executor, GreedyExecutor) else None
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         self.timings = Timings()
@@ -122,7 +124,7 @@ class Session:
         """Draw the next token of every row with nothing queued and none drawn yet; rows that are done leave."""
         ready = [row for row in self._rows if not row.forced and row.next_token is None]
         for row in ready:
-            if not np.isfinite(row.logits.max()):
+            if not row.is_finite:
                 raise InputError(
                     f"row {row.identity}: the engine's logits are not finite after {row.position} tokens",
                     hint="kvc-trt verify ENGINE_DIR",
@@ -134,11 +136,15 @@ class Session:
         return events
 
     def advance(self) -> None:
-        """One decode run: every active row is fed its queued or its sampled token. Call `sample` first."""
+        """One decode run: every active row is fed its queued or its sampled token. Call `sample` first.
+
+        Where every row is greedy and the executor finds the best tokens itself, no logits are asked for: copying them
+        from a GPU takes longer than the tokens' few bytes, and one copy per step is all that the host waits for.
+        """
         if not self._rows:
             return
         start = time.perf_counter()
-        logits = self.executor.decode(
+        answers = self._decode(
             np.array([row.feed() for row in self._rows], np.int64),
             np.array([row.position for row in self._rows], np.int64),
             np.stack([row.cache_lengths for row in self._rows], axis=1),
@@ -146,8 +152,8 @@ class Session:
         self.timings.decode_seconds += time.perf_counter() - start
         self.timings.decode_runs += 1
         self.timings.decode_tokens += len(self._rows)
-        for i, row in enumerate(self._rows):
-            row.fed(logits[i])
+        for row, answer in zip(self._rows, answers, strict=True):
+            row.fed(answer)
 
     def generate(
         self, requests: Sequence[Request], on_token: Callable[[int, Event], None] | None = None
@@ -186,6 +192,14 @@ class Session:
             raise InputError(f"{what}: stop strings need a tokenizer, and this engine has none")
         return check_request(request, self.executor.limits, what)
 
+    def _decode(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> Iterable[Answer]:
+        if self._greedy is not None and all(row.is_greedy for row in self._rows):
+            best: list[int] = self._greedy.decode_greedy(tokens, positions, cache_lengths).tolist()
+            return best
+        return self.executor.decode(tokens, positions, cache_lengths)
+
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
         block = self.executor.limits.prompt_block
         lengths = np.array([len(prompt) for prompt in prompts], np.int64)
@@ -212,7 +226,7 @@ class Session:
             request,
             prompt,
             max_new_tokens,
-            logits=prefilled.logits[i],
+            answer=prefilled.logits[i],
             cache_lengths=prefilled.cache_lengths[:, i].copy(),
             limits=self.executor.limits,
             end_token_ids=self._end_token_ids,

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from kvc_trt.runtime.executor import Limits, Prefilled
+from kvc_trt.runtime.executor import NOT_FINITE, Limits, Prefilled
 
 EMPTY = -1
 
@@ -24,6 +24,8 @@ class FakeExecutor:
         self.prefills = 0
         self.batch_sizes = []
         self.poisoned = set()
+        self.coarse = False
+        """Whether many logits tie."""
 
     def allocate(self, max_batch_size):
         self.buffers = [np.full((max_batch_size, c), EMPTY, np.int64) for c in self.limits.capacities]
@@ -71,6 +73,25 @@ class FakeExecutor:
     def _logits(self, stored, position):
         digest = zlib.crc32(b"".join(part.tobytes() for part in stored) + str(position).encode())
         logits = np.random.default_rng(digest).standard_normal(self.limits.vocab_size).astype(np.float32)
+        if self.coarse:
+            logits = np.round(logits)
         if position in self.poisoned:
             logits[3] = np.nan
         return logits
+
+
+class FakeGreedyExecutor(FakeExecutor):
+    """One that also finds the best tokens itself; `asked` tells which of its two ways each run took."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.asked = []
+
+    def decode(self, tokens, positions, cache_lengths):
+        self.asked.append("logits")
+        return super().decode(tokens, positions, cache_lengths)
+
+    def decode_greedy(self, tokens, positions, cache_lengths):
+        self.asked.append("best")
+        logits = super().decode(tokens, positions, cache_lengths)
+        return np.where(np.isfinite(logits.max(-1)), logits.argmax(-1), NOT_FINITE)

@@ -179,7 +179,7 @@ class TorchExecutor:
     ) -> NDArray[np.int64]:
         """`decode`, of which only each row's best token [rows] comes to the host: the logits stay on the device.
 
-        Of equal logits the lowest id, as `numpy.argmax`; `step.NOT_FINITE` for a row whose logits are not finite.
+        Of equal logits the lowest id, as `numpy.argmax`; NOT_FINITE for a row whose logits are not finite.
         """
         return self._step(tokens, positions, cache_lengths).best(len(tokens))
 

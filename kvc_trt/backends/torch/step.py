@@ -15,11 +15,10 @@ from torch import Tensor
 
 from kvc_trt.backends.torch.capture import Capturer
 from kvc_trt.backends.torch.decoder import State, TorchDecoder
+from kvc_trt.runtime.executor import NOT_FINITE
 
 INACTIVE = -1
 """As a cache length: the row is not touched, its logits mean nothing."""
-NOT_FINITE = -1
-"""As a best token: the row's logits hold a NaN or an infinity above all others."""
 
 
 class StaticStep:

@@ -205,6 +205,7 @@ def alone(program, request):
         return prefilled
 
     executor.decode, executor.prefill = recording, recording_prefill
+    executor.decode_greedy = lambda *arguments: recording(*arguments).argmax(-1)
     [output] = Session(executor, None, 1).generate([request])
     return output, margins
 

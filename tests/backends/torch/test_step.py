@@ -10,7 +10,8 @@ import torch
 
 from kvc_trt.backends.torch.capture import Capturer
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.step import NOT_FINITE, StaticStep, rows_captured
+from kvc_trt.backends.torch.step import StaticStep, rows_captured
+from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
 from tests.backends.onnxruntime.test_executor import filled
 from tests.backends.torch import meta
 
@@ -91,6 +92,7 @@ def test_greedy_decoding_brings_back_the_best_tokens(executor):
     expected = executor.decode(tokens, positions, lengths).argmax(-1)
     restore(executor, before)
     runs = executor.runs
+    assert isinstance(executor, GreedyExecutor)
     assert executor.decode_greedy(tokens, positions, lengths).tolist() == expected.tolist()
     assert executor.runs == runs + 1
 
