@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.tensorrt.requirements import Lack
+    from kvc_trt.backends.tensorrt.requirements import Lack, Packages
 
 INSTALL_VERIFY = "pip install 'kvc-trt[verify]'"
 OLDEST_ONNXRUNTIME = (1, 23)
@@ -61,7 +61,9 @@ def probe_onnxruntime() -> Probe:
 
 def probe_tensorrt() -> Probe:
     """TensorRT with our plugins: packages, driver, GPU and plugin library, as a build or a run would check them."""
-    versions, lacks = _tensorrt()
+    from kvc_trt.backends.tensorrt.requirements import FOR_GRAPHS
+
+    versions, lacks = _tensorrt(FOR_GRAPHS)
     return Probe(
         "tensorrt",
         "NVIDIA GPU through TensorRT and our plugins",
@@ -73,10 +75,10 @@ def probe_tensorrt() -> Probe:
 
 
 def probe_tensorrt_llm() -> Probe:
-    """TensorRT-LLM's builder, which needs all that TensorRT needs besides."""
-    from kvc_trt.backends.tensorrt_llm.loading import probe
+    """TensorRT-LLM's builder, which needs all that TensorRT needs besides, but an older TensorRT: it reads no graph."""
+    from kvc_trt.backends.tensorrt_llm.loading import PACKAGES, probe
 
-    facts, (versions, lacks) = probe(), _tensorrt()
+    facts, (versions, lacks) = probe(), _tensorrt(PACKAGES)
     missing = (*facts.missing, *map(str, lacks))
     hints = (*([facts.hint] if facts.hint else []), *(lack.hint for lack in lacks))
     return Probe(
@@ -89,7 +91,7 @@ def probe_tensorrt_llm() -> Probe:
     )
 
 
-def _tensorrt() -> tuple[dict[str, str], list[Lack]]:
+def _tensorrt(packages: Packages) -> tuple[dict[str, str], list[Lack]]:
     from kvc_trt.backends.tensorrt.machine import look
     from kvc_trt.backends.tensorrt.requirements import describe, machine_lacks
 
@@ -97,7 +99,7 @@ def _tensorrt() -> tuple[dict[str, str], list[Lack]]:
     versions = describe(machine)
     if "gpu" not in versions and (seen := _gpu()) is not None:
         versions["gpu"] = seen  # the driver's own tool sees it before the packages are there
-    return versions, machine_lacks(machine)
+    return versions, machine_lacks(machine, packages)
 
 
 def probe_torch() -> Probe:

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from kvc_trt.backends import probes, select_backend
 from kvc_trt.backends.probes import Probe
+from kvc_trt.backends.tensorrt import machine
+from kvc_trt.backends.tensorrt.machine import Gpu, Machine
+from kvc_trt.backends.tensorrt.plugins import PluginLibrary
+from kvc_trt.backends.tensorrt_llm import loading
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.kernels.structs import ABI_VERSION
 
 
 def fake(monkeypatch, name, *, usable, missing=()):
@@ -37,13 +44,23 @@ def test_an_unknown_backend_names_the_nearest():
         select_backend("onnx-runtime")
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "tensorrt-llm"])
-def test_what_cannot_run_here_is_never_taken(name):
-    with pytest.raises(
-        UnsupportedEnvironment, match=r"TensorRT: expected 10\.15 or newer, found not installed"
-    ) as caught:
+@pytest.mark.parametrize(("name", "oldest"), [("tensorrt", "10.15"), ("tensorrt-llm", "10.14")])
+def test_what_cannot_run_here_is_never_taken(name, oldest):
+    said = f"TensorRT: expected {re.escape(oldest)} or newer, found not installed"
+    with pytest.raises(UnsupportedEnvironment, match=said) as caught:
         select_backend(name)
     assert "pip install" in caught.value.hint
+
+
+def test_the_tensorrt_of_tensorrt_llm_needs_no_parser(monkeypatch):
+    """tensorrt_llm 1.2.1 pins TensorRT 10.14, which has plugins and attention, but cannot read our graphs."""
+    gpu = Gpu("NVIDIA H200", (9, 0), 140 << 30, 139 << 30)
+    library = PluginLibrary("plugins", Path("/opt/libkvc_plugins.so"), "ab" * 32, ABI_VERSION, "cuda")
+    here = Machine("10.14.1.48", None, (13, 0), None, (13, 0), gpu, None, (library,))
+    monkeypatch.setattr(machine, "look", lambda: here)
+    monkeypatch.setattr(loading, "installed", {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}.get)
+    assert probes.probe_tensorrt_llm().usable
+    assert probes.probe_tensorrt().missing == ("TensorRT: expected 10.15 or newer, found 10.14.1.48",)
 
 
 def test_torch_says_where_it_runs():

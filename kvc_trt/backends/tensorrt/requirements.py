@@ -37,6 +37,20 @@ class Lack:
 
 
 @dataclass(frozen=True)
+class Packages:
+    """Which TensorRT a backend takes, and the commands that bring what it needs from Python."""
+
+    oldest: tuple[int, int]
+    install: str
+    upgrade: str
+    install_cuda: str
+
+
+FOR_GRAPHS = Packages(FIRST_FOR_GRAPHS, INSTALL, f"{INSTALL} --upgrade", INSTALL)
+"""For TensorRT's own parser, which reads our graphs."""
+
+
+@dataclass(frozen=True)
 class Target:
     """What an engine's manifest says it was built for."""
 
@@ -68,9 +82,9 @@ class Target:
             raise InputError(f"{where}: expected the target of a TensorRT engine, found {target!r}") from error
 
 
-def machine_lacks(machine: Machine) -> list[Lack]:
-    """Everything that keeps this machine from running TensorRT engines at all, the first cause first."""
-    return [*_software(machine), *_gpu(machine), *_library(machine)]
+def machine_lacks(machine: Machine, packages: Packages = FOR_GRAPHS) -> list[Lack]:
+    """Everything that keeps this machine from building or running engines at all, the first cause first."""
+    return [*_software(machine, packages), *_gpu(machine), *_library(machine)]
 
 
 def engine_lacks(target: Target, machine: Machine, rebuild: str) -> list[Lack]:
@@ -78,7 +92,7 @@ def engine_lacks(target: Target, machine: Machine, rebuild: str) -> list[Lack]:
 
     Of the plugin library only the one that the engine was built with is accepted, so what else is there is not judged.
     """
-    lacks = [*_software(machine), *_gpu(machine)]
+    lacks = [*_software(machine, FOR_GRAPHS), *_gpu(machine)]
     if machine.tensorrt is not None and machine.tensorrt != target.tensorrt:
         lacks.append(
             Lack(
@@ -122,14 +136,15 @@ def refuse(lacks: Sequence[Lack]) -> None:
         raise lack.error()
 
 
-def _software(machine: Machine) -> Iterator[Lack]:
-    oldest = ".".join(map(str, FIRST_FOR_GRAPHS))
+def _software(machine: Machine, packages: Packages) -> Iterator[Lack]:
+    oldest = f"{_dotted(packages.oldest)} or newer"
     if machine.tensorrt is None:
-        yield Lack("TensorRT", f"{oldest} or newer", machine.tensorrt_problem or "not installed", INSTALL)
-    elif _numbers(machine.tensorrt)[:2] < FIRST_FOR_GRAPHS:
-        yield Lack("TensorRT", f"{oldest} or newer", machine.tensorrt, f"{INSTALL} --upgrade")
+        yield Lack("TensorRT", oldest, machine.tensorrt_problem or "not installed", packages.install)
+    elif _numbers(machine.tensorrt)[:2] < packages.oldest:
+        yield Lack("TensorRT", oldest, machine.tensorrt, packages.upgrade)
     if machine.cuda_runtime is None:
-        yield Lack("cuda-bindings", "an installed package", machine.cuda_problem or "not installed", INSTALL)
+        found = machine.cuda_problem or "not installed"
+        yield Lack("cuda-bindings", "an installed package", found, packages.install_cuda)
     needed = machine.cuda_runtime or OLDEST_CUDA
     if machine.driver is None:
         yield Lack("NVIDIA driver", f"one for CUDA {needed[0]}", "none", "install NVIDIA's driver; then nvidia-smi")

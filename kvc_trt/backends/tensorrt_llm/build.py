@@ -16,7 +16,7 @@ from kvc_trt.backends.tensorrt.machine import Machine, look
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.requirements import machine_lacks, refuse
 from kvc_trt.backends.tensorrt_llm.layers import Layers
-from kvc_trt.backends.tensorrt_llm.loading import installed, load_builder_api, require_builder
+from kvc_trt.backends.tensorrt_llm.loading import PACKAGES, installed, load_builder_api, require_builder
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
 from kvc_trt.engine.build import Makers
@@ -92,10 +92,10 @@ def _write_plan(path: Path, dtype: str, define: Callable[[], None]) -> None:
 
 @cache
 def _here() -> Machine:
-    """This machine, which has all that a build takes. TensorRT's version is pinned by tensorrt_llm, not judged here."""
+    """This machine, which has all that a build takes."""
     require_builder()
     machine = look()
-    refuse([lack for lack in machine_lacks(machine) if lack.what != "TensorRT"])
+    refuse(machine_lacks(machine, PACKAGES))
     return machine
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_PLUGINS
+from kvc_trt.backends.tensorrt.requirements import Packages
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
 from kvc_trt.errors import UnsupportedEnvironment
 
@@ -14,6 +16,9 @@ LAST_WITH_BUILDER = (1, 2)
 INSTALL = "NVIDIA's container tensorrt-llm/release:1.2.1, or pip install 'tensorrt_llm==1.2.1' from NVIDIA's index"
 INSTEAD = "kvc-trt build --backend tensorrt, or kvc-trt export llm-api for TensorRT-LLM's own RocketKV"
 REMOVAL = "https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html"
+
+PACKAGES = Packages(FIRST_FOR_PLUGINS, INSTALL, INSTALL, "pip install cuda-bindings")
+"""tensorrt_llm pins its TensorRT, so nothing of `kvc-trt[tensorrt]`, which brings the newest one, is advised here."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ def test_the_target_names_all_that_the_engine_hangs_on(request_and_source, machi
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
+        ({"tensorrt": "10.13.3"}, "TensorRT: expected 10.14 or newer, found 10.13.3"),
         ({"driver": None}, "NVIDIA driver"),
         ({"gpu": None}, "NVIDIA GPU"),
         ({"libraries": ()}, "plugin library"),

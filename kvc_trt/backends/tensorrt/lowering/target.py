@@ -7,6 +7,9 @@ from dataclasses import dataclass
 FIRST_FOR_GRAPHS = (10, 15)
 """From here on the parser reads RMSNormalization and RotaryEmbedding."""
 
+FIRST_FOR_PLUGINS = (10, 14)
+"""From here on a network without a parser has all that ours need: plugins that alias, and attention as a layer."""
+
 
 @dataclass(frozen=True)
 class Target:
