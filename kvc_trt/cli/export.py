@@ -46,7 +46,7 @@ def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype
     from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
     from kvc_trt.backends.tensorrt_llm.llm_api_source import read_source
     from kvc_trt.backends.tensorrt_llm.llm_api_text import yaml_text
-    from kvc_trt.backends.tensorrt_llm.new_file import write_new_file
+    from kvc_trt.new_file import write_new_file
 
     found = read_source(source)
     export = export_llm_api(
