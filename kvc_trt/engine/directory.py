@@ -161,4 +161,10 @@ def parameters_from(mapping: Mapping[str, Any], source: str) -> PolicyParameters
     if set(mapping) != names:
         different = ", ".join(sorted(names.symmetric_difference(mapping)))
         raise InputError(f"{source}: kv_compression.parameters differs from this version's in: {different}")
-    return PolicyParameters(**mapping)
+    tables = {name: _tuples(value) for name, value in mapping.items() if isinstance(value, list)}
+    return PolicyParameters(**{**mapping, **tables})
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples they were."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvc_trt.models.config import ModelConfig
@@ -16,19 +15,7 @@ if TYPE_CHECKING:
 
 def twin_parameters(parameters: PolicyParameters) -> PolicyParameters:
     """`full` at the lengths of an engine."""
-    length = parameters.max_sequence_len
-    return replace(
-        parameters,
-        policy="full",
-        prompt_eviction="none",
-        decode_selection="dense",
-        token_budget=length,
-        capacity=length,
-        prompt_budget=parameters.max_input_len,
-        page_size=1,
-        top_k=length,
-        dense_until=length,
-    )
+    return parameters.keeping_everything()
 
 
 def build_twin_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:

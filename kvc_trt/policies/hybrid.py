@@ -20,6 +20,8 @@ from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, Re
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvc_trt.reference import LayerCache, Selection
+
 __all__ = ["compact", "resolve", "select"]
 
 SUMMARY = "keep every token, read the most promising ones"
@@ -62,17 +64,15 @@ def select_from_pages(
     )
 
 
-def select(
-    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, page_min: Tensor | None, page_max: Tensor | None,
-    parameters: PolicyParameters,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """One step of hybrid attention; returns the output and the tokens it read."""
+def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
+    """One step of hybrid attention: the output and the tokens it read."""
     from kvc_trt import reference
 
-    if page_min is None or page_max is None:
+    if cache.page_min is None or cache.page_max is None:
         raise ValueError("page_min and page_max are missing; expected the bounds of every page [B,G,P,D]")
-    return reference.hybrid_attention(
-        query, keys, values, lengths, page_min, page_max,
+    read = reference.hybrid_attention(
+        query, cache.keys, cache.values, cache.lengths, cache.page_min, cache.page_max,
         page_size=parameters.page_size, top_r=parameters.top_r, top_k=parameters.top_k,
         token_budget=parameters.token_budget, dense_until=parameters.dense_until,
     )  # fmt: skip
+    return reference.Selection(*read)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.policies.parameters import PolicyParameters
-    from kvc_trt.reference import Compacted
+    from kvc_trt.reference import Compacted, LayerCache, Selection
 
 
 class Method(Protocol):
@@ -35,11 +35,8 @@ class Method(Protocol):
     ) -> Compacted:
         """What is left of a prompt's cache, [B,H,W,D] queries, [B,G,S,D] keys and values."""
 
-    def select(
-        self, query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, page_min: Tensor | None,
-        page_max: Tensor | None, parameters: PolicyParameters,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Attention of one step: output [B,H,D] and the selected slots [B,G,k], None where all are read."""
+    def select(self, query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
+        """Attention of one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""
 
 
 class _Entry(NamedTuple):

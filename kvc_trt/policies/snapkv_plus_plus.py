@@ -22,7 +22,7 @@ from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, Req
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted
+    from kvc_trt.reference import Compacted, LayerCache, Selection
 
 SUMMARY = "evict prompt tokens once, then attend densely to the rest"
 SOURCE = "RocketKV stage 1, arXiv 2502.14051"
@@ -85,11 +85,8 @@ def compact(
     return reference.compact(q_window, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
 
 
-def select(
-    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, page_min: Tensor | None, page_max: Tensor | None,
-    parameters: PolicyParameters,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
     """Attend to everything cached."""
     from kvc_trt import reference
 
-    return reference.dense_attention(query, keys, values, lengths), None
+    return reference.Selection(reference.dense_attention(query, cache.keys, cache.values, cache.lengths))

@@ -6,8 +6,18 @@ the method, rows of a batch taken one at a time, so that no row can ever see its
 """
 
 from kvc_trt.reference.bounds import append, page_bounds
+from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.hybrid import hybrid_attention
 
-__all__ = ["Compacted", "append", "compact", "dense_attention", "hybrid_attention", "page_bounds"]
+__all__ = [
+    "Compacted",
+    "LayerCache",
+    "Selection",
+    "append",
+    "compact",
+    "dense_attention",
+    "hybrid_attention",
+    "page_bounds",
+]

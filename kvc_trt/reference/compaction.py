@@ -28,6 +28,8 @@ class Compacted(NamedTuple):
     """int32 [B,G,C]: the prompt position in each slot, ascending; -1 past the row's length."""
     lengths: Tensor
     """[B]: slots in use."""
+    scores: Tensor | None = None
+    """[B,G,C]: attention received by each entry, where a policy evicts by it while decoding."""
 
 
 class PromptScores(NamedTuple):

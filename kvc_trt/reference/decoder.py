@@ -8,13 +8,14 @@ prompt one token shorter and a first sparse step, is not offered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvc_trt.reference import bounds, checks
+from kvc_trt.reference.cache import LayerCache, ReferenceCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import causal_attention, dense_attention
 from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, linear, mlp, rms_norm
@@ -22,40 +23,18 @@ from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, linear, ml
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.weights import WeightSource
-    from kvc_trt.policies.parameters import PolicyParameters
+    from kvc_trt.policies.parameters import Group, PolicyParameters
     from kvc_trt.policies.registry import Method
 
 
-@dataclass
-class LayerCache:
-    """What one layer stores; C slots for every row, of which the first lengths[b] are in use."""
+class Projected(NamedTuple):
+    """Queries [N,H,D], keys and values [N,G,D] of N tokens; the plain ones are not rotated."""
 
+    query: Tensor
     keys: Tensor
-    """[B,G,C,D], after RoPE at the logical positions."""
     values: Tensor
-    lengths: Tensor
-    """int64 [B]"""
-    page_min: Tensor | None
-    """[B,G,P,D] where the policy selects by pages, else None; likewise page_max."""
-    page_max: Tensor | None
-    indices: Tensor
-    """int32 [B,G,.]: the prompt positions that compaction kept, -1 past a row's end."""
-    selected: Tensor | None = None
-    """int32 [B,G,.]: the slots read by the latest step, None where all were."""
-
-    @property
-    def capacity(self) -> int:
-        """C: slots per row."""
-        return self.keys.shape[2]
-
-
-@dataclass
-class ReferenceCache:
-    """The state of a decoding batch. `decode` advances it in place."""
-
-    layers: list[LayerCache]
-    positions: Tensor
-    """int64 [B]: the logical position of each row's next token."""
+    plain_query: Tensor
+    plain_keys: Tensor
 
 
 class ReferenceDecoder:
@@ -88,47 +67,76 @@ class ReferenceDecoder:
         longest = min(input_ids.shape[1], self.parameters.max_input_len)
         rows = checks.lengths("prompt_lengths", prompt_lengths, input_ids.shape[0], 1, longest)
         hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(rows)]
-        layers = [
-            self._prefill_layer(index, self._weights.layer(index), hidden, prompt_lengths)
+        caches = [
+            cache
             for index in range(self.config.num_hidden_layers)
+            for cache in self._prefill_layer(index, self._weights.layer(index), hidden, prompt_lengths)
         ]
-        cache = ReferenceCache(layers, prompt_lengths.to(torch.int64).clone())
+        cache = ReferenceCache(caches, prompt_lengths.to(torch.int64).clone())
         return self._logits(torch.stack([x[-1] for x in hidden])), cache
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, cache: ReferenceCache) -> Tensor:
         """One step: tokens [B] enter the cache at their logical positions; returns the next logits [B,vocab]."""
         checks.lengths("tokens", tokens, len(cache.positions), 0, self.config.vocab_size - 1)
-        for layer in cache.layers:
-            checks.lengths("cache.lengths", layer.lengths, len(tokens), 0, layer.capacity - 1)
+        for one in cache.caches:
+            checks.lengths("cache.lengths", one.lengths, len(tokens), 0, one.capacity - 1)
         hidden = self._weights.embed(tokens)
-        for index, layer in enumerate(cache.layers):
-            hidden = self._decode_layer(index, self._weights.layer(index), hidden, cache.positions, layer)
+        rest = iter(cache.caches)
+        for index in range(self.config.num_hidden_layers):
+            caches = [next(rest) for _ in self.parameters.groups(index)]
+            hidden = self._decode_layer(index, self._weights.layer(index), hidden, cache.positions, caches)
         cache.positions = cache.positions + 1
         return self._logits(hidden)
 
-    def _prefill_layer(self, index: int, weights: Weights, hidden: list[Tensor], prompt_lengths: Tensor) -> LayerCache:
+    def _prefill_layer(
+        self, index: int, weights: Weights, hidden: list[Tensor], prompt_lengths: Tensor
+    ) -> list[LayerCache]:
         """Every row's residual stream [n,hidden] through one layer, in place in the list; what the layer stores."""
-        padded = self._empty_prompt([len(x) for x in hidden])
+        rows, projected = [len(x) for x in hidden], []
         for b, x in enumerate(hidden):
-            query, keys, values = self._project(weights, x, torch.arange(len(x)))
-            output = causal_attention(query.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1))
+            row = self._project(weights, x, torch.arange(len(x)))
+            query, keys, values = (part.transpose(0, 1) for part in row[:3])
+            output = causal_attention(query, keys, values)
             hidden[b] = self._finish(weights, x, output.transpose(0, 1))
-            self._keep(padded, b, query, keys, values)
-        return self._compact(index, *padded, prompt_lengths)
+            projected.append(row)
+        return [self._compact(group, projected, max(rows), prompt_lengths) for group in self.parameters.groups(index)]
 
     def _decode_layer(
-        self, index: int, weights: Weights, hidden: Tensor, positions: Tensor, layer: LayerCache
+        self, index: int, weights: Weights, hidden: Tensor, positions: Tensor, caches: list[LayerCache]
     ) -> Tensor:
-        """The residual stream [B,hidden] of one token per row through one layer, whose cache is advanced in place."""
-        query, keys, values = self._project(weights, hidden, positions)
-        state = layer.keys, layer.values, layer.page_min, layer.page_max, layer.lengths
-        bounds.append_in_place(*state, keys, values, page_size=self.parameters.page_size)
-        layer.lengths = layer.lengths + 1
-        return self._finish(weights, hidden, self._select(index, query, layer))
+        """The residual stream [B,hidden] of one token per row through one layer, whose caches are advanced in place."""
+        projected = self._project(weights, hidden, positions)
+        output = torch.empty_like(projected.query)
+        for group, cache in zip(self.parameters.groups(index), caches, strict=True):
+            new, heads = self._of_group(group, projected)
+            self._append(group, cache, new, positions)
+            output[:, heads] = self._select(group, new, cache)
+        return self._finish(weights, hidden, output)
 
-    def _project(self, weights: Weights, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N,H,D], keys and values [N,G,D] of N tokens at their positions."""
+    def _of_group(self, group: Group, projected: Projected) -> tuple[Projected, list[int]]:
+        """What belongs to one group's heads, and which query heads these are."""
+        size = self.config.num_attention_heads // self.config.num_key_value_heads
+        kv_heads = list(range(self.config.num_key_value_heads) if group.kv_heads is None else group.kv_heads)
+        heads = [kv * size + head for kv in kv_heads for head in range(size)]
+        query, keys, values, plain_query, plain_keys = projected
+        mine = query[:, heads], keys[:, kv_heads], values[:, kv_heads], plain_query[:, heads], plain_keys[:, kv_heads]
+        return Projected(*mine), heads
+
+    def _append(self, group: Group, cache: LayerCache, new: Projected, positions: Tensor) -> None:
+        """Store one token per row behind the entries of a cache, in place."""
+        stored = new.plain_keys if group.parameters.positions == "cache" else new.keys
+        # A cache per query head repeats the keys of its group.
+        keys, values = (x.repeat_interleave(cache.keys.shape[1] // x.shape[1], dim=1) for x in (stored, new.values))
+        if cache.positions is not None:
+            for row, slot in enumerate(cache.lengths.tolist()):
+                cache.positions[row, :, slot] = positions[row]
+        state = cache.keys, cache.values, cache.page_min, cache.page_max, cache.lengths
+        bounds.append_in_place(*state, keys, values, page_size=group.parameters.page_size)
+        cache.lengths = cache.lengths + 1
+
+    def _project(self, weights: Weights, hidden: Tensor, positions: Tensor) -> Projected:
+        """Queries, keys and values of N tokens [N,hidden] at their positions."""
         config = self.config
         x = rms_norm(hidden, weights["input_layernorm.weight"], config.norm_epsilon)
         query, keys, values = (
@@ -138,7 +146,7 @@ class ReferenceDecoder:
         if config.qk_norm:
             query = rms_norm(query, weights["self_attn.q_norm.weight"], config.norm_epsilon)
             keys = rms_norm(keys, weights["self_attn.k_norm.weight"], config.norm_epsilon)
-        return self._rotary(query, positions), self._rotary(keys, positions), values
+        return Projected(self._rotary(query, positions), self._rotary(keys, positions), values, query, keys)
 
     def _finish(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
         """The rest of a layer: output projection and feed-forward, each added to the residual stream [N,hidden]."""
@@ -150,49 +158,71 @@ class ReferenceDecoder:
         norm = self._weights.tensor("model.norm.weight")
         return self._weights.logits(rms_norm(hidden, norm, self.config.norm_epsilon))
 
-    def _empty_prompt(self, rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """q_window [B,H,W,D], keys and values [B,G,S,D] to be filled row by row."""
-        config, batch = self.config, len(rows)
-        window = torch.zeros(
-            batch, config.num_attention_heads, self.parameters.window, config.head_size, dtype=self.dtype
-        )
-        shape = (batch, config.num_key_value_heads, max(rows), config.head_size)
-        return window, torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
-
-    def _keep(
-        self, padded: tuple[Tensor, Tensor, Tensor], row: int, query: Tensor, keys: Tensor, values: Tensor
-    ) -> None:
-        length, window = len(keys), min(len(query), self.parameters.window)
-        padded[0][row, :, self.parameters.window - window :] = query[-window:].transpose(0, 1)
-        padded[1][row, :, :length] = keys.transpose(0, 1)
-        padded[2][row, :, :length] = values.transpose(0, 1)
-
-    def _compact(
-        self, index: int, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
-    ) -> LayerCache:
+    def _compact(self, group: Group, projected: list[Projected], longest: int, prompt_lengths: Tensor) -> LayerCache:
         """Evict as the policy says, and make room for the tokens to come."""
-        parameters, skipped = self.parameters, index < self.parameters.skip_layers
+        parameters = group.parameters
+        rows = [self._of_group(group, row)[0] for row in projected]
+        window = _stacked([row.query for row in rows], min(parameters.window, longest), last=True)
+        keys = _stacked([row.plain_keys if parameters.positions == "cache" else row.keys for row in rows], longest)
+        values = _stacked([row.values for row in rows], longest)
         kept: Compacted
-        if skipped:
-            kept = compact(q_window, keys, values, prompt_lengths, prompt_budget=keys.shape[2], pool_kernel=1)
+        if self._is_exempt(group):
+            kept = compact(window, keys, values, prompt_lengths, prompt_budget=longest, pool_kernel=1)
         else:
-            kept = self.method.compact(q_window, keys, values, prompt_lengths, parameters)
-        room = [
-            tensor.new_zeros(*tensor.shape[:2], parameters.layer_capacity(index), tensor.shape[3])
-            for tensor in kept[:2]
-        ]
-        for target, source in zip(room, kept[:2], strict=True):
-            target[:, :, : source.shape[2]] = source
+            kept = self.method.compact(window, keys, values, prompt_lengths, parameters)
         lengths = kept.lengths.to(torch.int64)
-        pages: tuple[Tensor | None, Tensor | None] = (None, None)
-        if parameters.decode_selection == "hybrid" and not skipped:
-            pages = bounds.page_bounds(room[0], lengths, parameters.page_size)
-        return LayerCache(room[0], room[1], lengths, *pages, kept.indices)
+        cache = LayerCache(
+            _with_room(kept.keys, parameters.capacity), _with_room(kept.values, parameters.capacity), lengths
+        )
+        cache.indices, cache.positions = kept.indices, _with_room(kept.indices.long(), parameters.capacity)
+        if kept.scores is not None:
+            cache.scores = _with_room(kept.scores, parameters.capacity)
+        if parameters.decode_selection in ("hybrid", "quest"):
+            cache.page_min, cache.page_max = bounds.page_bounds(cache.keys, lengths, parameters.page_size)
+        return cache
 
-    def _select(self, index: int, query: Tensor, layer: LayerCache) -> Tensor:
-        """Attention of one step [B,H,D], over what the policy reads."""
-        if index < self.parameters.skip_layers:
-            return dense_attention(query, layer.keys, layer.values, layer.lengths)
-        state = layer.keys, layer.values, layer.lengths, layer.page_min, layer.page_max
-        output, layer.selected = self.method.select(query, *state, self.parameters)
-        return output
+    def _is_exempt(self, group: Group) -> bool:
+        """Whether a policy leaves these heads as they are (skipped layers, heads that keep everything)."""
+        return group.parameters.policy != self.parameters.policy
+
+    def _select(self, group: Group, new: Projected, cache: LayerCache) -> Tensor:
+        """Attention of one step [B,heads,D] over what the policy reads; then drop what it drops."""
+        if self._is_exempt(group):
+            return dense_attention(new.query, cache.keys, cache.values, cache.lengths)
+        query, seen = new.query, cache
+        if group.parameters.positions == "cache":
+            query = self._rotary(new.plain_query, cache.lengths - 1)
+            seen = replace(cache, keys=self._rotated_by_slot(cache.keys))
+        step: Selection = self.method.select(query, seen, group.parameters)
+        cache.selected = step.selected
+        if step.scores is not None:
+            cache.scores = step.scores
+        for row, kept in enumerate(step.kept or ()):
+            cache.keep(row, kept)
+        return step.output
+
+    def _rotated_by_slot(self, keys: Tensor) -> Tensor:
+        """Keys [B,G,C,D] rotated as if slot i were position i."""
+        batch, heads, slots, size = keys.shape
+        by_slot = keys.permute(2, 0, 1, 3).reshape(slots, batch * heads, size)
+        return self._rotary(by_slot, torch.arange(slots)).reshape(slots, batch, heads, size).permute(1, 2, 0, 3)
+
+
+def _stacked(rows: list[Tensor], slots: int, *, last: bool = False) -> Tensor:
+    """Rows [n,heads,D] of unequal length as [B,heads,slots,D]: their first tokens from the front, or their last ones
+    up to the end; zeros elsewhere."""
+    stacked = rows[0].new_zeros(len(rows), rows[0].shape[1], slots, rows[0].shape[2])
+    for target, row in zip(stacked, rows, strict=True):
+        count = min(len(row), slots)
+        if last:
+            target[:, slots - count :] = row[-count:].transpose(0, 1)
+        else:
+            target[:, :count] = row[:count].transpose(0, 1)
+    return stacked
+
+
+def _with_room(stored: Tensor, slots: int) -> Tensor:
+    """`stored` [B,G,n,...] in a table of `slots` slots, zeros behind it."""
+    room = stored.new_zeros(*stored.shape[:2], slots, *stored.shape[3:])
+    room[:, :, : stored.shape[2]] = stored
+    return room

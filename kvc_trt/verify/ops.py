@@ -173,7 +173,7 @@ def compare_step(
     """
     q, k, v, m = _float32(query), _float32(keys), _float32(values), torch.from_numpy(lengths)
     low, high = reference.page_bounds(k, m, parameters.page_size)
-    wanted, expected = policies.method(parameters).select(q, k, v, m, low, high, parameters)
+    wanted, expected, *_ = policies.method(parameters).select(q, reference.LayerCache(k, v, m, low, high), parameters)
     assert expected is not None
     compared = compare_selection(
         query, keys, lengths, expected.numpy(), selected, page_size=parameters.page_size, top_r=parameters.top_r

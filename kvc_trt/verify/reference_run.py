@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from kvc_trt.policies.registry import Method
 
 Choices = Mapping[int, list[NDArray[np.integer]]]
-"""Per layer: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
+"""Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
 
 
 @dataclass
 class ReferenceRun:
-    """Logits [N+1,B,vocab] and what every layer chose."""
+    """Logits [N+1,B,vocab] and what was chosen for every cache."""
 
     logits: NDArray[np.float32]
     choices: dict[int, list[NDArray[np.integer]]]
@@ -52,12 +52,13 @@ class ForcedDecoder(ReferenceDecoder):
         with (progress or NullProgress()).task("reference", layers) as advance:
             for index in range(layers):
                 weights = self._weights.layer(index)
-                layer = self._prefill_layer(index, weights, prompts, lengths)
-                choices[index] = [layer.indices.numpy()]
+                caches = self._prefill_layer(index, weights, prompts, lengths)
+                made = [_list_of(cache.indices) for cache in caches]
                 for step, hidden in enumerate(steps):
-                    steps[step] = self._decode_layer(index, weights, hidden, lengths + step, layer)
-                    if layer.selected is not None:
-                        choices[index].append(layer.selected.numpy())
+                    steps[step] = self._decode_layer(index, weights, hidden, lengths + step, caches)
+                    for chosen, cache in zip(made, caches, strict=True):
+                        chosen += _list_of(cache.selected)
+                choices.update(enumerate(made, start=len(choices)))
                 advance(1)
             hidden = torch.stack([*[torch.stack([x[-1] for x in prompts])], *steps])
             logits = self._logits(hidden.flatten(0, 1)).reshape(*hidden.shape[:2], -1)
@@ -127,19 +128,16 @@ class _Replay:
         kept_keys, kept_values = (torch.gather(cache, 2, where).masked_fill(empty, 0) for cache in (keys, values))
         return reference.Compacted(kept_keys, kept_values, indices, (indices >= 0).sum(-1)[:, 0])
 
-    def select(
-        self, query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, page_min: Tensor | None,
-        page_max: Tensor | None, parameters: PolicyParameters,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def select(self, query: Tensor, cache: reference.LayerCache, parameters: PolicyParameters) -> reference.Selection:
         """Steps come in order."""
         if not self._current:
-            return reference.dense_attention(query, keys, values, lengths), None
+            return self._own.select(query, cache, parameters)
         given = self._current.pop(0)
-        _, own = self._own.select(query, keys, values, lengths, page_min, page_max, parameters)
+        own = self._own.select(query, cache, parameters).selected
         assert own is not None
-        self.compared += self._judge_read(query, keys, lengths, own, given, parameters)
+        self.compared += self._judge_read(query, cache.keys, cache.lengths, own, given, parameters)
         selected = torch.from_numpy(np.ascontiguousarray(given))
-        return attend_selected(query, keys, values, selected), selected
+        return reference.Selection(attend_selected(query, cache.keys, cache.values, selected), selected)
 
     def _judge_kept(
         self, q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, own: Tensor, given: NDArray[np.integer],
@@ -159,6 +157,10 @@ class _Replay:
         inputs = (query.numpy(), keys.numpy(), lengths.numpy(), own.numpy(), given)
         rule = parameters
         return compare_selection(*inputs, page_size=rule.page_size, top_r=rule.top_r, slack=self._slack)
+
+
+def _list_of(chosen: Tensor | None) -> list[NDArray[np.integer]]:
+    return [] if chosen is None else [chosen.numpy()]
 
 
 def different_rows(one: Choices, other: Choices) -> set[int]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kvc_trt.policies import full
-from kvc_trt.reference.decoder import LayerCache, ReferenceDecoder
+from kvc_trt.reference import LayerCache, Selection
+from kvc_trt.reference.decoder import ReferenceDecoder
 
 POLICIES = {
     "rocketkv": {"pool_kernel": 5, "window": 8},
@@ -38,7 +39,8 @@ class Masked:
         self.visible: list[list[list[list[int]]]] = []
         self.compact = full.compact
 
-    def select(self, query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, None]:
+    def select(self, query: Tensor, cache: LayerCache, _: Any) -> Selection:
+        keys, values = cache.keys, cache.values
         output = torch.empty_like(query)
         group = query.shape[1] // keys.shape[1]
         for b, heads in enumerate(self.visible.pop(0)):
@@ -48,7 +50,7 @@ class Masked:
                 rows = slice(kv * group, (kv + 1) * group)
                 logits = query[b, rows] @ keys[b, kv].T / math.sqrt(query.shape[2]) + mask
                 output[b, rows] = torch.softmax(logits, dim=-1) @ values[b, kv]
-        return output, None
+        return Selection(output)
 
 
 def visible_positions(layer: LayerCache, prompt_lengths: list[int]) -> list[list[list[int]]]:
@@ -86,7 +88,7 @@ def test_compression_equals_masked_full_attention(
     read = []
     for column in following.T:
         found = compressed.decode(column, cache)
-        masked.method.visible = [visible_positions(layer, lengths) for layer in cache.layers]
+        masked.method.visible = [visible_positions(layer, lengths) for layer in cache.caches]
         read.append(len(masked.method.visible[0][0][0]))
         expected = masked.decode(column, expected_cache)
         assert (found - expected).norm() <= bar * expected.norm()
@@ -104,7 +106,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(policy: str, family: Callable[..
     for b, length in enumerate(lengths):
         alone, own = teacher_forced(decoder, ids[b : b + 1, :length], n[b : b + 1], following[b : b + 1])
         torch.testing.assert_close(torch.stack([x[b] for x in together]), torch.cat(alone), rtol=1e-5, atol=1e-5)
-        for left, right in zip(cache.layers, own.layers, strict=True):
+        for left, right in zip(cache.caches, own.caches, strict=True):
             assert left.lengths[b] == right.lengths[0]
             width = right.indices.shape[2]
             assert torch.equal(left.indices[b, :, :width], right.indices[0])
@@ -132,11 +134,11 @@ def test_prompts_around_window_and_budget(n: int, family: Callable[..., Any]) ->
     decoder = pair.decoder("rocketkv", 40, 120, NEW, window=8, pool_kernel=5, prompt_budget=48)
     ids, lengths, following = prompts(pair, [n])
     _, cache = decoder.prefill(ids, lengths)
-    assert cache.layers[0].lengths.tolist() == [min(n, 48)]
+    assert cache.caches[0].lengths.tolist() == [min(n, 48)]
     for column in following.T:
         decoder.decode(column, cache)
-    assert cache.layers[2].lengths.tolist() == [min(n, 48) + NEW]
-    assert cache.layers[2].capacity == 48 + NEW
+    assert cache.caches[2].lengths.tolist() == [min(n, 48) + NEW]
+    assert cache.caches[2].capacity == 48 + NEW
 
 
 def test_rows_of_one_and_four_thousand_tokens(family: Callable[..., Any]) -> None:
@@ -144,10 +146,10 @@ def test_rows_of_one_and_four_thousand_tokens(family: Callable[..., Any]) -> Non
     decoder = pair.decoder("rocketkv", 64, 4000, 8)
     ids, lengths, following = prompts(pair, [1, 4000], 2)
     _, cache = decoder.prefill(ids, lengths)
-    assert cache.layers[0].lengths.tolist() == [1, decoder.parameters.prompt_budget]
+    assert cache.caches[0].lengths.tolist() == [1, decoder.parameters.prompt_budget]
     for column in following.T:
         assert torch.isfinite(decoder.decode(column, cache)).all()
-    selected = cache.layers[0].selected
+    selected = cache.caches[0].selected
     assert selected is not None
     assert (selected >= 0).sum(dim=-1).tolist() == [[3, 3], [32, 32]]
 
@@ -158,10 +160,10 @@ def test_skipped_layers_keep_everything(family: Callable[..., Any]) -> None:
     ids, lengths, following = prompts(pair, [150])
     _, cache = decoder.prefill(ids, lengths)
     decoder.decode(following[:, 0], cache)
-    assert [layer.capacity for layer in cache.layers] == [156, 156, decoder.parameters.capacity]
-    assert [layer.lengths.item() for layer in cache.layers] == [151, 151, decoder.parameters.prompt_budget + 1]
-    assert [layer.selected is None for layer in cache.layers] == [True, True, False]
-    assert [layer.page_min is None for layer in cache.layers] == [True, True, False]
+    assert [layer.capacity for layer in cache.caches] == [156, 156, decoder.parameters.capacity]
+    assert [layer.lengths.item() for layer in cache.caches] == [151, 151, decoder.parameters.prompt_budget + 1]
+    assert [layer.selected is None for layer in cache.caches] == [True, True, False]
+    assert [layer.page_min is None for layer in cache.caches] == [True, True, False]
 
 
 def test_weights_that_are_not_kept_give_the_same_numbers(family: Callable[..., Any], teacher_forced: Any) -> None:
@@ -182,10 +184,10 @@ def test_a_full_cache_is_an_error_and_changes_nothing(family: Callable[..., Any]
     _, cache = decoder.prefill(torch.ones(1, 10, dtype=torch.int64), torch.tensor([10]))
     for _ in range(2):
         decoder.decode(torch.tensor([3]), cache)
-    before = [layer.keys.clone() for layer in cache.layers]
+    before = [layer.keys.clone() for layer in cache.caches]
     with pytest.raises(ValueError, match=r"cache.lengths has shape \[1\] with values \[12\]; expected each in 0..11"):
         decoder.decode(torch.tensor([3]), cache)
-    assert all(torch.equal(layer.keys, old) for layer, old in zip(cache.layers, before, strict=True))
+    assert all(torch.equal(layer.keys, old) for layer, old in zip(cache.caches, before, strict=True))
 
 
 @pytest.mark.parametrize(

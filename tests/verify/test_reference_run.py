@@ -37,7 +37,7 @@ def test_it_equals_prefill_and_decode(forced):
     logits, cache = decoder.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
     expected = [logits] + [decoder.decode(torch.from_numpy(fed), cache) for fed in tokens]
     np.testing.assert_allclose(run.logits, torch.stack(expected).numpy(), atol=1e-5)
-    last = cache.layers[1].selected
+    last = cache.caches[1].selected
     assert np.array_equal(run.choices[1][-1], last.numpy())
 
 
