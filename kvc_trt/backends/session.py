@@ -16,9 +16,18 @@ RUNNERS = {
     "onnxruntime": ("onnxruntime", "torch"),
     "torch": ("torch", "onnxruntime"),
     "tensorrt": ("tensorrt", "torch"),
+    "tensorrt-llm": ("torch",),
 }
 """Backend that an engine was built for -> backends that run it. A TensorRT engine's graphs may be of a type that ONNX
 Runtime's CPU kernels do not have; its weights any backend in PyTorch reads."""
+
+WAY_OUT = {
+    "tensorrt-llm": "--backend torch: the same weights and kernels in PyTorch; or kvc-trt export tensorrt-llm, whose "
+    "plans tensorrt_llm.runtime.Session and TensorRT load"
+}
+"""What to do with engines that no executor of ours loads. TensorRT 10.14, which builds them, cannot be asked which
+outputs of a plan lie in the buffers of which inputs (get_aliased_input_tensor came with 10.15), and a cache that is
+bound wrongly is read while it is written."""
 
 
 def open_session(
@@ -40,7 +49,7 @@ def open_session(
     from kvc_trt.engine import Engine
 
     engine = Engine.open(Path(engine_dir), progress=progress)
-    executor = executor_class(engine.backend, backend)(engine, threads=threads, **executor_options)
+    executor = executor_class(runner(engine.backend, backend))(engine, threads=threads, **executor_options)
     executor.load()
     return Session(
         executor,
@@ -50,17 +59,23 @@ def open_session(
     )
 
 
-def executor_class(built_for: str, backend: str | None = None) -> Any:
-    """The executor of a backend for engines of another or the same; InputError where it does not run them."""
+def runner(built_for: str, backend: str | None = None) -> str:
+    """The backend that runs an engine: `backend`, or with None the one it was built for; InputError where it cannot."""
     chosen = backend or built_for
-    if chosen not in (runners := RUNNERS.get(built_for, ())):
-        expected = " or ".join(runners) or "kvc-trt export, whose result runs elsewhere"
-        raise InputError(f"an engine built for {built_for} does not run on {chosen!r}; expected {expected}")
-    if chosen == "onnxruntime":
+    runners = RUNNERS[built_for]
+    if chosen not in runners:
+        message = f"an engine built for {built_for} does not run on backend {chosen}; expected {' or '.join(runners)}"
+        raise InputError(message, hint=WAY_OUT.get(built_for))
+    return chosen
+
+
+def executor_class(backend: str) -> Any:
+    """The executor of a backend."""
+    if backend == "onnxruntime":
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
         return OnnxRuntimeExecutor
-    if chosen == "tensorrt":
+    if backend == "tensorrt":
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 
         return TensorRtExecutor

@@ -110,6 +110,8 @@ def command(
     progress = output.progress()
     choice = choose_model(config.model, config.checkpoint)
     request = resolve(config, choice, backend.name, recorded=recorded, measure_break_even=builder.measure_break_even)
+    if verify:
+        _check_rows(request)
     output_directory = directory or Path("engines") / _default_name(choice.name, request.config.policy)
     choice, source = open_source(choice, request.config)
     request = for_source(request, choice, source)
@@ -156,6 +158,14 @@ def _check_verifiable() -> None:
         )
 
 
+def _check_rows(request: Request) -> None:
+    """What compiles an engine for a number of rows takes long: too few for the check after it are refused before."""
+    if request.config.backend == "tensorrt":
+        from kvc_trt.verify.target_tensorrt import check_rows
+
+        check_rows(request.config.max_batch_size, "the engine")
+
+
 def _checkpoint_beside(request: Request, source: ModelSource) -> Path | None:
     """The checkpoint, where its weights were quantised: verify then says what that cost."""
     return source.directory if request.config.weights in ("int8", "int4") else None
@@ -168,9 +178,14 @@ def _verify(result: BuildResult, checkpoint: Path | None, progress: Progress) ->
     if result.status == "up to date" and is_verified(result.engine):
         progress.note("verification: passed after an earlier build of this engine")
         return None
+    from kvc_trt.backends.session import RUNNERS
     from kvc_trt.verify.ladder import verify
 
-    report = verify(result.engine, level="quick", checkpoint=checkpoint, progress=progress)
+    built_for = result.engine.backend
+    backend = built_for if built_for in RUNNERS[built_for] else RUNNERS[built_for][0]
+    if backend != built_for:
+        progress.note(f"verification: {backend} runs the engine's weights; nothing here runs plans of {built_for}")
+    report = verify(result.engine, level="quick", backend=backend, checkpoint=checkpoint, progress=progress)
     if report.passed:
         record_verified(result.engine)
     return report

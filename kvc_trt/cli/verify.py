@@ -60,6 +60,7 @@ def command(
     a GPU or emulated. Exit code 1 if anything is outside the recorded thresholds.
     """
     _require_torch()
+    from kvc_trt.backends.session import runner
     from kvc_trt.engine import Engine
     from kvc_trt.errors import InputError, VerificationFailed
     from kvc_trt.verify.ladder import verify
@@ -71,7 +72,7 @@ def command(
     report = verify(
         opened,
         level=level,
-        backend=backend or opened.backend,
+        backend=runner(opened.backend, backend),
         kernels=kernels,
         steps=steps,
         samples=samples,

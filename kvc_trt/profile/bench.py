@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+ELSEWHERE = {
+    "torch": "benchmarks/ has scripts for it",
+    "tensorrt-llm": "kvc-trt build --backend tensorrt compiles the same graphs; TensorRT's trtexec times plans alone",
+}
+"""What measures engines of other backends."""
+
 
 class Bench(Protocol):
     """One kind of place. Executors that it opened are what its other methods take."""
@@ -118,5 +124,5 @@ def bench_for(engine: Engine, threads: int) -> Bench:
         return TensorRtBench(engine)
     raise UnsupportedEnvironment(
         f"{engine.path} was built for {engine.backend}; profile runs engines for onnxruntime and tensorrt",
-        hint="benchmarks/ has scripts for other backends" if engine.backend == "torch" else None,
+        hint=ELSEWHERE.get(engine.backend),
     )

@@ -60,11 +60,7 @@ class TensorRtTarget:
     """The engine through `TensorRtExecutor`."""
 
     def __init__(self, engine: Engine, threads: int | None) -> None:
-        if engine.build.max_batch_size < FEWEST_ROWS:
-            raise InputError(
-                f"{engine.path} takes {engine.build.max_batch_size} rows at once; verification needs {FEWEST_ROWS}",
-                hint=f"build it with --max-batch-size {FEWEST_ROWS}, or verify with --backend torch",
-            )
+        check_rows(engine.build.max_batch_size, str(engine.path))
         self._engine = engine
         self._graphs = OnnxRuntimeTarget(engine, threads)
         """The engine's graphs: there the operators are, whoever runs them."""
@@ -118,6 +114,15 @@ class TensorRtTarget:
 
         loaded = build_program(self._bench, program, self._engine.build.max_batch_size, expose)
         return TensorRtExecutor(program, loaded=loaded)
+
+
+def check_rows(rows: int, what: str) -> None:
+    """InputError for engines of too few rows, which can be told before one is built."""
+    if rows < FEWEST_ROWS:
+        raise InputError(
+            f"{what} takes {rows} rows at once; verification needs {FEWEST_ROWS}",
+            hint=f"build it with --max-batch-size {FEWEST_ROWS}, or with --no-verify and verify it by --backend torch",
+        )
 
 
 def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:

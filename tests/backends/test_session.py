@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.backends.session import open_session
+from kvc_trt.backends.session import RUNNERS, open_session
+from kvc_trt.cli.main import run
+from kvc_trt.engine.targets import STAGES
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request
+from tests.backends.compiled import as_compiled
 
 
 def test_an_engine_answers(tiny_engine):
@@ -24,3 +27,38 @@ def test_a_damaged_engine_is_refused_before_anything_is_loaded(tiny_engine):
     weights.write_bytes(content)
     with pytest.raises(InputError, match=r"weights\.safetensors"):
         open_session(tiny_engine)
+
+
+def test_every_backend_that_builds_engines_says_what_runs_them():
+    assert set(RUNNERS) == set(STAGES)
+    assert all(runners for runners in RUNNERS.values())
+
+
+REFUSED = "an engine built for tensorrt-llm does not run on backend tensorrt-llm; expected torch"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said", "hint"),
+    [
+        (["run", "ENGINE", "--prompt", "hello"], 2, REFUSED, "--backend torch"),
+        (["verify", "ENGINE"], 2, REFUSED, "kvc-trt export tensorrt-llm"),
+        (["run", "ENGINE", "--prompt", "hello", "--backend", "tensorrt"], 2, "on backend tensorrt; expected torch", ""),
+        (["profile", "ENGINE"], 3, "profile runs engines for onnxruntime and tensorrt", "--backend tensorrt"),
+    ],
+)
+def test_an_engine_of_tensorrt_llm_says_what_runs_it(command, code, said, hint, tiny_engine, capfd):
+    engine = as_compiled(tiny_engine, "tensorrt-llm")
+    assert run([str(engine) if part == "ENGINE" else part for part in command]) == code
+    printed = capfd.readouterr().err
+    assert said in printed
+    assert hint in printed
+
+
+def test_the_rest_of_an_engine_of_tensorrt_llm_is_of_use(tiny_engine, capfd):
+    engine = as_compiled(tiny_engine, "tensorrt-llm")
+    assert run(["inspect", str(engine)]) == 0
+    assert "built by kvc-trt" in (printed := capfd.readouterr().out)
+    assert "for tensorrt-llm" in printed
+    session = open_session(engine, backend="torch")
+    (output,) = session.generate([Request([3] * 100, 2, ignore_eos=True)])
+    assert len(output.token_ids) == 2

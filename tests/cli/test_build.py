@@ -8,8 +8,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from kvc_trt.cli import output
+from kvc_trt.cli.build import _check_rows, _verify
 from kvc_trt.cli.main import run
 from kvc_trt.engine import Engine
+from kvc_trt.errors import InputError
+from tests.backends.compiled import as_compiled
 
 
 @pytest.fixture
@@ -24,11 +28,12 @@ def ladder(monkeypatch):
     report = SimpleNamespace(passed=True, failures=[])
     report.to_json = lambda: {"passed": report.passed}
     report.as_text = lambda: f"passed: {report.passed}"
-    state = SimpleNamespace(report=report, engines=[])
+    state = SimpleNamespace(report=report, engines=[], backends=[])
 
-    def verify(engine, *, level, checkpoint, progress):
+    def verify(engine, *, level, backend, checkpoint, progress):
         assert (level, checkpoint) == ("quick", None)
         state.engines.append(engine.path)
+        state.backends.append(backend)
         return report
 
     module = ModuleType("kvc_trt.verify.ladder")
@@ -46,6 +51,27 @@ def test_a_passing_engine_is_verified_once(arguments, ladder, tmp_path, capfd):
     streams = capfd.readouterr()
     assert "up to date" in streams.out
     assert "passed after an earlier build" in streams.err
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
+def test_an_engine_is_verified_by_the_backend_it_was_built_for(backend, arguments, ladder):
+    assert run([*arguments, "--backend", backend]) == 0
+    assert ladder.backends == [backend]
+
+
+def test_an_engine_of_tensorrt_llm_is_verified_in_pytorch_and_that_is_said(ladder, tiny_engine, capfd):
+    engine = Engine.open(as_compiled(tiny_engine, "tensorrt-llm"))
+    result = SimpleNamespace(engine=engine, status="built")
+    assert _verify(result, None, output.progress()).passed
+    assert ladder.backends == ["torch"]
+    assert "nothing here runs plans of tensorrt-llm" in capfd.readouterr().err
+
+
+def test_too_few_rows_to_verify_a_tensorrt_engine_are_refused_before_the_build(tiny_engine):
+    config = Engine.open(tiny_engine).build.model_copy(update={"backend": "tensorrt", "max_batch_size": 2})
+    with pytest.raises(InputError, match="the engine takes 2 rows at once; verification needs 8") as caught:
+        _check_rows(SimpleNamespace(config=config))
+    assert "--no-verify" in caught.value.hint
 
 
 def test_a_failing_engine_stays_fails_and_is_never_called_fine(arguments, ladder, tmp_path, capfd):

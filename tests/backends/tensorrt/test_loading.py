@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,9 @@ from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.loading import DTYPES, TensorInfo, load, state_problems
 from kvc_trt.backends.tensorrt.plugins import check_trusted, fingerprint, named_path, untrusted
 from kvc_trt.engine import Engine
-from kvc_trt.engine.manifest import rebuild_hint, sealed
+from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from tests.backends.compiled import as_compiled
 from tests.backends.tensorrt import rtx
 
 SHA256 = "ab" * 32
@@ -23,32 +23,7 @@ SHA256 = "ab" * 32
 
 @pytest.fixture
 def tensorrt_engine(tiny_engine):
-    """The tiny engine's directory, as one for TensorRT: plans that no TensorRT wrote, all hashes right."""
-    from kvc_trt.engine.files import listing, sha256
-    from kvc_trt.engine.manifest import canonical
-    from kvc_trt.engine.targets import INSPECTOR_DIRECTORY, inspector_file, plan_file
-
-    (tiny_engine / INSPECTOR_DIRECTORY).mkdir()
-    for graph in ("prefill", "decode"):
-        (tiny_engine / plan_file(graph)).write_bytes(b"no plan of TensorRT's" * 100)
-        (tiny_engine / inspector_file(graph)).write_bytes(b"{}\n")
-    config = json.loads((tiny_engine / "config.json").read_text())
-    config["build_config"]["kvc_trt"]["backend"] = "tensorrt"
-    (tiny_engine / "config.json").write_bytes(canonical(config))
-    manifest = json.loads((tiny_engine / "manifest.json").read_text())
-    manifest.pop("sha256")
-    manifest["target"] = {
-        "backend": "tensorrt",
-        "architecture": "sm_90",
-        "tensorrt": "11.4.0.106",
-        "plugins": {"file": "libkvc_plugins.so", "sha256": SHA256, "abi": 1},
-        "compatibility": "none",
-    }
-    sizes = listing(tiny_engine)
-    sizes.pop("manifest.json")
-    manifest["files"] = {name: {"sha256": sha256(tiny_engine / name), "size": size} for name, size in sizes.items()}
-    (tiny_engine / "manifest.json").write_bytes(sealed(manifest))
-    return tiny_engine
+    return as_compiled(tiny_engine, "tensorrt", SHA256)
 
 
 def test_the_directory_is_opened_without_tensorrt(tensorrt_engine):

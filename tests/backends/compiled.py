@@ -1,0 +1,41 @@
+"""Engine directories as a compiling backend leaves them, but for the plans: no TensorRT wrote those."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kvc_trt.engine.files import listing, sha256
+from kvc_trt.engine.manifest import canonical, sealed
+from kvc_trt.engine.targets import INSPECTOR_DIRECTORY, STAGES, inspector_file, plan_file
+
+TARGETS = {
+    "tensorrt": {"tensorrt": "11.4.0.106"},
+    "tensorrt-llm": {"tensorrt": "10.14.1.48", "tensorrt_llm": "1.2.1"},
+}
+
+
+def as_compiled(engine: Path, backend: str, library_sha256: str = "ab" * 32) -> Path:
+    """Turn the directory of any engine into one of `backend`, all hashes right."""
+    for graph in ("prefill", "decode"):
+        (engine / plan_file(graph)).write_bytes(b"no plan of TensorRT's" * 100)
+        if f"{graph}.inspector" in STAGES[backend]:
+            (engine / INSPECTOR_DIRECTORY).mkdir(exist_ok=True)
+            (engine / inspector_file(graph)).write_bytes(b"{}\n")
+    config = json.loads((engine / "config.json").read_text())
+    config["build_config"]["kvc_trt"]["backend"] = backend
+    (engine / "config.json").write_bytes(canonical(config))
+    manifest = json.loads((engine / "manifest.json").read_text())
+    manifest.pop("sha256")
+    manifest["target"] = {
+        "backend": backend,
+        "architecture": "sm_90",
+        **TARGETS[backend],
+        "plugins": {"file": "libkvc_plugins.so", "sha256": library_sha256, "abi": 1},
+        "compatibility": "none",
+    }
+    sizes = listing(engine)
+    sizes.pop("manifest.json")
+    manifest["files"] = {name: {"sha256": sha256(engine / name), "size": size} for name, size in sizes.items()}
+    (engine / "manifest.json").write_bytes(sealed(manifest))
+    return engine
