@@ -63,7 +63,7 @@ def follows_the_reference(program, tolerance=1e-5):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_logits_and_caches_are_the_references(policy, make_program):
     executor, cache = follows_the_reference(make_program(policy.split()[0], **POLICIES[policy]))
-    for index, layer in enumerate(cache.layers):
+    for index, layer in enumerate(cache.caches):
         np.testing.assert_allclose(executor.buffers[f"k_cache.{index}"], layer.keys.numpy(), atol=1e-5)
         np.testing.assert_allclose(executor.buffers[f"v_cache.{index}"], layer.values.numpy(), atol=1e-5)
 
@@ -280,7 +280,7 @@ def test_a_session_over_an_engine_directory(engine):
     onnx = open_session(engine.path, max_batch_size=2)
     asked = [Request([5, 9, 11] * 60, 6, ignore_eos=True), Request([7], 4, ignore_eos=True)]
     assert [o.token_ids for o in session.generate(asked)] == [o.token_ids for o in onnx.generate(asked)]
-    with pytest.raises(InputError, match="does not run on 'triton'"):
+    with pytest.raises(InputError, match="does not run on backend triton"):
         open_session(engine.path, backend="triton")
 
 
