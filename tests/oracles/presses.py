@@ -1,0 +1,82 @@
+"""kvpress's presses, without the rest of kvpress, and what each of them keeps of a prompt."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def import_presses() -> None:
+    """An empty package `kvpress` whose submodules are the installed ones; the test module is skipped without them.
+
+    Its own __init__ imports data sets, downloads and a command line that no press needs, and wraps every attention
+    function of transformers for the whole process: other tests would run on patched models.
+    """
+    spec = importlib.util.find_spec("kvpress")
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("kvpress is not installed (pip install --no-deps kvpress==0.5.5)", allow_module_level=True)
+    package = ModuleType("kvpress")
+    package.__spec__, package.__path__ = spec, list(spec.submodule_search_locations)
+    sys.modules.setdefault("kvpress", package)
+
+
+class Kept(NamedTuple):
+    """What a press left of one layer."""
+
+    positions: Tensor
+    """int64 [G,k], ascending, found by comparing the keys that stayed with all keys."""
+    scores: Tensor
+    """[G,n]: what it ranked."""
+
+
+def kept_by(press: Any, model: Any, ids: Tensor) -> list[Kept]:
+    """Run transformers' model over one prompt [n] under a press; one entry per layer.
+
+    The presses leave the order of equal scores to torch.topk; here they rank (score descending, index ascending).
+    """
+    from transformers import DynamicCache
+
+    found: list[Kept] = []
+    score, compress = press.score, press.compress
+
+    def ranks(*arguments: Any) -> Tensor:
+        press.seen = score(*arguments)
+        order = torch.sort(press.seen, dim=-1, descending=True, stable=True).indices
+        return -order.argsort(dim=-1)
+
+    def recording(module: Any, hidden: Tensor, keys: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        kept = compress(module, hidden, keys, *rest)
+        same = (kept[0][0, :, :, None] == keys[0, :, None]).all(dim=-1)
+        assert (same.sum(dim=-1) == 1).all()
+        found.append(Kept(same.int().argmax(dim=-1).sort(dim=-1).values, press.seen[0]))
+        return kept
+
+    press.score, press.compress = ranks, recording
+    length = len(ids)
+    with torch.inference_mode(), press(model):
+        # Each layer's hook asks for the position, which transformers no longer hands down by itself.
+        model(
+            ids[None], past_key_values=DynamicCache(), attention_mask=torch.ones(1, length, dtype=torch.int64),
+            cache_position=torch.arange(length),
+        )  # fmt: skip
+    return found
+
+
+def ratio(budget: int, length: int) -> float:
+    """The compression ratio at which int(length * (1 - ratio)) is the budget, whatever the rounding."""
+    return 1 - (budget + 0.5) / length
+
+
+def assert_same_sets(found: Tensor, press: Kept, bar: float = 1e-5) -> None:
+    """Positions [G,k] equal to the press's, near-ties excepted: what differs was scored within `bar` of the cut."""
+    assert found.shape == press.positions.shape
+    for ours, theirs, scores in zip(found.tolist(), press.positions.tolist(), press.scores, strict=True):
+        cut = min(float(scores[j]) for j in theirs)
+        for position in set(ours) ^ set(theirs):
+            assert abs(float(scores[position]) - cut) <= bar * abs(cut), (position, ours, theirs)

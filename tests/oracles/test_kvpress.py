@@ -1,0 +1,102 @@
+"""Which prompt tokens stay: our decoder under a policy against kvpress's press on transformers' model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvc_trt.policies import snapkv_gqa
+from kvc_trt.reference import compaction
+from kvc_trt.reference.selection import best_ascending
+from tests.oracles.presses import Kept, assert_same_sets, import_presses, kept_by, ratio
+
+import_presses()
+
+from kvpress.presses.snapkv_press import SnapKVPress  # noqa: E402
+
+MODELS = {
+    "grouped": ("llama", {}),
+    "rescaled": ("llama3.1", {"num_attention_heads": 8, "num_key_value_heads": 1}),
+    "multi-head": ("longchat", {}),
+}
+NEW = 4
+
+
+@dataclass
+class RocketKVPress(SnapKVPress):  # type: ignore[misc]
+    """Stage 1 of RocketKV in the press's terms: rows are summed, then the group, then the maximum is spread."""
+
+    def score(
+        self, module: Any, hidden: Tensor, keys: Tensor, values: Tensor, attentions: Any, kwargs: dict[str, Any]
+    ) -> Tensor:
+        rotary = kwargs["position_embeddings"]
+        attention = self.compute_window_attention(module, hidden, keys, self.window_size, rotary)
+        votes = attention.sum(dim=2).unflatten(1, (keys.shape[1], -1)).sum(dim=2)
+        pooled = functional.max_pool1d(votes, self.kernel_size, stride=1, padding=self.kernel_size // 2)
+        return functional.pad(pooled, (0, self.window_size), value=torch.inf)
+
+
+@pytest.fixture(params=MODELS)
+def pair(request: pytest.FixtureRequest, family: Callable[..., Any]) -> Any:
+    name, changes = MODELS[request.param]
+    return family(name, **changes)
+
+
+def prompt(pair: Any, n: int, seed: int) -> Tensor:
+    return torch.randint(0, pair.config.vocab_size, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+def kept_by_policy(pair: Any, policy: str, budget: int, ids: Tensor, **overrides: int) -> list[Tensor]:
+    """Positions [G,k] that every layer of our decoder keeps of a prompt [n]."""
+    decoder = pair.decoder(policy, budget, len(ids), NEW, **overrides)
+    _, cache = decoder.prefill(ids[None], torch.tensor([len(ids)]))
+    return [layer.indices[0].long() for layer in cache.caches]
+
+
+def check(found: list[Tensor], expected: list[Kept]) -> None:
+    assert len(found) == len(expected) == 3
+    for positions, press in zip(found, expected, strict=True):
+        assert_same_sets(positions, press)
+
+
+@pytest.mark.parametrize(("n", "window", "kernel", "budget"), [(150, 32, 7, 48), (333, 16, 63, 120), (90, 32, 5, 33)])
+@pytest.mark.parametrize("policy", ["snapkv++", "rocketkv"])
+def test_stage_one_of_rocketkv(policy: str, pair: Any, n: int, window: int, kernel: int, budget: int) -> None:
+    ids = prompt(pair, n, n)
+    expected = kept_by(RocketKVPress(ratio(budget, n), window, kernel), pair.hugging_face, ids)
+    check(kept_by_policy(pair, policy, 40, ids, window=window, pool_kernel=kernel, prompt_budget=budget), expected)
+
+
+@pytest.mark.parametrize(("n", "budget"), [(150, 80), (333, 100), (70, 66)])
+def test_the_press_as_it_comes(pair: Any, n: int, budget: int) -> None:
+    """Window 64, kernel 5, average pooling that counts zeros behind the ends: our votes, pooled so, keep its set."""
+    ids, seen = prompt(pair, n, n), []
+
+    def recorded(q_window: Tensor, keys: Tensor, *rest: Any) -> Any:
+        seen.append((q_window, keys))
+        return snapkv_gqa.compact(q_window, keys, *rest)
+
+    decoder = pair.decoder("snapkv-gqa", budget + NEW, n, NEW, window=64)
+    decoder.method = SimpleNamespace(compact=recorded)
+    decoder.prefill(ids[None], torch.tensor([n]))
+    found = []
+    for q_window, keys in seen:
+        votes = compaction.scores(q_window, keys, torch.tensor([n]), pool_kernel=1).values[0, :, : n - 64]
+        best = best_ascending(functional.avg_pool1d(votes, 5, stride=1, padding=2), budget - 64)
+        found.append(torch.cat([best, torch.arange(n - 64, n).expand(len(best), 64)], dim=1))
+    check(found, kept_by(SnapKVPress(ratio(budget, n)), pair.hugging_face, ids))
+
+
+@pytest.mark.parametrize(("n", "budget", "seed"), [(150, 80, 0), (333, 100, 1), (70, 66, 2)])
+def test_snapkv_with_grouped_queries(pair: Any, n: int, budget: int, seed: int) -> None:
+    """The press as it comes but for pooling, where average and maximum differ: a kernel of one is neither."""
+    ids = prompt(pair, n, seed)
+    expected = kept_by(SnapKVPress(ratio(budget, n), 64, 1), pair.hugging_face, ids)
+    check(kept_by_policy(pair, "snapkv-gqa", budget + NEW, ids, window=64, pool_kernel=1), expected)
