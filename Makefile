@@ -35,6 +35,8 @@ $(VENV)/.installed: pyproject.toml
 		|| { echo "error: kvc-trt needs Python 3.10 to 3.13, found $$($(PYTHON) --version); set PYTHON=python3.x"; exit 3; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+# Alone, for tests/oracles: its presses need torch and transformers, the rest of it an older transformers and data sets.
+	$(RUN)/pip install --quiet --disable-pip-version-check --no-deps kvpress==0.5.5
 	@touch $@
 
 demo: env
