@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.verify.tasks.words import ADJECTIVES, KEY_WORDS, NOUNS
+from kvc_trt.verify.tasks.words import KEY_WORDS, key
 
 Kind = Literal["words", "numbers", "codes", "uuids"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -23,7 +23,13 @@ def available(kind: Kind, numbers: tuple[int, int] = SEVEN_DIGITS) -> int:
     if kind not in KINDS:
         raise InputError(f"kind of key is {kind!r}, expected one of {', '.join(KINDS)}")
     first, last = numbers
-    return {"words": KEY_WORDS, "numbers": last - first + 1, "codes": 26**_CODE_LETTERS, "uuids": 2**62}[kind]
+    counts: dict[Kind, int] = {
+        "words": KEY_WORDS,
+        "numbers": last - first + 1,
+        "codes": 26**_CODE_LETTERS,
+        "uuids": 2**122,
+    }
+    return counts[kind]
 
 
 def draw_distinct(
@@ -38,7 +44,7 @@ def draw_distinct(
         return [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(count)]
     chosen = rng.choice(available(kind, numbers), size=count, replace=False).tolist()
     if kind == "words":
-        return [f"{ADJECTIVES[i // len(NOUNS)]}-{NOUNS[i % len(NOUNS)]}" for i in chosen]
+        return [key(number) for number in chosen]
     if kind == "numbers":
         return [str(numbers[0] + i) for i in chosen]
     return ["".join(_LETTERS[i // 26 ** np.arange(_CODE_LETTERS) % 26]) for i in chosen]
