@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.verify.tasks.words import KEY_WORDS, key
+from kvc_trt.verify.tasks.word_stream import ADJECTIVES, NOUNS
 
 Kind = Literal["words", "numbers", "codes", "uuids"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -24,7 +24,7 @@ def available(kind: Kind, numbers: tuple[int, int] = SEVEN_DIGITS) -> int:
         raise InputError(f"kind of key is {kind!r}, expected one of {', '.join(KINDS)}")
     first, last = numbers
     counts: dict[Kind, int] = {
-        "words": KEY_WORDS,
+        "words": len(ADJECTIVES) * len(NOUNS),
         "numbers": last - first + 1,
         "codes": 26**_CODE_LETTERS,
         "uuids": 2**122,
@@ -44,7 +44,7 @@ def draw_distinct(
         return [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(count)]
     chosen = rng.choice(available(kind, numbers), size=count, replace=False).tolist()
     if kind == "words":
-        return [key(number) for number in chosen]
+        return [f"{ADJECTIVES[i // len(NOUNS)]}-{NOUNS[i % len(NOUNS)]}" for i in chosen]
     if kind == "numbers":
         return [str(numbers[0] + i) for i in chosen]
     return ["".join(_LETTERS[i // 26 ** np.arange(_CODE_LETTERS) % 26]) for i in chosen]
