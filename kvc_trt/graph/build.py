@@ -9,7 +9,8 @@ A graph holds a few hundred bytes per tensor; the data stay in the weight file, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
@@ -17,15 +18,17 @@ from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 import kvc_trt
 from kvc_trt.errors import InputError
 from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, KVC_DOMAIN, OPSET
-from kvc_trt.graph.decoder import Prompt, Step, decode_layer, prefill_layer
+from kvc_trt.graph.caches import KINDS
+from kvc_trt.graph.caches.prompt import Prompt
+from kvc_trt.graph.caches.step import Step
+from kvc_trt.graph.decoder import decode_layer, prefill_layer
 from kvc_trt.graph.emitter import Emitter
-from kvc_trt.graph.functions import compact, dense_attention, hybrid_attention, prefill_attention
-from kvc_trt.graph.functions.shapes import HeadShape, count_to
+from kvc_trt.graph.functions import prefill_attention
+from kvc_trt.graph.functions.shapes import count_to
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
-from kvc_trt.graph.state import LOWEST, state_tensors
+from kvc_trt.graph.state import CacheSite, cache_sites, state_tensors
 from kvc_trt.graph.weights import ROTARY, GraphWeights
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.safetensors_format import numpy_dtype
 from kvc_trt.policies.parameters import PolicyParameters
 
 
@@ -41,18 +44,19 @@ def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights:
     layers = Layers(emit, config, weights)
     prompt = _prompt(layers, parameters)
     x = layers.embed(emit.Reshape("input_ids", [-1]))
-    for layer in range(config.num_hidden_layers):
+    sites = cache_sites(config, parameters)
+    for layer, of_layer in _by_layer(sites):
         with emit.scope(f"layers.{layer}"):
-            x = prefill_layer(layers, parameters, prompt, x, layer)
+            x = prefill_layer(layers, prompt, x, of_layer)
     by_row = emit.Reshape(x, emit.Concat(prompt.grid, [-1], axis=0))
     last = emit.GatherND(by_row, emit.Unsqueeze(emit.Sub("prompt_lengths", 1), [1]), batch_dims=1)
     emit.Identity(layers.head(last), outputs=["logits"])
-    rows = [emit.Unsqueeze(f"lengths.{layer}", [0]) for layer in range(config.num_hidden_layers)]
+    rows = [emit.Unsqueeze(f"lengths.{site.name}", [0]) for site in sites]
     emit.Concat(*rows, axis=0, outputs=["cache_lengths"])
     inputs = [_int64("input_ids", ["batch", "sequence"]), _int64("prompt_lengths", ["batch"])]
     outputs = [
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", config.vocab_size]),
-        _int64("cache_lengths", [config.num_hidden_layers, "batch"]),
+        _int64("cache_lengths", [len(sites), "batch"]),
         *_state(config, parameters, weights, "name"),
     ]
     return _model("prefill", layers, parameters, inputs, outputs)
@@ -72,16 +76,17 @@ def build_decode(
     emit = Emitter()
     layers = Layers(emit, config, weights)
     limit = slice_limit(parameters) if slice_until is None else slice_until
-    step = Step(layers.rotary(emit.Unsqueeze("positions", [1])), "cache_lengths", limit)
+    step = Step(layers.rotary(emit.Unsqueeze("positions", [1])), "cache_lengths", "positions", limit)
     x = layers.embed("token")
-    for layer in range(config.num_hidden_layers):
+    sites = cache_sites(config, parameters)
+    for layer, of_layer in _by_layer(sites):
         with emit.scope(f"layers.{layer}"):
-            x = decode_layer(layers, parameters, step, x, layer)
+            x = decode_layer(layers, step, x, of_layer)
     emit.Identity(layers.head(x), outputs=["logits"])
     inputs = [
         _int64("token", ["batch"]),
         _int64("positions", ["batch"]),
-        _int64("cache_lengths", [config.num_hidden_layers, "batch"]),
+        _int64("cache_lengths", [len(sites), "batch"]),
         *_state(config, parameters, weights, "name"),
     ]
     outputs = [
@@ -96,6 +101,12 @@ def slice_limit(parameters: PolicyParameters) -> int:
     if parameters.decode_selection == "hybrid":
         return parameters.dense_limit
     return parameters.token_budget if parameters.prompt_eviction != "none" else 0
+
+
+def _by_layer(sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]]]:
+    """Each layer with its caches."""
+    for layer, group in groupby(sites, key=lambda site: site.layer):
+        yield layer, list(group)
 
 
 def _prompt(layers: Layers, parameters: PolicyParameters) -> Prompt:
@@ -132,16 +143,9 @@ def _model(
         left := [node.name for node in nodes if node.op_type in ("Gemm", "MatMul")]
     ):
         raise AssertionError(f"linear layers left unquantised: {', '.join(left)}")
-    config = layers.config
-    shape = HeadShape(config.num_attention_heads, config.num_key_value_heads, config.head_size)
-    layout = hybrid_attention.Layout(shape, parameters.capacity, parameters.num_pages(), layers.weights.dtype)
-    lowest = np.array(LOWEST[layers.weights.dtype], numpy_dtype(layers.weights.dtype))
-    bodies: dict[str, Callable[[], FunctionProto]] = {
-        prefill_attention.NAME: prefill_attention.prefill_attention,
-        compact.NAME: lambda: compact.compact(parameters.pool_kernel, lowest),
-        hybrid_attention.NAME: lambda: hybrid_attention.hybrid_attention(layout),
-        dense_attention.NAME: lambda: dense_attention.dense_attention(shape),
-    }
+    bodies: dict[str, Callable[[], FunctionProto]] = {prefill_attention.NAME: prefill_attention.prefill_attention}
+    for kind in dict.fromkeys(site.parameters.decode_selection for site in cache_sites(layers.config, parameters)):
+        bodies.update(KINDS[kind].bodies(layers, parameters))
     used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
     if layers.weights.bits is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,10 @@ LOWEST: dict[str, float] = {
 }
 """Lowest finite value of a cache type. Finite on purpose: zero times infinity would be NaN."""
 
-ITEM_SIZE: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_SIZE: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
+
+PAGED = ("hybrid", "quest")
+"""Decode selections that score pages by the bounds of their keys."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +47,57 @@ class StateTensor:
         return count
 
 
+@dataclass(frozen=True)
+class CacheSite:
+    """One cache of an engine: the KV heads of a layer that are stored alike, and the row that counts its entries."""
+
+    layer: int
+    cache: int
+    name: str
+    """What its tensors are called after: the layer, and the group where a layer has several ("3", "3.1")."""
+    kv_heads: tuple[int, ...] | None
+    """None: all of the layer's."""
+    parameters: PolicyParameters
+    """Of this cache alone."""
+
+
+def cache_sites(config: ModelConfig, parameters: PolicyParameters) -> tuple[CacheSite, ...]:
+    """Every cache of an engine, in the order of the rows of `cache_lengths`."""
+    sites: list[CacheSite] = []
+    for layer in range(config.num_hidden_layers):
+        groups = parameters.groups(layer)
+        for number, group in enumerate(groups):
+            name = str(layer) if len(groups) == 1 else f"{layer}.{number}"
+            sites.append(CacheSite(layer, len(sites), name, *group))
+    return tuple(sites)
+
+
 def uses_pages(parameters: PolicyParameters, layer: int) -> bool:
     """Whether a layer selects tokens by page when it decodes, and so keeps page bounds."""
-    return parameters.decode_selection == "hybrid" and layer >= parameters.skip_layers
+    return any(group.parameters.decode_selection in PAGED for group in parameters.groups(layer))
 
 
 def state_tensors(config: ModelConfig, parameters: PolicyParameters, dtype: str) -> tuple[StateTensor, ...]:
     """Every state tensor of a decode graph, in the order in which the graph lists them."""
     if dtype not in LOWEST:
         raise ValueError(f"dtype: expected one of {', '.join(LOWEST)}, found {dtype!r}")
-    heads, size = config.num_key_value_heads, config.head_size
-    tensors: list[StateTensor] = []
-    for layer in range(config.num_hidden_layers):
-        slots = (heads, parameters.layer_capacity(layer), size)
-        tensors += [_tensor(layer, kind, dtype, slots, 0.0) for kind in ("k_cache", "v_cache")]
-        if uses_pages(parameters, layer):
-            pages = (heads, 2 * size, parameters.num_pages())
-            tensors.append(_tensor(layer, "bounds", dtype, pages, LOWEST[dtype]))
-    return tuple(tensors)
+    return tuple(tensor for site in cache_sites(config, parameters) for tensor in _tensors(config, site, dtype))
 
 
-def _tensor(layer: int, kind: str, dtype: str, shape: tuple[int, ...], fill: float) -> StateTensor:
-    return StateTensor(layer, layer, f"{kind}.{layer}", dtype, shape, fill, f"{kind}_out.{layer}")
+def _tensors(config: ModelConfig, site: CacheSite, dtype: str) -> Iterator[StateTensor]:
+    def tensor(kind: str, kind_dtype: str, shape: tuple[int, ...], fill: float) -> StateTensor:
+        name, output = f"{kind}.{site.name}", f"{kind}_out.{site.name}"
+        return StateTensor(site.layer, site.cache, name, kind_dtype, shape, fill, output)
+
+    rule, size, heads = site.parameters, config.head_size, cache_heads(config, site)
+    yield tensor("k_cache", dtype, (heads, rule.capacity, size), 0.0)
+    yield tensor("v_cache", dtype, (heads, rule.capacity, size), 0.0)
+    if rule.decode_selection in PAGED:
+        yield tensor("bounds", dtype, (heads, 2 * size, rule.num_pages()), LOWEST[dtype])
+
+
+def cache_heads(config: ModelConfig, site: CacheSite) -> int:
+    """Heads that a cache stores: one per query head where each of them evicts for itself."""
+    kv_heads = config.num_key_value_heads if site.kv_heads is None else len(site.kv_heads)
+    per_query_head = site.parameters.prompt_eviction == "snapkv"
+    return kv_heads * config.num_attention_heads // config.num_key_value_heads if per_query_head else kv_heads

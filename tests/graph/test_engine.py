@@ -45,7 +45,7 @@ def reference_roll(engine, prompts, steps=STEPS, seed=1):
 
 
 def check_layers(engine, result, cache, step):
-    for index, layer in enumerate(cache.layers):
+    for index, layer in enumerate(cache.caches):
         if step == 0 and f"indices.{index}" in result:
             kept = layer.indices.numpy()
             found = result[f"indices.{index}"]

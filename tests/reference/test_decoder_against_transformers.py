@@ -36,7 +36,7 @@ def check(
         expected = every_logit(model, ids[b, : n + steps])[n - 1 :]
         torch.testing.assert_close(torch.stack([logits[b] for logits in found]), expected, rtol=bar, atol=bar)
     assert cache.positions.tolist() == [n + steps for n in lengths]
-    assert {tuple(layer.lengths.tolist()) for layer in cache.layers} == {tuple(n + steps for n in lengths)}
+    assert {tuple(layer.lengths.tolist()) for layer in cache.caches} == {tuple(n + steps for n in lengths)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

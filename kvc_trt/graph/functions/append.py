@@ -37,11 +37,15 @@ class Place:
         grid = np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None]
         return str(emit.ScatterND(bounds, self._indices(page, grid), column, reduction="max"))
 
-    def first_rows(self, capacity: int) -> Value:
+    def first_rows(self, capacity: int | Value) -> Value:
         """INT64 [B,G,1]: where slot 0 of each head lies in a cache [B,G,C,D] that is seen as [B*G*C,D]."""
         emit, kv_heads = self._emit, self._shape.kv_heads
-        row = emit.Reshape(emit.Mul(self._rows, kv_heads * capacity), [-1, 1, 1])
-        return str(emit.Add(row, (np.arange(kv_heads, dtype=np.int64) * capacity)[None, :, None]))
+        heads = np.arange(kv_heads, dtype=np.int64)[None, :, None]
+        if isinstance(capacity, int):
+            row = emit.Reshape(emit.Mul(self._rows, kv_heads * capacity), [-1, 1, 1])
+            return str(emit.Add(row, heads * capacity))
+        row = emit.Reshape(emit.Mul(self._rows, kv_heads), [-1, 1, 1])
+        return str(emit.Mul(emit.Add(row, heads), capacity))
 
     def _slot_indices(self) -> Value:
         """INT64 [B,G,3]"""

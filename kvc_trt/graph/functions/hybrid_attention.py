@@ -15,7 +15,7 @@ from kvc_trt.graph.emitter import Emitter, Value
 from kvc_trt.graph.functions import function
 from kvc_trt.graph.functions.append import Place
 from kvc_trt.graph.functions.attend import GroupedQuery, attend, attend_first, group_query, ungroup
-from kvc_trt.graph.functions.shapes import MASKED, HeadShape, float32, int32, one, size
+from kvc_trt.graph.functions.shapes import MASKED, HeadShape, count_to, float32, int32, one, scalar, size
 
 NAME = "KvcHybridAttention"
 INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "bounds", "cache_lengths")
@@ -25,11 +25,11 @@ LAST_INDEX = np.int64(2**31 - 1)
 
 @dataclass(frozen=True)
 class Layout:
-    """Numbers of one engine that the body contains."""
+    """Numbers of one engine that the body contains; None where layers differ, and the body asks its inputs."""
 
     shape: HeadShape
-    capacity: int
-    pages: int
+    capacity: int | None
+    pages: int | None
     dtype: str
     """Type of the cache."""
 
@@ -92,8 +92,12 @@ def _append(emit: Emitter, layout: Layout) -> Step:
     query = group_query(emit, "query", layout.shape)
     # Outside of the branches, where ONNX Runtime is known to reshape in place.
     key_rows, value_rows = (emit.Reshape(cache, [-1, layout.shape.head_size]) for cache in (keys, values))
-    first_row, longest = place.first_rows(layout.capacity), emit.ReduceMax(lengths, keepdims=0)
+    first_row, longest = place.first_rows(_capacity(emit, layout)), emit.ReduceMax(lengths, keepdims=0)
     return Step(layout, query, keys, values, bounds, key_rows, value_rows, first_row, lengths, longest, limit)
+
+
+def _capacity(emit: Emitter, layout: Layout) -> int | Value:
+    return size(emit, "k_cache", 2) if layout.capacity is None else layout.capacity
 
 
 def _every_entry(emit: Emitter, step: Step) -> Value:
@@ -107,7 +111,9 @@ def _select_and_attend(emit: Emitter, step: Step) -> tuple[Value, Value]:
     """Steps 3 to 10 of the rule; -> (attended [B,G,g,D], tokens INT64 [B,G,T] in walk order, -1 where not taken)."""
     score = _page_scores(emit, step)
     taken, tokens = _walk_pages(emit, step, score)
-    rows = emit.Add(emit.Min(tokens, [step.layout.capacity - 1]), step.first_row)
+    capacity = _capacity(emit, step.layout)
+    last = [capacity - 1] if isinstance(capacity, int) else emit.Sub(capacity, 1)
+    rows = emit.Add(emit.Min(tokens, last), step.first_row)
     keys, values = (emit.Gather(cache, rows) for cache in (step.key_rows, step.value_rows))
     attended = attend(emit, step.query, keys, values, taken)
     walked = emit.Where(emit.Squeeze(taken, [2]), tokens, -1)
@@ -140,7 +146,11 @@ def _page_scores(emit: Emitter, step: Step) -> Value:
 def _tokens_in_every_page(emit: Emitter, step: Step) -> Value:
     """Entries in each page, FLOAT [B,1,1,P]."""
     page_size = float32(emit, emit.attribute("page_size"))
-    starts = emit.Mul(np.arange(step.layout.pages, dtype=np.float32), page_size)
+    if step.layout.pages is None:
+        numbers = float32(emit, count_to(emit, size(emit, step.bounds, 3)))
+    else:
+        numbers = emit.constant(np.arange(step.layout.pages, dtype=np.float32))
+    starts = emit.Mul(numbers, page_size)
     return str(emit.Clip(emit.Sub(float32(emit, step.lengths), starts), 0.0, page_size))
 
 
@@ -163,7 +173,8 @@ def _walk_pages(emit: Emitter, step: Step, score: Value) -> tuple[Value, Value]:
     wanted = emit.Where(emit.LessOrEqual(lengths, step.limit), lengths, chosen)
     rounding = emit.Sub(emit.Mul(page_size, 2), 1)
     pages = emit.Div(emit.Add(emit.ReduceMax(wanted, [0, 1, 2], keepdims=0), rounding), page_size)
-    _, walk = emit.TopK(score, emit.Min(pages, step.layout.pages), outputs=2, axis=3)
+    all_pages = scalar(emit, size(emit, score, 3)) if step.layout.pages is None else step.layout.pages
+    _, walk = emit.TopK(score, emit.Min(pages, all_pages), outputs=2, axis=3)
     starts = emit.Mul(walk, page_size)
     in_page = emit.Clip(emit.Sub(lengths, starts), 0, page_size)
     quota = emit.Min(in_page, emit.Sub(wanted, emit.CumSum(in_page, 3, exclusive=1)))

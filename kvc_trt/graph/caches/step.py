@@ -1,0 +1,63 @@
+"""What a decode step hands to a cache: the new token's query, key and value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvc_trt.graph.emitter import Emitter, Value
+from kvc_trt.graph.functions.shapes import HeadShape
+from kvc_trt.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Step:
+    """What every layer of the decode graph needs to know about the batch."""
+
+    angles: tuple[Value, Value]
+    """Cosine and sine of the positions, [B,1,D/2]"""
+    cache_lengths: Value
+    """[caches,B]"""
+    positions: Value
+    """[B]"""
+    slice_until: int
+    """Dense layers attend to a slice of at most so many entries, as a sparse layer does where a row fits."""
+
+
+@dataclass(frozen=True)
+class StepLayer:
+    """One layer's attention inputs for one token per row, or those of one group of its KV heads."""
+
+    batch: Step
+    query: Value
+    """[B,H,D]"""
+    key: Value
+    """[B,G,D]"""
+    value: Value
+    plain: Callable[[], tuple[Value, Value]]
+    """Query and key before the rotary embedding."""
+    lengths: Value
+    """[B]: entries of the cache before this step."""
+    attended: str
+    """Name of the result."""
+
+    def of(self, emit: Emitter, kv_heads: tuple[int, ...] | None, group_size: int) -> StepLayer:
+        """The part of some KV heads; None: all of it."""
+        if kv_heads is None:
+            return self
+        heads = [kv * group_size + head for kv in kv_heads for head in range(group_size)]
+        plain = self.plain
+
+        def plain_part() -> tuple[Value, Value]:
+            query, key = plain()
+            return emit.Gather(query, heads, axis=1), emit.Gather(key, list(kv_heads), axis=1)
+
+        key, value = (emit.Gather(part, list(kv_heads), axis=1) for part in (self.key, self.value))
+        return replace(self, query=emit.Gather(self.query, heads, axis=1), key=key, value=value, plain=plain_part)
+
+
+def head_shape(config: ModelConfig, kv_heads: int | None = None) -> HeadShape:
+    """Attention shape of a layer, or of `kv_heads` of its KV heads."""
+    kv_heads = config.num_key_value_heads if kv_heads is None else kv_heads
+    group = config.num_attention_heads // config.num_key_value_heads
+    return HeadShape(kv_heads * group, kv_heads, config.head_size)
