@@ -35,8 +35,16 @@ class Kept(NamedTuple):
     """[G,n]: what it ranked."""
 
 
-def kept_by(press: Any, model: Any, ids: Tensor) -> list[Kept]:
-    """Run transformers' model over one prompt [n] under a press; one entry per layer.
+class Pressed(NamedTuple):
+    """A prompt that transformers' model has read under a press."""
+
+    layers: list[Kept]
+    cache: Any
+    """transformers' cache, of which the press dropped what it did not keep."""
+
+
+def press_prompt(press: Any, model: Any, ids: Tensor) -> Pressed:
+    """Run transformers' model over one prompt [n] under a press.
 
     The presses leave the order of equal scores to torch.topk; here they rank (score descending, index ascending).
     """
@@ -58,14 +66,28 @@ def kept_by(press: Any, model: Any, ids: Tensor) -> list[Kept]:
         return kept
 
     press.score, press.compress = ranks, recording
-    length = len(ids)
+    length, cache = len(ids), DynamicCache()
     with torch.inference_mode(), press(model):
         # Each layer's hook asks for the position, which transformers no longer hands down by itself.
         model(
-            ids[None], past_key_values=DynamicCache(), attention_mask=torch.ones(1, length, dtype=torch.int64),
+            ids[None], past_key_values=cache, attention_mask=torch.ones(1, length, dtype=torch.int64),
             cache_position=torch.arange(length),
         )  # fmt: skip
-    return found
+    return Pressed(found, cache)
+
+
+def answer(model: Any, cache: Any, start: int, following: Tensor) -> Tensor:
+    """Logits [steps,vocab] after each of `following` [steps], whose positions count from `start` whatever is cached."""
+    logits = []
+    with torch.inference_mode():
+        for step, token in enumerate(following):
+            # Without a mask, transformers would take the jump in the positions for the start of another sequence.
+            mask = torch.ones(1, cache.get_seq_length() + 1, dtype=torch.int64)
+            position = torch.tensor([[start + step]])
+            logits.append(
+                model(token[None, None], past_key_values=cache, position_ids=position, attention_mask=mask).logits[0, 0]
+            )
+    return torch.stack(logits)
 
 
 def ratio(budget: int, length: int) -> float:

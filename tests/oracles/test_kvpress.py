@@ -15,7 +15,7 @@ from torch.nn import functional
 from kvc_trt.policies import snapkv_gqa
 from kvc_trt.reference import compaction
 from kvc_trt.reference.selection import best_ascending
-from tests.oracles.presses import Kept, assert_same_sets, import_presses, kept_by, ratio
+from tests.oracles.presses import Kept, answer, assert_same_sets, import_presses, press_prompt, ratio
 
 import_presses()
 
@@ -70,8 +70,20 @@ def check(found: list[Tensor], expected: list[Kept]) -> None:
 @pytest.mark.parametrize("policy", ["snapkv++", "rocketkv"])
 def test_stage_one_of_rocketkv(policy: str, pair: Any, n: int, window: int, kernel: int, budget: int) -> None:
     ids = prompt(pair, n, n)
-    expected = kept_by(RocketKVPress(ratio(budget, n), window, kernel), pair.hugging_face, ids)
+    expected = press_prompt(RocketKVPress(ratio(budget, n), window, kernel), pair.hugging_face, ids).layers
     check(kept_by_policy(pair, policy, 40, ids, window=window, pool_kernel=kernel, prompt_budget=budget), expected)
+
+
+@pytest.mark.parametrize("n", [90, 150])
+def test_the_answer_after_eviction(pair: Any, n: int) -> None:
+    """Both caches evicted, positions going on from n: the same logits, though the press stores tokens by their rank."""
+    ids = prompt(pair, n + NEW, n + 1)
+    pressed = press_prompt(RocketKVPress(ratio(48, n), 16, 7), pair.hugging_face, ids[:n])
+    assert pressed.cache.get_seq_length() == 48
+    decoder = pair.decoder("snapkv++", 40, n, NEW, window=16, pool_kernel=7, prompt_budget=48)
+    _, cache = decoder.prefill(ids[None, :n], torch.tensor([n]))
+    found = torch.cat([decoder.decode(token[None], cache) for token in ids[n:]])
+    torch.testing.assert_close(found, answer(pair.hugging_face, pressed.cache, n, ids[n:]), rtol=5e-5, atol=5e-5)
 
 
 @pytest.mark.parametrize(("n", "budget"), [(150, 80), (333, 100), (70, 66)])
@@ -91,12 +103,12 @@ def test_the_press_as_it_comes(pair: Any, n: int, budget: int) -> None:
         votes = compaction.scores(q_window, keys, torch.tensor([n]), pool_kernel=1).values[0, :, : n - 64]
         best = best_ascending(functional.avg_pool1d(votes, 5, stride=1, padding=2), budget - 64)
         found.append(torch.cat([best, torch.arange(n - 64, n).expand(len(best), 64)], dim=1))
-    check(found, kept_by(SnapKVPress(ratio(budget, n)), pair.hugging_face, ids))
+    check(found, press_prompt(SnapKVPress(ratio(budget, n)), pair.hugging_face, ids).layers)
 
 
 @pytest.mark.parametrize(("n", "budget", "seed"), [(150, 80, 0), (333, 100, 1), (70, 66, 2)])
 def test_snapkv_with_grouped_queries(pair: Any, n: int, budget: int, seed: int) -> None:
     """The press as it comes but for pooling, where average and maximum differ: a kernel of one is neither."""
     ids = prompt(pair, n, seed)
-    expected = kept_by(SnapKVPress(ratio(budget, n), 64, 1), pair.hugging_face, ids)
+    expected = press_prompt(SnapKVPress(ratio(budget, n), 64, 1), pair.hugging_face, ids).layers
     check(kept_by_policy(pair, "snapkv-gqa", budget + NEW, ids, window=64, pool_kernel=1), expected)
