@@ -27,6 +27,9 @@ class Limits:
     """Slots of each cache, in the order of the rows of `cache_lengths`."""
     prompt_block: int
     """Padded prompt lengths are multiples of this."""
+    evicting: tuple[bool, ...] | None = None
+    """Per cache, whether a step drops an entry when the slots are full: such a cache takes any number of tokens, and
+    its row of `cache_lengths` counts them all. None: no cache does."""
 
 
 @dataclass

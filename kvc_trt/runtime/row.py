@@ -74,10 +74,10 @@ class Row:
 
     def room(self) -> int:
         """Tokens that can still be fed: free slots of the fullest cache, and logical positions left."""
-        free_slots = int(
-            min(np.asarray(self._limits.capacities) - self.cache_lengths, default=self._limits.max_sequence_len)
-        )
-        return min(free_slots, self._limits.max_sequence_len - self.position)
+        limits, positions = self._limits, self._limits.max_sequence_len - self.position
+        evicting = limits.evicting or (False,) * len(limits.capacities)
+        caches = zip(limits.capacities, self.cache_lengths.tolist(), evicting, strict=True)
+        return min([positions, *(slots - stored for slots, stored, evicts in caches if not evicts)])
 
     def sample(self) -> Event:
         """Draw the next token and decide whether the row is done."""
@@ -134,5 +134,5 @@ class Row:
             text=None if self._detokeniser is None else "".join(self._text),
             finish_reason=reason,
             logical_length=self.position,
-            physical_lengths=tuple(int(length) for length in self.cache_lengths),
+            physical_lengths=tuple(np.minimum(self.cache_lengths, self._limits.capacities).tolist()),
         )

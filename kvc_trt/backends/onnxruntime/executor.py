@@ -62,6 +62,7 @@ class OnnxRuntimeExecutor:
             max_sequence_len=parameters.max_sequence_len,
             capacities=program.capacities,
             prompt_block=PROMPT_BLOCK,
+            evicting=program.evicting,
         )
         self._threads = threads
         self._profile = profile

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvc_trt.graph.state import StateTensor, state_tensors
+from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.policies.parameters import PolicyParameters
 
@@ -36,6 +36,11 @@ class Program:
         """Slots of each cache, in the order of the rows of `cache_lengths`: the middle of its tensors' [G,C,D]."""
         slots = {tensor.cache: tensor.shape[1] for tensor in self.state if tensor.name.startswith("k_cache")}
         return tuple(slots[cache] for cache in sorted(slots))
+
+    @property
+    def evicting(self) -> tuple[bool, ...]:
+        """Per cache, whether a step makes room in it."""
+        return tuple(site.parameters.evicts_while_decoding for site in cache_sites(self.model, self.parameters))
 
 
 def engine_program(engine: Engine) -> Program:
