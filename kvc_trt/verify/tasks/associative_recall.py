@@ -46,7 +46,6 @@ def generate(
     vocabulary_size: int = VOCABULARY_SIZE,
     pairs: int | None = None,
     asked: int = ASKED,
-    **_: Any,
 ) -> TaskSample:
     """Sample `index`, `asked` of `pairs` keys; ids are below `vocabulary_size`, and `encode` is not used.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvc_trt.verify.tasks.fit import fit_units
 from kvc_trt.verify.tasks.haystack import Drawn
@@ -50,7 +49,6 @@ def generate(
     target_tokens: int,
     encode: Encode,
     max_new_tokens: int = MAX_NEW_TOKENS,
-    **_: Any,
 ) -> TaskSample:
     """Sample `index`; what grows with the target is the number of other words."""
     repeats = SHORT if target_tokens < SHORT_TARGET else LONG

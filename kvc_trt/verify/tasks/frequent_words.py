@@ -38,7 +38,6 @@ def generate(
     target_tokens: int,
     encode: Encode,
     max_new_tokens: int = MAX_NEW_TOKENS,
-    **_: Any,
 ) -> TaskSample:
     """Sample `index`; its vocabulary has one word for every fifty tokens of the target, and at least five."""
     rng = sample_rng(NAME, seed, index)

@@ -9,8 +9,6 @@ instruction); the task is our own and has no published numbers.
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvc_trt.errors import InputError
 from kvc_trt.verify.tasks.fit import fit_units
 from kvc_trt.verify.tasks.haystack import Drawn, insert_needles
@@ -36,7 +34,6 @@ def generate(
     max_new_tokens: int = MAX_NEW_TOKENS,
     facts: int = FACTS,
     instructions: int = INSTRUCTIONS,
-    **_: Any,
 ) -> TaskSample:
     """Sample `index`: `facts` needles at random depths, `instructions` of which are asked for, in random order."""
     if not 1 <= instructions <= facts:

@@ -7,8 +7,6 @@ target is a target; the needle stands between two sentences; wording and backgro
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from kvc_trt.errors import InputError
@@ -47,7 +45,6 @@ def generate(
     encode: Encode,
     max_new_tokens: int = MAX_NEW_TOKENS,
     depth: float | None = None,
-    **_: Any,
 ) -> TaskSample:
     """Sample `index`; its depth is `depth`, or else the next of ten even steps from 0 to 1 in turn."""
     where = (index % DEPTHS) / (DEPTHS - 1) if depth is None else depth

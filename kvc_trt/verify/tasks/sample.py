@@ -44,9 +44,8 @@ class Generate(Protocol):
         target_tokens: int,
         encode: Encode,
         max_new_tokens: int = ...,
-        **options: Any,
     ) -> TaskSample:
         """Sample `index`, as long as tokens(prompt) + max_new_tokens <= target_tokens allows.
 
-        InputError if the shortest prompt of the task is longer than that.
+        InputError if the shortest prompt of the task is longer than that. Options of one task have defaults.
         """

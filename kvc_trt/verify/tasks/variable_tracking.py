@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import Any
 
 import numpy as np
 
@@ -56,7 +55,6 @@ def generate(
     target_tokens: int,
     encode: Encode,
     max_new_tokens: int = MAX_NEW_TOKENS,
-    **_: Any,
 ) -> TaskSample:
     """Sample `index`; InputError also where the solved example alone is longer than 500 tokens."""
     rng = sample_rng(NAME, seed, index)
