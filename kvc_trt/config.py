@@ -13,7 +13,10 @@ from kvc_trt.schema import read_mapping, suggest, validated
 
 __all__ = ["OVERRIDES", "POLICY_INPUTS", "BuildConfig", "layered", "parse_settings", "read_configuration", "suggest"]
 
-OVERRIDES = ("prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers")
+OVERRIDES = (
+    "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
+    "positions", "reallocate",
+)  # fmt: skip
 """Derived numbers of a policy that a user may set one by one."""
 
 POLICY_INPUTS = ("policy", "token_budget", "max_input_len", "max_output_len", "split", *OVERRIDES)
@@ -57,6 +60,10 @@ class BuildConfig(BaseModel):
     pool_kernel: Positive | Literal["auto"] | None = None
     window: Positive | None = None
     skip_layers: Count | None = None
+    sinks: Count | None = None
+    recent: Positive | None = None
+    positions: Literal["original", "cache"] | None = None
+    reallocate: bool | None = None
 
     @model_validator(mode="after")
     def _one_source_of_weights(self) -> BuildConfig:
@@ -64,7 +71,7 @@ class BuildConfig(BaseModel):
             raise ValueError("checkpoint and random_weights exclude each other")
         return self
 
-    def overrides(self) -> dict[str, int | str]:
+    def overrides(self) -> dict[str, int | str | bool]:
         """Return the derived numbers that were set by hand."""
         return {name: value for name in OVERRIDES if (value := getattr(self, name)) is not None}
 

@@ -75,7 +75,7 @@ class Description(NamedTuple):
 
 def resolve(
     policy: str, *, model: ModelConfig, token_budget: int | None, max_input_len: int, max_output_len: int,
-    split: str | float = "adaptive", **overrides: int | str | None,
+    split: str | float = "adaptive", **overrides: Any,
 ) -> PolicyParameters:  # fmt: skip
     """Derive every constant of a policy from a token budget and the longest request an engine will serve.
 

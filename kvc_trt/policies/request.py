@@ -16,7 +16,10 @@ DEFAULT_WINDOW = 32
 EVERY_POLICY = ("skip_layers",)
 EVICTION = ("prompt_budget", "window", "pool_kernel")
 SELECTION = ("page_size", "top_r", "top_k", "dense_until")
-OVERRIDES = (*EVICTION, *SELECTION, *EVERY_POLICY)
+OVERRIDES = (
+    *EVICTION, *SELECTION, "sinks", "recent", "positions", "reallocate", "head_scores", "layer_budgets", *EVERY_POLICY,
+)  # fmt: skip
+CHOICES: dict[str, tuple[object, ...]] = {"positions": ("original", "cache"), "reallocate": (True, False)}
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ class Request:
         chosen: int = self.overrides.get(name, default)
         return chosen
 
+    def choice(self, name: str, default: Any) -> Any:
+        """`value` for what is no number."""
+        return self.overrides.get(name, default)
+
 
 def check_request(request: Request) -> None:
     """InputError for a length, budget, split or override that cannot be right, naming its range."""
@@ -67,9 +74,14 @@ def check_request(request: Request) -> None:
         "top_k": (1, None, ""),
         "dense_until": (0, None, ""),
         "skip_layers": (0, model.num_hidden_layers, "the number of layers"),
+        "sinks": (0, None, ""),
+        "recent": (1, None, ""),
     }
     for name, value in request.overrides.items():
-        _integer(name, value, *ranges[name])
+        if name in ranges:
+            _integer(name, value, *ranges[name])
+        elif name in CHOICES and value not in CHOICES[name]:
+            raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(str, CHOICES[name]))}")
     if request.value("pool_kernel", 1) % 2 == 0:
         raise InputError(f"pool_kernel is {request.overrides['pool_kernel']}; expected an odd number (it is centred)")
 
