@@ -16,11 +16,9 @@ def write_new_file(path: Path, text: str, *, replace: bool) -> None:
     Raises InputError where something stands at `path` (a directory always, a file unless `replace`);
     UnsupportedEnvironment where the disk refuses.
     """
-    _check_free(path, replace)
+    check_new_file(path, replace=replace)
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except FileNotFoundError as error:
-        raise InputError(f"{path} cannot be made: {path.parent} is not a directory") from error
     except OSError as error:
         raise disk_error(error, f"writing {path}") from error
     temporary = Path(name)
@@ -35,7 +33,7 @@ def write_new_file(path: Path, text: str, *, replace: bool) -> None:
         else:
             os.link(temporary, path, follow_symlinks=False)  # unlike a rename it fails where something appeared
     except FileExistsError:
-        _check_free(path, replace)
+        check_new_file(path, replace=replace)
         raise
     except OSError as error:
         raise disk_error(error, f"writing {path}") from error
@@ -43,9 +41,14 @@ def write_new_file(path: Path, text: str, *, replace: bool) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _check_free(path: Path, replace: bool) -> None:
+def check_new_file(path: Path, *, replace: bool) -> None:
+    """InputError where `write_new_file` would refuse `path`, so that work is not done for nothing."""
     if path.is_dir():
         raise InputError(f"{path} is a directory; expected the name of a file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file and is not replaced")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path} cannot be made: {path.parent} is not a directory")
     if os.path.lexists(path) and not replace:
         raise InputError(f"{path} exists and is not replaced", hint="--force, or another -o FILE")
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "export": "Write what other runtimes load: a configuration of TensorRT-LLM's own RocketKV.",
     "models": "List the model presets.",
     "policies": "List the KV-cache policies.",
+    "tasks": "List the tasks that a policy is judged by, or write a data set of one.",
     "doctor": "Say which backends this machine can use, and what is missing.",
 }
 EXIT_CODES = """\b

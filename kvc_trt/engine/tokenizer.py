@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def check_tokenizer(files: Sequence[Path], vocab_size: int) -> None:
@@ -13,17 +17,21 @@ def check_tokenizer(files: Sequence[Path], vocab_size: int) -> None:
     path = next((path for path in files if path.name == "tokenizer.json"), None)
     if path is None:
         return
+    largest = max(read_tokenizer(path).get_vocab(with_added_tokens=True).values())
+    if largest >= vocab_size:
+        raise InputError(
+            f"{path} does not belong to this model: it has token ids up to {largest}, vocab_size is {vocab_size}"
+        )
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json; InputError when it is malformed or has no tokens."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for whatever is wrong with a file
         raise InputError(f"{path} is not a tokenizer: {' '.join(str(error).split())}") from error
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    if not vocabulary:
+    if not tokenizer.get_vocab(with_added_tokens=True):
         raise InputError(f"{path} has an empty vocabulary")
-    largest = max(vocabulary.values())
-    if largest >= vocab_size:
-        raise InputError(
-            f"{path} does not belong to this model: it has token ids up to {largest}, vocab_size is {vocab_size}"
-        )
+    return tokenizer

@@ -34,6 +34,7 @@ SLOTS = SECTION_TOKENS // 2
 ASKED = 8
 POWER = 0.01
 VOCABULARY_SIZE = 8192
+LARGEST_VOCABULARY = 2**31 - 1
 
 
 def generate(
@@ -60,16 +61,14 @@ def generate(
     _require_fit(length, pairs, asked, len(keys), max_new_tokens)
 
     rng = sample_rng(NAME, seed, index)
-    known = np.column_stack(
-        [rng.choice(keys, size=pairs, replace=False), rng.choice(values, size=pairs, replace=False)]
-    )
-    context = rng.choice(filler, size=length)
+    known = np.column_stack([ids.start + rng.choice(len(ids), size=pairs, replace=False) for ids in (keys, values)])
+    context = rng.integers(filler.start, filler.stop, size=length)
     context[: 2 * pairs] = known.reshape(-1)
 
     chosen = rng.choice(pairs, size=asked, replace=False)
     weights = np.arange(1, SLOTS + 1) ** (POWER - 1.0)
     offsets = 2 * rng.choice(SLOTS, size=asked, replace=False, p=weights / weights.sum())
-    section = rng.choice(filler, size=SECTION_TOKENS)
+    section = rng.integers(filler.start, filler.stop, size=SECTION_TOKENS)
     section[offsets] = known[chosen, 0]
 
     order = np.argsort(offsets)
@@ -89,6 +88,8 @@ def _text(ids: Sequence[int] | np.ndarray[Any, Any]) -> str:
 
 def _id_ranges(vocabulary_size: int, asked: int) -> tuple[range, range, range]:
     """Ids of keys, values and filler; there are never fewer values than keys."""
+    if not 1 <= vocabulary_size <= LARGEST_VOCABULARY:
+        raise InputError(f"{NAME}: a vocabulary of {vocabulary_size} ids, expected 1 to {LARGEST_VOCABULARY}")
     first_value, first_filler = 3 * vocabulary_size // 8, 3 * vocabulary_size // 4
     keys = range(1, first_value)
     if not 1 <= asked <= SLOTS:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from kvc_trt.errors import InputError
 from kvc_trt.verify.tasks.fit import fit_units
 from kvc_trt.verify.tasks.haystack import Drawn, insert_needles
-from kvc_trt.verify.tasks.keys import draw_distinct
+from kvc_trt.verify.tasks.keys import available, draw_distinct
 from kvc_trt.verify.tasks.prose import prose
 from kvc_trt.verify.tasks.randomness import sample_rng
 from kvc_trt.verify.tasks.sample import Encode, TaskSample
@@ -20,9 +20,9 @@ from kvc_trt.verify.tasks.sample import Encode, TaskSample
 NAME = "multi-instruction"
 MAX_NEW_TOKENS = 128
 FACTS = 8
-INSTRUCTIONS = 4
+INSTRUCTIONS = 3
 
-OPENING = "Each member of the club has a locker. Some numbers of lockers are given in this text.\n\n"
+OPENING = "Every locker has a number. Remember the numbers: instructions to give them follow the text.\n\n"
 
 
 def generate(
@@ -36,21 +36,24 @@ def generate(
     instructions: int = INSTRUCTIONS,
 ) -> TaskSample:
     """Sample `index`: `facts` needles at random depths, `instructions` of which are asked for, in random order."""
-    if not 1 <= instructions <= facts:
-        raise InputError(f"{NAME}: {instructions} instructions, expected 1 to the number of facts ({facts})")
+    if not 1 <= instructions <= facts <= available("words"):
+        raise InputError(
+            f"{NAME}: {instructions} instructions and {facts} facts, expected 1 <= instructions <= facts <= "
+            f"{available('words')}"
+        )
     rng = sample_rng(NAME, seed, index)
     keys = draw_distinct(rng, "words", facts)
     numbers = draw_distinct(rng, "numbers", facts)
     depths = [float(depth) for depth in rng.random(facts)]
     asked = [int(fact) for fact in rng.permutation(facts)[:instructions]]
-    needles = [f"The locker of {key} has number {number}." for key, number in zip(keys, numbers, strict=True)]
+    needles = [f"Locker {key} has number {number}." for key, number in zip(keys, numbers, strict=True)]
     haystack = Drawn(prose(sample_rng(f"{NAME}/prose", seed, index)))
 
     def context(sentences: int) -> str:
         return OPENING + " ".join(insert_needles(haystack.first(sentences), needles, depths))
 
-    orders = [f"{i}. Say the number of {keys[fact]}." for i, fact in enumerate(asked, start=1)]
-    question = "\n\n" + "\n".join(orders) + "\nThe numbers are"
+    orders = [f"{i}. Give {keys[fact]}." for i, fact in enumerate(asked, start=1)]
+    question = "\n\n" + "\n".join(orders) + "\nNumbers:"
     sentences = fit_units(
         lambda count: context(count) + question,
         task=NAME,

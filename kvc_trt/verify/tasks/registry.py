@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from kvc_trt.verify.tasks.scoring import Score, last_integer, position_match, st
 
 Reads = Literal["text", "ids"]
 RULER_NEEDLE_TOKENS = 128
+_KINDS: dict[type, str] = {float: "a number", int: "a whole number", str: "a word"}
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Task:
     scored: str
     """The score in words."""
     reads: Reads = "text"
-    options: tuple[str, ...] = ()
-    """What `generate` takes beyond the arguments of every task."""
+    options: Mapping[str, type] = field(default_factory=dict)
+    """What `generate` takes beyond the arguments of every task, and of which type."""
 
     def sample(
         self,
@@ -57,12 +59,8 @@ class Task:
         **options: Any,
     ) -> TaskSample:
         """Sample `index` under options of this task; `max_new_tokens` None is the task's own."""
-        for option in options:
-            if option not in self.options:
-                raise InputError(
-                    f"task {self.name} has no option {option!r}{suggest(option, self.options)}",
-                    hint=f"options: {', '.join(self.options)}" if self.options else None,
-                )
+        for name, value in options.items():
+            self._check_option(name, value)
         generate: Any = self.generate  # which options it takes is known from `options`, not from its type
         sample: TaskSample = generate(
             seed=seed,
@@ -74,10 +72,21 @@ class Task:
         )
         return sample
 
+    def _check_option(self, name: str, value: object) -> None:
+        if name not in self.options:
+            raise InputError(
+                f"task {self.name} has no option {name!r}{suggest(name, self.options)}",
+                hint=f"options: {', '.join(self.options)}" if self.options else None,
+            )
+        kind = self.options[name]
+        accepted = (int, float) if kind is float else (kind,)
+        if isinstance(value, bool) or not isinstance(value, accepted):
+            raise InputError(f"task {self.name}: {name} is {value!r}, expected {_KINDS[kind]}")
+
 
 def _needles(name: str, summary: str, variant: Variant, max_new_tokens: int = RULER_NEEDLE_TOKENS) -> Task:
     generate = partial(needles.generate_needles, task=name, variant=variant)
-    return Task(name, "needles", summary, max_new_tokens, generate, string_match_all, MEAN, options=("depth",))
+    return Task(name, "needles", summary, max_new_tokens, generate, string_match_all, MEAN, options={"depth": float})
 
 
 MEAN = "share of the references that the answer contains"
@@ -90,7 +99,7 @@ _ALL = (
         passkey.generate,
         string_match_all,
         MEAN,
-        options=("depth",),
+        options={"depth": float},
     ),
     _needles("niah-single-1", "one number in filler that repeats itself", Variant("noise"), needles.MAX_NEW_TOKENS),
     _needles("niah-single-2-prose", "one number in prose", Variant("prose")),
@@ -151,7 +160,7 @@ _ALL = (
         lines.generate_lines,
         last_integer,
         "whether the last integer of the answer is the reference",
-        options=("key_kind", "depth"),
+        options={"key_kind": str, "depth": float},
     ),
     Task(
         associative_recall.NAME,
@@ -162,7 +171,7 @@ _ALL = (
         position_match,
         "share of the keys behind which the reference is predicted",
         reads="ids",
-        options=("vocabulary_size", "pairs", "asked"),
+        options={"vocabulary_size": int, "pairs": int, "asked": int},
     ),
     Task(
         multi_instruction.NAME,
@@ -172,7 +181,7 @@ _ALL = (
         multi_instruction.generate,
         string_match_all,
         MEAN,
-        options=("facts", "instructions"),
+        options={"facts": int, "instructions": int},
     ),
 )
 TASKS: dict[str, Task] = {one.name: one for one in _ALL}

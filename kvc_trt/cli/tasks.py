@@ -1,0 +1,111 @@
+"""`kvc-trt tasks`: what can be asked of a model, and data sets of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvc_trt.cli import output
+from kvc_trt.errors import InputError
+
+
+@click.group(invoke_without_command=True)
+@output.json_option
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """List the tasks, or write a data set of one."""
+    if context.invoked_subcommand is not None:
+        return
+    from kvc_trt.verify.tasks.registry import TASKS
+
+    if as_json:
+        names = ("name", "family", "summary", "scored", "max_new_tokens", "reads")
+        entries = [
+            {name: getattr(task, name) for name in names} | {"options": list(task.options)} for task in TASKS.values()
+        ]
+        output.print_json({"tasks": entries})
+        return
+    rows = [(task.name, task.family, task.summary, task.scored) for task in TASKS.values()]
+    click.echo(output.table(("name", "family", "what it asks for", "score"), rows))
+
+
+@command.command()
+@click.argument("task")
+@click.option("--target-tokens", type=click.IntRange(1, 1 << 24), required=True, help="Tokens of prompt and answer.")
+@click.option("--samples", type=click.IntRange(min=1), default=50, help="How many.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds give equal samples.")
+@click.option(
+    "--tokenizer",
+    metavar="PATH_OR_PRESET",
+    help="Preset, Hugging Face directory, engine, or tokenizer.json; a task of token ids needs none.",
+)
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Room for the answer.  [default: the task's own]")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the task, as depth=0.5.")
+@click.option(
+    "-o", "--output", "file", type=click.Path(path_type=Path), required=True, metavar="FILE", help="JSON lines."
+)
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@output.json_option
+def write(
+    task: str,
+    target_tokens: int,
+    samples: int,
+    seed: int,
+    tokenizer: str | None,
+    max_new_tokens: int | None,
+    settings: tuple[str, ...],
+    file: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write samples of TASK as JSON lines and print the file's SHA-256.
+
+    The same arguments give the same bytes. Each line holds a context, a question, the reference answers, and what is
+    known of the sample; the first line says what they were drawn with.
+    """
+    from kvc_trt.new_file import check_new_file, write_new_file
+    from kvc_trt.verify.tasks.dataset import draw_data_set
+    from kvc_trt.verify.tasks.registry import task as task_named
+    from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
+
+    chosen = task_named(task)
+    options = _options(settings)
+    if tokenizer is None and chosen.reads == "text":
+        raise click.UsageError(f"task {chosen.name} is text: --tokenizer PATH_OR_PRESET says how long it is")
+    check_new_file(file, replace=force)  # before the work, not after it
+    data_set = draw_data_set(
+        chosen,
+        seed=seed,
+        samples=samples,
+        target_tokens=target_tokens,
+        tokenizer=None if tokenizer is None else load_task_tokenizer(tokenizer),
+        max_new_tokens=max_new_tokens,
+        options=options,
+        progress=output.progress(),
+    )
+    write_new_file(file, data_set.to_jsonl(), replace=force)
+    if as_json:
+        summary = {"task": chosen.name, "seed": seed, "target_tokens": target_tokens, "samples": samples}
+        output.print_json({"file": str(file), "sha256": data_set.digest, **summary})
+    else:
+        click.echo(f"{data_set.digest}  {file}")
+
+
+def _options(settings: tuple[str, ...]) -> dict[str, Any]:
+    """Options by name; a value is a number where it reads as one."""
+    import yaml
+
+    options: dict[str, Any] = {}
+    for setting in settings:
+        name, separator, text = setting.partition("=")
+        if not separator or not name:
+            raise InputError(f"--set {setting}: expected key=value")
+        if name in options:
+            raise InputError(f"--set {setting}: '{name}' is set twice")
+        try:
+            options[name] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(f"--set {setting}: the value is not a YAML scalar") from error
+    return options
