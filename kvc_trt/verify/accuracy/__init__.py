@@ -1,0 +1,1 @@
+"""What each policy costs in answers: tasks asked of engines, cell by cell, beside the full cache."""

@@ -1,0 +1,77 @@
+"""One engine as it was built, on any backend that runs it, beside its dense twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.graph.twin import twin_parameters
+from kvc_trt.verify.accuracy.answerer import Answerer, SessionAnswerer
+from kvc_trt.verify.accuracy.grid import FULL, Variant
+from kvc_trt.verify.accuracy.subject import ROWS, Room
+from kvc_trt.verify.target import target_for
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from kvc_trt.engine import Engine
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.policies import PolicyParameters
+
+
+class EngineSubject:
+    """The engine under its policy and budget, whatever the questions' length: it was resolved when it was built."""
+
+    def __init__(self, engine: Engine, backend: str, threads: int | None) -> None:
+        from kvc_trt.runtime import load_tokenizer
+
+        self._engine, self._backend = engine, backend
+        self._target = target_for(backend, engine, threads)
+        self.model: ModelConfig = engine.model
+        self.tokenizer: Tokenizer | None = load_tokenizer(engine.tokenizer_path)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Full, and the engine's own policy where that is another."""
+        parameters = self._engine.parameters
+        own = [] if parameters.policy == FULL else [Variant(parameters.policy, parameters.token_budget)]
+        return [Variant(FULL, None), *own]
+
+    def describe(self) -> dict[str, Any]:
+        """What was built, and what runs it."""
+        build = self._engine.config["build_config"]["kvc_trt"]
+        return {
+            "model": build["model"],
+            "checkpoint": self._engine.manifest.get("checkpoint", {}).get("fingerprint"),
+            "weights": build["weights"],
+            "backend": self._backend,
+            "engine": self._engine.config["kv_compression"]["parameters"],
+        }
+
+    def announce(self, variants: Sequence[Variant], room: Room) -> None:
+        """Nothing is remembered between questions."""
+
+    def open(self, variant: Variant, room: Room) -> Answerer:
+        """The engine or its twin; both are opened once."""
+        parameters = self._engine.parameters
+        for name in ("max_input_len", "max_output_len"):
+            needed, has = getattr(room, name), getattr(parameters, name)
+            if needed > has:
+                raise InputError(
+                    f"the questions need {name} {needed}, the engine has {has}",
+                    hint=f"build the engine with --{name.replace('_', '-')} {needed}",
+                )
+        return self._own if variant in self.variants[1:] or parameters.policy == FULL else self._twin
+
+    @cached_property
+    def _own(self) -> Answerer:
+        return self._answerer(self._target.open(), self._engine.parameters)
+
+    @cached_property
+    def _twin(self) -> Answerer:
+        return self._answerer(self._target.open_twin(), twin_parameters(self._engine.parameters))
+
+    def _answerer(self, executor: Any, parameters: PolicyParameters) -> Answerer:
+        return SessionAnswerer(executor, parameters, self._backend, ROWS, self.model.eos_token_ids)

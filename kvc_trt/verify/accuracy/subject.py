@@ -1,0 +1,53 @@
+"""What is measured: a model under many policies, or one engine beside its dense twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvc_trt.verify.accuracy.grid import Variant
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.verify.accuracy.answerer import Answerer
+
+ROWS = 8
+"""Questions answered together. Not an option: rows do not depend on each other, and results must not on a setting."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The lengths that one group of questions needs."""
+
+    max_input_len: int
+    max_output_len: int
+    """The answer, and the question where it arrives late."""
+
+
+class Subject(Protocol):
+    """Opens one answerer per variant and room."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """The architecture."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's words."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the results belong to: equal where results may be put beside each other in one file."""
+
+    def announce(self, variants: Sequence[Variant], room: Room) -> None:
+        """The variants that will be opened for the next questions, which nothing remembered helps with."""
+
+    def open(self, variant: Variant, room: Room) -> Answerer:
+        """The variant, resolved for the room. InputError where the policy has no engine of that budget."""
+
+
+def is_oracle(decode_selection: str) -> bool:
+    """Whether a policy exists to compare with only: it reads the whole cache to choose what to read."""
+    return decode_selection == "exact-topk"
