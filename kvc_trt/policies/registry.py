@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from kvc_trt.errors import InputError
-from kvc_trt.policies import full, hybrid, rocketkv, snapkv_gqa, snapkv_plus_plus
+from kvc_trt.policies import (
+    exact_topk,
+    full,
+    hybrid,
+    pyramidkv,
+    rocketkv,
+    snapkv,
+    snapkv_gqa,
+    snapkv_plus_plus,
+)
 from kvc_trt.policies.request import OVERRIDES, Request, check_request
 
 if TYPE_CHECKING:
@@ -58,6 +67,10 @@ _POLICIES = {
     "snapkv++": _Entry(snapkv_plus_plus),
     "hybrid": _Entry(hybrid),
     "snapkv-gqa": _Entry(snapkv_gqa),
+    "snapkv": _Entry(snapkv),
+    "pyramidkv": _Entry(pyramidkv),
+    "exact-topk": _Entry(exact_topk),
+    "exact-topk-group": _Entry(exact_topk, "oracle: exact-topk with one list for the heads of a group"),
 }
 
 

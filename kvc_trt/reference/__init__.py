@@ -9,6 +9,7 @@ from kvc_trt.reference.bounds import append, page_bounds
 from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
+from kvc_trt.reference.exact_topk import exact_topk
 from kvc_trt.reference.hybrid import hybrid_attention
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "append",
     "compact",
     "dense_attention",
+    "exact_topk",
     "hybrid_attention",
     "page_bounds",
 ]

@@ -77,7 +77,7 @@ class Row:
         limits, positions = self._limits, self._limits.max_sequence_len - self.position
         evicting = limits.evicting or (False,) * len(limits.capacities)
         caches = zip(limits.capacities, self.cache_lengths.tolist(), evicting, strict=True)
-        return min([positions, *(slots - stored for slots, stored, evicts in caches if not evicts)])
+        return min([positions, *(slots - int(stored) for slots, stored, evicts in caches if not evicts)])
 
     def sample(self) -> Event:
         """Draw the next token and decide whether the row is done."""

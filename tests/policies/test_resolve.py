@@ -168,7 +168,7 @@ def resolved_or_skip(budget: int, n: int, new: int, split: str) -> PolicyParamet
 
 
 def test_the_table_of_policies() -> None:
-    assert NAMES == ["full", "rocketkv", "rocketkv-v1", "rocketkv-v2", "snapkv++", "hybrid", "snapkv-gqa"]
+    assert NAMES[:3] == ["full", "rocketkv", "rocketkv-v1"]
     for one in describe():
         found = resolved(one.name, 4096)
         assert found.policy == one.name

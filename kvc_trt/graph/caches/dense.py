@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from onnx import FunctionProto
 
@@ -20,23 +21,36 @@ def prefill(layers: Layers, prompt: PromptLayer, site: CacheSite) -> None:
     """The prompt, compacted if the policy evicts; page bounds come out of the operator and are not used."""
     if site.parameters.prompt_eviction == "none":
         store_whole(layers, prompt, site)
-    else:
-        store_compacted(layers, prompt, site, f"unused_bounds.{site.name}")
+        return
+    if site.parameters.prompt_eviction == "snapkv":
+        keys, values = (_per_query_head(layers, part) for part in (prompt.keys, prompt.values))
+        prompt = replace(prompt, keys=keys, values=values)
+    store_compacted(layers, prompt, site, f"unused_bounds.{site.name}")
 
 
 def decode(layers: Layers, step: StepLayer, site: CacheSite) -> Value:
     """KvcDenseAttention."""
     caches = [f"k_cache.{site.name}", f"v_cache.{site.name}"]
     written = [f"k_cache_out.{site.name}", f"v_cache_out.{site.name}"]
-    inputs = [step.query, step.key, step.value, *caches, step.lengths]
+    key, value = step.key, step.value
+    if site.parameters.prompt_eviction == "snapkv":
+        key, value = _per_query_head(layers, key), _per_query_head(layers, value)
+    inputs = [step.query, key, value, *caches, step.lengths]
     until = step.batch.slice_until
     functions.call(layers.emit, dense_attention.NAME, inputs, [step.attended, *written], dense_until=until)
     return step.attended
 
 
+def _per_query_head(layers: Layers, rows: Value) -> Value:
+    """`rows` [B,G,...], each head repeated for every query head that shares it."""
+    config = layers.config
+    shared = [head // config.group_size for head in range(config.num_attention_heads)]
+    return str(layers.emit.Gather(rows, shared, axis=1))
+
+
 def bodies(layers: Layers, parameters: PolicyParameters) -> Mapping[str, Callable[[], FunctionProto]]:
     """KvcDenseAttention and KvcCompact."""
-    shape = head_shape(layers.config)
+    shape = head_shape(layers.config, parameters)
     return {
         dense_attention.NAME: lambda: dense_attention.dense_attention(shape),
         **compact_body(layers, parameters),

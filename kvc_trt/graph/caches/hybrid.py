@@ -38,7 +38,7 @@ def bodies(layers: Layers, parameters: PolicyParameters) -> Mapping[str, Callabl
     """KvcHybridAttention and KvcCompact; capacity and pages are numbers in the body where all layers have the same."""
     alike = parameters.layer_budgets is None
     capacity, pages = (parameters.capacity, parameters.num_pages()) if alike else (None, None)
-    layout = hybrid_attention.Layout(head_shape(layers.config), capacity, pages, layers.weights.dtype)
+    layout = hybrid_attention.Layout(head_shape(layers.config, parameters), capacity, pages, layers.weights.dtype)
     return {
         hybrid_attention.NAME: lambda: hybrid_attention.hybrid_attention(layout),
         **compact_body(layers, parameters),

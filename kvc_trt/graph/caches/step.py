@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from kvc_trt.graph.emitter import Emitter, Value
 from kvc_trt.graph.functions.shapes import HeadShape
+from kvc_trt.graph.state import cache_heads, cache_sites
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.policies.parameters import PolicyParameters
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,11 @@ class StepLayer:
         return replace(self, query=emit.Gather(self.query, heads, axis=1), key=key, value=value, plain=plain_part)
 
 
-def head_shape(config: ModelConfig, kv_heads: int | None = None) -> HeadShape:
-    """Attention shape of a layer, or of `kv_heads` of its KV heads."""
-    kv_heads = config.num_key_value_heads if kv_heads is None else kv_heads
-    group = config.num_attention_heads // config.num_key_value_heads
-    return HeadShape(kv_heads * group, kv_heads, config.head_size)
+def head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:
+    """Attention shape of every cache of an engine."""
+    heads = {cache_heads(config, site) for site in cache_sites(config, parameters)}
+    if heads == {config.num_key_value_heads}:
+        return HeadShape(config.num_attention_heads, config.num_key_value_heads, config.head_size)
+    if heads == {config.num_attention_heads}:
+        return HeadShape(config.num_attention_heads, config.num_attention_heads, config.head_size)
+    return HeadShape(None, None, config.head_size)

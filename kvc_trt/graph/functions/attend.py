@@ -22,9 +22,9 @@ class GroupedQuery:
     """[B,G,g,D], times 1/sqrt(D)"""
 
 
-def group_query(emit: Emitter, query: Value, shape: HeadShape) -> GroupedQuery:
-    """Group `query` [B,H,D] by KV head."""
-    plain = emit.Reshape(float32(emit, query), [0, shape.kv_heads, shape.group, shape.head_size])
+def group_query(emit: Emitter, query: Value, shape: HeadShape, cache: Value = "k_cache") -> GroupedQuery:
+    """Group `query` [B,H,D] by the KV heads of `cache`."""
+    plain = emit.Reshape(float32(emit, query), shape.grouped(emit, cache))
     return GroupedQuery(plain, emit.Mul(plain, 1 / math.sqrt(shape.head_size)))
 
 
@@ -51,4 +51,4 @@ def attend_first(
 
 def ungroup(emit: Emitter, output: Value, query: Value, shape: HeadShape) -> Value:
     """`output` [B,G,g,D] in the shape and type of `query` [B,H,D]."""
-    return str(emit.CastLike(emit.Reshape(output, [0, shape.heads, shape.head_size]), query))
+    return str(emit.CastLike(emit.Reshape(output, shape.flat(emit, query)), query))

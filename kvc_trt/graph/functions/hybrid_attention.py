@@ -104,7 +104,7 @@ def _every_entry(emit: Emitter, step: Step) -> Value:
     """INT64 [B,G,longest]: 0..m-1 and -1 past a row's end."""
     slots = emit.Range(0, step.longest, 1)
     kept = emit.Where(emit.Less(slots, emit.Squeeze(step.lengths, [3])), slots, -1)
-    return str(emit.Expand(kept, [1, step.layout.shape.kv_heads, 1]))
+    return str(emit.Expand(kept, [1, step.layout.shape.fixed_kv_heads, 1]))
 
 
 def _select_and_attend(emit: Emitter, step: Step) -> tuple[Value, Value]:

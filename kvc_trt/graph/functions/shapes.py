@@ -18,17 +18,30 @@ class HeadShape:
     """Attention shape of one engine. Bodies of decode operators contain it as numbers.
 
     An executor cannot derive it in advance while the batch is free: ONNX Runtime folds a Shape node only when every
-    dimension of its input is known, and a decode step would run a dozen of them per layer.
+    dimension of its input is known, and a decode step would run a dozen of them per layer. Only an engine whose caches
+    differ in their heads leaves `heads` and `kv_heads` out (None), and its bodies ask their inputs.
     """
 
-    heads: int
-    kv_heads: int
+    heads: int | None
+    kv_heads: int | None
     head_size: int
 
+    def grouped(self, emit: Emitter, cache: Value) -> Value | list[int]:
+        """[B,G,g,D] as Reshape takes it, for a query [B,H,D] over `cache` [B,G,C,D]."""
+        if self.heads is None or self.kv_heads is None:
+            return str(emit.Concat([0], size(emit, cache, 1), [-1, self.head_size], axis=0))
+        return [0, self.kv_heads, self.heads // self.kv_heads, self.head_size]
+
+    def flat(self, emit: Emitter, query: Value) -> Value | list[int]:
+        """[B,H,D] as Reshape takes it, for a result of `query`'s shape."""
+        return str(emit.Shape(query)) if self.heads is None else [0, self.heads, self.head_size]
+
     @property
-    def group(self) -> int:
-        """Query heads per KV head."""
-        return self.heads // self.kv_heads
+    def fixed_kv_heads(self) -> int:
+        """`kv_heads` of operators that need the number; ValueError where an engine leaves it out."""
+        if self.kv_heads is None:
+            raise ValueError("kv_heads is None; expected a number: this operator's caches cannot differ in their heads")
+        return self.kv_heads
 
 
 def size(emit: Emitter, value: Value, axis: int) -> Value:
