@@ -18,9 +18,9 @@ from tests.backends.tensorrt.test_twins_methods import SIZES, fixed, ranged, siz
 from tests.backends.tensorrt.twin_cases import TYPES, RawField, good_fields, graph_fields, malformed, raw
 from tests.backends.tensorrt.twins_program import NUMBERS
 from tests.plugins_cuda.tensorrt import toolchain
-from tests.plugins_cuda.tensorrt.conftest import compiled, plugins
+from tests.plugins_cuda.tensorrt.conftest import plugins
 
-__all__ = ["compiled", "plugins", "twin"]
+__all__ = ["plugins", "twin"]
 
 pytestmark = pytest.mark.tensorrt
 
@@ -122,9 +122,9 @@ class CppLibrary:
 
 
 @pytest.fixture
-def cpp(compiled, plugins) -> CppLibrary:
+def cpp(plugins) -> CppLibrary:
     source = Path(__file__).with_name("plugin_questions.cpp")
-    path = compiled("libplugin_questions.so", lambda path: toolchain.compile_cpp(path, "-shared", source, "-ldl"))
+    path = toolchain.compile_cpp("libplugin_questions.so", "-shared", source, "-ldl")
     driver = ctypes.CDLL(str(path))
     for name, result in (("open", "void_p"), ("make", "void_p"), ("reason", "char_p"), ("workspace", "uint64")):
         getattr(driver, f"kvc_test_{name}").restype = getattr(ctypes, f"c_{result}")

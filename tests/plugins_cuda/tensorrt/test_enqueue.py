@@ -58,9 +58,9 @@ def _arguments(tensors: Sequence[Tensor]) -> tuple[ctypes.Array[Argument], int]:
 
 
 @pytest.fixture
-def enqueue(compiled, plugins) -> Driver:
+def enqueue(plugins) -> Driver:
     source = toolchain.HERE / "enqueue_driver.cpp"
-    path = compiled("libenqueue_driver.so", lambda path: toolchain.compile_cpp(path, "-shared", source, "-ldl"))
+    path = toolchain.compile_cpp("libenqueue_driver.so", "-shared", source, "-ldl")
     return Driver(ctypes.CDLL(str(path)), str(plugins))
 
 

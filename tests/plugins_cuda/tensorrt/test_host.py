@@ -17,19 +17,16 @@ SKIPPED = 77
 
 
 @pytest.fixture
-def sanitized(compiled, request) -> tuple[Path, Path]:
+def sanitized(request) -> tuple[Path, Path]:
     """(host_test, plugins over the emulation), both with sanitizers."""
     toolchain.header_folders()
     kernels = request.getfixturevalue("emulation").path
-    plugins = compiled(
-        "libkvc_plugins_sanitized.so", lambda path: toolchain.compile_plugins(path, kernels, *toolchain.SANITIZERS)
-    )
-    return _host_test(compiled, *toolchain.SANITIZERS), plugins
+    plugins = toolchain.compile_plugins("libkvc_plugins.so", kernels, *toolchain.SANITIZERS)
+    return _host_test(*toolchain.SANITIZERS), plugins
 
 
-def _host_test(compiled, *flags: str) -> Path:
-    name = "host_test_sanitized" if flags else "host_test"
-    return compiled(name, lambda path: toolchain.compile_cpp(path, *flags, *SOURCES, "-ldl", "-pthread"))
+def _host_test(*flags: str) -> Path:
+    return toolchain.compile_cpp("host_test", *flags, *SOURCES, "-ldl", "-pthread")
 
 
 def _run(program: Path, library: Path, name: str) -> None:
@@ -51,8 +48,8 @@ def test_with_sanitizers_over_the_emulation(sanitized, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_of_the_library_that_tensorrt_loads(compiled, cuda_plugins, name):
-    _run(_host_test(compiled), cuda_plugins, name)
+def test_of_the_library_that_tensorrt_loads(cuda_plugins, name):
+    _run(_host_test(), cuda_plugins, name)
 
 
 @pytest.mark.parametrize("fixture", ["plugins", "cuda_plugins"])
@@ -65,5 +62,6 @@ def test_it_exports_what_tensorrt_looks_for_and_needs_no_symbol_of_it(request, f
     )
     assert "_Unwind_Resume" in needed
     assert not [line for line in needed.splitlines() if "nvinfer" in line or "PluginRegistry" in line]
-    assert {"getCreators", "setLoggerFinder", "kvc_plugin_last_error"} <= set(exported.split())
-    assert "getPluginCreators" not in exported
+    names = {line.split()[-1] for line in exported.splitlines()}
+    assert {"getCreators", "setLoggerFinder", "kvc_plugin_last_error"} <= names
+    assert all(name in ("getCreators", "setLoggerFinder") or name.startswith("kvc_") for name in names)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import importlib.util
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,21 +43,42 @@ def _cuda_folders() -> list[Path]:
     return [*folders, Path("/usr/local/cuda/include")]
 
 
-def compile_cpp(output: Path, *arguments: str | Path) -> Path:
-    """g++ with the headers; a warning is an error."""
+def compile_cpp(name: str, *arguments: str | Path) -> Path:
+    """build/tests/tensorrt/.../NAME by g++ with the headers, a warning being an error.
+
+    Compiled once for all test processes and files, and again when the command or a file that it may read has changed.
+    """
     system = [flag for folder in header_folders() for flag in ("-isystem", str(folder))]
     include = [f"-I{folder}" for folder in (SOURCES.parent, SOURCES.parent / "include", HERE)]
-    command = ["g++", *FLAGS, *system, *include, "-o", str(output), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stderr[-8000:]}"
+    command = ["g++", *FLAGS, *system, *include, *map(str, arguments)]
+    directory = ROOT / "build" / "tests" / "tensorrt" / _digest(command, arguments)
+    directory.mkdir(parents=True, exist_ok=True)
+    output, fresh = directory / name, directory / f"{name}.fresh"
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not output.exists():
+            done = subprocess.run([*command, "-o", str(fresh)], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{' '.join(command)}:\n{done.stderr[-8000:]}"
+            fresh.rename(output)
     return output
 
 
-def compile_plugins(output: Path, kernels: Path, *flags: str) -> Path:
+def _digest(command: Sequence[str], arguments: Sequence[str | Path]) -> str:
+    """Of the command, the files that it names, and every header of ours."""
+    headers = (*(SOURCES.parent / "include").rglob("*.h"), *SOURCES.glob("*.h"), *HERE.glob("*.h"))
+    named = [Path(argument) for argument in arguments if Path(argument).is_file()]
+    digest = hashlib.sha256("\0".join(command).encode())
+    for path in (*sorted(headers), *named, SOURCES / "exports.map"):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compile_plugins(name: str, kernels: Path, *flags: str) -> Path:
     """The plugins over a kernel library that is already there; nothing of TensorRT's may be left undefined."""
     sources = sorted(SOURCES.glob("*.cpp"))
-    links = (kernels, f"-Wl,-rpath,{kernels.parent}", "-Wl,--no-undefined")
-    return compile_cpp(output, "-shared", *flags, *sources, *links)
+    exports = f"-Wl,--version-script={SOURCES / 'exports.map'}"
+    links = (kernels, f"-Wl,-rpath,{kernels.parent}", "-Wl,--no-undefined", exports)
+    return compile_cpp(name, "-shared", *flags, *sources, *links)
 
 
 def environment() -> dict[str, str]:
