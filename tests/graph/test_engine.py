@@ -9,54 +9,8 @@ import torch
 from kvc_trt.graph.expose import expose, index_lists
 from kvc_trt.graph.prune import prune
 from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill, twin_parameters
-from kvc_trt.graph.weights import EngineWeights
-from kvc_trt.policies.registry import method
-from kvc_trt.reference.decoder import ReferenceDecoder
+from tests.graph.rolling import STEPS, check_layers, reference_roll, roll
 from tests.graph.small_models import EVICTING, FAMILIES, POLICIES, open_session, prompts_of
-
-STEPS = 4
-
-
-def roll(engine, prompts, steps=STEPS, seed=1):
-    """Prefill and feed the same random tokens to every engine; yields (logits, index lists) of each run."""
-    result = engine.prefill(prompts)
-    yield result
-    positions = np.array([len(prompt) for prompt in prompts])
-    tokens = np.random.default_rng(seed).integers(2, 97, (steps, len(prompts)))
-    lengths = result["cache_lengths"]
-    for step in range(steps):
-        result = engine.decode(tokens[step], positions + step, lengths + step, result)
-        yield result
-
-
-def reference_roll(engine, prompts, steps=STEPS, seed=1):
-    decoder = ReferenceDecoder(
-        engine.model, EngineWeights(engine.directory / "weights.safetensors"),
-        method=method(engine.parameters), parameters=engine.parameters,
-    )  # fmt: skip
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    padded = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64)
-    for row, prompt in zip(padded, prompts, strict=True):
-        row[: len(prompt)] = torch.from_numpy(prompt)
-    logits, cache = decoder.prefill(padded, lengths)
-    yield logits, cache
-    for tokens in np.random.default_rng(seed).integers(2, 97, (steps, len(prompts))):
-        yield decoder.decode(torch.from_numpy(tokens), cache), cache
-
-
-def check_layers(engine, result, cache, step):
-    for index, layer in enumerate(cache.caches):
-        if step == 0 and f"indices.{index}" in result:
-            kept = layer.indices.numpy()
-            found = result[f"indices.{index}"]
-            np.testing.assert_array_equal(found[:, :, : kept.shape[2]], kept)
-            assert (found[:, :, kept.shape[2] :] == -1).all()
-        if step and f"selected.{index}" in result:
-            np.testing.assert_array_equal(result[f"selected.{index}"], layer.selected.numpy())
-        if step == 0:
-            np.testing.assert_array_equal(result["cache_lengths"][index], layer.lengths.numpy())
-        np.testing.assert_allclose(result[f"k_cache.{index}"], layer.keys.numpy(), atol=1e-4)
-
 
 FAMILIES_AND_POLICIES = [(family, "rocketkv") for family in FAMILIES] + [
     ("llama3.1", policy) for policy in POLICIES if policy != "rocketkv"

@@ -1,0 +1,43 @@
+"""Engines whose caches are not all alike: per query head, per layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvc_trt.graph.state import cache_sites
+from tests.graph.rolling import check_layers, reference_roll, roll
+from tests.graph.small_models import LLAMA, prompts_of
+
+SHAPES = {
+    "snapkv": {"token_budget": 72, "window": 8, "pool_kernel": 7},
+    "pyramidkv": {"token_budget": 72, "window": 8, "pool_kernel": 7},
+}
+
+
+@pytest.mark.parametrize("skip_layers", [0, 1])
+@pytest.mark.parametrize("policy", SHAPES)
+def test_logits_and_every_index_equal_the_reference(make_engine, policy, skip_layers):
+    engine = make_engine(policy, skip_layers=skip_layers, **SHAPES[policy])
+    prompts = prompts_of(250, 7, 130, 33)
+    runs = zip(roll(engine, prompts), reference_roll(engine, prompts), strict=True)
+    for step, (result, (logits, cache)) in enumerate(runs):
+        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-4)
+        check_layers(engine, result, cache, step)
+
+
+def test_snapkv_repeats_the_cache_for_every_query_head(make_engine):
+    engine = make_engine("snapkv", **SHAPES["snapkv"])
+    assert engine.parameters.prompt_budget == (72 - 8) // 2
+    result = engine.prefill(prompts_of(250))
+    assert result["k_cache.0"].shape == (1, LLAMA.num_attention_heads, engine.parameters.capacity, 16)
+    lists = result["indices.0"][0]
+    assert (lists[0] != lists[1]).any()  # two query heads of one KV head choose for themselves
+
+
+def test_pyramidkv_keeps_less_from_layer_to_layer(make_engine):
+    engine = make_engine("pyramidkv", **SHAPES["pyramidkv"])
+    slots = [site.parameters.capacity for site in cache_sites(engine.model, engine.parameters)]
+    assert slots == [118 + 8, 64 + 8, 10 + 8]  # worked out by hand: 56 free tokens on average, 2 at least
+    lengths = engine.prefill(prompts_of(250))["cache_lengths"][:, 0]
+    assert lengths.tolist() == list(engine.parameters.layer_budgets)
