@@ -25,23 +25,34 @@ def fit_units(
     `target_tokens`, which bounds the search for any tokenizer. InputError if `minimum` units do not fit.
     """
     room = target_tokens - max_new_tokens
-    tokens = len(encode(render(minimum)))
-    if tokens > room:
+
+    def tokens(units: int) -> int:
+        return len(encode(render(units)))
+
+    fits, below = minimum, tokens(minimum)
+    if below > room:
         raise InputError(
-            f"{task}: the shortest prompt has {tokens} tokens and {max_new_tokens} more are generated, "
+            f"{task}: the shortest prompt has {below} tokens and {max_new_tokens} more are generated, "
             f"the target is {target_tokens}",
-            hint=f"use a target of at least {tokens + max_new_tokens} tokens",
+            hint=f"use a target of at least {below + max_new_tokens} tokens",
         )
-    last = max(minimum, min(target_tokens, target_tokens if maximum is None else maximum))
-    fits, excess = minimum, min(last, 2 * minimum + 1)
-    while fits < excess and len(encode(render(excess))) <= room:  # doubling: no prompt is encoded far beyond the target
-        fits, excess = excess, min(last, 2 * excess)
-    while excess - fits > 1:
-        middle = (fits + excess) // 2
-        if len(encode(render(middle))) <= room:
-            fits = middle
+    last = max(minimum, target_tokens if maximum is None else min(target_tokens, maximum))
+    excess, above = fits, below
+    while above <= room:  # doubling: no prompt is encoded far beyond the target
+        fits, below = excess, above
+        if fits == last:
+            return fits
+        excess = min(last, 2 * fits + 1)
+        above = tokens(excess)
+    halve = False
+    while excess - fits > 1:  # a prompt is about as long as its units are many; halving in turn bounds the steps
+        share = 0.5 if halve else (room - below) / (above - below)
+        probe = min(max(fits + int(share * (excess - fits)), fits + 1), excess - 1)
+        if (found := tokens(probe)) <= room:
+            fits, below = probe, found
         else:
-            excess = middle
+            excess, above = probe, found
+        halve = not halve
     return fits
 
 
