@@ -15,7 +15,7 @@ __all__ = ["OVERRIDES", "POLICY_INPUTS", "BuildConfig", "layered", "parse_settin
 
 OVERRIDES = (
     "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
-    "positions", "reallocate",
+    "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets",
 )  # fmt: skip
 """Derived numbers of a policy that a user may set one by one."""
 
@@ -64,6 +64,12 @@ class BuildConfig(BaseModel):
     recent: Positive | None = None
     positions: Literal["original", "cache"] | None = None
     reallocate: bool | None = None
+    layer_budget: Literal["uniform", "squeeze", "squeeze-online"] | None = None
+    squeeze_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    layer_budgets: list[Positive] | None = None
+    """What a build with `layer_budget: squeeze` measured."""
+    calibration: str | None = None
+    """File with one calibration prompt per line.  [default: questions of the tasks that a shipped model knows]"""
 
     @model_validator(mode="after")
     def _one_source_of_weights(self) -> BuildConfig:
@@ -71,7 +77,7 @@ class BuildConfig(BaseModel):
             raise ValueError("checkpoint and random_weights exclude each other")
         return self
 
-    def overrides(self) -> dict[str, int | str | bool]:
+    def overrides(self) -> dict[str, Any]:
         """Return the derived numbers that were set by hand."""
         return {name: value for name in OVERRIDES if (value := getattr(self, name)) is not None}
 

@@ -55,6 +55,8 @@ class PolicyParameters:
     """Whether attention that was not read is given to the mean value."""
     retrieval_heads: tuple[tuple[bool, ...], ...] | None = None
     """Per layer and KV head: whether it keeps every token, where the others keep sinks and recent ones only."""
+    squeeze_share: float | None = None
+    """Layer budgets are set for each prompt: the share of prompt_budget that unimportant layers keep."""
 
     @property
     def max_sequence_len(self) -> int:
@@ -71,7 +73,8 @@ class PolicyParameters:
     @property
     def selected_width(self) -> int:
         """Width of the `selected` output."""
-        return max(self.top_k, self.dense_limit)
+        current = 1 if self.decode_selection == "sparq" else 0  # read beside the top_k others
+        return max(self.top_k + current, self.dense_limit)
 
     def groups(self, layer: int) -> tuple[Group, ...]:
         """One layer's caches: one under most policies. What differs between layers is settled in a group."""
@@ -84,8 +87,17 @@ class PolicyParameters:
             return (Group(None, alone),)
         budget = self.layer_budgets[layer]
         if self.evicts_while_decoding:
-            return (Group(None, replace(alone, token_budget=budget, capacity=budget + self.spare_slots)),)
+            capacity, recent = budget + self.spare_slots, self._recent_of(budget)
+            return (Group(None, replace(alone, token_budget=budget, capacity=capacity, recent=recent)),)
         return (Group(None, replace(alone, prompt_budget=budget, capacity=budget + self.max_output_len)),)
+
+    def _recent_of(self, budget: int) -> int:
+        """Recent tokens of a layer with another budget: all but the sinks, or as large a share as in the others."""
+        if self.decode_selection == "recent":
+            return budget - self.sinks
+        whole = self.capacity - self.spare_slots
+        half = self.recent == whole - whole // 2
+        return budget - budget // 2 if half else max(1, budget * self.recent // whole)
 
     def keeping_everything(self) -> PolicyParameters:
         """The same lengths under `full`."""
@@ -109,7 +121,13 @@ class PolicyParameters:
             per_query_head=False,
             reallocate=False,
             retrieval_heads=None,
+            squeeze_share=None,
         )
+
+    @property
+    def most_kept(self) -> int:
+        """Prompt tokens that a layer has room for: twice the budget where it is set for each prompt."""
+        return self.prompt_budget if self.squeeze_share is None else min(2 * self.prompt_budget, self.max_input_len)
 
     def _by_heads(self, retrieval: tuple[bool, ...]) -> tuple[Group, ...]:
         """Heads that keep everything, then the others; one group where all are alike."""

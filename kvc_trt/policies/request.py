@@ -17,7 +17,8 @@ EVERY_POLICY = ("skip_layers",)
 EVICTION = ("prompt_budget", "window", "pool_kernel")
 SELECTION = ("page_size", "top_r", "top_k", "dense_until")
 OVERRIDES = (
-    *EVICTION, *SELECTION, "sinks", "recent", "positions", "reallocate", "head_scores", "layer_budgets", *EVERY_POLICY,
+    *EVICTION, *SELECTION, "sinks", "recent", "positions", "reallocate", "head_scores", "layer_budget",
+    "squeeze_share", "layer_budgets", *EVERY_POLICY,
 )  # fmt: skip
 CHOICES: dict[str, tuple[object, ...]] = {"positions": ("original", "cache"), "reallocate": (True, False)}
 
