@@ -71,9 +71,7 @@ class SessionAnswerer:
 
         answers: Answers = []
         for some in batches(questions, self._session.max_batch_size):
-            requests = [
-                Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids) for q in some
-            ]
+            requests = [Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids) for q in some]
             answers += [output.token_ids for output in self._session.generate(requests)]
         return answers
 

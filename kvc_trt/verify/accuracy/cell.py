@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from kvc_trt.errors import InputError
-from kvc_trt.verify.accuracy.grid import FULL, Group, Mode, Variant
+from kvc_trt.verify.accuracy.grid import FULL, Group, Variant
 from kvc_trt.verify.accuracy.statistics import Mean, mean
 
 EVIDENCE = 0.99
@@ -29,7 +29,7 @@ class Cell:
 
     task: str
     family: str
-    mode: Mode
+    mode: str
     length: int
     """Tokens of prompt and answer together."""
     policy: str

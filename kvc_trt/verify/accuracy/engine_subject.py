@@ -14,23 +14,23 @@ from kvc_trt.verify.accuracy.subject import ROWS, Room
 from kvc_trt.verify.target import target_for
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from kvc_trt.engine import Engine
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.policies import PolicyParameters
+    from kvc_trt.verify.tasks.tokenizer import TaskTokenizer
 
 
 class EngineSubject:
     """The engine under its policy and budget, whatever the questions' length: it was resolved when it was built."""
 
     def __init__(self, engine: Engine, backend: str, threads: int | None) -> None:
-        from kvc_trt.runtime import load_tokenizer
+        from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
 
         self._engine, self._backend = engine, backend
         self._target = target_for(backend, engine, threads)
         self.model: ModelConfig = engine.model
-        self.tokenizer: Tokenizer | None = load_tokenizer(engine.tokenizer_path)
+        path = engine.tokenizer_path
+        self.tokenizer: TaskTokenizer | None = None if path is None else load_task_tokenizer(str(path))
 
     @property
     def variants(self) -> list[Variant]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from kvc_trt import policies
 from kvc_trt.errors import InputError
 from kvc_trt.schema import suggest
 
-Mode = Literal["query-aware", "query-agnostic"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES = ("query-aware", "query-agnostic")
+"""Whether compaction sees the question: at the end of the prompt, or fed through decode behind the compacted cache."""
 FULL = "full"
 """The policy that every other one is compared with."""
 
@@ -46,7 +46,8 @@ class Group:
     """The questions that every variant is asked alike."""
 
     task: str
-    mode: Mode
+    mode: str
+    """query-aware or query-agnostic."""
     length: int
     """Tokens of prompt and answer together."""
 

@@ -11,10 +11,10 @@ from kvc_trt.models.limits import longest_sequence
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.verify.accuracy.cell import Cell, key_of
 from kvc_trt.verify.accuracy.grid import FULL, Group, Variant
-from kvc_trt.verify.accuracy.questions import QuestionSet, ask, reader_for
+from kvc_trt.verify.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.verify.accuracy.results import Results
 from kvc_trt.verify.accuracy.subject import Room, Subject
-from kvc_trt.verify.tasks.registry import task
+from kvc_trt.verify.tasks.dataset import DataSet
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,21 @@ class Sampling:
     seed: int
     max_new_tokens: int | None = None
     """Longest answer; None is each task's own."""
+
+
+class _Draws:
+    """Samples are drawn once per task and length: both modes follow one another, and ask the same ones."""
+
+    def __init__(self, vocabulary: Vocabulary, sampling: Sampling) -> None:
+        self._vocabulary, self._sampling = vocabulary, sampling
+        self._latest: tuple[tuple[str, int], DataSet] | None = None
+
+    def of(self, group: Group) -> DataSet:
+        """The samples of a group."""
+        key = group.task, group.length
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, draw(*key, self._vocabulary, **vars(self._sampling))
+        return self._latest[1]
 
 
 def measure(
@@ -41,6 +56,8 @@ def measure(
     no engine of some budget is a cell that says why.
     """
     _check_lengths(subject, groups)
+    vocabulary = Vocabulary(subject.tokenizer, subject.model.vocab_size)
+    draws = _Draws(vocabulary, sampling)
     cells: list[Cell] = []
     missing = sum(key_of(group, variant) not in results.cells for group in groups for variant in variants)
     with (progress or NullProgress()).task("accuracy", missing) as advance:
@@ -48,19 +65,18 @@ def measure(
             if all(key_of(group, variant) in results.cells for variant in variants):
                 cells += [results.cells[key_of(group, variant)] for variant in variants]
                 continue
-            for cell, is_new in _of_group(subject, variants, group, sampling, results):
+            asked = ask(group, draws.of(group), vocabulary)
+            for cell, is_new in _of_group(subject, variants, asked, sampling.seed, results):
                 cells.append(cell)
                 advance(int(is_new))
     return cells
 
 
 def _of_group(
-    subject: Subject, variants: Sequence[Variant], group: Group, sampling: Sampling, results: Results
+    subject: Subject, variants: Sequence[Variant], asked: QuestionSet, seed: int, results: Results
 ) -> Iterable[tuple[Cell, bool]]:
     """The group's cells, and whether each was asked now."""
-    reader = reader_for(task(group.task), subject.tokenizer, subject.model.vocab_size)
-    asked = ask(group, reader, samples=sampling.samples, seed=sampling.seed, max_new_tokens=sampling.max_new_tokens)
-    room = _room(subject, asked)
+    group, room = asked.group, _room(subject, asked)
     missing = [variant for variant in variants if key_of(group, variant) not in results.cells]
     subject.announce(missing, room)
     full: Cell | None = None
@@ -68,16 +84,14 @@ def _of_group(
         known = results.cells.get(key_of(group, variant))
         if known is not None:
             _check_same_questions(known, asked, results)
-        cell = known or _cell(subject, variant, room, asked, sampling.seed, full)
+        cell = known or _cell(subject, variant, room, asked, seed, full)
         if known is None:
             results.append(cell)
         full = full or cell
         yield cell, known is None
 
 
-def _cell(
-    subject: Subject, variant: Variant, room: Room, asked: QuestionSet, seed: int, full: Cell | None
-) -> Cell:
+def _cell(subject: Subject, variant: Variant, room: Room, asked: QuestionSet, seed: int, full: Cell | None) -> Cell:
     """Ask one variant; the first one of a group is the full cache."""
     started = time.monotonic()
     group = asked.group

@@ -16,7 +16,7 @@ from kvc_trt.engine.stages import cache_root
 from kvc_trt.engine.targets import WEIGHTS_FILE
 from kvc_trt.errors import InputError
 from kvc_trt.models.limits import longest_sequence
-from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.progress import Progress
 from kvc_trt.schema import validated
 from kvc_trt.verify.accuracy.answerer import Answerer, SessionAnswerer
 from kvc_trt.verify.accuracy.grid import FULL, Variant
@@ -25,10 +25,9 @@ from kvc_trt.verify.accuracy.shared_prefill import SharedPrefill, SharingExecuto
 from kvc_trt.verify.accuracy.subject import ROWS, Room, is_oracle
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.policies import PolicyParameters
+    from kvc_trt.verify.tasks.tokenizer import TaskTokenizer
 
 SHARED_WEIGHTS = 64 << 20
 """Size of the weights up to which engines share prefill and stay open: the values between the halves of a larger
@@ -41,13 +40,13 @@ class ModelSubject:
     def __init__(
         self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path, threads: int | None
     ) -> None:
-        from kvc_trt.runtime import load_tokenizer
+        from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
 
         self._choice, self._source, self._weights, self._threads = choice, source, weights, threads
         self._path = directory / WEIGHTS_FILE
         self.model = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
-        files = {path.name: path for path in source.tokenizer_files}
-        self.tokenizer: Tokenizer | None = load_tokenizer(files.get("tokenizer.json"))
+        files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
+        self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
         self._shared = SharedPrefill(directory, threads) if self._path.stat().st_size <= SHARED_WEIGHTS else None
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}
@@ -150,5 +149,5 @@ def open_model(
     length = longest_sequence(choice.config)
     with tempfile.TemporaryDirectory(prefix="accuracy-", dir=cache_root()) as directory:
         path = Path(directory) / WEIGHTS_FILE
-        write_weights(choice.config, source.weights, path, weights=kind, length=length, progress=progress or NullProgress())
+        write_weights(choice.config, source.weights, path, weights=kind, length=length, progress=progress)
         yield ModelSubject(choice, source, kind, Path(directory), threads)

@@ -1,7 +1,8 @@
 """The results file: a line that says what is measured, then one line per cell, written as cells are finished.
 
-A measurement that was interrupted goes on where it stopped: cells that are in the file are not asked again. A last line
-that was cut short is dropped, and its cell asked again; anything else that is not right is an error, and the file stays.
+A measurement that was interrupted goes on where it stopped: cells that are in the file are not asked again. A last
+line that was cut short is dropped, and its cell asked again; anything else that is wrong is an error, and the file
+stays as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Results:
         """Open the file, or make it. InputError for another file, or results under other settings."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a+b")  # noqa: SIM115  closed by __exit__
+            self._file = open(self.path, "a+b")
         except OSError as error:
             message = f"cannot write the results file {self.path}: {error.strerror}"
             raise InputError(message, hint="--output-dir another directory") from error

@@ -32,6 +32,10 @@ Values = Mapping[str, NDArray[Any]]
 Int64 = NDArray[np.int64]
 
 
+REMEMBERED_BYTES = 2 << 30
+"""Values that are remembered at most; prompts beyond that are computed again for every policy."""
+
+
 class SharedPrefill:
     """The trunks of one weight file, and what they gave for the prompts of late.
 
@@ -44,6 +48,7 @@ class SharedPrefill:
         self._between: dict[str, set[str]] = {}
         self._sessions: dict[str, tuple[frozenset[str], InferenceSession]] = {}
         self._values: dict[tuple[str, str], Values] = {}
+        self._bytes = 0
         self._lock = threading.Lock()
         self.runs = 0
         """Batches that were computed, not remembered."""
@@ -62,7 +67,8 @@ class SharedPrefill:
         with self._lock:
             found = self._values.get(key, {})
             if not set(halves.between) <= found.keys():
-                found = self._values[key] = self._run(halves, input_ids, prompt_lengths)
+                found = self._run(halves, input_ids, prompt_lengths)
+                self._remember(key, found)
             return found
 
     def types(self, halves: SplitPrefill) -> dict[str, str]:
@@ -74,6 +80,13 @@ class SharedPrefill:
         """Drop the remembered values: the next prompts are others."""
         with self._lock:
             self._values.clear()
+            self._bytes = 0
+
+    def _remember(self, key: tuple[str, str], values: Values) -> None:
+        size = sum(array.nbytes for array in values.values())
+        if self._bytes + size <= REMEMBERED_BYTES:
+            self._values[key] = values
+            self._bytes += size
 
     def _run(self, halves: SplitPrefill, input_ids: Int64, prompt_lengths: Int64) -> Values:
         session = self._session(halves)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvc_trt.verify.accuracy.grid import Variant
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.verify.accuracy.answerer import Answerer
+    from kvc_trt.verify.tasks.tokenizer import TaskTokenizer
 
 ROWS = 8
 """Questions answered together. Not an option: rows do not depend on each other, and results must not on a setting."""
@@ -35,7 +34,7 @@ class Subject(Protocol):
         """The architecture."""
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
+    def tokenizer(self) -> TaskTokenizer | None:
         """The model's words."""
 
     def describe(self) -> dict[str, Any]:
