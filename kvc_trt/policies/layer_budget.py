@@ -1,4 +1,4 @@
-"""Which layers may keep how much: every layer the same, or SqueezeAttention's division (`squeeze.py`), on any eviction.
+"""Which layers may keep how much: every layer the same, or SqueezeAttention's division, on any eviction.
 
 `squeeze` divides once, by cosines that a build measures on calibration prompts; `squeeze-online` divides for each
 prompt, inside the prefill graph: every layer has room for twice the budget, and is trimmed once all cosines are known.
@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError
-from kvc_trt.policies.squeeze import DEFAULT_SHARE
 
 if TYPE_CHECKING:
     from kvc_trt.policies.parameters import PolicyParameters
     from kvc_trt.policies.request import Request
 
+DEFAULT_SHARE = 0.35
+"""Of the paper's 0.3 to 0.4 (arXiv 2404.04793)."""
 LAYER_BUDGETS = ("uniform", "squeeze", "squeeze-online")
 SETTINGS = ("layer_budget", "squeeze_share", "layer_budgets")
 """Overrides that go with every policy that evicts."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-DEFAULT_SHARE = 0.35
-
 
 class LayerBudgets(NamedTuple):
     """What every layer may keep."""
