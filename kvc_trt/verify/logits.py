@@ -102,7 +102,7 @@ def _judge_choices(subject: Subject) -> list[Check]:
     name, slack = "choices unlike the reference's own run", subject.thresholds.choice_slack
     if slack is None:
         sample = f"{granted.explained.compared} lists"
-        reason = "activations are quantised: choices are judged on equal inputs (ops), and granted here"
+        reason = "activations are rounded coarsely: choices are judged on equal inputs (ops), and granted here"
         return [Check(name, sample, f"{granted.explained.near_ties} differ", detail="granted", note=reason)]
     where = f"{len(granted.rows)} rows; near-ties within {slack:g} times the tolerance, granted"
     return [index_check(name, granted.explained, where)]

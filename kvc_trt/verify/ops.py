@@ -16,6 +16,7 @@ from kvc_trt.verify.attention import attend_selected
 from kvc_trt.verify.inputs import AttentionCase, PromptCase, StepCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
 from kvc_trt.verify.report import Check, at_most
+from kvc_trt.verify.rounding import differences
 from kvc_trt.verify.target import Array, Operator, Target
 from kvc_trt.verify.thresholds import Thresholds
 
@@ -224,11 +225,14 @@ def _gathered(source: Array, indices: Array) -> Array:
 
 
 def maximum_error(found: Array, expected: Array) -> float:
-    """Largest absolute difference over the largest expected magnitude (at least 1); NaN if anything is NaN."""
+    """Largest difference over the largest expected magnitude (at least 1); NaN if anything is NaN.
+
+    Differences are what they were before a bfloat16 output was rounded.
+    """
     if not expected.size:
         return 0.0
     scale = max(1.0, float(np.abs(expected).max()))
-    return float(np.abs(found.astype(np.float64) - expected.astype(np.float64)).max() / scale)
+    return float(differences(found, expected).max() / scale)
 
 
 def _exact(found: Array, expected: Array) -> float:

@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
+from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.verify.ladder import verify
+from kvc_trt.verify.target_torch import TorchTarget
 from tests.kernels.double import compile_double
 from tests.plugins_cuda.build import broken_emulation
 from tests.verify.conftest import make_engine, parameters_for
@@ -55,12 +59,25 @@ def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation,
     assert passed_rungs(report) >= {"ops", "logits", "tokens"}
 
 
-@pytest.mark.parametrize("weights", ["fp16", "int8"])
+@pytest.mark.parametrize("weights", ["fp16", "bf16", "int8"])
 def test_other_weights_pass_through_the_emulated_kernels(weights, emulation, make_engine, parameters_for):
     made = make_engine(parameters_for(), weights=weights)
     report = verify(made, backend="torch", kernels=emulation.path, steps=3)
     assert report.passed, report.failures
     assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
+
+
+def test_16_bit_arithmetic_around_the_kernels_passes(emulation, make_engine, parameters_for, monkeypatch):
+    """As on a GPU, whose weights and activations have the caches' type; here by PyTorch's CPU kernels for bfloat16."""
+    engine = make_engine(parameters_for(), weights="bf16")
+    source = EngineWeights(engine.weights_path)
+    weights = TorchWeights.read(engine.model, source, torch.device("cpu"), torch.bfloat16)
+    monkeypatch.setattr(TorchTarget, "_weights", weights)
+    report = verify(engine, backend="torch", kernels=emulation.path, steps=8)
+    assert report.passed, report.failures
+    assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
+    errors = [check.measured for rung in report.rungs for check in rung.checks if "Attention values" in check.name]
+    assert len(errors) == 3
 
 
 @pytest.mark.slow
