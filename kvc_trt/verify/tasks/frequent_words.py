@@ -2,7 +2,7 @@
 
 RULER's `fwe` [1] in our own words: of T draws the word of rank i takes floor(T / (i^2 zeta(2))), in random order; rank
 one is printed as dots, which are to be ignored, and ranks two to four are asked for. T is as large as the target
-allows; below 74 two of the ranks asked for, or the next one, could be equally frequent.
+allows, and at least 53: below, two of the five ranks could be equally frequent.
 
 [1] C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?", arXiv:2404.06654.
 """
@@ -23,7 +23,7 @@ NAME = "frequent-words"
 MAX_NEW_TOKENS = 50
 LETTERS = 6
 TOKENS_PER_WORD = 50
-FEWEST_DRAWS = 74
+FEWEST_DRAWS = 53
 ASKED = 3
 DOTS = "..."
 
