@@ -30,7 +30,7 @@ from kvc_trt import policies
 from kvc_trt.graph import IR_VERSION, KVC_DOMAIN, OPSET, functions
 from kvc_trt.graph.build import build_decode
 from kvc_trt.graph.emitter import Emitter
-from kvc_trt.graph.functions import attend, dense_attention, hybrid_attention
+from kvc_trt.graph.functions import attend, dense_attention, hybrid_attention, selective
 from kvc_trt.graph.functions.shapes import HeadShape
 from kvc_trt.graph.prune import prune
 from kvc_trt.graph.state import state_tensors
@@ -174,7 +174,7 @@ def attention_graphs(context: int) -> tuple[dict[str, ModelProto], dict[str, Pol
         return {"k_cache": [1, kv_heads, capacity, size], "v_cache": [1, kv_heads, capacity, size]}
 
     head_shape = HeadShape(heads, kv_heads, size)
-    layout = hybrid_attention.Layout(head_shape, sparse.capacity, sparse.num_pages(), "float32")
+    layout = selective.Layout(head_shape, sparse.capacity, sparse.num_pages(), "float32")
     bounds = {"bounds": [1, kv_heads, 2 * size, sparse.num_pages()]}
     emit = Emitter()
     hybrid_outputs = ["output", "k_cache_out", "v_cache_out", "bounds_out", "selected"]

@@ -28,7 +28,7 @@ def test_it_resolves(path):
         **policies.applicable(config.policy, suitable),
     )
     assert parameters.max_sequence_len == config.max_input_len + config.max_output_len
-    assert parameters.skip_layers == preset.defaults.get("skip_layers", 0)
+    assert parameters.skip_layers == preset.defaults.get("skip_layers", 2 if config.policy == "quest" else 0)
 
 
 def test_every_model_has_the_method_and_its_dense_twin():

@@ -29,7 +29,7 @@ from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
 from kvc_trt.graph.state import CacheSite, cache_sites, state_tensors
 from kvc_trt.graph.weights import ROTARY, GraphWeights
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.policies.parameters import READING_A_PART, PolicyParameters
 
 
 def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
@@ -98,7 +98,7 @@ def build_decode(
 
 def slice_limit(parameters: PolicyParameters) -> int:
     """Entries up to which an engine's dense attention runs on a slice: those for which it promises dense results."""
-    if parameters.decode_selection == "hybrid":
+    if parameters.decode_selection in READING_A_PART:
         return parameters.dense_limit
     return parameters.token_budget if parameters.prompt_eviction != "none" else 0
 

@@ -34,7 +34,8 @@ class StateTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    """Without the batch dimension, which comes first: [G,C,D], or [G,2D,P] for page bounds."""
+    """Without the batch dimension, which comes first: [G,C,D], [G,2D,P] for page bounds; of `sparq` also [G,D,C] for
+    keys by channel and [G,D] for the sum of values."""
     fill: float
     """What an empty slot or page holds."""
     aliased_output: str
@@ -94,6 +95,9 @@ def _tensors(config: ModelConfig, site: CacheSite, dtype: str) -> Iterator[State
     yield tensor("v_cache", dtype, (heads, rule.capacity, size), 0.0)
     if rule.decode_selection in PAGED:
         yield tensor("bounds", dtype, (heads, 2 * size, rule.num_pages()), LOWEST[dtype])
+    if rule.decode_selection == "sparq":
+        yield tensor("channels", dtype, (heads, size, rule.capacity), 0.0)
+        yield tensor("value_sum", "float32", (heads, size), 0.0)
 
 
 def cache_heads(config: ModelConfig, site: CacheSite) -> int:

@@ -12,6 +12,9 @@ Positions = Literal["original", "cache"]
 EVICTING_WHILE_DECODING = ("recent", "heavy-hitters")
 """Decode selections that drop one token for each that they append: their caches never fill up."""
 
+READING_A_PART = ("hybrid", "quest", "sparq", "exact-topk")
+"""Decode selections that keep every entry and read some, as long as a row does not fit the budget."""
+
 
 @dataclass(frozen=True)
 class PolicyParameters:

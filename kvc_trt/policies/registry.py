@@ -12,10 +12,13 @@ from kvc_trt.policies import (
     full,
     hybrid,
     pyramidkv,
+    quest,
+    quest_matched,
     rocketkv,
     snapkv,
     snapkv_gqa,
     snapkv_plus_plus,
+    sparq,
 )
 from kvc_trt.policies.request import OVERRIDES, Request, check_request
 
@@ -69,6 +72,9 @@ _POLICIES = {
     "snapkv-gqa": _Entry(snapkv_gqa),
     "snapkv": _Entry(snapkv),
     "pyramidkv": _Entry(pyramidkv),
+    "quest": _Entry(quest),
+    "quest-matched": _Entry(quest_matched),
+    "sparq": _Entry(sparq),
     "exact-topk": _Entry(exact_topk),
     "exact-topk-group": _Entry(exact_topk, "oracle: exact-topk with one list for the heads of a group"),
 }

@@ -11,6 +11,8 @@ from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.exact_topk import exact_topk
 from kvc_trt.reference.hybrid import hybrid_attention
+from kvc_trt.reference.quest import quest_attention
+from kvc_trt.reference.sparq import sparq_attention
 
 __all__ = [
     "Compacted",
@@ -22,4 +24,6 @@ __all__ = [
     "exact_topk",
     "hybrid_attention",
     "page_bounds",
+    "quest_attention",
+    "sparq_attention",
 ]

@@ -88,13 +88,18 @@ def row_scores(
     high = page_max[:, :pages].gather(2, pick.expand(-1, pages, -1))
     rising = sum_in_order(grouped, 1).gather(1, chosen)[:, None] > 0  # a sum of exactly 0 takes the minimum
     products = q[:, :, None] * torch.where(rising, high, low)[:, None]
-    part, whole = q.abs().sum(dim=-1), grouped.abs().sum(dim=-1)
-    temperature = (size * torch.where(part == 0, 1.0, part / whole)).sqrt()
-    by_page = products.sum(dim=-1) / temperature[..., None]
+    tempered = temperature(q, grouped)[..., None]
+    by_page = products.sum(dim=-1) / tempered
     by_token = by_page.repeat_interleave(page_size, dim=-1)[..., :length]
     attention = torch.softmax(by_token, dim=-1)
-    magnitude = (products.abs().sum(dim=-1) / temperature[..., None]).amax(dim=(1, 2))
+    magnitude = (products.abs().sum(dim=-1) / tempered).amax(dim=(1, 2))
     return StepScores(importance, chosen, sum_in_order(attention, 1) / attention.shape[1], magnitude)
+
+
+def temperature(chosen: Tensor, every: Tensor) -> Tensor:
+    """What scores on some channels are divided by, sqrt(D * their share of |q|): [...,r], [...,D] -> [...]."""
+    part, whole = chosen.abs().sum(dim=-1), every.abs().sum(dim=-1)
+    return (every.shape[-1] * torch.where(part == 0, 1.0, part / whole)).sqrt()
 
 
 def _choose(found: Tensor, top_k: int, page_size: int | None) -> list[Tensor]:

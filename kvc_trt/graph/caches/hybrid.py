@@ -10,7 +10,7 @@ from kvc_trt.graph import functions
 from kvc_trt.graph.caches.prompt import PromptLayer, compact_body, store_compacted
 from kvc_trt.graph.caches.step import StepLayer, head_shape
 from kvc_trt.graph.emitter import Value
-from kvc_trt.graph.functions import hybrid_attention
+from kvc_trt.graph.functions import hybrid_attention, selective
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.policies.parameters import PolicyParameters
@@ -38,7 +38,7 @@ def bodies(layers: Layers, parameters: PolicyParameters) -> Mapping[str, Callabl
     """KvcHybridAttention and KvcCompact; capacity and pages are numbers in the body where all layers have the same."""
     alike = parameters.layer_budgets is None
     capacity, pages = (parameters.capacity, parameters.num_pages()) if alike else (None, None)
-    layout = hybrid_attention.Layout(head_shape(layers.config, parameters), capacity, pages, layers.weights.dtype)
+    layout = selective.Layout(head_shape(layers.config, parameters), capacity, pages, layers.weights.dtype)
     return {
         hybrid_attention.NAME: lambda: hybrid_attention.hybrid_attention(layout),
         **compact_body(layers, parameters),

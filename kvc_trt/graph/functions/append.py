@@ -25,6 +25,12 @@ class Place:
         """`cache` [B,G,C,D] with `entry` [B,G,D] stored."""
         return str(self._emit.ScatterND(cache, self._slot_indices(cache), entry))
 
+    def append_columns(self, cache: Value, entry: Value) -> Value:
+        """The channel-major `cache` [B,G,D,C] with `entry` [B,G,D] stored."""
+        heads, channels = np.indices((self._shape.fixed_kv_heads, self._shape.head_size))
+        grid = np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None]
+        return str(self._emit.ScatterND(cache, self._indices(self.slots, grid), entry))
+
     def raise_bounds(self, bounds: Value, key: Value, page: Value, dtype: str) -> Value:
         """`bounds` [B,G,2D,P] after `key` [B,G,D] joined page `page` [B,1,1,1]: channel maxima of K and of -K."""
         emit = self._emit

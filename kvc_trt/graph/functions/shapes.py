@@ -43,6 +43,13 @@ class HeadShape:
             raise ValueError("kv_heads is None; expected a number: this operator's caches cannot differ in their heads")
         return self.kv_heads
 
+    @property
+    def fixed_heads(self) -> int:
+        """`heads` likewise."""
+        if self.heads is None:
+            raise ValueError("heads is None; expected a number: this operator's caches cannot differ in their heads")
+        return self.heads
+
 
 def size(emit: Emitter, value: Value, axis: int) -> Value:
     """Length of one axis as INT64 [1]."""
