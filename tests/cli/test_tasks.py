@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -79,6 +80,15 @@ def test_token_ids_need_no_tokenizer(tmp_path, capfd):
     assert write(tmp_path / "of.jsonl", "--tokenizer", "retrieval-tiny", task="associative-recall") == 0
     header = json.loads((tmp_path / "of.jsonl").read_text().split("\n")[0])
     assert header["options"] == {"vocabulary_size": 326}
+
+
+def test_the_page_names_every_task_and_a_digest_that_is_true(tmp_path, capfd):
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    assert not [name for name in TASKS if f"`{name}`" not in page]
+    command = ["associative-recall", "--target-tokens", "1024", "--samples", "100"]
+    assert f"kvc-trt tasks write {' '.join(command)} -o recall.jsonl" in page
+    assert run(["tasks", "write", *command, "-o", str(tmp_path / "recall.jsonl")]) == 0
+    assert f"# {capfd.readouterr().out.split()[0]}  recall.jsonl" in page
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ Filler has ids of its own. In the original it is drawn from the whole vocabulary
 Keys are 1 .. 3V/8 - 1, values 3V/8 .. 3V/4 - 1, filler 3V/4 .. V - 1; 0 is never used. Texts are decimal ids between
 spaces, so that data sets look like those of the other tasks.
 
-[1] S. Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", arXiv:2312.04927, App. E.
+[1] S. Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", arXiv:2312.04927.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Retrieval by one query can succeed because the few tokens it attends to are kept
 for the same budget. The form follows the multi-instruction argument of SnapKV [1] (what matters depends on the
 instruction); the task is our own and has no published numbers.
 
-[1] Y. Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", arXiv:2404.14469, section 3.
+[1] Y. Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", arXiv:2404.14469.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Pass key: seven digits stand once, at a chosen depth of a text that repeats itself. What are they?
 
-The needle in a haystack in the form that RocketKV's appendix evaluates: lengths x depths, digits that are independent
+The needle in a haystack in RocketKV's form [1]: lengths x depths, digits that are independent
 of each other, instruction before and question after the text. Differences: lengths are tokens, not words, so that a
 target is a target; the needle stands between two sentences; wording and background are our own.
+
+[1] P. Behnam et al., "RocketKV: Accelerating Long-Context LLM Inference via Two-Stage KV Cache Compression",
+    arXiv:2502.14051.
 """
 
 from __future__ import annotations
