@@ -7,27 +7,14 @@ from typing import Any
 
 import click
 
+from kvc_trt.cli.counts import Counts
 from kvc_trt.cli.output import json_option, print_json, progress
-
-
-class _Counts(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click
-    """Positive integers separated by commas."""
-
-    name = "N,N,.."
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip().replace("_", "") for part in str(value).split(",")]
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r} is not a list of positive numbers such as 1024,4096", parameter, context)
-        return tuple(int(part) for part in parts)
 
 
 @click.command(name="profile")
 @click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--contexts", type=_Counts(), help="Prompt lengths.  [default: max_input_len and its halves]")
-@click.option("--batch", "batches", type=_Counts(), help="Batch sizes.  [default: 1,8]")
+@click.option("--contexts", type=Counts(), help="Prompt lengths.  [default: max_input_len and its halves]")
+@click.option("--batch", "batches", type=Counts(), help="Batch sizes.  [default: 1,8]")
 @click.option("--steps", type=click.IntRange(min=1), default=100, help="Decode steps per row and side.")
 @click.option("--decode-seconds", type=click.FloatRange(min=0), default=20.0, help="A row's steps end after this.")
 @click.option("--prefills", type=click.IntRange(min=1), default=3, help="Timed prefills per row and side.")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
-from kvc_trt.cli import output
+from kvc_trt.cli import output, verify_tasks
+from kvc_trt.cli.sections import SectionedCommand
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path))
+@click.command(cls=SectionedCommand)
+@click.argument("engine", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--level",
-    type=click.Choice(["quick", "full", "ops", "logits", "tokens", "retrieval"]),
+    type=click.Choice(["quick", "full", "ops", "logits", "tokens", "retrieval", "tasks"]),
     default="quick",
-    help="How much: all rungs quickly, all rungs thoroughly, or one rung.",
+    help="How much: all rungs quickly, all rungs thoroughly, or one rung; tasks: what compression costs in answers.",
 )
 @click.option(
     "--backend",
@@ -29,19 +31,20 @@ from kvc_trt.cli import output
     help="Kernel library for --backend torch.  [default: KVC_TRT_KERNELS, or the package's own]",
 )
 @click.option("--steps", type=int, help="Teacher-forced steps and greedy tokens.  [default: by level]")
-@click.option("--samples", type=int, help="Retrieval questions per length and placement.  [default: by level]")
+@click.option("--samples", type=int, help="Questions per length and mode.  [default: by level]")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Hugging Face directory: also measure what the engine's weight format costs.",
+    help="Hugging Face directory: also measure what the engine's weight format costs; with --model, its weights.",
 )
 @click.option("--seed", type=int, default=0, help="Seed of prompts and inputs.")
 @click.option(
     "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as JSON."
 )
 @output.json_option
+@verify_tasks.options
 def command(
-    engine: Path,
+    engine: Path | None,
     level: str,
     backend: str | None,
     kernels: Path | None,
@@ -51,6 +54,7 @@ def command(
     seed: int,
     file: Path | None,
     as_json: bool,
+    **tasks: Any,
 ) -> None:
     """Check an engine against the PyTorch reference, from single operators up to a task.
 
@@ -58,8 +62,28 @@ def command(
     (accuracy, full and compressed); and two controls: dense where it fits, bit for bit, and compression active where it
     does not. --backend torch sends all of it through the kernels of a library that was compiled from plugins_cuda/, on
     a GPU or emulated. Exit code 1 if anything is outside the recorded thresholds.
+
+    --level tasks asks the tasks of `kvc-trt tasks` of ENGINE beside its dense twin, or with --model of a model under
+    many policies and token budgets; results are kept question by question, and a second run goes on where one stopped.
     """
     _require_torch()
+    if level == "tasks":
+        shared = {"backend": backend, "kernels": kernels, "checkpoint": checkpoint, "seed": seed, "samples": samples}
+        if steps is not None:
+            raise click.UsageError("--steps: --level tasks generates answers; --max-new-tokens bounds them")
+        verify_tasks.run(engine, file, as_json, **shared, **tasks)
+        return
+    verify_tasks.refuse(tasks, level)
+    if engine is None:
+        raise click.UsageError("Missing argument 'ENGINE'.")
+    _climb(
+        engine, file, as_json, backend,
+        level=level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed,
+    )  # fmt: skip
+
+
+def _climb(engine: Path, file: Path | None, as_json: bool, backend: str | None, **request: Any) -> None:
+    """The ladder; VerificationFailed where a check did not hold."""
     from kvc_trt.backends.session import runner
     from kvc_trt.engine import Engine
     from kvc_trt.errors import InputError, VerificationFailed
@@ -69,17 +93,7 @@ def command(
         raise InputError(f"-o {file}: {file.parent} is not a directory")
     progress = output.progress()
     opened = Engine.open(engine, progress=progress)
-    report = verify(
-        opened,
-        level=level,
-        backend=runner(opened.backend, backend),
-        kernels=kernels,
-        steps=steps,
-        samples=samples,
-        checkpoint=checkpoint,
-        seed=seed,
-        progress=progress,
-    )
+    report = verify(opened, backend=runner(opened.backend, backend), progress=progress, **request)
     if file is not None:
         file.write_text(json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:

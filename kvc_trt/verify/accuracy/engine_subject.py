@@ -10,7 +10,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.graph.twin import twin_parameters
 from kvc_trt.verify.accuracy.answerer import Answerer, SessionAnswerer
 from kvc_trt.verify.accuracy.grid import FULL, Variant
-from kvc_trt.verify.accuracy.subject import ROWS, Room
+from kvc_trt.verify.accuracy.subject import ROWS, Room, threads_for
 from kvc_trt.verify.target import target_for
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class EngineSubject:
     """The engine under its policy and budget, whatever the questions' length: it was resolved when it was built."""
 
-    def __init__(self, engine: Engine, backend: str, threads: int | None) -> None:
+    def __init__(self, engine: Engine, backend: str) -> None:
         from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
 
         self._engine, self._backend = engine, backend
-        self._target = target_for(backend, engine, threads)
+        self._target = target_for(backend, engine, threads_for(engine.model))
         self.model: ModelConfig = engine.model
         path = engine.tokenizer_path
         self.tokenizer: TaskTokenizer | None = None if path is None else load_task_tokenizer(str(path))

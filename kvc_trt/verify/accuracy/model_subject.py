@@ -22,7 +22,7 @@ from kvc_trt.verify.accuracy.answerer import Answerer, SessionAnswerer
 from kvc_trt.verify.accuracy.grid import FULL, Variant
 from kvc_trt.verify.accuracy.reference_answerer import Prefills, ReferenceAnswerer
 from kvc_trt.verify.accuracy.shared_prefill import SharedPrefill, SharingExecutor
-from kvc_trt.verify.accuracy.subject import ROWS, Room, is_oracle
+from kvc_trt.verify.accuracy.subject import ROWS, Room, is_oracle, threads_for
 
 if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.program import Program
@@ -37,17 +37,16 @@ model's prefill would not fit in memory."""
 class ModelSubject:
     """Use as `with open_model(...) as subject`."""
 
-    def __init__(
-        self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path, threads: int | None
-    ) -> None:
+    def __init__(self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path) -> None:
         from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
 
-        self._choice, self._source, self._weights, self._threads = choice, source, weights, threads
+        self._choice, self._source, self._weights = choice, source, weights
+        self._threads = threads_for(choice.config)
         self._path = directory / WEIGHTS_FILE
         self.model = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
         files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
         self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
-        self._shared = SharedPrefill(directory, threads) if self._path.stat().st_size <= SHARED_WEIGHTS else None
+        self._shared = SharedPrefill(directory) if self._path.stat().st_size <= SHARED_WEIGHTS else None
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}
 
@@ -134,7 +133,6 @@ def open_model(
     *,
     checkpoint: str | None = None,
     weights: str = "auto",
-    threads: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[ModelSubject]:
     """Write the weights of a preset or a Hugging Face directory once, for as long as the subject is used.
@@ -150,4 +148,4 @@ def open_model(
     with tempfile.TemporaryDirectory(prefix="accuracy-", dir=cache_root()) as directory:
         path = Path(directory) / WEIGHTS_FILE
         write_weights(choice.config, source.weights, path, weights=kind, length=length, progress=progress)
-        yield ModelSubject(choice, source, kind, Path(directory), threads)
+        yield ModelSubject(choice, source, kind, Path(directory))

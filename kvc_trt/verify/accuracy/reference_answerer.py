@@ -12,6 +12,7 @@ import numpy as np
 from kvc_trt import policies
 from kvc_trt.verify.accuracy.answerer import Answers, batches
 from kvc_trt.verify.accuracy.questions import Question
+from kvc_trt.verify.accuracy.subject import threads_for
 from kvc_trt.verify.prompts import Batch, batch_of
 
 if TYPE_CHECKING:
@@ -83,10 +84,15 @@ class ReferenceAnswerer:
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """Greedy answers; a tie takes the lowest id, as a session does."""
-        answers: Answers = []
-        for some in batches(questions, self._rows):
-            answers += self._answer(some, max_new_tokens)
-        return answers
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads_for(self._decoder.config) or before)
+        try:
+            rows = batches(questions, self._rows)
+            return [answer for some in rows for answer in self._answer(some, max_new_tokens)]
+        finally:
+            torch.set_num_threads(before)
 
     def _answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """Rows advance together; one that is done feeds its last token again, and nobody looks."""

@@ -42,8 +42,8 @@ class SharedPrefill:
     Engines announce what they will read (`split`) before the first of them runs: one run then serves all.
     """
 
-    def __init__(self, weights_directory: Path, threads: int | None = None) -> None:
-        self._options = LoadOptions(threads, prepack=False)
+    def __init__(self, weights_directory: Path) -> None:
+        self._options = LoadOptions(threads=None, prepack=False)  # all cores: prompts are long
         self._weights_directory = weights_directory
         self._between: dict[str, set[str]] = {}
         self._sessions: dict[str, tuple[frozenset[str], InferenceSession]] = {}

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvc_trt.models.weights import count_parameters
 from kvc_trt.verify.accuracy.grid import Variant
+from kvc_trt.verify.plan import SMALL_MODEL
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
@@ -50,3 +52,8 @@ class Subject(Protocol):
 def is_oracle(decode_selection: str) -> bool:
     """Whether a policy exists to compare with only: it reads the whole cache to choose what to read."""
     return decode_selection == "exact-topk"
+
+
+def threads_for(model: ModelConfig) -> int | None:
+    """Threads of an executor: a small model's only wait for each other. None is all cores."""
+    return 1 if count_parameters(model) < SMALL_MODEL else None

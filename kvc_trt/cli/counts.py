@@ -1,0 +1,37 @@
+"""Lists on the command line: numbers and names between commas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class Counts(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click
+    """Positive integers separated by commas."""
+
+    name = "N,N,.."
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        """The numbers; fails for anything that is not one."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip().replace("_", "") for part in str(value).split(",")]
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+            self.fail(f"{value!r} is not a list of positive numbers such as 1024,4096", parameter, context)
+        return tuple(int(part) for part in parts)
+
+
+class Names(click.ParamType):  # type: ignore[type-arg]  # as above
+    """Words separated by commas."""
+
+    name = "NAME,NAME,.."
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[str, ...]:
+        """The names without spaces around them; fails where one is empty."""
+        if isinstance(value, tuple):
+            return value
+        parts = tuple(part.strip() for part in str(value).split(","))
+        if not all(parts):
+            self.fail(f"{value!r} is not a list of names", parameter, context)
+        return parts
