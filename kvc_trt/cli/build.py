@@ -122,6 +122,8 @@ def command(
     )  # fmt: skip
     report = _verify(result, _checkpoint_beside(request, source), progress) if verify else None
     if as_json:
+    if choice.quantised and request.config.weights != "fp8":
+        progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
         output.print_json(_as_json(result, request, backend, report))
     else:
         click.echo(_summary(result, request))

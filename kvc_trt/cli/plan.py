@@ -19,7 +19,7 @@ from kvc_trt.cli.output import json_option, print_json
 @click.option("--max-output-len", type=int, help="Most tokens generated after it.")
 @click.option(
     "--weights",
-    type=click.Choice(["auto", "bf16", "fp16", "fp32", "int8", "int4"]),
+    type=click.Choice(["auto", "bf16", "fp16", "fp32", "fp8", "int8", "int4"]),
     help="Weight format; auto is the model's own.",
 )
 @click.option(

@@ -12,6 +12,7 @@ from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.fp8 import as_floats
 from kvc_trt.models.limits import longest_sequence
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.weights import WeightSource, check_weights
@@ -48,6 +49,15 @@ class ModelChoice:
     revision: str | None = None
     shipped: Path | None = None
     """The checkpoint that comes with the package."""
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the checkpoint at hand says that its matrices are stored in fp8, the one kind that is read."""
+        from kvc_trt.models.hugging_face import read_json_object
+
+        if self.directory is None:
+            return False
+        return read_json_object(self.directory / "config.json").get("quantization_config") is not None
 
 
 @dataclass(frozen=True)
@@ -103,17 +113,18 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
     if config.revision is not None and not from_hub:
         raise InputError(f"--revision {config.revision}: the weights do not come from the Hugging Face Hub")
     if config.random_weights is not None:
-        weights = RandomWeights(choice.config, config.random_weights)
-        return choice, ModelSource(weights, f"random weights, seed {config.random_weights}")
+        random = RandomWeights(choice.config, config.random_weights)
+        return choice, ModelSource(random, f"random weights, seed {config.random_weights}")
     directory, commit = choice.directory or choice.shipped, None
     if directory is None:
         directory, commit = _fetch(choice, config.revision)
     checkpoint = Checkpoint(directory)
     _check_same_model(choice.config, checkpoint.config, choice.name, directory)
-    check_weights(checkpoint.config, checkpoint)
+    weights = as_floats(checkpoint)
+    check_weights(checkpoint.config, weights)
     opened = replace(choice, config=checkpoint.config, directory=directory)
     description, tokenizer = _described(choice, directory, commit), tuple(checkpoint.tokenizer_files())
-    source = ModelSource(checkpoint, description, commit, tokenizer, directory)
+    source = ModelSource(weights, description, commit, tokenizer, directory)
     return opened, source
 
 

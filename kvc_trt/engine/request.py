@@ -18,19 +18,21 @@ from kvc_trt.schema import validated
 
 USABLE_MEMORY = 0.8
 """Share of this machine's memory that weights may fill."""
-WeightKind = Literal["fp32", "fp16", "bf16", "int8", "int4"]
-BYTES_PER_WEIGHT: dict[str, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32}
+WeightKind = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"]
+BYTES_PER_WEIGHT: dict[str, float] = {
+    "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32,
+}  # fmt: skip
 """Quantised matrices carry one float32 scale per block of 32."""
 WEIGHTS_OF: dict[str, tuple[WeightKind, ...]] = {
     "onnxruntime": ("fp32", "fp16", "int8", "int4"),
-    "tensorrt": ("bf16", "fp16", "fp32"),
+    "tensorrt": ("bf16", "fp16", "fp32", "fp8"),
     "tensorrt-llm": ("bf16", "fp16", "fp32"),
     "torch": ("bf16", "fp16", "fp32"),
 }
 """Kinds of weights that each backend runs."""
 _NO_BFLOAT16 = "ONNX Runtime computes no bfloat16 on a CPU"
 _QUANTISED = "weights are quantised for ONNX Runtime, whose operator no other backend has"
-_FP8 = "no version of kvc-trt reads fp8 checkpoints yet"
+_FP8 = "TensorRT alone multiplies matrices in fp8; any other kind is made of them when an fp8 checkpoint is read"
 _WHY_NOT = {"bf16": _NO_BFLOAT16, "int8": _QUANTISED, "int4": _QUANTISED, "fp8": _FP8}
 _OWN_TYPE: dict[str, WeightKind] = {"bfloat16": "bf16", "float16": "fp16"}
 MeasureBreakEven = Callable[[ModelConfig, PolicyParameters, str], int]
@@ -47,13 +49,13 @@ class Request:
 
     @property
     def dtype(self) -> str:
-        """Activations and cache: float16 for fp16 weights, bfloat16 for bf16, float32 otherwise."""
+        """Activations and cache: float16 for fp16 weights, bfloat16 for bf16 and fp8, float32 otherwise."""
         return compute_dtype(self.config.weights)
 
 
 def compute_dtype(weights: str) -> str:
     """Return the dtype of activations and cache that goes with a kind of weights."""
-    return {"fp16": "float16", "bf16": "bfloat16"}.get(weights, "float32")
+    return {"fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}.get(weights, "float32")
 
 
 def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
@@ -102,7 +104,8 @@ def resolve(
     config = config.model_copy(update={"backend": backend})
     parameters = resolve_parameters(config, choice.config)
     if config.weights == "auto":
-        config = config.model_copy(update={"weights": default_weights(choice, backend)})
+        stored = choice if config.random_weights is None else dataclasses.replace(choice, directory=None)
+        config = config.model_copy(update={"weights": default_weights(stored, backend)})
     check_backend_settings(config)
     config = _pinned(config, parameters, recorded or {})
     if config.dense_until == "auto":
@@ -146,13 +149,15 @@ def check_backend_settings(config: BuildConfig) -> None:
 
 
 def default_weights(choice: ModelChoice, backend: str = "onnxruntime") -> WeightKind:
-    """The checkpoint's own 16-bit type on a GPU (fp16 for an fp32 checkpoint); elsewhere fp32.
+    """The checkpoint's own type on a GPU (fp16 for an fp32 checkpoint; fp8 where TensorRT runs it); elsewhere fp32.
 
     UnsupportedEnvironment, naming int8 and int4, where fp32 does not fit this machine's memory.
     """
     if backend != "onnxruntime":
         return _OWN_TYPE.get(choice.config.dtype, "fp16")
     import psutil
+    if backend == "tensorrt" and choice.quantised:
+        return "fp8"
 
     memory = psutil.virtual_memory().total
     if weight_bytes(choice.config, "fp32") <= USABLE_MEMORY * memory:
@@ -166,11 +171,14 @@ def default_weights(choice: ModelChoice, backend: str = "onnxruntime") -> Weight
 
 
 def weight_bytes(model: ModelConfig, weights: str) -> int:
-    """Return the size of the weight file; quantised models keep their embedding in float16."""
+    """Return the size of the weight file; quantised models keep their embedding in 16 bits, in fp8 the head too."""
     count = count_parameters(model)
     if weights not in ("int8", "int4"):
         return int(count * BYTES_PER_WEIGHT[weights])
     embedding = model.vocab_size * model.hidden_size
+    if weights == "fp8":
+        wide = embedding if model.tie_word_embeddings else 2 * embedding
+        return int(wide * BYTES_PER_WEIGHT["bf16"] + (count - wide) * BYTES_PER_WEIGHT["fp8"])
     matrices = count if model.tie_word_embeddings else count - embedding
     return int(embedding * BYTES_PER_WEIGHT["fp16"] + matrices * BYTES_PER_WEIGHT[weights])
 

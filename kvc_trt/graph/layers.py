@@ -11,8 +11,10 @@ from onnx import TensorProto
 
 from kvc_trt.graph import CONTRIB_DOMAIN
 from kvc_trt.graph.emitter import Emitter, Value
+from kvc_trt.graph.weight_plans import SCALES
 from kvc_trt.graph.weights import EMBEDDING, HEAD, ROTARY, GraphWeights, Stored
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.fp8 import FP8
 from kvc_trt.models.quantisation import BLOCK
 
 ELEMENT_TYPES = {
@@ -97,7 +99,22 @@ class Layers:
             product = self._multiply_quantised(x, matrices)
             return product if not biases else str(self.emit.Add(product, self._joined(biases)))
         bias = [self._joined(biases)] if biases else []
-        return str(self.emit.Gemm(x, self._joined(matrices), *bias, transB=1))
+        return str(self.emit.Gemm(x, self._matrix(matrices), *bias, transB=1))
+
+    def _matrix(self, names: list[str]) -> Value:
+        """The rows of several matrices, [out,in]; of those in fp8 times their scales, rounded once."""
+        in_fp8 = [self.weights.is_fp8(name) for name in names]
+        if not any(in_fp8):
+            return self._joined(names)
+        scales = [name + SCALES for name in names]
+        if len(names) > 1 and not (all(in_fp8) and self._touch(names) and self._touch(scales)):
+            return str(self.emit.Concat(*(self._matrix([name]) for name in names), axis=0))
+        rows, factors = self._joined(names), self._joined(scales)
+        computed = ELEMENT_TYPES[self.weights.dtype]
+        return str(self.emit.DequantizeLinear(rows, factors, axis=0, output_dtype=computed))
+
+    def _touch(self, names: list[str]) -> bool:
+        return self.weights.joined(names[0], names) is not None
 
     def _multiply_quantised(self, x: Value, matrices: list[str]) -> Value:
         packed = [f"{name}.packed" for name in matrices]

@@ -16,6 +16,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.containment import contained
 from kvc_trt.models.fields import Fields, describe
+from kvc_trt.models.fp8 import check_quantisation
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_KINDS = ("default", "linear", "llama3")
@@ -116,8 +117,7 @@ def _refuse_what_changes_numbers(fields: Fields) -> None:
         raise fields.fail("mlp_bias", "false (biases in the feed-forward layers are not supported)", True)
     if fields.number("partial_rotary_factor", 0, 1, default=1.0) != 1.0:
         raise fields.fail("partial_rotary_factor", "1 (all channels rotate)", fields.raw("partial_rotary_factor"))
-    if fields.raw("quantization_config", None) is not None:
-        raise fields.fail("quantization_config", "none: a checkpoint in float32, float16 or bfloat16", "present")
+    check_quantisation(fields)
 
 
 def _head_size(fields: Fields, hidden: int, heads: int) -> int:

@@ -17,11 +17,12 @@ _MATRIX_BYTES = {
     "fp32": 4.0,
     "fp16": 2.0,
     "bf16": 2.0,
+    "fp8": 1.0,
     "int8": 1.0 + 4.0 / QUANTISATION_BLOCK,
     "int4": 0.5 + 4.0 / QUANTISATION_BLOCK,
 }
-_EMBEDDING_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2}
-_ACTIVATION_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4, "int4": 4}
+_EMBEDDING_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 2, "int4": 2}
+_ACTIVATION_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 4, "int4": 4}
 
 WEIGHT_FORMATS = tuple(_MATRIX_BYTES)
 """Every weight format an engine can have."""
@@ -74,13 +75,16 @@ class WeightBytes:
 
 
 def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
-    """Bytes of the weights in `fp32`, `fp16`, `bf16`, `int8` or `int4` (rotary tables, a few MB, left out)."""
+    """Bytes of the weights in one of `WEIGHT_FORMATS` (rotary tables and scales of rows, a few MB, left out).
+
+    Of a model in fp8 the output matrix is in bf16, as checkpoints have it.
+    """
     parameters = count_parameters(model)
     # A tied table cannot be quantised and gathered from at once: quantised engines keep both forms.
     shares_table = parameters.tied and weights not in ("int8", "int4")
     vectors = parameters.vectors * _ACTIVATION_BYTES[weights]
     embedding = parameters.embedding * _EMBEDDING_BYTES[weights]
-    lm_head = parameters.lm_head * _MATRIX_BYTES[weights]
+    lm_head = parameters.lm_head * _MATRIX_BYTES["bf16" if weights == "fp8" else weights]
     linear = parameters.linear * _MATRIX_BYTES[weights]
     return WeightBytes(
         resident=linear + vectors + embedding + (0 if shares_table else lm_head), per_step=linear + vectors + lm_head

@@ -9,7 +9,6 @@ from typing import Any
 from kvc_trt.config import OVERRIDES, BuildConfig, layered, parse_settings, read_configuration
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
 from kvc_trt.engine.request import check_backend_settings, resolve_parameters, with_defaults
-from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.plan import make_plan
 
 _OWN_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -24,7 +23,7 @@ def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mappi
     choice = _choose(config.model, config.checkpoint)
     filled = with_defaults(config, choice)
     parameters = resolve_parameters(filled, choice.config)
-    chosen = _weight_format(weights or filled.weights, choice.config)
+    chosen = _weight_format(weights or filled.weights, choice, filled.backend)
     plan = make_plan(choice.config, parameters, chosen)
     plan["model"] = {"name": choice.name, **plan["model"]}
     plan["choices"] = _choices(config, filled, plan)
@@ -50,8 +49,10 @@ def _choose(model: str, checkpoint: str | None) -> ModelChoice:
     return choose_model(str(path.absolute().parent) if is_config else model, checkpoint)
 
 
-def _weight_format(asked: str, model: ModelConfig) -> str:
-    return _OWN_FORMATS[model.dtype] if asked == "auto" else asked
+def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
+    if asked != "auto":
+        return asked
+    return "fp8" if choice.quantised and backend == "tensorrt" else _OWN_FORMATS[choice.config.dtype]
 
 
 def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -156,12 +156,13 @@ class Subject:
     def checkpoint(self) -> tuple[WeightSource | None, str]:
         """Unquantised weights to compare with, and what they are or why there are none."""
         from kvc_trt.models.checkpoint import Checkpoint
+        from kvc_trt.models.fp8 import as_floats
         from kvc_trt.models.weights import check_weights
 
         directory = self.checkpoint_directory or self._shipped_checkpoint()
         if directory is None:
             return None, "no checkpoint given (--checkpoint DIR)"
-        source = Checkpoint(directory)
+        source = as_floats(Checkpoint(directory))
         check_weights(self.engine.model, source)
         recorded = self.engine.manifest.get("checkpoint", {}).get("fingerprint")
         if recorded == source.fingerprint():

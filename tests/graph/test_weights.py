@@ -14,6 +14,7 @@ from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.safetensors_file import SafetensorsFile
 from kvc_trt.models.weights import check_weights, expected_tensors
 from tests.graph.small_models import FAMILIES, LLAMA
+from tests.models.fp8_weights import fp8_source
 
 QUERY = "model.layers.1.self_attn.q_proj.weight"
 
@@ -43,7 +44,7 @@ def written(directory, model=LLAMA, weights="fp32", source=None, progress=None):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [kind for kind in PRECISIONS if kind != "fp8"])
 def test_reads_back_as_a_complete_weight_source(tmp_path, family, precision):
     model = FAMILIES[family]
     source, stored = RandomWeights(model, 0), EngineWeights(written(tmp_path, model, precision))
@@ -54,6 +55,41 @@ def test_reads_back_as_a_complete_weight_source(tmp_path, family, precision):
         assert str(stored.read(name).dtype) == stored.dtype(name)
         error = np.abs(values - source.read(name)).max() / np.abs(source.read(name)).max()
         assert error <= {"fp32": 0, "fp16": 1e-3, "bf16": 1e-2, "int8": 1e-2, "int4": 0.15}[precision]
+
+
+def test_matrices_in_fp8_are_kept_as_they_are_and_read_as_they_are_multiplied(tmp_path):
+    source = fp8_source(LLAMA, wide="layers.0.*q_proj")
+    path = written(tmp_path, weights="fp8", source=source)
+    stored, raw = EngineWeights(path), SafetensorsFile(path)
+    check_weights(LLAMA, stored)
+    assert raw.entries[QUERY].dtype == "float8_e4m3fn"
+    np.testing.assert_array_equal(raw.read(QUERY), source.read_fp8_rows(QUERY, 0, 64))
+    np.testing.assert_array_equal(raw.read(f"{QUERY}.scales"), source.row_scales(QUERY))
+    for name in expected_tensors(LLAMA):
+        values = stored.read(name)
+        assert str(values.dtype) == stored.dtype(name) == "bfloat16"
+        np.testing.assert_array_equal(values, source.read(name).astype(ml_dtypes.bfloat16))
+
+
+def test_matrices_in_fp8_that_share_an_input_touch(tmp_path):
+    weights = GraphWeights(written(tmp_path, weights="fp8", source=fp8_source(LLAMA)))
+    parts = [QUERY.replace("q_proj", f"{kind}_proj") for kind in "qkv"]
+    assert weights.joined("qkv", parts).shape == (128, 64)
+    assert weights.joined("qkv.scales", [f"{part}.scales" for part in parts]).shape == (128,)
+
+
+def test_fp8_is_not_made_of_other_weights(tmp_path):
+    with pytest.raises(InputError, match="--weights fp8: the checkpoint has no matrix in fp8"):
+        written(tmp_path, weights="fp8")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
+def test_other_kinds_of_weights_are_made_of_fp8(tmp_path, precision):
+    source = fp8_source(LLAMA)
+    stored = EngineWeights(written(tmp_path, weights=precision, source=source))
+    exact = source.read(QUERY)
+    error = np.abs(stored.read(QUERY).astype(np.float32) - exact).max() / np.abs(exact).max()
+    assert error <= {"fp32": 0, "fp16": 1e-3, "bf16": 1e-2, "int8": 1e-2}[precision]
 
 
 def test_quantised_matrices_are_exactly_what_the_kernel_computes_with(tmp_path):

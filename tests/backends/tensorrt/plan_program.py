@@ -2,7 +2,7 @@
 
     python -m tests.backends.tensorrt.plan_program REQUESTS.json      # {NAME: REQUEST, ...}, answers likewise
     {"graph": PATH, "weights": PATH | null, "kernels": PATH, "profiles": [[[1,1,8], [128,256,256] | null], ...],
-     "without": [...], "stop": "interrupt" | "disk", "cache": PATH, "settings": true, "contains": [HEX, ...]}
+     "without": [...], "stop": "interrupt" | "disk", "cache": PATH, "settings": true, "layers": true, "contains": [HEX]}
 
 Answers what happened. What is built here is a plan of TensorRT-RTX: it is looked at, and never an engine.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         try:
             if request.get("settings"):
                 return settings(trt, graph, weights, profiles, options)
+            if request.get("layers"):
+                answer["layers"] = layers(trt, graph, weights)
             report = write_plan(trt, graph, weights, profiles, file, options=options, progress=progress)
             answer |= {"plugins": report.plugins, "notes": [list(note) for note in report.notes]}
         except (KvcError, KeyboardInterrupt, OSError) as error:
@@ -91,6 +94,13 @@ def settings(trt: Any, graph: Any, weights: Path | None, profiles: Any, options:
             "profiles": config.num_optimization_profiles,
             "strongly_typed": network.definition.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED),
         }
+
+
+def layers(trt: Any, graph: Any, weights: Path | None) -> dict[str, int]:
+    """Layers of the network by kind and type: `DEQUANTIZE BF16`."""
+    with parsed_network(trt, graph, weights, OPERATORS) as network:
+        found = (network.definition.get_layer(index) for index in range(network.definition.num_layers))
+        return dict(Counter(f"{layer.type.name} {layer.get_output(0).dtype.name}" for layer in found))
 
 
 class StandIn:

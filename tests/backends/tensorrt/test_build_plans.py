@@ -9,6 +9,7 @@ import sys
 from dataclasses import astuple
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -18,8 +19,10 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.weights import EMBEDDING, GraphWeights, write_weights
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.models.safetensors_file import SafetensorsFile
 from tests.backends.tensorrt import rtx
 from tests.graph.small_models import LLAMA, resolve
+from tests.models.fp8_weights import fp8_source
 
 pytestmark = pytest.mark.tensorrt
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,13 +42,20 @@ def directory(tmp_path_factory):
     if (reason := rtx.missing()) is not None:
         pytest.skip(reason)
     path = tmp_path_factory.mktemp("engine")
+    save_graphs(path, RandomWeights(LLAMA, 0), "bf16")
+    for name, wide in (("fp8", "nothing"), ("mixed", "layers.0.*q_proj|down_proj")):
+        save_graphs(path / name, fp8_source(LLAMA, wide=wide), "fp8")
+    return path
+
+
+def save_graphs(path, source, precision):
+    path.mkdir(exist_ok=True)
     parameters = resolve("rocketkv", skip_layers=1)
     file = path / "weights.safetensors"
-    write_weights(LLAMA, RandomWeights(LLAMA, 0), file, weights="bf16", length=parameters.max_sequence_len)
+    write_weights(LLAMA, source, file, weights=precision, length=parameters.max_sequence_len)
     weights = GraphWeights(file)
     onnx.save(build_prefill(LLAMA, parameters, weights=weights), path / "prefill.onnx")
     onnx.save(build_decode(LLAMA, parameters, weights=weights), path / "decode.onnx")
-    return path
 
 
 def changed(directory, name, change):
@@ -83,6 +93,21 @@ def requests(directory, cache):
         "disk": {"stop": "disk"},
         "missing plugin": {"without": ["KvcHybridAttention"]},
         "impossible profile": {"profiles": [[[4, 2, 8], None]]},
+        "fp8 decode": in_fp8(directory / "fp8", "decode", decode_profiles(BATCH)),
+        "fp8 prefill": in_fp8(directory / "fp8", "prefill", prefill_profiles(250, BATCH)),
+        "mixed decode": in_fp8(directory / "mixed", "decode", decode_profiles(BATCH)),
+    }
+
+
+def in_fp8(directory, graph, profiles):
+    file = directory / "weights.safetensors"
+    matrix = SafetensorsFile(file).read("model.layers.2.self_attn.o_proj.weight")
+    return {
+        "graph": str(directory / f"{graph}.onnx"),
+        "weights": str(file),
+        "profiles": as_json(profiles),
+        "layers": True,
+        "contains": [np.ascontiguousarray(matrix.T).tobytes()[:512].hex()],
     }
 
 
@@ -128,6 +153,25 @@ def test_a_plan_of_each_graph(answers, directory, name, plugins):
 def test_weights_come_from_the_file_that_is_named(answers):
     assert answers["decode"]["contained"] == [True, False]
     assert answers["other weights"]["contained"] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "matrices"),
+    [
+        # queries, keys and values are one matrix of a step, gates and ups another; a prompt's products are apart
+        ("fp8 decode", 3 * 4),
+        ("fp8 prefill", 3 * 7),
+        # layer 0 has one of the three in bf16, so its two others are dequantised apart; no layer has an fp8 down_proj
+        ("mixed decode", 3 * 3 + 1),
+    ],
+)
+def test_matrices_in_fp8_are_dequantised_to_bf16_by_a_layer_each(answers, name, matrices):
+    answer = answers[name]
+    assert answer.get("error") is None, answer
+    assert answer["layers"]["DEQUANTIZE BF16"] == matrices
+    assert not [kind for kind in answer["layers"] if kind.startswith("DEQUANTIZE") and not kind.endswith("BF16")]
+    assert answer["layers"]["CONSTANT FP8"] == matrices
+    assert answer["contained"] == [True], "the plan keeps the matrices in fp8, transposed"
 
 
 def test_the_builders_phases_reach_the_progress(answers):

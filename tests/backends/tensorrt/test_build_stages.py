@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 
+import numpy as np
 import pytest
 
 from kvc_trt.backends.builders import builder_for
@@ -20,7 +21,11 @@ from kvc_trt.engine.model_choice import choose_model
 from kvc_trt.engine.request import resolve
 from kvc_trt.engine.targets import STAGES, plan_file, required_files, target_problem
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.models.checkpoint import Checkpoint
+from kvc_trt.models.fp8 import as_floats
+from kvc_trt.models.hugging_face import parse_config
 from kvc_trt.progress import NullProgress
+from tests.models.fp8_weights import fp8_directory
 
 TARGET = {
     "backend": "tensorrt",
@@ -59,13 +64,58 @@ def test_weights_default_to_the_checkpoints_own_16_bit_type(tiny_model, tmp_path
     assert request.dtype == request.model.dtype == {"bf16": "bfloat16", "fp16": "float16"}[weights]
 
 
+@pytest.fixture
+def fp8_model(tiny_model, tmp_path):
+    """The tiny model's checkpoint in fp8."""
+    fields = json.loads((tiny_model / "config.json").read_text()) | {"torch_dtype": "bfloat16"}
+    return fp8_directory(tmp_path / "fp8", parse_config(fields, "tiny"), fields)
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings", "weights"),
+    [
+        ("tensorrt", {}, "fp8"),
+        ("tensorrt", {"weights": "fp16"}, "fp16"),
+        ("tensorrt", {"random_weights": 0}, "bf16"),
+        ("torch", {}, "bf16"),
+        ("tensorrt-llm", {}, "bf16"),
+        ("onnxruntime", {}, "fp32"),
+    ],
+)
+def test_a_checkpoint_in_fp8_stays_so_for_tensorrt_alone(fp8_model, backend, settings, weights):
+    request = resolved(fp8_model, backend, **{"random_weights": None, **settings})
+    assert request.config.weights == weights
+    dtype = {"fp8": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[weights]
+    assert request.dtype == request.model.dtype == dtype
+
+
+def test_elsewhere_a_checkpoint_in_fp8_is_dequantised_and_that_is_said(fp8_model, tmp_path, capfd):
+    engine = tmp_path / "engine"
+    lengths = ["--token-budget", "64", "--max-input-len", "128", "--max-output-len", "32"]
+    assert run(["build", "--model", str(fp8_model), *lengths, "--no-verify", "-o", str(engine)]) == 0
+    assert "the checkpoint's matrices in fp8 are dequantised for fp32" in capfd.readouterr().err
+    weights, matrix = Engine.open(engine).weights(), "model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_array_equal(weights.read(matrix), as_floats(Checkpoint(fp8_model)).read(matrix))
+
+
+def test_a_plan_of_a_checkpoint_in_fp8(fp8_model, capsys):
+    command = ["plan", "--model", str(fp8_model), "--token-budget", "64", "--max-output-len", "32", "--json"]
+    sizes = {}
+    for weights in ("auto", "bf16"):
+        assert run([*command, "--backend", "tensorrt", "--weights", weights]) == 0
+        sizes[weights] = json.loads(capsys.readouterr().out)
+    assert sizes["auto"]["weights"]["format"] == "fp8"
+    assert sizes["auto"]["weights"]["resident_bytes"] < sizes["bf16"]["weights"]["resident_bytes"]
+
+
 @pytest.mark.parametrize(
     ("backend", "settings", "message"),
     [
         ("onnxruntime", {"weights": "bf16"}, "bf16: ONNX Runtime computes no bfloat16 on a CPU; .* takes fp32, fp16"),
         ("tensorrt", {"weights": "int4"}, "int4: weights are quantised for ONNX Runtime.*takes bf16, fp16, fp32"),
         ("torch", {"weights": "int8"}, "int8: weights are quantised for ONNX Runtime"),
-        ("tensorrt", {"weights": "fp8"}, "fp8: no version of kvc-trt reads fp8 checkpoints yet"),
+        ("onnxruntime", {"weights": "fp8"}, "fp8: TensorRT alone multiplies matrices in fp8; any other kind is made"),
+        ("tensorrt-llm", {"weights": "fp8"}, "fp8: TensorRT alone multiplies matrices in fp8"),
         ("onnxruntime", {"compatibility": "hardware"}, "compatibility: hardware is for --backend tensorrt"),
         ("tensorrt", {"dense_until": "auto"}, "--dense-until auto is measured on a CPU"),
     ],

@@ -1,0 +1,137 @@
+"""What a weight file holds and in which order: a plan for each tensor, read from a source when it is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.fp8 import FP8, Fp8Source
+from kvc_trt.models.quantisation import BLOCK, quantise_tensor
+from kvc_trt.models.rope import rotary_tables
+from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.models.safetensors_writer import TensorPlan
+from kvc_trt.models.weights import WeightSource, expected_tensors, row_chunks
+
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"]
+FLOAT_PRECISIONS: dict[str, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
+"""Type of activations, and of all that is no matrix in fp8."""
+QUANTISED_BITS: dict[str, int] = {"int8": 8, "int4": 4}
+PRECISIONS = (*FLOAT_PRECISIONS, *QUANTISED_BITS)
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+ROTARY = ("rotary.cos", "rotary.sin")
+SCALES = ".scales"
+_MATRIX = re.compile(r".*_proj\.weight|lm_head\.weight")
+
+
+def activation_dtype(precision: str) -> str:
+    """Type of activations and cache for a precision of weights; quantised models compute in float32."""
+    if precision not in PRECISIONS:
+        raise InputError(f"--weights {precision}: expected one of {', '.join(PRECISIONS)}")
+    return FLOAT_PRECISIONS.get(precision, "float32")
+
+
+def rotary_plans(config: ModelConfig, length: int) -> list[TensorPlan]:
+    """Cosines and sines of every position, float32 [length, D/2] each."""
+    shape = (length, config.head_size // 2)
+    return [
+        TensorPlan(name, "float32", shape, lambda part=part: rotary_tables(config, length)[part])  # type: ignore[misc]
+        for part, name in enumerate(ROTARY)
+    ]
+
+
+def weight_plans(config: ModelConfig, source: WeightSource, weights: str) -> list[TensorPlan]:
+    """Every tensor of the model; InputError for fp8 from a source that has none."""
+    in_fp8 = source if weights == "fp8" and isinstance(source, Fp8Source) else None
+    if weights == "fp8" and in_fp8 is None:
+        raise InputError("--weights fp8: the checkpoint has no matrix in fp8", hint="--weights bf16")
+    dtype, bits = activation_dtype(weights), QUANTISED_BITS.get(weights)
+    plans: list[TensorPlan] = []
+    for group in _neighbours(config, quantised=bits is not None):
+        if bits is not None and _MATRIX.fullmatch(group[0]):
+            pairs = [_quantised_plans(source, name, bits) for name in group]
+            plans += [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
+        elif in_fp8 is not None and _MATRIX.fullmatch(group[0]):
+            plans += _fp8_plans(in_fp8, group, dtype)
+        else:
+            stored = "float16" if bits is not None and group[0] == EMBEDDING else dtype
+            plans += [_float_plan(source, name, stored) for name in group]
+    return plans
+
+
+def _neighbours(config: ModelConfig, *, quantised: bool) -> list[list[str]]:
+    """All tensors of the file in its order; those in one list must touch."""
+    names = list(expected_tensors(config))
+    if quantised and HEAD not in names:
+        names.append(HEAD)  # a tied head is quantised on its own, the embedding stays float16
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        shared = re.sub(r"\.[qkv]_proj\.", ".qkv.", re.sub(r"\.(gate|up)_proj\.", ".gate_up.", name))
+        groups.setdefault(shared, []).append(name)
+    return list(groups.values())
+
+
+def _float_plan(source: WeightSource, name: str, dtype: str) -> TensorPlan:
+    shape = tuple(source.shape(name))
+
+    def make() -> Iterator[NDArray[Any]]:
+        for start, stop in row_chunks(shape):
+            rows = source.read_rows(name, start, stop)
+            with np.errstate(over="ignore"):
+                converted = rows.astype(numpy_dtype(dtype), copy=False)
+            if not np.isfinite(converted.astype(np.float32, copy=False)).all():
+                finite = np.isfinite(rows.astype(np.float32, copy=False)).all()
+                problem = f"has weights outside the range of {dtype}" if finite else "contains NaN or infinite weights"
+                raise InputError(f"{name}: {problem}")
+            yield converted
+
+    return TensorPlan(name, dtype, shape, make)
+
+
+def _quantised_plans(source: WeightSource, name: str, bits: int) -> tuple[TensorPlan, TensorPlan]:
+    """Packed values and scales, from one pass over the tensor: the scales are kept until they are written."""
+    stored = HEAD if name == HEAD else name
+    read_as = name if name in source.names() else EMBEDDING
+    rows, columns = source.shape(read_as)
+    blocks = columns // BLOCK
+    kept: list[NDArray[np.float32]] = []
+
+    def packed() -> NDArray[np.uint8]:
+        values, scales = quantise_tensor(source, read_as, bits)
+        kept.append(scales)
+        return values
+
+    return (
+        TensorPlan(f"{stored}.packed", "uint8", (rows, blocks, BLOCK * bits // 8), packed),
+        TensorPlan(stored + SCALES, "float32", (rows, blocks), kept.pop),
+    )
+
+
+def _fp8_plans(source: Fp8Source, group: list[str], dtype: str) -> list[TensorPlan]:
+    """Matrices as they are stored, then the scales of their rows; those that are not in fp8 in `dtype`."""
+    matrices = [name for name in group if name in source.matrices]
+    return [
+        *(_fp8_plan(source, name) for name in matrices),
+        *(
+            TensorPlan(name + SCALES, "float32", source.shape(name)[:1], lambda name=name: source.row_scales(name))  # type: ignore[misc]
+            for name in matrices
+        ),
+        *(_float_plan(source, name, dtype) for name in group if name not in source.matrices),
+    ]
+
+
+def _fp8_plan(source: Fp8Source, name: str) -> TensorPlan:
+    shape = tuple(source.shape(name))
+
+    def make() -> Iterator[NDArray[Any]]:
+        for start, stop in row_chunks(shape):
+            yield source.read_fp8_rows(name, start, stop)
+
+    return TensorPlan(name, FP8, shape, make)
