@@ -56,12 +56,16 @@ class Group:
 
 
 def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
-    """Full once and first, then every other policy at every budget. InputError for a name that is no policy."""
+    """Full once and first, then every other policy at every budget. InputError for a name that is no policy,
+    and for settings that no policy has.
+    """
     known = [one.name for one in policies.describe()]
     chosen: list[Variant] = [Variant(FULL, None)]
     for name in dict.fromkeys(names):
         if (bare := name.partition(":")[0]) not in known:
             raise InputError(f"unknown policy {bare!r}{suggest(bare, known)}", hint="kvc-trt policies lists them")
+        if Variant(name, None).settings and bare == FULL:
+            raise InputError(f"{name}: full is what the others are compared with, and takes no settings")
         if bare != FULL:
             chosen += [Variant(name, budget) for budget in sorted(set(budgets))]
     return chosen
