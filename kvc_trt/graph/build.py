@@ -98,7 +98,7 @@ def build_decode(
 
 def slice_limit(parameters: PolicyParameters) -> int:
     """Entries up to which an engine's dense attention runs on a slice: those for which it promises dense results."""
-    if parameters.decode_selection in READING_A_PART:
+    if parameters.decode_selection in READING_A_PART or parameters.evicts_while_decoding:
         return parameters.dense_limit
     return parameters.token_budget if parameters.prompt_eviction != "none" else 0
 
@@ -114,7 +114,9 @@ def _prompt(layers: Layers, parameters: PolicyParameters) -> Prompt:
     grid = emit.Shape("input_ids")
     # Padding may reach beyond the rotary tables; what is computed there is never used.
     counted = emit.Min(count_to(emit, emit.Shape("input_ids", start=1)), parameters.max_sequence_len - 1)
-    offsets = np.arange(parameters.window, dtype=np.int64) - parameters.window
+    # Heavy hitters are chosen by all queries, which need no list.
+    observed = 1 if parameters.prompt_eviction == "heavy-hitters" else parameters.window
+    offsets = np.arange(observed, dtype=np.int64) - observed
     window = emit.Max(emit.Add(emit.Unsqueeze("prompt_lengths", [1]), offsets), 0)
     angles = layers.rotary(emit.Expand(counted, grid))
     return Prompt("prompt_lengths", grid, angles, emit.Unsqueeze(window, [2]))

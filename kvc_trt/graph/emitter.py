@@ -114,6 +114,25 @@ class Emitter:
         graph = helper.make_graph(inner.nodes, f"loop_{serial}", inputs, outputs)
         return str(self.call("Loop", count, None, body=graph))
 
+    def accumulate(self, count: Value, start: Value, body: Callable[[Emitter, Value, Value], Value]) -> Value:
+        """Loop `count` times over one value, `start` at first: `body(emitter, iteration, value)` returns the next."""
+        serial = next(self._serial)
+        iteration, alive, still, value = (f"{name}_{serial}" for name in ("iteration", "alive", "still", "carried"))
+        inner = Emitter(self)
+        result = body(inner, iteration, value)
+        inner.nodes.append(helper.make_node("Identity", [alive], [still], name=f"Identity_{serial}"))
+        inputs = [
+            helper.make_tensor_value_info(iteration, TensorProto.INT64, []),
+            helper.make_tensor_value_info(alive, TensorProto.BOOL, []),
+            helper.make_empty_tensor_value_info(value),
+        ]
+        outputs = [
+            helper.make_tensor_value_info(still, TensorProto.BOOL, []),
+            helper.make_empty_tensor_value_info(result),
+        ]
+        graph = helper.make_graph(inner.nodes, f"loop_{serial}", inputs, outputs)
+        return str(self.call("Loop", count, None, start, body=graph))
+
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
         """Prefix the names of everything written inside, so that profiles and errors name the layer."""

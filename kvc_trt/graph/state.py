@@ -98,6 +98,9 @@ def _tensors(config: ModelConfig, site: CacheSite, dtype: str) -> Iterator[State
     if rule.decode_selection == "sparq":
         yield tensor("channels", dtype, (heads, size, rule.capacity), 0.0)
         yield tensor("value_sum", "float32", (heads, size), 0.0)
+    if rule.decode_selection == "heavy-hitters":
+        yield tensor("scores", "float32", (heads, rule.capacity), 0.0)
+        yield tensor("slot_positions", "int32", (heads, rule.capacity), -1.0)
 
 
 def cache_heads(config: ModelConfig, site: CacheSite) -> int:

@@ -10,15 +10,18 @@ from kvc_trt.errors import InputError
 from kvc_trt.policies import (
     exact_topk,
     full,
+    heavy_hitters,
     hybrid,
     pyramidkv,
     quest,
     quest_matched,
     rocketkv,
+    sliding_window,
     snapkv,
     snapkv_gqa,
     snapkv_plus_plus,
     sparq,
+    streaming_llm,
 )
 from kvc_trt.policies.request import OVERRIDES, Request, check_request
 
@@ -75,6 +78,9 @@ _POLICIES = {
     "quest": _Entry(quest),
     "quest-matched": _Entry(quest_matched),
     "sparq": _Entry(sparq),
+    "h2o": _Entry(heavy_hitters),
+    "streaming-llm": _Entry(streaming_llm),
+    "sliding-window": _Entry(sliding_window),
     "exact-topk": _Entry(exact_topk),
     "exact-topk-group": _Entry(exact_topk, "oracle: exact-topk with one list for the heads of a group"),
 }

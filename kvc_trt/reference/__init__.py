@@ -10,8 +10,10 @@ from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.exact_topk import exact_topk
+from kvc_trt.reference.heavy_hitters import heavy_hitter_attention, keep_heavy_hitters
 from kvc_trt.reference.hybrid import hybrid_attention
 from kvc_trt.reference.quest import quest_attention
+from kvc_trt.reference.recent import keep_recent
 from kvc_trt.reference.sparq import sparq_attention
 
 __all__ = [
@@ -22,7 +24,10 @@ __all__ = [
     "compact",
     "dense_attention",
     "exact_topk",
+    "heavy_hitter_attention",
     "hybrid_attention",
+    "keep_heavy_hitters",
+    "keep_recent",
     "page_bounds",
     "quest_attention",
     "sparq_attention",

@@ -19,6 +19,7 @@ from kvc_trt.reference.cache import LayerCache, ReferenceCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import causal_attention, dense_attention
 from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, linear, mlp, rms_norm
+from kvc_trt.reference.recent import make_room
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
@@ -79,11 +80,15 @@ class ReferenceDecoder:
     def decode(self, tokens: Tensor, cache: ReferenceCache) -> Tensor:
         """One step: tokens [B] enter the cache at their logical positions; returns the next logits [B,vocab]."""
         checks.lengths("tokens", tokens, len(cache.positions), 0, self.config.vocab_size - 1)
-        for one in cache.caches:
+        layers = range(self.config.num_hidden_layers)
+        groups = [group.parameters for index in layers for group in self.parameters.groups(index)]
+        for one, parameters in zip(cache.caches, groups, strict=True):
+            if parameters.decode_selection == "recent":
+                make_room(one, slots=parameters.capacity, sinks=parameters.sinks)
             checks.lengths("cache.lengths", one.lengths, len(tokens), 0, one.capacity - 1)
         hidden = self._weights.embed(tokens)
         rest = iter(cache.caches)
-        for index in range(self.config.num_hidden_layers):
+        for index in layers:
             caches = [next(rest) for _ in self.parameters.groups(index)]
             hidden = self._decode_layer(index, self._weights.layer(index), hidden, cache.positions, caches)
         cache.positions = cache.positions + 1

@@ -12,12 +12,15 @@ from kvc_trt.reference import checks
 
 def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention of one row over all it is given: [H,D], [G,n,D], [G,n,D] -> [H,D]; zeros if n = 0."""
-    heads, size = query.shape
     if keys.shape[1] == 0:
         return torch.zeros_like(query)
-    grouped = query.reshape(keys.shape[0], -1, size)
-    logits = grouped @ keys.transpose(1, 2) / math.sqrt(size)
-    return (torch.softmax(logits, dim=-1) @ values).reshape(heads, size)
+    return (attention_weights(query, keys) @ values).reshape(query.shape)
+
+
+def attention_weights(query: Tensor, keys: Tensor) -> Tensor:
+    """What one row's heads pay each of its entries: [H,D], [G,n,D] -> [G,g,n]; sums to 1."""
+    grouped = query.reshape(keys.shape[0], -1, query.shape[1])
+    return torch.softmax(grouped @ keys.transpose(1, 2) / math.sqrt(query.shape[1]), dim=-1)
 
 
 def dense_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.graph.small_models import make_small_engine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from onnx import FunctionProto
 
-from kvc_trt.graph.caches import dense, hybrid, quest, sparq
+from kvc_trt.graph.caches import dense, heavy_hitters, hybrid, quest, recent, sparq
 from kvc_trt.graph.caches.prompt import PromptLayer
 from kvc_trt.graph.caches.step import StepLayer
 from kvc_trt.graph.emitter import Value
@@ -33,5 +33,12 @@ class CacheKind(Protocol):
         """The operators that `prefill` and `decode` may call, by name."""
 
 
-KINDS: Mapping[str, CacheKind] = {"dense": dense, "hybrid": hybrid, "quest": quest, "sparq": sparq}
+KINDS: Mapping[str, CacheKind] = {
+    "dense": dense,
+    "hybrid": hybrid,
+    "quest": quest,
+    "sparq": sparq,
+    "recent": recent,
+    "heavy-hitters": heavy_hitters,
+}
 """By `PolicyParameters.decode_selection`."""

@@ -13,12 +13,12 @@ from kvc_trt.graph.functions.shapes import HeadShape, count_to, size
 
 
 class Place:
-    """Where the new entry of each row goes: slot `lengths[b]` of row b, for `lengths` [B]."""
+    """Where the new entry of each row goes: slot `lengths[b]` of row b, for `lengths` [B], unless `slots` says."""
 
-    def __init__(self, emit: Emitter, lengths: Value, shape: HeadShape) -> None:
+    def __init__(self, emit: Emitter, lengths: Value, shape: HeadShape, slots: Value | None = None) -> None:
         self._emit, self._shape = emit, shape
-        self.slots: Value = emit.Reshape(lengths, [-1, 1, 1, 1])
-        """INT64 [B,1,1,1]"""
+        self.slots: Value = emit.Reshape(lengths, [-1, 1, 1, 1]) if slots is None else slots
+        """INT64 [B,1,1,1], or [B,G,1,1] where heads differ"""
         self._rows: Value = emit.Reshape(count_to(emit, size(emit, lengths, 0)), [-1, 1, 1, 1])
 
     def append(self, cache: Value, entry: Value) -> Value:
@@ -58,8 +58,8 @@ class Place:
         if self._shape.kv_heads is None:
             return self._slot_indices_of(cache)
         heads = np.arange(self._shape.kv_heads)
-        grid = np.stack([0 * heads, heads, 0 * heads], axis=-1)[None, None]
-        return str(self._emit.Squeeze(self._indices(self.slots, grid), [1]))
+        grid = np.stack([0 * heads, heads, 0 * heads], axis=-1)[None, :, None]
+        return str(self._emit.Squeeze(self._indices(self.slots, grid), [2]))
 
     def _slot_indices_of(self, cache: Value) -> Value:
         """`_slot_indices` for as many heads as the cache has."""
@@ -70,7 +70,7 @@ class Place:
         return str(emit.Concat(*(emit.Expand(part, each) for part in parts), axis=2))
 
     def _indices(self, last: Value, grid: np.ndarray) -> Value:
-        """`grid` [1,.,.,n] of index tuples with the row added to the first and `last` [B,1,1,1] to the last element."""
+        """`grid` [1,.,.,n] of index tuples with the row added to the first and `last` [B,.,1,1] to the last element."""
         emit, width = self._emit, grid.shape[-1]
         first_axis, last_axis = np.eye(width, dtype=np.int64)[[0, -1]]
         moving = emit.Add(emit.Mul(self._rows, first_axis), emit.Mul(last, last_axis))

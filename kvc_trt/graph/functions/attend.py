@@ -30,9 +30,16 @@ def group_query(emit: Emitter, query: Value, shape: HeadShape, cache: Value = "k
 
 def attend(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value) -> Value:
     """Softmax attention to `keys`, `values` [B,G,n,D] where `visible` (BOOL, broadcasts to [B,G,g,n]) -> [B,G,g,D]."""
+    return attend_and_show(emit, query, keys, values, visible)[0]
+
+
+def attend_and_show(
+    emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value
+) -> tuple[Value, Value]:
+    """`attend`, and the probabilities [B,G,g,n] behind it."""
     scores = emit.MatMul(query.scaled, emit.Transpose(float32(emit, keys), perm=[0, 1, 3, 2]))
     weights = emit.Softmax(emit.Where(visible, scores, MASKED), axis=-1)
-    return str(emit.MatMul(weights, float32(emit, values)))
+    return emit.MatMul(weights, float32(emit, values)), weights
 
 
 def attend_slots(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, lengths: Value) -> Value:

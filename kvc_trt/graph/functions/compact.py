@@ -11,6 +11,7 @@ from onnx import FunctionProto
 from kvc_trt.graph.emitter import Emitter, Value
 from kvc_trt.graph.functions import function
 from kvc_trt.graph.functions.shapes import MASKED, attention_scale, count_to, float32, int32, one, scalar, size
+from kvc_trt.graph.functions.slots import into_slots, pad_end
 
 NAME = "KvcCompact"
 INPUTS = ("q_window", "k", "v", "prompt_lengths")
@@ -47,8 +48,8 @@ def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
     keys, values, kept = emit.choose(too_long, evict, keep, outputs=3)
     lengths = emit.Min("prompt_lengths", budget)
     stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
-    k_cache, v_cache = (_into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
-    indices = _pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
+    k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
+    indices = pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
     bounds = _bounds(emit, keys, stored, lowest)
     outputs = {
         "k_cache": k_cache,
@@ -91,18 +92,6 @@ def _observed(emit: Emitter, rows: Value, columns: Value) -> Value:
         return str(body.ReduceSum(body.ReduceSum(probabilities, [2], keepdims=0), [1], keepdims=0))
 
     return str(emit.Transpose(emit.collect(scalar(emit, size(emit, "k", 1)), one_head), perm=[1, 0, 2]))
-
-
-def _into_slots(emit: Emitter, rows: Value, stored: Value) -> Value:
-    """`rows` [B,G,n,D] in a cache of `capacity` slots, zero wherever nothing is `stored`."""
-    zero = emit.CastLike(0.0, rows)
-    return _pad_end(emit, emit.Where(stored, rows, zero), emit.attribute("capacity"), zero)
-
-
-def _pad_end(emit: Emitter, rows: Value, length: Value, fill: Value | np.generic) -> Value:
-    """Lengthen axis 2 of `rows` to `length` (scalar)."""
-    missing = emit.Sub(one(emit, length), size(emit, rows, 2))
-    return str(emit.Pad(rows, emit.Concat([0], missing, axis=0), fill, [2]))
 
 
 def _bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -> Value:

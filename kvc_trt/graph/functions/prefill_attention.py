@@ -25,7 +25,7 @@ def prefill_attention() -> FunctionProto:
     heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
     query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
     keys, values = float32(emit, "k"), float32(emit, "v")
-    block_mask = _future_of_block(emit)
+    block_mask = future_of_block(emit)
     count = scalar(emit, emit.Div(size(emit, "q", 2), PROMPT_BLOCK))
     last = emit.Sub(count, 1)
 
@@ -40,21 +40,31 @@ def prefill_attention() -> FunctionProto:
     return function(NAME, ("q", "k", "v"), {"o": output}, (), emit)
 
 
-def _future_of_block(emit: Emitter) -> Value:
+def future_of_block(emit: Emitter) -> Value:
     """FLOAT [block, block]: MASKED where a key of the block lies behind the query, else 0."""
     offsets = emit.Range(0, PROMPT_BLOCK, 1)
     return str(emit.Where(emit.Greater(offsets, emit.Unsqueeze(offsets, [1])), MASKED, 0.0))
 
 
-def _attend_block(emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, index: Value) -> Value:
-    """Attention of block `index` of `query` [B,G,g,S,D] to all keys up to the end of the block; -> [B,G,g,block,D]."""
+def weights_of_block(
+    emit: Emitter, query: Value, keys: Value, block_mask: Value, index: Value
+) -> tuple[Value, Value, Value]:
+    """Probabilities [B,G,g,block,end] that block `index` of `query` [B,G,g,S,D] pays all keys up to its end.
+
+    Also the block's queries [B,G,g,block,D] and its end, INT64 [1].
+    """
     start = one(emit, emit.Mul(index, PROMPT_BLOCK))
     end = emit.Add(start, PROMPT_BLOCK)
     rows = emit.Slice(query, start, end, [3])
     matrix = emit.Reshape(rows, emit.Concat([0, 0, -1], size(emit, query, 4), axis=0))
-    past_keys, past_values = (emit.Slice(cache, [0], end, [2]) for cache in (keys, values))
-    scores = emit.MatMul(matrix, emit.Transpose(past_keys, perm=[0, 1, 3, 2]))
+    scores = emit.MatMul(matrix, emit.Transpose(emit.Slice(keys, [0], end, [2]), perm=[0, 1, 3, 2]))
     mask = emit.Pad(block_mask, emit.Concat([0], start, [0, 0], axis=0), 0.0)
     by_head = emit.Add(emit.Reshape(scores, emit.Concat(emit.Shape(rows, end=-1), [-1], axis=0)), mask)
-    weights = emit.Reshape(emit.Softmax(by_head, axis=-1), emit.Shape(scores))
-    return str(emit.Reshape(emit.MatMul(weights, past_values), emit.Shape(rows)))
+    return emit.Softmax(by_head, axis=-1), rows, end
+
+
+def _attend_block(emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, index: Value) -> Value:
+    """Attention of block `index` of `query` [B,G,g,S,D] to all keys up to the end of the block; -> [B,G,g,block,D]."""
+    weights, rows, end = weights_of_block(emit, query, keys, block_mask, index)
+    matrix = emit.Reshape(weights, emit.Concat([0, 0, -1], end, axis=0))
+    return str(emit.Reshape(emit.MatMul(matrix, emit.Slice(values, [0], end, [2])), emit.Shape(rows)))
