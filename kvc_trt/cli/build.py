@@ -116,14 +116,14 @@ def command(
     choice, source = open_source(choice, request.config)
     request = for_source(request, choice, source)
     progress.note(f"backend: {backend.name} ({backend.reason})")
+    if choice.quantised and request.config.weights != "fp8":
+        progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
     result = build_engine(
         request, source, builder.makers(request, source, progress), output_directory,
         target=builder.target(request), force=force, progress=progress,
     )  # fmt: skip
     report = _verify(result, _checkpoint_beside(request, source), progress) if verify else None
     if as_json:
-    if choice.quantised and request.config.weights != "fp8":
-        progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
         output.print_json(_as_json(result, request, backend, report))
     else:
         click.echo(_summary(result, request))

@@ -153,11 +153,11 @@ def default_weights(choice: ModelChoice, backend: str = "onnxruntime") -> Weight
 
     UnsupportedEnvironment, naming int8 and int4, where fp32 does not fit this machine's memory.
     """
+    if backend == "tensorrt" and choice.quantised:
+        return "fp8"
     if backend != "onnxruntime":
         return _OWN_TYPE.get(choice.config.dtype, "fp16")
     import psutil
-    if backend == "tensorrt" and choice.quantised:
-        return "fp8"
 
     memory = psutil.virtual_memory().total
     if weight_bytes(choice.config, "fp32") <= USABLE_MEMORY * memory:
@@ -173,12 +173,12 @@ def default_weights(choice: ModelChoice, backend: str = "onnxruntime") -> Weight
 def weight_bytes(model: ModelConfig, weights: str) -> int:
     """Return the size of the weight file; quantised models keep their embedding in 16 bits, in fp8 the head too."""
     count = count_parameters(model)
-    if weights not in ("int8", "int4"):
-        return int(count * BYTES_PER_WEIGHT[weights])
     embedding = model.vocab_size * model.hidden_size
     if weights == "fp8":
         wide = embedding if model.tie_word_embeddings else 2 * embedding
         return int(wide * BYTES_PER_WEIGHT["bf16"] + (count - wide) * BYTES_PER_WEIGHT["fp8"])
+    if weights not in ("int8", "int4"):
+        return int(count * BYTES_PER_WEIGHT[weights])
     matrices = count if model.tie_word_embeddings else count - embedding
     return int(embedding * BYTES_PER_WEIGHT["fp16"] + matrices * BYTES_PER_WEIGHT[weights])
 
