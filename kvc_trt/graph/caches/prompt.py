@@ -82,11 +82,12 @@ def store_whole(layers: Layers, prompt: PromptLayer, site: CacheSite) -> None:
     emit, capacity, lengths = layers.emit, site.parameters.capacity, prompt.batch.lengths
     count = emit.Min(size(emit, prompt.keys, 2), [capacity])
     stored = emit.Less(emit.Unsqueeze(count_to(emit, count), [1]), emit.Reshape(lengths, [-1, 1, 1, 1]))
-    missing = emit.Concat([0], emit.Sub([capacity], count), axis=0)
+    # Of every axis: ONNX Runtime moves a transpose through Pad as if there were no list of axes.
+    missing = emit.Concat([0, 0, 0, 0, 0, 0], emit.Sub([capacity], count), [0], axis=0)
     for rows, name in ((prompt.keys, "k_cache"), (prompt.values, "v_cache")):
         zero = emit.CastLike(np.float32(0), rows)
         kept = emit.Where(stored, emit.Slice(rows, [0], count, [2]), zero)
-        emit.Pad(kept, missing, zero, [2], outputs=[f"{name}.{site.name}"])
+        emit.Pad(kept, missing, zero, outputs=[f"{name}.{site.name}"])
     emit.Identity(lengths, outputs=[f"lengths.{site.name}"])
 
 
