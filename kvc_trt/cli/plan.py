@@ -29,14 +29,20 @@ from kvc_trt.cli.output import json_option, print_json
 )
 @click.option("--max-batch-size", type=int, help="Rows of a batch, for the GPU's memory.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting of a build.")
+@click.option("--compare", is_flag=True, help="All policies at this budget: what each stores and reads.")
 @json_option
-def command(config_file: Path | None, settings: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+def command(config_file: Path | None, settings: tuple[str, ...], compare: bool, as_json: bool, **flags: Any) -> None:
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
-    from kvc_trt.profile.plan_request import resolve_plan
+    from kvc_trt.profile.plan_request import resolve_comparison, resolve_plan
 
-    plan = resolve_plan(config_file, settings, {name: value for name, value in flags.items() if value is not None})
+    given = {name: value for name, value in flags.items() if value is not None}
+    plan = (resolve_comparison if compare else resolve_plan)(config_file, settings, given)
     if as_json:
         print_json(plan)
+    elif compare:
+        from kvc_trt.cli.compare_text import compare_text
+
+        click.echo(compare_text(plan))
     else:
         from kvc_trt.cli.plan_text import plan_text
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvc_trt import policies
 from kvc_trt.config import OVERRIDES, BuildConfig, layered, parse_settings, read_configuration
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
 from kvc_trt.engine.request import check_backend_settings, resolve_parameters, with_defaults
+from kvc_trt.profile.compare import compare_policies
 from kvc_trt.profile.plan import make_plan
 
 _OWN_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_NUMBERS = ("token_budget", "max_input_len", "max_output_len", *OVERRIDES, "dense_until")
+_INPUTS = ("token_budget", "max_input_len", "max_output_len")
 
 
 def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,6 +35,15 @@ def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mappi
         check_backend_settings(filled.model_copy(update={"weights": chosen}))
         plan["device_memory"] = device_memory(choice.config, parameters, chosen, filled.max_batch_size)
     return plan
+
+
+def resolve_comparison(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """`resolve_plan`'s inputs; every policy instead of one."""
+    flags = dict(flags)
+    weights = flags.pop("weights", None)
+    config = _configuration(config_file, settings, flags)
+    choice = _choose(config.model, config.checkpoint)
+    return compare_policies(config, choice, _weight_format(weights or config.weights, choice, config.backend))
 
 
 def _configuration(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> BuildConfig:
@@ -56,8 +67,10 @@ def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
 
 
 def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For every number: its value, and whether it was given, is the model's default, or was derived."""
-    return [{"name": name, "value": plan["policy"][name], "source": _source(name, config, filled)} for name in _NUMBERS]
+    """For every number of the policy: its value, and whether it was given, is the model's default, or was derived."""
+    known = policies.applicable(filled.policy, dict.fromkeys((*OVERRIDES, "dense_until")))
+    names = [name for name in (*_INPUTS, *known) if name in plan["policy"]]
+    return [{"name": name, "value": plan["policy"][name], "source": _source(name, config, filled)} for name in names]
 
 
 def _source(name: str, config: BuildConfig, filled: BuildConfig) -> str:

@@ -7,28 +7,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvc_trt.graph.state import cache_heads, cache_sites, state_tensors
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile.model_size import token_cache_bytes
 
 
 def entries_cached(parameters: PolicyParameters, layer: int, prompt_tokens: int, generated: int = 0) -> int:
-    """Tokens one layer's cache holds for a prompt of that length and `generated` tokens after it."""
-    evicts = parameters.is_compressed(layer) and parameters.prompt_eviction != "none"
-    kept = min(prompt_tokens, parameters.prompt_budget) if evicts else prompt_tokens
-    return min(kept + generated, parameters.layer_capacity(layer))
+    """Tokens one layer's cache (its first, if it has several) holds after a prompt and `generated` tokens behind it."""
+    return _entries(parameters.groups(layer)[0].parameters, prompt_tokens, generated)
 
 
 def pairs_read(parameters: PolicyParameters, layer: int, entries: int, head_size: int) -> float:
-    """Pairs per KV head that one layer reads in a step when `entries` tokens are cached.
+    """Pairs per head of its cache that one layer reads in a step when `entries` tokens are cached."""
+    return _pairs(parameters.groups(layer)[0].parameters, entries, head_size)
 
-    Hybrid selection reads top_r of head_size channels of one bound per page (half a pair each), then top_k pairs.
-    """
-    hybrid = parameters.is_compressed(layer) and parameters.decode_selection == "hybrid"
-    if not hybrid or entries <= parameters.dense_limit:
+
+def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
+    kept = prompt_tokens if rule.prompt_eviction == "none" else min(prompt_tokens, rule.prompt_budget)
+    return min(kept + generated, rule.capacity)
+
+
+def _pairs(rule: PolicyParameters, entries: int, head_size: int) -> float:
+    """By kind: a page's or token's score costs half a pair for each head-sized vector that is read for it."""
+    if entries <= rule.dense_limit:
         return float(entries)
-    pages = -(-entries // parameters.page_size)
-    return pages * parameters.top_r / (2 * head_size) + min(parameters.top_k, entries)
+    read = float(min(rule.top_k, entries))
+    if rule.decode_selection == "hybrid":
+        return -(-entries // rule.page_size) * rule.top_r / (2 * head_size) + read
+    if rule.decode_selection == "quest":  # maximum and minimum of every channel
+        return -(-entries // rule.page_size) + read
+    if rule.decode_selection == "sparq":  # and the mean of all values
+        return entries * rule.top_r / (2 * head_size) + read + 0.5
+    return read  # exact top-k: its selection is free by definition
 
 
 @dataclass(frozen=True)
@@ -46,13 +57,21 @@ class RowTraffic:
 def row_traffic(
     model: ModelConfig, parameters: PolicyParameters, itemsize: int, prompt_tokens: int, generated: int = 0
 ) -> RowTraffic:
-    """Cache traffic of one row in one decode step; the append of one token is left out (under 0.1%)."""
+    """Cache traffic of one row in one decode step; the append of one token is left out (under 0.1%).
+
+    Quest and exact top-k choose for each query head; as in the papers' accounting, one list per KV head is counted.
+    """
     total, entries, pairs = 0.0, 0, 0.0
-    for layer in range(model.num_hidden_layers):
-        entries = entries_cached(parameters, layer, prompt_tokens, generated)
-        pairs = pairs_read(parameters, layer, entries, model.head_size)
-        total += pairs * token_cache_bytes(model, itemsize)
+    for site in cache_sites(model, parameters):
+        entries = _entries(site.parameters, prompt_tokens, generated)
+        pairs = _pairs(site.parameters, entries, model.head_size)
+        total += pairs * cache_heads(model, site) * _pair_bytes(model, itemsize)
     return RowTraffic(entries, pairs, total)
+
+
+def _pair_bytes(model: ModelConfig, itemsize: int) -> int:
+    """One key and one value of one head."""
+    return token_cache_bytes(model, itemsize) // model.num_key_value_heads
 
 
 @dataclass(frozen=True)
@@ -61,25 +80,25 @@ class CacheBytes:
 
     keys_values: int
     page_bounds: int
+    """And whatever else a method carries: scores, positions, a second copy of the keys."""
 
     @property
     def total(self) -> int:
-        """Keys, values and page bounds."""
+        """Keys, values and what goes with them."""
         return self.keys_values + self.page_bounds
 
 
 def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int) -> CacheBytes:
-    """Bytes one row's caches take at full capacity: keys and values, and the page bounds where pages are scored."""
-    token = token_cache_bytes(model, itemsize)
-    slots = sum(parameters.layer_capacity(layer) for layer in range(model.num_hidden_layers))
-    paged = [layer for layer in range(model.num_hidden_layers) if _has_bounds(parameters, layer)]
-    return CacheBytes(slots * token, len(paged) * parameters.num_pages() * token)
+    """Bytes one row's caches take at full capacity: the sums of the engine's own list of state tensors."""
+    keys_values = others = 0
+    for tensor in state_tensors(model, parameters, "float32" if itemsize == 4 else "float16"):
+        if tensor.name.startswith(("k_cache.", "v_cache.")):
+            keys_values += tensor.bytes_per_row()
+        else:
+            others += tensor.bytes_per_row()
+    return CacheBytes(keys_values, others)
 
 
 def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int) -> int:
     """Bytes one row's caches take when every token of the longest sequence is kept."""
     return model.num_hidden_layers * max_sequence_len * token_cache_bytes(model, itemsize)
-
-
-def _has_bounds(parameters: PolicyParameters, layer: int) -> bool:
-    return parameters.is_compressed(layer) and parameters.decode_selection == "hybrid"

@@ -1,0 +1,50 @@
+"""Policies side by side: bytes that are really allocated, beside the papers' formulas."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvc_trt.cli.main import run
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.model_choice import choose_model
+from kvc_trt.policies import describe
+from kvc_trt.profile.compare import compare_policies
+
+
+def compared(**settings: object) -> dict[str, dict[str, object]]:
+    config = BuildConfig(**{"model": "llama3.1-8b", "max_input_len": 32640, "max_output_len": 128, **settings})
+    comparison = compare_policies(config, choose_model("llama3.1-8b", None), "bf16")
+    return {row["policy"]: row for row in comparison["policies"]}
+
+
+def test_every_policy_has_a_row_and_dense_is_the_unit() -> None:
+    rows = compared(token_budget=512)
+    assert list(rows) == [one.name for one in describe()]
+    assert rows["full"]["stored_bytes"] == 2**32
+    assert rows["full"]["read_share"] == 1
+    assert rows["snapkv-gqa"]["stored_share"] == pytest.approx(1 / 64)
+    assert rows["sparq"]["stored_share"] == pytest.approx(1.5, abs=1e-4)  # a second copy of the keys
+    assert rows["quest-matched"]["stored_share"] == pytest.approx(1 + 1 / 64, abs=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["rocketkv", "rocketkv-v1", "hybrid", "quest-matched", "sparq", "h2o", "snapkv-gqa"])
+def test_a_step_reads_about_the_budget(policy: str) -> None:
+    assert compared(token_budget=512)[policy]["read_share"] == pytest.approx(1 / 64, rel=0.03)
+
+
+def test_what_a_budget_rules_out_is_said() -> None:
+    rows = compared(token_budget=128)
+    assert "not_applicable" not in rows["rocketkv"]
+    assert "observation window" in str(rows["snapkv"]["not_applicable"])
+
+
+def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--model", "llama3.1-8b", "--token-budget", "128", "--compare"]
+    assert run(arguments) == 0
+    text = capsys.readouterr().out
+    assert "quest-matched" in text
+    assert "\nsnapkv: not applicable: the prompt budget is" in text
+    assert run([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["token_budget"] == 128
