@@ -64,6 +64,8 @@ class BuildConfig(BaseModel):
     recent: Positive | None = None
     positions: Literal["original", "cache"] | None = None
     reallocate: bool | None = None
+    head_pattern: str | None = None
+    """duo-attention: file with one score per KV head and layer; the best heads keep everything."""
     layer_budget: Literal["uniform", "squeeze", "squeeze-online"] | None = None
     squeeze_share: Annotated[float, Field(gt=0, le=1)] | None = None
     layer_budgets: list[Positive] | None = None

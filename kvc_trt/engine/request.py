@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from kvc_trt import policies
@@ -13,6 +14,7 @@ from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
+from kvc_trt.policies.head_pattern import read_head_pattern
 from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.schema import validated
 
@@ -83,6 +85,7 @@ def resolve_parameters(config: BuildConfig, model: ModelConfig) -> PolicyParamet
         max_output_len=config.max_output_len,
         split=config.split,
         dense_until=config.dense_until,
+        head_scores=None if config.head_pattern is None else read_head_pattern(Path(config.head_pattern)),
         **config.overrides(),
     )
 
