@@ -70,6 +70,11 @@ class _NumberOr(click.ParamType):  # type: ignore[type-arg]  # generic only in r
     help="Attend densely up to this many cached tokens; auto measures the break-even.  [default: the token budget]",
 )
 @click.option("--split", type=_NumberOr(float, "adaptive", "even"), metavar="SPLIT", help=_SPLIT_HELP)
+@click.option(
+    "--layer-budget",
+    type=click.Choice(["uniform", "squeeze", "squeeze-online"]),
+    help="Divide what is kept among layers: alike, by what calibration prompts say, or anew for each prompt.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting, e.g. page_size=8.")
 @click.option(
     "--config",
@@ -100,6 +105,7 @@ def command(
     from kvc_trt.engine.build import build_engine
     from kvc_trt.engine.model_choice import choose_model, open_source
     from kvc_trt.engine.request import for_source, resolve
+    from kvc_trt.verify.calibration import calibrated
 
     config, recorded = _configuration(configuration, settings, flags)
     verify = config.verify and not no_verify
@@ -114,7 +120,7 @@ def command(
         _check_rows(request)
     output_directory = directory or Path("engines") / _default_name(choice.name, request.config.policy)
     choice, source = open_source(choice, request.config)
-    request = for_source(request, choice, source)
+    request = calibrated(for_source(request, choice, source), source, progress)
     progress.note(f"backend: {backend.name} ({backend.reason})")
     if choice.quantised and request.config.weights != "fp8":
         progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")

@@ -17,8 +17,11 @@ from kvc_trt.graph.state import CacheSite
 from kvc_trt.models.config import ModelConfig
 
 
-def prefill_layer(layers: Layers, prompt: Prompt, x: Value, sites: Sequence[CacheSite]) -> Value:
-    """Residual stream [T,hidden] through one layer; `sites` are its caches, which it writes."""
+def prefill_layer(layers: Layers, prompt: Prompt, x: Value, sites: Sequence[CacheSite]) -> tuple[Value, Value]:
+    """Residual stream [T,hidden] through one layer; `sites` are its caches, which it writes.
+
+    Returns the stream behind the layer, and as it is between attention and feed-forward.
+    """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
     query, key = (_rotated(layers, prompt, normed, name, kind) for kind in ("q", "k"))
@@ -38,7 +41,7 @@ def prefill_layer(layers: Layers, prompt: Prompt, x: Value, sites: Sequence[Cach
         kind.prefill(layers, made.of(emit, site.kv_heads, config.group_size), site)
     x = emit.Add(x, layers.linear(flat, f"{name}.self_attn.o_proj"))
     normed = layers.norm(x, f"{name}.post_attention_layernorm.weight")
-    return str(emit.Add(x, layers.feed_forward(normed, name)))
+    return str(emit.Add(x, layers.feed_forward(normed, name))), x
 
 
 def _rotated(layers: Layers, prompt: Prompt, normed: Value, name: str, kind: str) -> Value:

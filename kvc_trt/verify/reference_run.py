@@ -46,6 +46,7 @@ class ForcedDecoder(ReferenceDecoder):
         """Prompts, then `tokens` [N,B]; equal to `prefill` and N times `decode`, in another order of work."""
         lengths = torch.from_numpy(batch.prompt_lengths)
         prompts = [self._weights.embed(torch.tensor(row)) for row in batch.rows()]
+        self._set_prompt_budgets(torch.from_numpy(batch.input_ids), lengths)
         steps = [self._weights.embed(row) for row in torch.from_numpy(tokens)]
         choices: dict[int, list[NDArray[np.integer]]] = {}
         layers = self.config.num_hidden_layers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from kvc_trt.graph.expose import expose, index_lists
 from kvc_trt.graph.prune import prune

@@ -13,6 +13,9 @@ SHAPES = {
     "snapkv": {"token_budget": 72, "window": 8, "pool_kernel": 7},
     "pyramidkv": {"token_budget": 72, "window": 8, "pool_kernel": 7},
 }
+EVICTION = {"token_budget": 40, "window": 8, "pool_kernel": 7}
+SQUEEZED = {"layer_budget": "squeeze", "layer_budgets": (50, 20, 32)}
+ONLINE = {"layer_budget": "squeeze-online", "squeeze_share": 0.5}
 
 
 @pytest.mark.parametrize("skip_layers", [0, 1])
@@ -24,6 +27,42 @@ def test_logits_and_every_index_equal_the_reference(make_engine, policy, skip_la
     for step, (result, (logits, cache)) in enumerate(runs):
         np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-4)
         check_layers(engine, result, cache, step)
+
+
+@pytest.mark.parametrize("skip_layers", [0, 1])
+@pytest.mark.parametrize("division", [SQUEEZED, ONLINE], ids=["squeeze", "squeeze-online"])
+@pytest.mark.parametrize("policy", ["rocketkv", "snapkv-gqa"])
+def test_layer_budgets_are_those_of_the_reference(make_engine, policy, division, skip_layers):
+    engine = make_engine(policy, skip_layers=skip_layers, **EVICTION, **division)
+    prompts = prompts_of(250, 7, 130, 33)
+    runs = zip(roll(engine, prompts), reference_roll(engine, prompts), strict=True)
+    for step, (result, (logits, cache)) in enumerate(runs):
+        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-4)
+        check_layers(engine, result, cache, step)
+
+
+def test_online_budgets_differ_between_layers_and_sum_exactly(make_engine):
+    engine = make_engine("snapkv-gqa", **EVICTION, **ONLINE)
+    lengths = engine.prefill(prompts_of(250, 200, 20))["cache_lengths"]
+    budget = engine.parameters.prompt_budget
+    for row in (0, 1):
+        assert lengths[:, row].sum() == 3 * budget
+        assert len(set(lengths[:, row])) > 1
+    assert (lengths[:, 2] == 20).all()  # fits everywhere
+
+
+@pytest.mark.parametrize("skip_layers", [0, 1])
+def test_retrieval_and_streaming_heads_are_those_of_the_reference(make_engine, skip_layers):
+    scores = ((0.9, 0.1), (0.2, 0.8), (0.3, 0.1))
+    engine = make_engine(
+        "duo-attention", token_budget=150, sinks=4, recent=20, head_scores=scores, skip_layers=skip_layers
+    )
+    groups = [len(engine.parameters.groups(layer)) for layer in range(3)]
+    assert groups == [1 if skip_layers else 2, 2, 2]
+    prompts = prompts_of(250, 7, 130, 33)
+    runs = zip(roll(engine, prompts), reference_roll(engine, prompts), strict=True)
+    for result, (logits, _) in runs:
+        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-4)
 
 
 def test_snapkv_repeats_the_cache_for_every_query_head(make_engine):

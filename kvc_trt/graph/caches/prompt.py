@@ -10,12 +10,15 @@ from onnx import FunctionProto
 
 from kvc_trt.graph import functions
 from kvc_trt.graph.emitter import Emitter, Value
-from kvc_trt.graph.functions import compact
+from kvc_trt.graph.functions import compact, compact_ranked
 from kvc_trt.graph.functions.shapes import count_to, size
 from kvc_trt.graph.layers import Layers
-from kvc_trt.graph.state import LOWEST, CacheSite
+from kvc_trt.graph.state import LOWEST, PAGED, CacheSite
 from kvc_trt.models.safetensors_format import numpy_dtype
 from kvc_trt.policies.parameters import PolicyParameters
+
+KEPT = ("k_kept", "v_kept", "kept", "ranks")
+"""What a layer holds until its budget is known."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,16 @@ def store_whole(layers: Layers, prompt: PromptLayer, site: CacheSite) -> None:
 
 
 def store_compacted(layers: Layers, prompt: PromptLayer, site: CacheSite, bounds: str) -> None:
-    """What KvcCompact keeps; page bounds go to the value of that name."""
+    """What KvcCompact keeps; page bounds go to the value of that name.
+
+    Where budgets are set for each prompt, twice the budget and its ranks: `trim` then writes the cache.
+    """
     emit, rule = layers.emit, site.parameters
     inputs = [prompt.window(emit, layers.config.head_size), prompt.keys, prompt.values, prompt.batch.lengths]
+    if rule.squeeze_share is not None:
+        kept = [f"{name}.{site.name}" for name in KEPT]
+        functions.call(emit, compact_ranked.NAME, inputs, kept, prompt_budget=rule.most_kept)
+        return
     names = (f"k_cache.{site.name}", f"v_cache.{site.name}", bounds, f"lengths.{site.name}", f"indices.{site.name}")
     functions.call(
         emit, compact.NAME, inputs, names, prompt_budget=rule.prompt_budget, capacity=rule.capacity,
@@ -102,8 +112,21 @@ def store_compacted(layers: Layers, prompt: PromptLayer, site: CacheSite, bounds
     )  # fmt: skip
 
 
+def trim(emit: Emitter, site: CacheSite, budgets: Value, lengths: Value) -> None:
+    """The cache of a layer whose budget for each row is known now, `budgets` [B]."""
+    rule = site.parameters
+    bounds = "bounds" if rule.decode_selection in PAGED else "unused_bounds"
+    names = [f"{name}.{site.name}" for name in ("k_cache", "v_cache", bounds, "lengths", "indices")]
+    inputs = [*(f"{name}.{site.name}" for name in KEPT), budgets, lengths]
+    functions.call(emit, compact_ranked.TRIM, inputs, names, capacity=rule.capacity, page_size=rule.page_size)
+
+
 def compact_body(layers: Layers, parameters: PolicyParameters) -> Mapping[str, Callable[[], FunctionProto]]:
-    """KvcCompact for the pooling and the cache type of one engine."""
+    """KvcCompact, or the two that do its work where budgets are set for each prompt, for one engine's cache type."""
     dtype = layers.weights.dtype
     lowest = np.array(LOWEST[dtype], numpy_dtype(dtype))
-    return {compact.NAME: lambda: compact.compact(parameters.pool_kernel, lowest)}
+    return {
+        compact.NAME: lambda: compact.compact(parameters.pool_kernel, lowest),
+        compact_ranked.NAME: lambda: compact_ranked.compact_ranked(parameters.pool_kernel),
+        compact_ranked.TRIM: lambda: compact_ranked.trim(lowest),
+    }

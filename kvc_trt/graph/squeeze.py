@@ -1,0 +1,48 @@
+"""SqueezeAttention inside the prefill graph: one cosine per layer, then budgets, then all layers trimmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from onnx import FunctionProto, TensorProto
+
+from kvc_trt.graph import functions
+from kvc_trt.graph.caches.prompt import Prompt, trim
+from kvc_trt.graph.emitter import Emitter, Value
+from kvc_trt.graph.functions import layer_budgets
+from kvc_trt.graph.functions.shapes import count_to, float32, size
+from kvc_trt.graph.state import CacheSite
+from kvc_trt.policies.parameters import PolicyParameters
+
+_SMALLEST_NORM = 1e-16
+"""Of a product of two squared norms, so that a row of zeros has no direction and no NaN."""
+
+
+def cosine(emit: Emitter, prompt: Prompt, before: Value, after: Value) -> Value:
+    """Mean cosine over each prompt's tokens between two residual streams [T,hidden]; FLOAT [1,B]."""
+    before, after = float32(emit, before), float32(emit, after)
+    product = emit.ReduceSum(emit.Mul(before, after), [1], keepdims=0)
+    squares = [emit.ReduceSumSquare(stream, [1], keepdims=0) for stream in (before, after)]
+    per_token = emit.Div(product, emit.Sqrt(emit.Max(emit.Mul(*squares), _SMALLEST_NORM)))
+    by_row = emit.Reshape(per_token, prompt.grid)
+    real = emit.Less(count_to(emit, size(emit, by_row, 1)), emit.Unsqueeze(prompt.lengths, [1]))
+    total = emit.ReduceSum(emit.Where(real, by_row, 0.0), [1], keepdims=0)
+    return str(emit.Unsqueeze(emit.Div(total, emit.Cast(prompt.lengths, to=TensorProto.FLOAT)), [0]))
+
+
+def trim_layers(
+    emit: Emitter, parameters: PolicyParameters, prompt: Prompt, sites: Sequence[CacheSite], cosines: Sequence[Value]
+) -> None:
+    """Write the caches of all `sites` whose layers have a cosine, one each, in the same order."""
+    budgets = functions.call(
+        emit, layer_budgets.NAME, [emit.Concat(*cosines, axis=0), prompt.lengths], 1,
+        budget=parameters.prompt_budget, least=parameters.window, most=parameters.most_kept,
+    )  # fmt: skip
+    for row, site in enumerate(sites):
+        trim(emit, site, emit.Gather(budgets, row), prompt.lengths)
+
+
+def bodies(parameters: PolicyParameters, layers: int) -> Mapping[str, Callable[[], FunctionProto]]:
+    """KvcLayerBudgets for so many layers, if the policy sets budgets for each prompt."""
+    share = parameters.squeeze_share
+    return {} if share is None else {layer_budgets.NAME: lambda: layer_budgets.layer_budgets(layers, share)}

@@ -1,0 +1,121 @@
+"""Layer budgets that a build measures once: how much each layer changes the residual stream, on calibration prompts.
+
+SqueezeAttention (arXiv 2404.04793) sets budgets for each prompt; an engine whose caches have fixed sizes takes the mean
+over prompts like those it will serve. Which layers matter drifts with the task, so give prompts of your own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.policies.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
+
+if TYPE_CHECKING:
+    from kvc_trt.engine.model_choice import ModelSource
+    from kvc_trt.engine.request import Request
+    from kvc_trt.progress import Progress
+
+TASKS = ("passkey", "lines")
+SEEDS = (0, 1)
+LONGEST = 1024
+"""Tokens of a calibration prompt."""
+
+
+def calibrated(request: Request, source: ModelSource, progress: Progress) -> Request:
+    """`request` with the layer budgets it asks for, measured on the reference where they are not recorded yet.
+
+    InputError where there are no prompts to measure on.
+    """
+    from kvc_trt.engine.request import resolve_parameters
+
+    config = request.config
+    if config.layer_budget != "squeeze" or config.layer_budgets is not None:
+        return request
+    prompts = _prompts(request, source)
+    budgets = measure(request, source, prompts, progress)
+    config = config.model_copy(update={"layer_budgets": budgets})
+    return dataclasses.replace(request, config=config, parameters=resolve_parameters(config, request.model))
+
+
+def measure(request: Request, source: ModelSource, prompts: list[list[int]], progress: Progress) -> list[int]:
+    """Budgets of all layers from the mean cosines over `prompts`; weights are read once, layer by layer."""
+    import torch
+
+    from kvc_trt import policies
+    from kvc_trt.reference.decoder import ReferenceDecoder
+    from kvc_trt.reference.squeeze import squeeze
+    from kvc_trt.verify.prompts import batch_of
+
+    rule = request.parameters
+    decoder = ReferenceDecoder(
+        request.model, source.weights, method=policies.method(rule), parameters=rule, resident=False
+    )
+    batch = batch_of(prompts)
+    with progress.task(f"layer budgets: {len(prompts)} calibration prompts", None):
+        cosines = decoder.layer_cosines(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
+    found = squeeze(
+        cosines.mean(dim=1)[rule.skip_layers :].tolist(),
+        uniform_budget(rule),
+        share=request.config.squeeze_share or DEFAULT_SHARE,
+        minimum=min(smallest_budget(rule), uniform_budget(rule)),
+        maximum=largest_budget(rule),
+    )
+    if found.unplaced:
+        progress.note(f"layer budgets: {found.unplaced} tokens found no layer with room")
+    return [uniform_budget(rule)] * rule.skip_layers + list(found.budgets)
+
+
+def _prompts(request: Request, source: ModelSource) -> list[list[int]]:
+    """Token ids of the file's lines, or of a few task prompts that the model's tokenizer can spell."""
+    encode = _encoder(source)
+    if request.config.calibration is not None:
+        return _of_file(Path(request.config.calibration), encode, request.parameters.max_input_len)
+    length = min(LONGEST, request.parameters.max_input_len)
+    found = _of_tasks(encode, length)
+    if not found:
+        raise InputError(
+            "the model's tokenizer spells none of the tasks; layer budgets need calibration prompts",
+            hint="--set calibration=FILE, one prompt per line",
+        )
+    return found
+
+
+def _of_file(path: Path, encode: Any, longest: int) -> list[list[int]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"calibration: {path} cannot be read as text: {error}") from error
+    prompts = [encode(line)[:longest] for line in lines if line.strip()]
+    if not prompts:
+        raise InputError(f"calibration: {path} has no prompt, expected one per line")
+    return prompts
+
+
+def _of_tasks(encode: Any, length: int) -> list[list[int]]:
+    from kvc_trt.verify.tasks.registry import task
+
+    prompts = []
+    for name in TASKS:
+        for seed in SEEDS:
+            try:
+                sample = task(name).sample(seed=seed, index=0, target_tokens=length, encode=encode, max_new_tokens=16)
+            except InputError:
+                continue
+            prompts.append(encode(sample.prompt))
+    return prompts
+
+
+def _encoder(source: ModelSource) -> Any:
+    from kvc_trt.runtime import load_tokenizer
+
+    path = next((path for path in source.tokenizer_files if path.name == "tokenizer.json"), None)
+    tokenizer = load_tokenizer(path)
+    if tokenizer is None:
+        raise InputError(
+            "layer budgets are measured on prompts, and the model has no tokenizer",
+            hint="--set layer_budgets=[...], one number per layer",
+        )
+    return lambda text: tokenizer.encode(text).ids
