@@ -17,7 +17,7 @@ from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 import kvc_trt
 from kvc_trt.errors import InputError
-from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, KVC_DOMAIN, OPSET
+from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, KVC_DOMAIN, OPSET, squeeze
 from kvc_trt.graph.caches import KINDS
 from kvc_trt.graph.caches.prompt import Prompt
 from kvc_trt.graph.caches.step import Step
@@ -45,9 +45,16 @@ def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights:
     prompt = _prompt(layers, parameters)
     x = layers.embed(emit.Reshape("input_ids", [-1]))
     sites = cache_sites(config, parameters)
+    squeezed = [site for site in sites if site.parameters.squeeze_share is not None]
+    cosines = []
     for layer, of_layer in _by_layer(sites):
         with emit.scope(f"layers.{layer}"):
-            x = prefill_layer(layers, prompt, x, of_layer)
+            before = x
+            x, attended = prefill_layer(layers, prompt, x, of_layer)
+            if of_layer[0] in squeezed:
+                cosines.append(squeeze.cosine(emit, prompt, before, attended))
+    if squeezed:
+        squeeze.trim_layers(emit, parameters, prompt, squeezed, cosines)
     by_row = emit.Reshape(x, emit.Concat(prompt.grid, [-1], axis=0))
     last = emit.GatherND(by_row, emit.Unsqueeze(emit.Sub("prompt_lengths", 1), [1]), batch_dims=1)
     emit.Identity(layers.head(last), outputs=["logits"])
@@ -148,6 +155,7 @@ def _model(
     bodies: dict[str, Callable[[], FunctionProto]] = {prefill_attention.NAME: prefill_attention.prefill_attention}
     for kind in dict.fromkeys(site.parameters.decode_selection for site in cache_sites(layers.config, parameters)):
         bodies.update(KINDS[kind].bodies(layers, parameters))
+    bodies.update(squeeze.bodies(parameters, layers.config.num_hidden_layers - parameters.skip_layers))
     used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
     if layers.weights.bits is not None:

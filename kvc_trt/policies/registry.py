@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from kvc_trt.errors import InputError
 from kvc_trt.policies import (
+    duo_attention,
     exact_topk,
     full,
     heavy_hitters,
@@ -23,6 +24,7 @@ from kvc_trt.policies import (
     sparq,
     streaming_llm,
 )
+from kvc_trt.policies.layer_budget import SETTINGS, with_layer_budget
 from kvc_trt.policies.request import OVERRIDES, Request, check_request
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ _POLICIES = {
     "h2o": _Entry(heavy_hitters),
     "streaming-llm": _Entry(streaming_llm),
     "sliding-window": _Entry(sliding_window),
+    "duo-attention": _Entry(duo_attention),
     "exact-topk": _Entry(exact_topk),
     "exact-topk-group": _Entry(exact_topk, "oracle: exact-topk with one list for the heads of a group"),
 }
@@ -112,7 +115,7 @@ def resolve(
     entry = _entry(policy)
     given = _given(overrides)
     for name in given:
-        if name not in entry.method.OVERRIDES:
+        if name not in (*entry.method.OVERRIDES, *SETTINGS):
             raise InputError(f"policy {policy} has no {name}", hint=f"it takes {', '.join(entry.method.OVERRIDES)}")
     if entry.pool_kernel is not None:
         given.setdefault("pool_kernel", entry.pool_kernel)
@@ -120,7 +123,7 @@ def resolve(
         raise InputError(f"policy {policy} fixes the split to {entry.split}, found {split!r}", hint="--policy rocketkv")
     request = Request(policy, model, token_budget, max_input_len, max_output_len, entry.split or split, given)
     check_request(request)
-    return entry.method.resolve(request)
+    return with_layer_budget(entry.method.resolve(request), request)
 
 
 def applicable(policy: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import causal_attention, dense_attention
 from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, linear, mlp, rms_norm
 from kvc_trt.reference.recent import make_room
+from kvc_trt.reference.squeeze import squeeze
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
@@ -59,6 +60,7 @@ class ReferenceDecoder:
         self.config, self.method, self.parameters, self.dtype = config, method, parameters, dtype
         self._weights = DecoderWeights(config, weights, dtype, resident=resident)
         self._rotary = Rotary(config, parameters.max_sequence_len, dtype)
+        self._prompt_budgets: list[tuple[int, ...]] | None = None
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> tuple[Tensor, ReferenceCache]:
@@ -68,6 +70,7 @@ class ReferenceDecoder:
         longest = min(input_ids.shape[1], self.parameters.max_input_len)
         rows = checks.lengths("prompt_lengths", prompt_lengths, input_ids.shape[0], 1, longest)
         hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(rows)]
+        self._set_prompt_budgets(input_ids, prompt_lengths)
         caches = [
             cache
             for index in range(self.config.num_hidden_layers)
@@ -98,14 +101,50 @@ class ReferenceDecoder:
         self, index: int, weights: Weights, hidden: list[Tensor], prompt_lengths: Tensor
     ) -> list[LayerCache]:
         """Every row's residual stream [n,hidden] through one layer, in place in the list; what the layer stores."""
-        rows, projected = [len(x) for x in hidden], []
+        projected = []
         for b, x in enumerate(hidden):
-            row = self._project(weights, x, torch.arange(len(x)))
-            query, keys, values = (part.transpose(0, 1) for part in row[:3])
-            output = causal_attention(query, keys, values)
-            hidden[b] = self._finish(weights, x, output.transpose(0, 1))
+            row, attended = self._attend_prompt(weights, x)
+            hidden[b] = self._feed_forward(weights, attended)
             projected.append(row)
-        return [self._compact(group, projected, max(rows), prompt_lengths) for group in self.parameters.groups(index)]
+        budgets = None if self._prompt_budgets is None else [budgets[index] for budgets in self._prompt_budgets]
+        return [self._compact(group, projected, prompt_lengths, budgets) for group in self.parameters.groups(index)]
+
+    def _attend_prompt(self, weights: Weights, hidden: Tensor) -> tuple[Projected, Tensor]:
+        """Projections of one prompt [n,hidden], and its residual stream after a layer's attention."""
+        row = self._project(weights, hidden, torch.arange(len(hidden)))
+        query, keys, values = (part.transpose(0, 1) for part in row[:3])
+        output = causal_attention(query, keys, values).transpose(0, 1)
+        return row, self._after_attention(weights, hidden, output)
+
+    @torch.inference_mode()
+    def layer_cosines(self, input_ids: Tensor, prompt_lengths: Tensor) -> Tensor:
+        """How little each layer's attention turns the residual stream: the cosine between before and after, mean over
+        a prompt's tokens; [B,S], [B] -> [L,B] (SqueezeAttention, arXiv 2404.04793)."""
+        hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(prompt_lengths.tolist())]
+        cosines = hidden[0].new_empty(self.config.num_hidden_layers, len(hidden))
+        for index in range(self.config.num_hidden_layers):
+            weights = self._weights.layer(index)
+            for b, x in enumerate(hidden):
+                _, attended = self._attend_prompt(weights, x)
+                cosines[index, b] = torch.cosine_similarity(x, attended, dim=-1).mean()
+                hidden[b] = self._feed_forward(weights, attended)
+        return cosines
+
+    def _set_prompt_budgets(self, input_ids: Tensor, prompt_lengths: Tensor) -> None:
+        """Where layer budgets are set for each prompt: read it once to see what they are."""
+        self._prompt_budgets, share = None, self.parameters.squeeze_share
+        if share is None:
+            return
+        rule = self.parameters
+        columns = self.layer_cosines(input_ids, prompt_lengths)[rule.skip_layers :].T.tolist()
+        skipped = (rule.prompt_budget,) * rule.skip_layers
+        self._prompt_budgets = [
+            skipped
+            + squeeze(
+                column, rule.prompt_budget, share=share, minimum=rule.window, maximum=min(rule.most_kept, n)
+            ).budgets
+            for column, n in zip(columns, prompt_lengths.tolist(), strict=True)
+        ]
 
     def _decode_layer(
         self, index: int, weights: Weights, hidden: Tensor, positions: Tensor, caches: list[LayerCache]
@@ -117,7 +156,7 @@ class ReferenceDecoder:
             new, heads = self._of_group(group, projected)
             self._append(group, cache, new, positions)
             output[:, heads] = self._select(group, new, cache)
-        return self._finish(weights, hidden, output)
+        return self._feed_forward(weights, self._after_attention(weights, hidden, output))
 
     def _of_group(self, group: Group, projected: Projected) -> tuple[Projected, list[int]]:
         """What belongs to one group's heads, and which query heads these are."""
@@ -153,9 +192,12 @@ class ReferenceDecoder:
             keys = rms_norm(keys, weights["self_attn.k_norm.weight"], config.norm_epsilon)
         return Projected(self._rotary(query, positions), self._rotary(keys, positions), values, query, keys)
 
-    def _finish(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
-        """The rest of a layer: output projection and feed-forward, each added to the residual stream [N,hidden]."""
-        hidden = hidden + linear(weights, "self_attn.o_proj", attention.flatten(1))
+    def _after_attention(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
+        """The residual stream [N,hidden] with attention [N,H,D] added through the output projection."""
+        return hidden + linear(weights, "self_attn.o_proj", attention.flatten(1))
+
+    def _feed_forward(self, weights: Weights, hidden: Tensor) -> Tensor:
+        """The rest of a layer on the residual stream [N,hidden]."""
         x = rms_norm(hidden, weights["post_attention_layernorm.weight"], self.config.norm_epsilon)
         return hidden + mlp(weights, x)
 
@@ -163,9 +205,11 @@ class ReferenceDecoder:
         norm = self._weights.tensor("model.norm.weight")
         return self._weights.logits(rms_norm(hidden, norm, self.config.norm_epsilon))
 
-    def _compact(self, group: Group, projected: list[Projected], longest: int, prompt_lengths: Tensor) -> LayerCache:
-        """Evict as the policy says, and make room for the tokens to come."""
-        parameters = group.parameters
+    def _compact(
+        self, group: Group, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
+    ) -> LayerCache:
+        """Evict as the policy says (or to each prompt's own budget), and make room for the tokens to come."""
+        parameters, longest = group.parameters, max(len(row.keys) for row in projected)
         rows = [self._of_group(group, row)[0] for row in projected]
         window = _stacked([row.query for row in rows], min(parameters.window, longest), last=True)
         keys = _stacked([row.plain_keys if parameters.positions == "cache" else row.keys for row in rows], longest)
@@ -173,8 +217,10 @@ class ReferenceDecoder:
         kept: Compacted
         if self._is_exempt(group):
             kept = compact(window, keys, values, prompt_lengths, prompt_budget=longest, pool_kernel=1)
-        else:
+        elif budgets is None:
             kept = self.method.compact(window, keys, values, prompt_lengths, parameters)
+        else:
+            kept = self._compact_to(budgets, window, keys, values, prompt_lengths)
         lengths = kept.lengths.to(torch.int64)
         cache = LayerCache(
             _with_room(kept.keys, parameters.capacity), _with_room(kept.values, parameters.capacity), lengths
@@ -185,6 +231,23 @@ class ReferenceDecoder:
         if parameters.decode_selection in ("hybrid", "quest"):
             cache.page_min, cache.page_max = bounds.page_bounds(cache.keys, lengths, parameters.page_size)
         return cache
+
+    def _compact_to(
+        self, budgets: list[int], window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
+    ) -> Compacted:
+        """The method's own compaction, each row to a budget of its own."""
+        most, rows = self.parameters.most_kept, []
+        for b, budget in enumerate(budgets):
+            alone = replace(self.parameters, prompt_budget=budget)
+            one = slice(b, b + 1)
+            rows.append(self.method.compact(window[one], keys[one], values[one], prompt_lengths[one], alone))
+        missing = [torch.nn.functional.pad(r.indices, (0, most - r.indices.shape[2]), value=-1) for r in rows]
+        return Compacted(
+            torch.cat([_with_room(r.keys, most) for r in rows]),
+            torch.cat([_with_room(r.values, most) for r in rows]),
+            torch.cat(missing),
+            torch.cat([r.lengths for r in rows]),
+        )
 
     def _is_exempt(self, group: Group) -> bool:
         """Whether a policy leaves these heads as they are (skipped layers, heads that keep everything)."""

@@ -33,8 +33,8 @@ def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
     budget = emit.attribute("prompt_budget")
 
     def evict(branch: Emitter) -> list[Value]:
-        rank = _rank(branch, pool_kernel)
-        _, best = branch.TopK(rank, one(branch, budget), outputs=2, axis=2, sorted=0)
+        score = rank(branch, pool_kernel)
+        _, best = branch.TopK(score, one(branch, budget), outputs=2, axis=2, sorted=0)
         kept, _ = branch.TopK(best, one(branch, budget), outputs=2, axis=2, largest=0)
         where = branch.Unsqueeze(kept, [3])
         return [branch.GatherND("k", where, batch_dims=2), branch.GatherND("v", where, batch_dims=2), kept]
@@ -50,7 +50,7 @@ def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
     stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
     k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
     indices = pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
-    bounds = _bounds(emit, keys, stored, lowest)
+    bounds = page_bounds(emit, keys, stored, lowest)
     outputs = {
         "k_cache": k_cache,
         "v_cache": v_cache,
@@ -61,7 +61,7 @@ def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
     return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)
 
 
-def _rank(emit: Emitter, pool_kernel: int) -> Value:
+def rank(emit: Emitter, pool_kernel: int) -> Value:
     """Score by which prompt positions stay, FLOAT [B,G,S] (steps 2 to 8); the window always does."""
     rows = emit.Reshape("prompt_lengths", [-1, 1, 1])
     columns = count_to(emit, size(emit, "k", 2))
@@ -94,8 +94,8 @@ def _observed(emit: Emitter, rows: Value, columns: Value) -> Value:
     return str(emit.Transpose(emit.collect(scalar(emit, size(emit, "k", 1)), one_head), perm=[1, 0, 2]))
 
 
-def _bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -> Value:
-    """Page maxima of K and of -K over the `stored` slots, channel-major [B,G,2D,P]."""
+def page_bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -> Value:
+    """Page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P]."""
     page_size = one(emit, emit.attribute("page_size"))
     capacity = one(emit, emit.attribute("capacity"))
     pages = emit.Div(emit.Sub(emit.Add(capacity, page_size), 1), page_size)
