@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, open_source
-from kvc_trt.engine.request import compute_dtype, default_weights, resolve_parameters, with_defaults
+from kvc_trt.engine.request import Request, compute_dtype, default_weights, resolve_parameters, with_defaults
 from kvc_trt.engine.stages import cache_root
 from kvc_trt.engine.targets import WEIGHTS_FILE
 from kvc_trt.errors import InputError
 from kvc_trt.models.limits import longest_sequence
-from kvc_trt.progress import Progress
+from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.schema import validated
 from kvc_trt.verify.accuracy.answerer import Answerer, SessionAnswerer
 from kvc_trt.verify.accuracy.grid import FULL, Variant
@@ -81,6 +81,9 @@ class ModelSubject:
         return answerer
 
     def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
+        """As a build resolves it, with layer budgets measured where the variant asks for them."""
+        from kvc_trt.verify.calibration import calibrated
+
         budget = {} if variant.policy == FULL else {"token_budget": variant.token_budget}
         given = {
             "model": self._choice.name,
@@ -90,8 +93,9 @@ class ModelSubject:
             **budget,
             **variant.settings,
         }
-        config = validated(BuildConfig, given, str(variant))
-        return resolve_parameters(with_defaults(config, self._choice), self._choice.config)
+        config = with_defaults(validated(BuildConfig, given, str(variant)), self._choice)
+        request = Request(config, self.model, resolve_parameters(config, self._choice.config))
+        return calibrated(request, self._source, NullProgress()).parameters
 
     def _engine(self, parameters: PolicyParameters) -> Answerer:
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
