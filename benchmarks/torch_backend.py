@@ -29,10 +29,10 @@ from kernel_cases import MODEL
 from kernels import CANNOT, cuda_library
 from torch_cases import FORMATS, Cell, against_dense, cells, figures
 
-from kvc_trt.backends.torch.decoder import TorchDecoder
 from kvc_trt.backends.torch.elementwise import compiled
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.memory import free_bytes
+from kvc_trt.backends.torch.timed import TimedDecoder
 from kvc_trt.backends.torch.weights import TorchWeights, joined_names
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.models.config import ModelConfig
@@ -166,29 +166,10 @@ def decode_part(
     return results
 
 
-class TimedCompaction(TorchDecoder):
-    """Marks the stream around each layer's compaction."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    def _compact(self, *arguments: Any) -> Any:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        found = super()._compact(*arguments)
-        end.record()
-        self.marks.append((start, end))
-        return found
-
-    def compaction_seconds(self) -> float:
-        return sum(start.elapsed_time(end) for start, end in self.marks) / 1e3
-
-
 def prefill_peak(cell: Cell, weights: TorchWeights) -> dict[str, Any]:
     """Time and peak memory of one prompt's prefill: peaks above what lay there before, which is the weights."""
     dtype = getattr(torch, cell.dtype)
-    decoder = TimedCompaction(cell.model, cell.parameters, weights, cache_dtype=dtype, elementwise=compiled())
+    decoder = TimedDecoder(cell.model, cell.parameters, weights, cache_dtype=dtype, elementwise=compiled())
     ids = torch.randint(0, cell.model.vocab_size, (cell.batch, cell.prompt), device="cuda")
     lengths = torch.full((cell.batch,), cell.prompt, device="cuda")
     decoder.prefill(ids, lengths)  # compiles, loads and tunes

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.output import size, table
+from kvc_trt.profile.machine import place
 
 WIDTH = 120
 Result = Mapping[str, Any]
@@ -26,7 +27,7 @@ def _head(result: Result) -> str:
         [
             f"{engine['directory']}: {engine['model']}, policy {policy['policy']}, token budget "
             f"{policy['token_budget']:,}, weights {engine['weights']}, backend {engine['backend']}",
-            f"machine: {machine['device']}, {machine['threads']} of {machine['usable_cores']} cores",
+            f"machine: {place(machine)}",
             f"copy bandwidth (measured, read and written): {copy['median_gb_s']:.1f} GB/s +- {copy['std_gb_s']:.1f} "
             f"over {copy['samples']} copies of {size(copy['buffer_bytes'])}",
         ]

@@ -1,4 +1,4 @@
-"""Where engines are measured: all that differs between ONNX Runtime on a CPU and TensorRT on a GPU."""
+"""Where engines are measured: all that differs between ONNX Runtime, TensorRT and PyTorch, a CPU and a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.profile.copy_bandwidth import CopyBandwidth, measure_copy_bandwidth
-from kvc_trt.profile.memory import Peak, watch_memory
+from kvc_trt.profile.memory import Peak, prefill_memory, watch_memory, weight_format
 
 if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.program import Program
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 ELSEWHERE = {
-    "torch": "benchmarks/ has scripts for it",
     "tensorrt-llm": "kvc-trt build --backend tensorrt compiles the same graphs; TensorRT's trtexec times plans alone",
 }
 """What measures engines of other backends."""
@@ -40,11 +39,17 @@ class Bench(Protocol):
     def fill(self, executor: Any, rows: Mapping[str, Array]) -> None:
         """Give every row of each state tensor these contents."""
 
+    def weight_format(self, program: Program) -> str:
+        """The format in which a step reads the weights: that of the file, or a wider one that they were brought to."""
+
     def weight_bytes(self, executor: Any) -> tuple[int, str]:
         """Bytes of the executor's weights, and what that figure is."""
 
     def bounds_bytes(self, executor: Any) -> int:
         """Bytes of the page bounds among the executor's state."""
+
+    def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
+        """What a prefill of `rows` prompts of `tokens` tokens should need beyond the weights, by a model of it."""
 
     def watch(self, executor: Any) -> AbstractContextManager[Peak]:
         """What a prefill inside of the block needs for a while."""
@@ -81,6 +86,10 @@ class HostBench:
         for name, row in rows.items():
             executor.buffers[name][:] = row
 
+    def weight_format(self, program: Program) -> str:
+        """Of the file, which a run reads in place."""
+        return weight_format(program.weights_path)
+
     def weight_bytes(self, executor: Any) -> tuple[int, str]:
         """Of the file that they are mapped from."""
         return executor.program.weights_path.stat().st_size, "size of the file"
@@ -88,6 +97,10 @@ class HostBench:
     def bounds_bytes(self, executor: Any) -> int:
         """Of the arrays."""
         return sum(buffer.nbytes for name, buffer in executor.buffers.items() if name.startswith("bounds"))
+
+    def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
+        """Of the graph's blocks."""
+        return prefill_memory(program, rows, tokens)
 
     def watch(self, executor: Any) -> AbstractContextManager[Peak]:
         """The process's resident memory, sampled."""
@@ -122,7 +135,11 @@ def bench_for(engine: Engine, threads: int) -> Bench:
         from kvc_trt.profile.bench_tensorrt import TensorRtBench
 
         return TensorRtBench(engine)
+    if engine.backend == "torch":
+        from kvc_trt.profile.bench_torch import TorchBench
+
+        return TorchBench(engine, threads)
     raise UnsupportedEnvironment(
-        f"{engine.path} was built for {engine.backend}; profile runs engines for onnxruntime and tensorrt",
+        f"{engine.path} was built for {engine.backend}; profile runs engines for onnxruntime, tensorrt and torch",
         hint=ELSEWHERE.get(engine.backend),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from kvc_trt.profile.copy_bandwidth import CopyBandwidth
-from kvc_trt.profile.memory import Peak
+from kvc_trt.profile.memory import Peak, prefill_memory, weight_format
 from kvc_trt.profile.statistics import summarise
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class TensorRtBench:
         """By copies to the GPU."""
         executor.fill_rows(rows)
 
+    def weight_format(self, program: Program) -> str:
+        """Of the file: TensorRT keeps the type that a graph is written in."""
+        return weight_format(program.weights_path)
+
     def weight_bytes(self, executor: TensorRtExecutor) -> tuple[int, str]:
         """Of the plans, which hold little else."""
         return executor.load().plan_bytes, "size of both plans"
@@ -59,6 +63,10 @@ class TensorRtBench:
         """Of the regions that were allocated for them."""
         bounds = sum(t.bytes_per_row() for t in executor.program.state if t.name.startswith("bounds"))
         return executor.rows * bounds
+
+    def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
+        """As of the graph in ONNX Runtime: an order of magnitude here, where attention is fused."""
+        return prefill_memory(program, rows, tokens)
 
     @contextmanager
     def watch(self, executor: TensorRtExecutor) -> Iterator[Peak]:

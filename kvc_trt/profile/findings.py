@@ -17,15 +17,29 @@ NOISE_PERCENT = 20
 def findings(result: Result) -> list[str]:
     """Sentences about speed, floor, compaction, memory and the quality of the measurement."""
     rows = result["rows"]
-    checks = (_speed(rows), _floor(result), _compaction(rows), _memory(result), _noise(rows), result["left_out"])
+    checks = (
+        _stand_in(result["machine"]),
+        _speed(result),
+        _floor(result),
+        _compaction(rows),
+        _memory(result),
+        _noise(rows),
+        result["left_out"],
+    )
     return [sentence for check in checks for sentence in check]
+
+
+def _stand_in(machine: Mapping[str, Any]) -> Iterator[str]:
+    if what := machine.get("stands_in"):
+        yield f"measured on {what}: this is slow, and no figure here is one of a GPU"
 
 
 def _where(row: Mapping[str, Any]) -> str:
     return f"{row['context']:,} tokens, batch {row['batch_size']}"
 
 
-def _speed(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _speed(result: Result) -> Iterator[str]:
+    rows, machine = result["rows"], result["machine"]
     compared = [row for row in rows if row["side"] == "engine" and row["speedup_over_dense"] is not None]
     if not compared:
         return
@@ -35,8 +49,10 @@ def _speed(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"decode is {speedup}; {_against_ceiling(best)}"
     slower = [row for row in compared if row["speedup_over_dense"] < 1]
     if slower:
+        hint = "a larger --dense-until" if result["engine"]["backend"] == "tensorrt" else "--dense-until auto"
+        advice = "" if "stands_in" in machine else f" (build with {hint})"
         where = "; ".join(f"{row['speedup_over_dense']:.2f}x at {_where(row)}" for row in slower)
-        yield f"slower than dense in {len(slower)} of {len(compared)} rows: {where} (build with --dense-until auto)"
+        yield f"slower than dense in {len(slower)} of {len(compared)} rows: {where}{advice}"
 
 
 def _against_ceiling(row: Mapping[str, Any]) -> str:

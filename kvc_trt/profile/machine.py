@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,14 @@ def machine_record() -> dict[str, Any]:
         "versions": library_versions(),
         "time_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def place(machine: Mapping[str, Any]) -> str:
+    """Where a profile ran, from its machine's record: the GPU, or the processor and whether it stood in for one."""
+    if "gpu" in machine:
+        return f"{machine['gpu']}, host {machine['device']}"
+    text = f"{machine['device']}, {machine['threads']} of {machine['usable_cores']} cores"
+    return f"{text}; {machine['stands_in']}, not a GPU" if "stands_in" in machine else text
 
 
 def library_versions() -> dict[str, str]:

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.traffic import cache_bytes
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.profile.subject import Subject
 
 SAMPLING_SECONDS = 0.002
@@ -51,14 +50,13 @@ class MemoryLine:
 def standing_memory(subject: Subject, rows: int) -> list[MemoryLine]:
     """Weights, cache and page bounds for `rows` rows; the executor's state must be allocated."""
     program, bench, executor = subject.program, subject.bench, subject.executor
-    precision = weight_format(program.weights_path)
-    modelled = cache_bytes(program.model, program.parameters, cache_itemsize(precision))
+    modelled = cache_bytes(program.model, program.parameters, cache_itemsize(weight_format(program.weights_path)))
     rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
     bounds = bench.bounds_bytes(executor)
     lines = [
         MemoryLine(
             "weights",
-            bench.weight_copies * (weight_bytes(program.model, precision).resident + rotary),
+            bench.weight_copies * (weight_bytes(program.model, bench.weight_format(program)).resident + rotary),
             *bench.weight_bytes(executor),
         ),
         MemoryLine("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),
@@ -70,10 +68,8 @@ def standing_memory(subject: Subject, rows: int) -> list[MemoryLine]:
 
 def prefill_line(subject: Subject, peak: Peak, rows: int, context: int) -> MemoryLine:
     """What a prefill of `rows` prompts of `context` tokens needed for a while, beside what it should need."""
-    program, block = subject.program, subject.executor.limits.prompt_block
-    padded = -(-context // block) * block
-    itemsize = cache_itemsize(weight_format(program.weights_path))
-    modelled = prefill_memory(program.model, program.parameters, rows, padded, itemsize)
+    block = subject.executor.limits.prompt_block
+    modelled = subject.bench.prefill_bytes(subject.program, rows, -(-context // block) * block)
     return MemoryLine("prefill", modelled, peak.above, peak.how)
 
 
@@ -84,14 +80,15 @@ def weight_format(weights_path: Path) -> str:
     return GraphWeights(weights_path).precision
 
 
-def prefill_memory(model: ModelConfig, parameters: PolicyParameters, rows: int, tokens: int, itemsize: int) -> float:
-    """Bytes a prefill needs beyond the weights at its largest moment; `tokens` is the padded prompt length.
+def prefill_memory(program: Program, rows: int, tokens: int) -> float:
+    """Bytes a prefill of the graph needs beyond the weights at its largest moment; `tokens`: the padded prompt length.
 
     The caches it gives out, the residual stream, and whichever is larger of attention (queries, keys and values in two
     layouts; one block's scores, masked scores and weights; its output in blocks and in order) and of the gated MLP.
     """
     from kvc_trt.graph import PROMPT_BLOCK
 
+    model, itemsize = program.model, cache_itemsize(weight_format(program.weights_path))
     positions = rows * tokens
     queries = positions * model.num_attention_heads * model.head_size
     keys = positions * model.num_key_value_heads * model.head_size
@@ -99,7 +96,7 @@ def prefill_memory(model: ModelConfig, parameters: PolicyParameters, rows: int, 
     attention = 4 * queries + 4 * keys + 3 * scores
     feed_forward = 3 * positions * model.intermediate_size
     workspace = _FLOAT32 * (2 * positions * model.hidden_size + max(attention, feed_forward))
-    return rows * cache_bytes(model, parameters, itemsize).total + workspace
+    return rows * cache_bytes(model, program.parameters, itemsize).total + workspace
 
 
 @dataclass

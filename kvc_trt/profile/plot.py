@@ -6,6 +6,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.profile.machine import place
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -32,7 +34,7 @@ def png_bytes(result: Mapping[str, Any]) -> bytes:
     policy = engine["policy"]
     figure.suptitle(
         f"{engine['model']}, {policy['policy']}, token budget {policy['token_budget']:,}, {engine['weights']}"
-        f"\n{machine['device']}, {machine['threads']} threads, caches filled synthetically",
+        f"\n{place(machine)}, caches filled synthetically",
         fontsize="medium",
     )
     image = io.BytesIO()

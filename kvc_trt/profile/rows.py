@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from kvc_trt.models.config import ModelConfig
@@ -13,20 +14,29 @@ from kvc_trt.profile.sweep import Row, Side
 from kvc_trt.profile.traffic import row_traffic
 
 
-def measurement_rows(rows: Iterable[Row], model: ModelConfig, weights: str, bandwidth: float) -> list[dict[str, Any]]:
-    """Flat rows: what CSV holds and what the sections of the JSON are cut from.
+@dataclass(frozen=True)
+class Formats:
+    """What bytes are counted by, on both sides."""
 
-    `weights` is the format of both sides' weights, `bandwidth` is in bytes per second.
-    """
-    return [line for row in rows for line in _pair(row, model, weights, bandwidth)]
+    weights: str
+    """The format in which a step reads the weights."""
+    engine: str
+    """The format that the engine was built with; its caches have the type of that format's activations."""
 
 
-def _pair(row: Row, model: ModelConfig, weights: str, bandwidth: float) -> list[dict[str, Any]]:
-    engine_cost = _cost(row.engine, model, weights, row.context)
+def measurement_rows(
+    rows: Iterable[Row], model: ModelConfig, formats: Formats, bandwidth: float
+) -> list[dict[str, Any]]:
+    """Flat rows: what CSV holds and what the sections of the JSON are cut from; `bandwidth` in bytes per second."""
+    return [line for row in rows for line in _pair(row, model, formats, bandwidth)]
+
+
+def _pair(row: Row, model: ModelConfig, formats: Formats, bandwidth: float) -> list[dict[str, Any]]:
+    engine_cost = _cost(row.engine, model, formats, row.context)
     engine = _fields(row, row.engine, engine_cost, bandwidth)
     if row.dense is None:
         return [engine]
-    dense_cost = _cost(row.dense, model, weights, row.context)
+    dense_cost = _cost(row.dense, model, formats, row.context)
     dense = _fields(row, row.dense, dense_cost, bandwidth)
     engine["speedup_over_dense"] = dense["median_itl_ms"] / engine["median_itl_ms"]
     engine["ceiling_speedup"] = ceiling_speedup(dense_cost, engine_cost, row.batch)
@@ -80,11 +90,11 @@ def _prefill_fields(row: Row, side: Side) -> dict[str, Any]:
     }
 
 
-def _cost(side: Side, model: ModelConfig, weights: str, context: int) -> StepCost:
+def _cost(side: Side, model: ModelConfig, formats: Formats, context: int) -> StepCost:
     """Bytes of the step in the middle of the answer: the prompt and half of max_output_len are cached."""
     half = side.parameters.max_output_len // 2
-    traffic = row_traffic(model, side.parameters, cache_itemsize(weights), context, half)
-    return StepCost(weight_bytes(model, weights).per_step, traffic.bytes)
+    traffic = row_traffic(model, side.parameters, cache_itemsize(formats.engine), context, half)
+    return StepCost(weight_bytes(model, formats.weights).per_step, traffic.bytes)
 
 
 def memory_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:

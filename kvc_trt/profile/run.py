@@ -11,7 +11,7 @@ from kvc_trt.profile.findings import findings
 from kvc_trt.profile.machine import machine_record
 from kvc_trt.profile.memory import peak_resident_bytes, weight_format
 from kvc_trt.profile.request import ProfileRequest
-from kvc_trt.profile.rows import measurement_rows, memory_rows
+from kvc_trt.profile.rows import Formats, measurement_rows, memory_rows
 from kvc_trt.profile.sweep import run_sweep
 
 if TYPE_CHECKING:
@@ -26,12 +26,15 @@ def profile_engine(engine: Engine, request: ProfileRequest, progress: Progress) 
 
     Times in milliseconds, sizes in bytes, rates in tokens per second; fields that could not be measured are null.
     """
+    from kvc_trt.backends.onnxruntime.program import engine_program
+
     bench = bench_for(engine, request.threads)
     before = _copy_bandwidth(bench, progress)
     sweep = run_sweep(engine, request, progress, bench)
     after = _copy_bandwidth(bench, progress)
     bandwidth = max(before, after, key=lambda found: found.median)
-    rows = measurement_rows(sweep.rows, engine.model, weight_format(engine.weights_path), bandwidth.median)
+    formats = Formats(bench.weight_format(engine_program(engine)), weight_format(engine.weights_path))
+    rows = measurement_rows(sweep.rows, engine.model, formats, bandwidth.median)
     memory = memory_rows(sweep.rows)
     result: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvc_trt.profile.bench import Bench, HostBench
 from kvc_trt.profile.synthetic import cache_rows
 from kvc_trt.profile.traffic import entries_cached
+from kvc_trt.runtime.executor import GreedyExecutor
 
 if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.program import Program
@@ -73,16 +74,21 @@ class DecodeRun:
         layers = subject.program.model.num_hidden_layers
         entries = [entries_cached(subject.parameters, layer, context) for layer in range(layers)]
         self._lengths = np.tile(np.array(entries, np.int64)[:, None], (1, rows))
-        subject.executor.allocate(rows)
+        executor = subject.executor
+        self._decode = executor.decode_greedy if isinstance(executor, GreedyExecutor) else executor.decode
+        executor.allocate(rows)
         rows_of = cache_rows(subject.program.state, entries, subject.parameters.page_size)
         subject.bench.fill(subject.executor, rows_of)
 
     def step_seconds(self) -> float:
-        """One step, timed. After max_output_len steps the rows start again behind their prompts."""
+        """One step, timed. After max_output_len steps the rows start again behind their prompts.
+
+        A step is what a greedy session asks for: an executor that finds the best tokens itself hands out nothing else.
+        """
         positions = np.full(len(self._tokens), self._context + self._generated, np.int64)
         lengths = self._lengths + self._generated
         started = time.perf_counter()
-        self.subject.executor.decode(self._tokens, positions, lengths)
+        self._decode(self._tokens, positions, lengths)
         seconds = time.perf_counter() - started
         self._generated = (self._generated + 1) % self.subject.parameters.max_output_len
         return seconds

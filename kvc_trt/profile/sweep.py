@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.profile.attribution import FunctionTime
 from kvc_trt.profile.bench import Bench
 from kvc_trt.profile.latency import DecodeTimes, PrefillTimes, time_decode, time_prefill
@@ -109,7 +110,11 @@ class _Sweeper:
             self._leave_out(context, batch, f"time to first token not measured, {reason}")
             return [None] * len(subjects)
         prompts = random_prompts(batch, context, self._subject.executor.limits.vocab_size)
-        measured = time_prefill(subjects, prompts, self._request.prefills)
+        try:
+            measured = time_prefill(subjects, prompts, self._request.prefills)
+        except UnsupportedEnvironment as error:
+            self._leave_out(context, batch, f"time to first token not measured: {error.message}")
+            return [None] * len(subjects)
         self._last_prefill[batch] = (context, max(times.seconds.median for times in measured))
         return [*measured]
 

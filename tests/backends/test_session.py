@@ -43,7 +43,7 @@ REFUSED = "an engine built for tensorrt-llm does not run on backend tensorrt-llm
         (["run", "ENGINE", "--prompt", "hello"], 2, REFUSED, "--backend torch"),
         (["verify", "ENGINE"], 2, REFUSED, "kvc-trt export tensorrt-llm"),
         (["run", "ENGINE", "--prompt", "hello", "--backend", "tensorrt"], 2, "on backend tensorrt; expected torch", ""),
-        (["profile", "ENGINE"], 3, "profile runs engines for onnxruntime and tensorrt", "--backend tensorrt"),
+        (["profile", "ENGINE"], 3, "profile runs engines for onnxruntime, tensorrt and torch", "--backend tensorrt"),
     ],
 )
 def test_an_engine_of_tensorrt_llm_says_what_runs_it(command, code, said, hint, tiny_engine, capfd):

@@ -24,6 +24,8 @@ ROW = {
     "noise_percent": 3.0,
 }
 QUIET = {
+    "engine": {"backend": "onnxruntime"},
+    "machine": {},
     "rows": [ROW],
     "floor": {"copy_bandwidth": {"last_level_cache_bytes": 10**6, "beyond_cache": True, "drift_percent": 1.0}},
     "memory": {"rows": []},
@@ -68,6 +70,14 @@ def test_memory_more_than_a_tenth_apart_is_told(kind, measured, told):
     line = {**MEMORY, "kind": kind, "measured_bytes": measured, "difference_percent": percent}
     found = findings({**QUIET, "memory": {"rows": [line]}})
     assert any(f"memory, {kind}" in sentence for sentence in found) is told
+
+
+def test_what_stands_in_for_a_gpu_is_told_first():
+    machine = {"stands_in": "the CPU, in float32 around the reference operators"}
+    row = {**ROW, "speedup_over_dense": 0.8}
+    found = findings({**QUIET, "machine": machine, "engine": {"backend": "torch"}, "rows": [row]})
+    assert found[0] == f"measured on {machine['stands_in']}: this is slow, and no figure here is one of a GPU"
+    assert not any("--dense-until" in sentence for sentence in found), "a GPU may break even elsewhere"
 
 
 def test_the_measurements_own_limits_are_told():

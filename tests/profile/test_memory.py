@@ -38,9 +38,9 @@ def test_a_peak_is_seen():
 
 
 def test_prefill_memory_is_linear_in_the_prompt(engine):
-    arguments = (engine.model, engine.parameters)
-    state = prefill_memory(*arguments, 1, 0, 4)
-    one, two = (prefill_memory(*arguments, 1, tokens, 4) - state for tokens in (4096, 8192))
+    program = engine_program(engine)
+    state = prefill_memory(program, 1, 0)
+    one, two = (prefill_memory(program, 1, tokens) - state for tokens in (4096, 8192))
     assert two == 2 * one > 0
 
 

@@ -66,6 +66,12 @@ class TorchDecoder:
         self._heads = config.num_attention_heads, config.num_key_value_heads
         tables = Rotary(config, parameters.max_sequence_len, torch.float32)
         self._cos, self._sin = tables.cos.to(device), tables.sin.to(device)
+        self.on_gpu = device.type == "cuda"
+
+    @property
+    def rotary_bytes(self) -> int:
+        """Bytes of the tables of cosines and sines."""
+        return self._cos.nbytes + self._sin.nbytes
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:

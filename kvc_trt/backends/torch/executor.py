@@ -44,13 +44,14 @@ class TorchExecutor:
     `device` is auto (that of the kernel library in use, the CPU where there is none), cpu or cuda. `threads` is
     PyTorch's number for the whole process; None leaves it. `expose` names values that `exposed` then gives: q_window.L,
     keys.L, values.L, indices.L of prefill, query.L, attended.L, selected.L of decode; nothing is captured then.
-    `weights` shares another executor's; `dense_attention` replaces our kernel in layers that read their whole cache.
+    `weights` shares another executor's; `dense_attention` replaces our kernel in layers that read their whole cache;
+    `decoder_class` is a decoder that does something besides.
     """
 
     def __init__(
         self, engine: Engine | Program, *, threads: int | None = None, expose: Collection[str] = (),
         weights: TorchWeights | None = None, device: str = "auto", dense_attention: DenseAttention | None = None,
-        prefill_tokens: int = PREFILL_TOKENS,
+        prefill_tokens: int = PREFILL_TOKENS, decoder_class: type[TorchDecoder] = TorchDecoder,
     ) -> None:  # fmt: skip
         program = engine if isinstance(engine, Program) else engine_program(engine)
         parameters = program.parameters
@@ -69,7 +70,7 @@ class TorchExecutor:
             prompt_block=PROMPT_BLOCK,
         )
         self._expose, self._weights, self._dense_attention = frozenset(expose), weights, dense_attention
-        self._prefill_tokens = prefill_tokens
+        self._prefill_tokens, self._decoder_class = prefill_tokens, decoder_class
         self._buffers: dict[str, Tensor] = {}
         self._steps: dict[int, StaticStep] = {}
         self._runs = 0
@@ -100,7 +101,7 @@ class TorchExecutor:
     def decoder(self) -> TorchDecoder:
         """The model under its policy."""
         on_gpu = self.device.type == "cuda"
-        return TorchDecoder(
+        return self._decoder_class(
             self.program.model, self.program.parameters, self.weights, cache_dtype=self._cache_dtype,
             expose=self._expose, elementwise=elementwise.compiled() if on_gpu else elementwise.AS_WRITTEN,
             dense_attention=self._dense_attention,

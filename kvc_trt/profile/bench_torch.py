@@ -1,0 +1,149 @@
+"""PyTorch around the kernels as a place to measure: a GPU, or a CPU that stands in for one and says so.
+
+Engine and twin share their weights, as they are resident: on a CPU in float32 whatever the file holds, so that the
+floor counts the bytes that are really read there. Steps and prefills are timed on the host's clock, as both end with a
+wait for the device; what lies inside of a prefill is timed by the device's own events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from numpy.typing import NDArray
+
+from kvc_trt.backends.torch import memory
+from kvc_trt.backends.torch.arrays import from_numpy
+from kvc_trt.backends.torch.decoder import PREFILL_BLOCK
+from kvc_trt.backends.torch.device import choose_device
+from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.timed import TimedDecoder
+from kvc_trt.backends.torch.weights import TorchWeights
+from kvc_trt.kernels.loading import current_library
+from kvc_trt.profile.attribution import FunctionTime
+from kvc_trt.profile.copy_bandwidth import CopyBandwidth, measure_copy_bandwidth
+from kvc_trt.profile.memory import Peak, watch_memory
+from kvc_trt.profile.statistics import summarise
+from kvc_trt.profile.subject import Subject, random_prompts
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.onnxruntime.program import Program
+    from kvc_trt.engine import Engine
+
+FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+COPIED_BYTES = 1 << 30
+COPIES_PER_SAMPLE, SAMPLES = 8, 9
+"""One copy takes half a millisecond: several of them hide what a launch takes."""
+
+
+class TorchBench:
+    """The device of the kernel library in use; the CPU, on the reference operators, where there is none."""
+
+    weight_copies = 1
+
+    def __init__(self, engine: Engine, threads: int) -> None:
+        self._engine, self._threads = engine, threads
+        self._device = choose_device()
+
+    def open(self, program: Program) -> TorchExecutor:
+        """With the weights that are resident already."""
+        return TorchExecutor(program, threads=self._threads, weights=self._weights)
+
+    def fill(self, executor: TorchExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
+        """One row of each tensor is copied to the device, and from there into all rows."""
+        for name, row in rows.items():
+            executor.state[name][:] = from_numpy(row).to(self._device)
+
+    def weight_format(self, program: Program) -> str:
+        """Of the resident tensors."""
+        return FORMATS[self._weights.embedding.dtype]
+
+    def weight_bytes(self, executor: TorchExecutor) -> tuple[int, str]:
+        """Of the tensors, engine and twin together, and of this executor's rotary tables."""
+        return self._weights.nbytes + executor.decoder.rotary_bytes, "resident tensors"
+
+    def bounds_bytes(self, executor: TorchExecutor) -> int:
+        """Of the tensors."""
+        return sum(tensor.nbytes for name, tensor in executor.state.items() if name.startswith("bounds"))
+
+    def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
+        """The bound that is checked before a prefill."""
+        itemsize = self._weights.embedding.dtype.itemsize
+        return memory.prefill_bytes(program.model, program.state, rows, tokens, itemsize=itemsize, block=PREFILL_BLOCK)
+
+    def watch(self, executor: TorchExecutor) -> AbstractContextManager[Peak]:
+        """On a GPU PyTorch's own count, on a CPU the process's resident memory."""
+        return self._watch_allocator() if self._on_gpu else watch_memory()
+
+    @contextmanager
+    def _watch_allocator(self) -> Iterator[Peak]:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        peak = Peak(torch.cuda.memory_allocated(self._device), how="most that PyTorch had allocated, above rest")
+        yield peak
+        peak.highest = torch.cuda.max_memory_allocated(self._device)
+
+    def free_bytes(self) -> int:
+        """Of the device."""
+        return memory.free_bytes(self._device)
+
+    def copy_bandwidth(self) -> CopyBandwidth:
+        """Of the device's memory; every byte counts twice, read and written."""
+        return device_copy_bandwidth(self._device) if self._on_gpu else measure_copy_bandwidth(self._threads)
+
+    def compaction(self, subject: Subject, rows: int, context: int, repeats: int) -> FunctionTime | None:
+        """`compact` in a decoder that times it; of `repeats` prefills the one with the median share."""
+        program = subject.program
+        if not any(program.parameters.is_compressed(layer) for layer in range(program.model.num_hidden_layers)):
+            return None
+        executor = TorchExecutor(program, weights=self._weights, decoder_class=TimedDecoder)
+        timed, decoder = replace(subject, executor=executor), cast(TimedDecoder, executor.decoder)
+        prompts, found = random_prompts(rows, context, program.model.vocab_size), []
+        for _ in range(repeats + 1):  # the first one touches what the others find
+            decoder.marks.clear()
+            seconds = timed.prefill_seconds(prompts)
+            found.append(FunctionTime(seconds, decoder.compaction_seconds()))
+        return sorted(found[1:], key=lambda times: times.share)[repeats // 2]
+
+    def describe(self) -> dict[str, Any]:
+        """The device, what runs the operators, and on a CPU that no figure is one of a GPU."""
+        library = current_library()
+        kernels = "reference operators" if library is None else f"{library.executor} library"
+        found: dict[str, Any] = {"threads": self._threads, "torch_device": self._device.type, "kernels": kernels}
+        if self._on_gpu:
+            return found | {"gpu": torch.cuda.get_device_name(self._device)}
+        return found | {"stands_in": f"the CPU, in float32 around the {kernels}"}
+
+    @cached_property
+    def _weights(self) -> TorchWeights:
+        return TorchExecutor(self._engine, threads=self._threads).weights
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
+
+def device_copy_bandwidth(device: torch.device) -> CopyBandwidth:
+    """Copies of a gigabyte on a GPU, timed by its events."""
+    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
+    target, rates = torch.empty_like(source), []
+    for sample in range(SAMPLES + 1):
+        start, end = (_event() for _ in range(2))
+        start.record()
+        for _ in range(COPIES_PER_SAMPLE):
+            target.copy_(source)
+        end.record()
+        torch.cuda.synchronize(device)
+        if sample:  # the first one touches the memory
+            rates.append(2e3 * COPIES_PER_SAMPLE * COPIED_BYTES / start.elapsed_time(end))
+    found = summarise(rates)
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return CopyBandwidth(found.median, found.std, found.samples, COPIED_BYTES, 1, cache)
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

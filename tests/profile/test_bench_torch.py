@@ -1,0 +1,127 @@
+"""Profiles of engines for PyTorch: on a CPU they run, in the same form as any other, and say what they are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from kvc_trt.backends.onnxruntime.program import engine_program, twin_program
+from kvc_trt.backends.torch.timed import TimedDecoder
+from kvc_trt.cli.profile_text import profile_text
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.profile import bench, bench_torch
+from kvc_trt.profile import run as profile_run
+from kvc_trt.profile.copy_bandwidth import CopyBandwidth
+from kvc_trt.profile.files import csv_bytes, json_bytes
+from kvc_trt.profile.machine import place
+from kvc_trt.profile.memory import standing_memory
+from kvc_trt.profile.plot import png_bytes
+from kvc_trt.profile.request import ProfileRequest
+from kvc_trt.profile.subject import DecodeRun, open_subject
+from kvc_trt.progress import NullProgress
+from kvc_trt.runtime.executor import GreedyExecutor
+
+REQUEST = ProfileRequest((96, 512), (1, 2), 3, 5.0, prefills=1, prefill_seconds=60.0, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def _no_library(monkeypatch):
+    """The reference operators, whatever this machine has; a copy bandwidth without copying gigabytes."""
+    threads = torch.get_num_threads()
+    monkeypatch.delenv("KVC_TRT_KERNELS", raising=False)
+    found = CopyBandwidth(10e9, 1e8, 3, 1 << 30, 1, 1 << 20)
+    for module in (bench, bench_torch):
+        monkeypatch.setattr(module, "measure_copy_bandwidth", lambda threads: found)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def torch_engine(engine):
+    """The engine as if it had been built for PyTorch: weights and state are the same."""
+    settings = {**engine.config["build_config"]["kvc_trt"], "backend": "torch"}
+    return dataclasses.replace(engine, config={**engine.config, "build_config": {"kvc_trt": settings}})
+
+
+@pytest.fixture
+def result(torch_engine):
+    return profile_run.profile_engine(torch_engine, REQUEST, NullProgress())
+
+
+def test_a_profile_has_the_form_of_any_other(result, engine):
+    other = profile_run.profile_engine(engine, REQUEST, NullProgress())
+    assert set(result) == set(other)
+    assert [list(row) for row in result["rows"]] == [list(row) for row in other["rows"]]
+    assert result["engine"]["backend"] == "torch"
+    counted = "cache_bytes_read_per_step_modelled"
+    assert [row[counted] for row in result["rows"]] == [row[counted] for row in other["rows"]]
+    for row in result["rows"]:
+        assert row["median_itl_ms"] > 0
+        assert row["percent_of_floor"] == pytest.approx(100 * row["floor_ms"] / row["median_itl_ms"])
+        assert row["median_ttft_ms"] == pytest.approx(row["prefill_ms"] + row["compaction_ms"])
+    assert {row["compaction_ms"] > 0 for row in result["rows"] if row["side"] == "engine"} == {True}
+    assert json.loads(json_bytes(result)) == result
+    assert csv_bytes(result)
+    assert png_bytes(result)[:4] == b"\x89PNG"
+
+
+def test_a_cpu_is_not_taken_for_a_gpu(result):
+    machine = result["machine"]
+    assert (machine["torch_device"], machine["kernels"], machine["threads"]) == ("cpu", "reference operators", 1)
+    assert "gpu" not in machine
+    assert "no figure here is one of a GPU" in result["findings"][0]
+    assert "in float32 around the reference operators, not a GPU" in profile_text(result)
+
+
+def test_a_gpu_is_named_in_place_of_the_processor():
+    assert place({"gpu": "NVIDIA H200", "device": "a processor"}) == "NVIDIA H200, host a processor"
+
+
+def test_weights_lie_in_memory_once_for_both_sides_and_are_what_is_counted(torch_engine):
+    program, place = engine_program(torch_engine), bench.bench_for(torch_engine, 1)
+    engine = open_subject("engine", program, 1, place)
+    dense = open_subject("dense", twin_program(program), 1, place)
+    assert engine.executor.weights is dense.executor.weights
+    assert isinstance(engine.executor, GreedyExecutor)
+    for subject, kinds in ((engine, {"weights", "cache", "page bounds"}), (dense, {"weights", "cache"})):
+        DecodeRun(subject, 2, 200)
+        lines = {line.kind: line for line in standing_memory(subject, 2)}
+        assert set(lines) == kinds
+        assert all(abs(line.difference_percent) < 1 for line in lines.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_floor_counts_weights_as_they_are_read(dtype, torch_engine):
+    """A file in bfloat16 is read in float32 on a CPU."""
+    found = bench.bench_for(torch_engine, 1)
+    found._weights.embedding = found._weights.embedding.to(dtype)
+    assert found.weight_format(engine_program(torch_engine)) == {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+
+
+def test_nothing_is_compacted_in_a_dense_engine(torch_engine):
+    place = bench.bench_for(torch_engine, 1)
+    dense = open_subject("dense", twin_program(torch_engine), 1, place)
+    assert place.compaction(dense, 1, 64, 1) is None
+
+
+def test_a_prefill_that_does_not_fit_is_left_out_and_said(torch_engine, monkeypatch):
+    def refuse(*_):
+        raise UnsupportedEnvironment("prefill of 1 x 96 tokens needs 99.0 GiB")
+
+    monkeypatch.setattr("kvc_trt.backends.torch.executor.TorchExecutor._require_prefill", refuse)
+    monkeypatch.setattr("kvc_trt.profile.sweep._Sweeper._expected_prefill", lambda *_: 0.0)
+    request = dataclasses.replace(REQUEST, contexts=(96,), batches=(1,))
+    found = profile_run.profile_engine(torch_engine, request, NullProgress())
+    assert {row["median_ttft_ms"] for row in found["rows"]} == {None}
+    assert any("not measured: prefill of 1 x 96 tokens needs 99.0 GiB" in line for line in found["left_out"])
+
+
+def test_every_compaction_is_timed(torch_engine):
+    place = bench.bench_for(torch_engine, 1)
+    subject = open_subject("engine", engine_program(torch_engine), 1, place)
+    times = place.compaction(subject, 2, 300, 2)
+    assert 0 < times.function < times.run
+    assert not isinstance(subject.executor.decoder, TimedDecoder), "what is measured otherwise times nothing"
