@@ -36,8 +36,11 @@ def builder_for(backend: str) -> Builder:
 
         return Builder(llm.makers, llm.target, llm.measure_break_even)
     if backend in ("onnxruntime", "torch"):
-        from kvc_trt.backends.onnxruntime.break_even import break_even
         from kvc_trt.backends.onnxruntime.build import makers
 
+        if backend == "torch":
+            from kvc_trt.backends.torch.break_even import break_even
+        else:
+            from kvc_trt.backends.onnxruntime.break_even import break_even
         return Builder(makers, lambda request: portable_target(backend), break_even)
     raise InputError(f"backend {backend} builds no engine directory; expected {', '.join(STAGES)}")

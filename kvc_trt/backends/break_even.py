@@ -1,0 +1,103 @@
+"""`--dense-until auto`: the length up to which a dense step is at least as fast as a sparse one, on any backend.
+
+A few layers of the model's attention shape, with next to no weights around them, are decoded both ways at growing cache
+lengths. The answer depends on the machine, so it is measured once per machine and shape and then kept in the cache:
+building the same engine again must give the same engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvc_trt.engine.manifest import canonical
+from kvc_trt.engine.stages import cache_root
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.policies.parameters import PolicyParameters
+
+if TYPE_CHECKING:
+    from kvc_trt.runtime.executor import Executor
+
+GROWTH = 1.25
+"""Ratio of neighbouring lengths that are tried."""
+REPEATS = 9
+WARM_UP = 3
+
+
+def remembered(identity: Mapping[str, Any], measure: Callable[[], int]) -> int:
+    """Return what was measured for this `identity` (model, constants, machine) before, or measure and keep it."""
+    directory = cache_root() / "break-even"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    path = directory / f"{hashlib.sha256(canonical(identity)).hexdigest()}.json"
+    try:
+        return int(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        pass
+    measured = measure()
+    path.write_bytes(f"{measured}\n".encode())
+    return measured
+
+
+def compared(parameters: PolicyParameters, open_form: Callable[[str, PolicyParameters], Executor]) -> int:
+    """Measure both forms of a step. `open_form(name, parameters)`: an executor whose one row's caches are filled."""
+    if parameters.capacity <= parameters.token_budget:
+        return parameters.token_budget
+    forms = {"sparse": parameters.token_budget, "dense": parameters.capacity}
+    sparse, dense = (
+        open_form(name, dataclasses.replace(parameters, skip_layers=0, dense_until=until))
+        for name, until in forms.items()
+    )
+    return first_length_won(
+        lengths_to_try(parameters),
+        lambda length: step_seconds(sparse, length),
+        lambda length: step_seconds(dense, length),
+    )
+
+
+def first_length_won(lengths: list[int], sparse: Callable[[int], float], dense: Callable[[int], float]) -> int:
+    """Return the largest of `lengths` at which dense is not slower, or one less than the first if there is none."""
+    lost = [length for length in lengths if dense(length) <= sparse(length)]
+    return max(lost, default=lengths[0] - 1)
+
+
+def lengths_to_try(parameters: PolicyParameters) -> list[int]:
+    """Return growing lengths from just above the token budget (up to which a step is dense anyway) to the capacity."""
+    lengths, length = [], parameters.token_budget + 1
+    while length < parameters.capacity:
+        lengths.append(length)
+        length = max(length + 1, round(length * GROWTH))
+    return [*lengths, parameters.capacity]
+
+
+def attention_only(model: ModelConfig, parameters: PolicyParameters, dtype: str, state_bytes: int) -> ModelConfig:
+    """The model's attention and little else; layers are added until their caches reach `state_bytes`."""
+    slot = 2 * model.num_key_value_heads * model.head_size * numpy_dtype(dtype).itemsize
+    layers = max(1, min(model.num_hidden_layers, state_bytes // (slot * parameters.capacity)))
+    narrow: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "vocab_size": 32,
+        "bos_token_id": None,
+        "eos_token_ids": (),
+    }
+    return dataclasses.replace(model, num_hidden_layers=layers, dtype=dtype, **narrow)
+
+
+def step_seconds(executor: Executor, length: int) -> float:
+    """Median of a step of one row that attends to `length` tokens, its own included."""
+    token, position = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    lengths = np.full((len(executor.limits.capacities), 1), length - 1, np.int64)
+    samples = []
+    for _ in range(WARM_UP + REPEATS):
+        started = time.perf_counter()
+        executor.decode(token, position, lengths)
+        samples.append(time.perf_counter() - started)
+    return median(samples[WARM_UP:])

@@ -1,0 +1,78 @@
+"""`--dense-until auto` for engines that run in PyTorch: what is measured, and where it is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvc_trt import policies
+from kvc_trt.backends import break_even as both
+from kvc_trt.backends.builders import builder_for
+from kvc_trt.backends.torch import break_even as module
+from kvc_trt.cli.main import run
+from kvc_trt.errors import UnsupportedEnvironment
+from tests.backends.onnxruntime.conftest import MODEL
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def parameters():
+    return policies.resolve("rocketkv", model=MODEL, token_budget=32, max_input_len=256, max_output_len=32)
+
+
+def test_a_build_for_pytorch_asks_pytorch():
+    assert builder_for("torch").measure_break_even is module.break_even
+    assert builder_for("onnxruntime").measure_break_even is not module.break_even
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_forms_of_a_step_are_run_at_every_length(dtype, parameters, monkeypatch):
+    """On the CPU, where the answer is of no use."""
+    seen = []
+    timed = both.step_seconds
+
+    def recording(executor, length):
+        seen.append((executor.program.parameters.dense_until, length))
+        return timed(executor, length)
+
+    monkeypatch.setattr(both, "step_seconds", recording)
+    monkeypatch.setattr(both, "REPEATS", 1)
+    found = module.measure(MODEL, parameters, dtype, CPU, state_bytes=1 << 16)
+    lengths = both.lengths_to_try(parameters)
+    assert set(seen) == {(until, length) for until in (32, parameters.capacity) for length in lengths}
+    assert parameters.token_budget <= found <= parameters.capacity
+
+
+def test_a_cache_takes_as_many_layers_as_are_asked_for(parameters):
+    row = 2 * 2 * 16 * 2 * parameters.capacity
+    assert both.attention_only(MODEL, parameters, "bfloat16", 2 * row).num_hidden_layers == 2
+    assert both.attention_only(MODEL, parameters, "bfloat16", 1).num_hidden_layers == 1
+    assert both.attention_only(MODEL, parameters, "float32", 1 << 40).num_hidden_layers == MODEL.num_hidden_layers
+
+
+def test_without_a_gpu_it_is_refused_with_what_to_do(parameters, tiny_arguments, tmp_path, capsys):
+    with pytest.raises(UnsupportedEnvironment, match="says nothing about them"):
+        module.break_even(MODEL, parameters, "bfloat16")
+    engine = tmp_path / "engine"
+    assert run([*tiny_arguments, "--backend", "torch", "--dense-until", "auto", "-o", str(engine)]) == 3
+    told = capsys.readouterr().err
+    assert "--dense-until auto measures the kernels on a GPU" in told
+    assert "--dense-until TOKENS" in told
+    assert not engine.exists()
+
+
+def test_what_was_measured_is_kept_per_gpu_and_kernels(parameters, tmp_path, monkeypatch):
+    """With the GPU's parts replaced: two libraries are two measurements, the same one is none."""
+    from kvc_trt.backends.torch import device
+    from kvc_trt.kernels import loading
+
+    answers = iter([40, 50])
+    monkeypatch.setattr(device, "choose_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(module, "measure", lambda *arguments: next(answers))
+    for name, expected in (("one", 40), ("one", 40), ("other", 50)):
+        path = tmp_path / name
+        path.write_text(name)
+        monkeypatch.setattr(loading, "current_library", lambda path=path: type("Library", (), {"path": path}))
+        assert module.break_even(MODEL, parameters, "bfloat16") == expected
