@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 def describe_parameters(parameters: PolicyParameters) -> str:
     """Return what is kept of a prompt and what a step reads."""
     parts = [f"prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} tokens"]
-    if parameters.prompt_eviction == "none":
+    if parameters.evicts_while_decoding:
+        parts.append(_describe_evicting(parameters))
+    elif parameters.prompt_eviction == "none":
         parts.append(f"the cache keeps everything ({parameters.capacity} slots)")
     else:
         kept = f"{parameters.prompt_budget} prompt tokens kept of each KV head, {parameters.capacity} slots"
         parts.append(f"{kept} (window {parameters.window}, pool kernel {parameters.pool_kernel})")
-    if parameters.decode_selection == "dense":
+    if parameters.decode_selection == "dense" or parameters.evicts_while_decoding:
         parts.append("a step reads all of them")
     else:
         pages = f"page size {parameters.page_size}, {parameters.top_r} channels"
@@ -24,3 +26,13 @@ def describe_parameters(parameters: PolicyParameters) -> str:
     if parameters.skip_layers:
         parts.append(f"the first {parameters.skip_layers} layers are not compressed")
     return "; ".join(parts)
+
+
+def _describe_evicting(parameters: PolicyParameters) -> str:
+    kept = parameters.capacity - parameters.spare_slots
+    last = min(parameters.recent, kept - parameters.sinks)
+    by_attention = kept - parameters.sinks - last
+    shares = [(parameters.sinks, "first"), (last, "last"), (by_attention, "most attended")]
+    tokens = ", ".join(f"{count} {which}" for count, which in shares if count)
+    ranked = ", positions counted in the cache" if parameters.positions == "cache" else ""
+    return f"{kept} tokens kept of each KV head while it answers ({tokens}), {parameters.capacity} slots{ranked}"

@@ -35,7 +35,12 @@ FAMILIES = {
 }
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")
 EVICTING = ("rocketkv", "snapkv++", "snapkv-gqa")
-TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64}
+TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int64": TensorProto.INT64,
+    "int32": TensorProto.INT32,
+}
 
 
 def resolve(policy: str, model: ModelConfig = LLAMA, **changes) -> PolicyParameters:
