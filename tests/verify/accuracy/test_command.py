@@ -1,0 +1,102 @@
+"""`kvc-trt verify --level tasks` as a user calls it: results, files, exit codes, and what is wrong with a request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvc_trt.cli.main import run
+
+MODEL = ["verify", "--level", "tasks", "--model", "retrieval-tiny", "--tasks", "key-value", "--lengths", "128"]
+SMALL = ["--samples", "5", "--modes", "query-aware"]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engines") / "tiny"
+    settings = ["--model", "retrieval-tiny", "--token-budget", "64", "--max-input-len", "512", "--max-output-len", "16"]
+    assert run(["build", *settings, "--no-verify", "-o", str(path)]) == 0
+    return path
+
+
+def test_a_model_under_two_policies_and_again(key_value, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = [*MODEL, *SMALL, "--policies", "hybrid,snapkv-gqa", "--budgets", "16,64"]
+    stored = tmp_path / "report.json"
+    assert run([*arguments, "--output-dir", str(tmp_path / "out"), "--json", "-o", str(stored)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(stored.read_text())
+    cells = {(cell["policy"], cell["token_budget"]): cell for cell in found["cells"]}
+    assert list(cells) == [("full", None), ("hybrid", 16), ("hybrid", 64), ("snapkv-gqa", 16), ("snapkv-gqa", 64)]
+    assert (cells["full", None]["accuracy"], cells["full", None]["evidence"]) == (1.0, True)
+    assert "observation window" in cells["snapkv-gqa", 16]["reason"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "results.jsonl", "report.html", "accuracy.csv", "budget-query-aware.png", "tasks-query-aware.png",
+    }  # fmt: skip
+    before = (tmp_path / "out" / "results.jsonl").read_bytes()
+    assert run([*arguments, "--output-dir", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
+    text = capsys.readouterr().out
+    assert "n = 5 per cell" in text
+    assert "n/a: snapkv-gqa 16: the prompt budget" in text
+
+
+def test_an_engine_beside_its_twin_and_bars_it_misses(key_value, engine, tmp_path, capsys):
+    arguments = ["verify", str(engine), "--level", "tasks", "--tasks", "key-value", "--lengths", "512"]
+    arguments += ["--samples", "5", "--output-dir", str(tmp_path)]
+    assert run([*arguments, "--modes", "query-aware", "--minimum-accuracy", "100", "--maximum-loss", "0"]) == 0
+    assert "PASSED" in capsys.readouterr().out
+    assert run([*arguments, "--modes", "query-aware,query-agnostic", "--minimum-accuracy", "100"]) == 1
+    streams = capsys.readouterr()
+    assert "FAILED: rocketkv 64 on key-value, 512 tokens, query-agnostic" in streams.out
+    assert "expected at least 100 %" in streams.err
+
+
+def test_questions_longer_than_the_engine_do_not_apply(key_value, engine, tmp_path, capsys):
+    arguments = ["verify", str(engine), "--level", "tasks", "--tasks", "key-value", "--lengths", "1024"]
+    assert run([*arguments, "--samples", "2", "--output-dir", str(tmp_path)]) == 2
+    streams = capsys.readouterr()
+    assert "the questions need max_input_len 1019, the engine has 512" in streams.err
+    assert "--max-input-len 1019" in streams.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--level", "tasks"], "either ENGINE or --model"),
+        (["somewhere", "--level", "tasks", "--model", "retrieval-tiny"], "either ENGINE or --model"),
+        (["somewhere", "--level", "tasks", "--budgets", "64"], "an engine has its own"),
+        (["somewhere", "--budgets", "64"], "--budgets goes with --level tasks"),
+        ([], "Missing argument 'ENGINE'"),
+        ([*MODEL[1:], "--policies", "rocketvk"], "did you mean 'rocketkv'"),
+        ([*MODEL[1:], "--policies", "rocketkv,"], "not a list of names"),
+        ([*MODEL[1:], "--lengths", "9999"], "the model takes at most 4096"),
+        ([*MODEL[1:], "--tasks", "niah-single"], "did you mean 'niah-single-1'"),
+        ([*MODEL[1:], "--tasks", "lines"], "cannot spell"),
+        ([*MODEL[1:], "--backend", "torch"], "built in memory, for onnxruntime"),
+        ([*MODEL[1:], "--steps", "3"], "--max-new-tokens bounds them"),
+        ([*MODEL[1:], "--minimum-accuracy", "101"], "0<=x<=100"),
+        (["--level", "tasks", "--model", "retrieval-tin"], "did you mean 'retrieval-tiny'"),
+    ],
+)
+def test_wrong_usage_exits_2(key_value, arguments, message, tmp_path, capsys):
+    directory = ["--output-dir", str(tmp_path)] if "--level" in arguments else []
+    assert run(["verify", *arguments, *directory]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_results_of_another_seed_are_kept(key_value, tmp_path, capsys):
+    arguments = [*MODEL, *SMALL, "--policies", "full", "--budgets", "64", "--output-dir", str(tmp_path)]
+    assert run(arguments) == 0
+    before = (tmp_path / "results.jsonl").read_bytes()
+    assert run([*arguments, "--seed", "1"]) == 2
+    assert "seed is 0 there, 1 here" in capsys.readouterr().err
+    assert (tmp_path / "results.jsonl").read_bytes() == before
+
+
+def test_help_has_a_section_of_its_own(capsys):
+    assert run(["verify", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("Options:") < text.index("--steps") < text.index("Options of --level tasks:")
+    assert text.index("Options of --level tasks:") < text.index("--budgets")
