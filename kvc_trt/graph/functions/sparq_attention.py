@@ -13,7 +13,7 @@ from kvc_trt.graph.functions import function
 from kvc_trt.graph.functions.attend import attend
 from kvc_trt.graph.functions.channels import largest_channels, temperature
 from kvc_trt.graph.functions.selective import LOWEST_RANK, Layout, Step, append, ascending, attend_all_or
-from kvc_trt.graph.functions.shapes import MASKED, count_to, float32, one, size
+from kvc_trt.graph.functions.shapes import MASKED, float32, one, size
 
 NAME = "KvcSparqAttention"
 INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "channels", "value_sum", "cache_lengths")
@@ -54,7 +54,7 @@ def sparq_attention(layout: Layout, *, reallocate: bool) -> FunctionProto:
 
 
 def _scores(emit: Emitter, step: Step, channels: Value) -> Value:
-    """Every head's score of every slot on the group's channels, FLOAT [B,G,g,C].
+    """Every head's score of the first slots on the group's channels, FLOAT [B,G,g,longest].
 
     Divided after the product: tokens whose products are equal stay equal.
     """
@@ -62,7 +62,8 @@ def _scores(emit: Emitter, step: Step, channels: Value) -> Value:
     row = emit.Unsqueeze(largest_channels(emit, query), [3])
     by_channel = emit.GatherND(emit.Transpose(query, perm=[0, 1, 3, 2]), row, batch_dims=2)
     chosen = emit.Transpose(by_channel, perm=[0, 1, 3, 2])
-    product = emit.MatMul(chosen, float32(emit, emit.GatherND(channels, row, batch_dims=2)))
+    keys = emit.Slice(emit.GatherND(channels, row, batch_dims=2), [0], one(emit, step.longest), [3])
+    product = emit.MatMul(chosen, float32(emit, keys))
     return str(emit.Div(product, temperature(emit, query, chosen, step.layout.shape.head_size)))
 
 
@@ -70,7 +71,7 @@ def _choose(emit: Emitter, step: Step, scores: Value) -> tuple[Value, Value]:
     """-> (tokens INT64 [B,G,T], best first, the current one before all; taken BOOL [B,1,T])."""
     summed = emit.ReduceSum(scores, [2], keepdims=0)
     lengths = emit.Squeeze(step.lengths, [3])
-    slots, current = count_to(emit, size(emit, summed, 2)), emit.Sub(lengths, 1)
+    slots, current = emit.Range(0, step.longest, 1), emit.Sub(lengths, 1)
     comparable = emit.And(emit.Not(emit.IsNaN(summed)), emit.Less(slots, current))
     ranked = emit.Where(comparable, summed, emit.Where(emit.Equal(slots, current), -LOWEST_RANK, LOWEST_RANK))
     budget = emit.Min(lengths, emit.Add(emit.attribute("top_k"), 1))
@@ -82,8 +83,9 @@ def _choose(emit: Emitter, step: Step, scores: Value) -> tuple[Value, Value]:
 
 def _share_read(emit: Emitter, step: Step, scores: Value, tokens: Value, visible: Value) -> Value:
     """How much of each head's attention, by its scores, falls on the tokens read; FLOAT [B,G,g,1]."""
-    in_use = emit.Less(count_to(emit, size(emit, scores, 3)), step.lengths)
-    weights = emit.Softmax(emit.Where(in_use, scores, MASKED), axis=-1)
+    in_use = emit.Less(emit.Range(0, step.longest, 1), step.lengths)
+    # Empty slots score 0: adding to them costs less than Where, which passes over all scores more often.
+    weights = emit.Softmax(emit.Add(scores, emit.Where(in_use, 0.0, MASKED)), axis=-1)
     per_head = emit.Expand(emit.Unsqueeze(tokens, [2]), emit.Concat([1, 1], size(emit, scores, 2), [1], axis=0))
     read = emit.GatherElements(weights, per_head, axis=3)
     return str(emit.ReduceSum(emit.Where(visible, read, 0.0), [3]))
