@@ -47,9 +47,12 @@ def open_session(
     cannot run there, UnsupportedEnvironment where this machine cannot run it.
     """
     from kvc_trt.engine import Engine
+    from kvc_trt.engine.supported import check_supported
 
     engine = Engine.open(Path(engine_dir), progress=progress)
-    executor = executor_class(runner(engine.backend, backend))(engine, threads=threads, **executor_options)
+    chosen = runner(engine.backend, backend)
+    check_supported(engine.parameters, engine.model.num_hidden_layers, chosen)
+    executor = executor_class(chosen)(engine, threads=threads, **executor_options)
     executor.load()
     return Session(
         executor,

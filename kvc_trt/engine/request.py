@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kvc_trt import policies
 from kvc_trt.config import OVERRIDES, POLICY_INPUTS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
+from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
@@ -110,6 +111,7 @@ def resolve(
         stored = choice if config.random_weights is None else dataclasses.replace(choice, directory=None)
         config = config.model_copy(update={"weights": default_weights(stored, backend)})
     check_backend_settings(config)
+    check_supported(parameters, choice.config.num_hidden_layers, backend)
     config = _pinned(config, parameters, recorded or {})
     if config.dense_until == "auto":
         measured = None

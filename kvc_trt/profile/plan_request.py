@@ -10,6 +10,7 @@ from kvc_trt import policies
 from kvc_trt.config import OVERRIDES, BuildConfig, layered, parse_settings, read_configuration
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
 from kvc_trt.engine.request import check_backend_settings, resolve_parameters, with_defaults
+from kvc_trt.engine.supported import check_supported
 from kvc_trt.profile.compare import compare_policies
 from kvc_trt.profile.plan import make_plan
 
@@ -29,6 +30,8 @@ def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mappi
     plan = make_plan(choice.config, parameters, chosen)
     plan["model"] = {"name": choice.name, **plan["model"]}
     plan["choices"] = _choices(config, filled, plan)
+    if filled.backend != "auto":
+        check_supported(parameters, choice.config.num_hidden_layers, filled.backend)
     if filled.backend == "tensorrt":
         from kvc_trt.profile.plan_device import device_memory
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
+from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.executor import Executor
 
@@ -83,7 +84,9 @@ class Target(Protocol):
 
 
 def target_for(backend: str, engine: Engine, threads: int | None) -> Target:
-    """The engine on a backend. InputError for a backend that verification does not know."""
+    """The engine on a backend; InputError for an unknown one, or one that lacks the policy's kernels."""
+    if backend in BACKENDS:
+        check_supported(engine.parameters, engine.model.num_hidden_layers, backend)
     if backend == "onnxruntime":
         from kvc_trt.verify.target_onnxruntime import OnnxRuntimeTarget
 

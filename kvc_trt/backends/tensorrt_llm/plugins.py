@@ -42,12 +42,12 @@ def compact(
 
     A layer that is not compressed has a slot for every token and keeps all; without pages its bounds are one page.
     """
-    capacity, compressed = parameters.layer_capacity(layer), parameters.is_compressed(layer)
+    rule = parameters.groups(layer)[0].parameters
     attributes = {
-        "prompt_budget": parameters.prompt_budget if compressed else capacity,
-        "capacity": capacity,
-        "pool_kernel": parameters.pool_kernel if compressed else 1,
-        "page_size": parameters.page_size if pages else capacity,
+        "prompt_budget": rule.prompt_budget if rule.compresses else rule.capacity,
+        "capacity": rule.capacity,
+        "pool_kernel": rule.pool_kernel if rule.compresses else 1,
+        "page_size": rule.page_size if pages else rule.capacity,
     }
     return add_plugin(api, "KvcCompact", inputs, attributes, 5)
 

@@ -175,7 +175,7 @@ class TorchDecoder:
     def _compact(
         self, layer: int, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
-        rule, paged = self.parameters, uses_pages(self.parameters, layer)
+        rule, paged = self.parameters.groups(layer)[0].parameters, uses_pages(self.parameters, layer)
         page_size = rule.page_size if paged else rule.capacity  # one page, where nobody will ask for it
         k_cache, v_cache, bounds, lengths, indices = kvc.compact(
             q_window, keys, values, prompt_lengths, rule.prompt_budget, rule.capacity, rule.pool_kernel, page_size

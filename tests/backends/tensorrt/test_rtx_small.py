@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
@@ -42,6 +44,18 @@ def graphs_of(policy: str, precision: str = "bf16", model=LLAMA, *, leave_out: s
 )
 def test_a_plan_of_both_graphs(ask_parser, precision, policies):
     check_plans(ask_parser(*(graph for policy in policies for graph in graphs_of(policy, precision)), plan=True))
+
+
+def test_layers_with_budgets_of_their_own(ask_parser):
+    """Capacities and pages differ from layer to layer; each plugin has its layer's numbers."""
+    parameters = replace(resolve("rocketkv"), layer_budgets=(60, 40, 30))
+    graphs = [
+        lower(weights_as_inputs(graph), tensorrt=(11, 4), plugins=OPERATORS)
+        for graph in weightless_graphs(LLAMA, parameters, "bf16")
+    ]
+    check_plans(answers := ask_parser(*graphs, plan=True))
+    caches = [answers[0]["outputs"][f"k_cache.{layer}"][0][2] for layer in range(3)]
+    assert caches == [parameters.layer_capacity(layer) for layer in range(3)] == [68, 48, 38]
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ CASES = {
     "hybrid": (QWEN2, {"policy": "hybrid"}),
     "snapkv++": (QWEN3, {"policy": "snapkv++", "pool_kernel": 7}),
     "full": (BIASED, {"policy": "full"}),
+    "pyramidkv": (LLAMA, {"policy": "pyramidkv", "window": 8, "pool_kernel": 7}),
 }
 LENGTHS = np.array([200, 70], np.int64)
 

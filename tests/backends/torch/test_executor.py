@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,7 @@ FAMILIES = {
 }
 POLICIES = {
     "full": {}, "rocketkv": {}, "rocketkv that skips a layer": {"skip_layers": 1}, "snapkv++": {}, "hybrid": {},
+    "pyramidkv, a budget for each layer": {"token_budget": 80, "window": 16, "pool_kernel": 7},
 }  # fmt: skip
 STEPS = 12
 
@@ -62,7 +64,7 @@ def follows_the_reference(program, tolerance=1e-5):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_logits_and_caches_are_the_references(policy, make_program):
-    executor, cache = follows_the_reference(make_program(policy.split()[0], **POLICIES[policy]))
+    executor, cache = follows_the_reference(make_program(re.split("[ ,]", policy)[0], **POLICIES[policy]))
     for index, layer in enumerate(cache.caches):
         np.testing.assert_allclose(executor.buffers[f"k_cache.{index}"], layer.keys.numpy(), atol=1e-5)
         np.testing.assert_allclose(executor.buffers[f"v_cache.{index}"], layer.values.numpy(), atol=1e-5)

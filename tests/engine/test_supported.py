@@ -1,0 +1,119 @@
+"""Which policies the engines of each backend can have, and what is said of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvc_trt.backends.session import open_session
+from kvc_trt.cli.main import run
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.model_choice import choose_model
+from kvc_trt.engine.request import resolve
+from kvc_trt.engine.supported import check_supported, unsupported
+from kvc_trt.engine.targets import STAGES
+from kvc_trt.errors import InputError
+from kvc_trt.policies.registry import describe
+from tests.graph.small_models import LLAMA
+from tests.graph.small_models import resolve as parameters_of
+
+WITH_KERNELS = ("tensorrt", "tensorrt-llm", "torch")
+NEED_NONE = ("quest", "sparq", "h2o", "streaming-llm", "sliding-window", "snapkv")
+
+
+@pytest.mark.parametrize("backend", STAGES)
+@pytest.mark.parametrize("policy", ["full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa", "quest-matched"])
+def test_what_the_kernels_serve_every_backend_runs(policy, backend):
+    assert unsupported(parameters_of(policy), LLAMA.num_hidden_layers, backend) is None
+
+
+@pytest.mark.parametrize("backend", STAGES)
+def test_a_fixed_budget_for_each_layer_is_a_number_of_each_operator(backend):
+    parameters = replace(parameters_of("rocketkv"), layer_budgets=(60, 40, 30))
+    assert unsupported(parameters, LLAMA.num_hidden_layers, backend) is None
+
+
+@pytest.mark.parametrize("backend", WITH_KERNELS)
+@pytest.mark.parametrize("policy", NEED_NONE)
+def test_what_has_no_kernel_is_refused_with_what_runs_it(policy, backend):
+    parameters = parameters_of(policy, **({"window": 8, "pool_kernel": 7} if policy == "snapkv" else {}))
+    with pytest.raises(InputError) as caught:
+        check_supported(parameters, LLAMA.num_hidden_layers, backend)
+    assert f"policy {policy}: backend {backend} has no kernel for " in caught.value.message
+    assert caught.value.message.endswith("; it runs on onnxruntime")
+    assert caught.value.hint == "--backend onnxruntime"
+    check_supported(parameters, LLAMA.num_hidden_layers, "onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("changes", "lack"),
+    [
+        ({"squeeze_share": 0.35}, "kernel that divides a budget for each prompt"),
+        ({"retrieval_heads": ((True, False),) * 3}, "kernel for layers whose KV heads are cached apart"),
+        ({"positions": "cache"}, "kernel for this form of the policy"),
+        ({"per_query_head": True}, "kernel for this form of the policy"),
+    ],
+)
+def test_forms_of_a_policy_that_have_no_kernel(changes, lack):
+    parameters = replace(parameters_of("rocketkv"), **changes)
+    for backend in WITH_KERNELS:
+        assert unsupported(parameters, LLAMA.num_hidden_layers, backend) == lack
+
+
+def test_an_oracle_has_no_engine_at_all():
+    parameters = replace(parameters_of("hybrid"), policy="exact-topk", decode_selection="exact-topk")
+    for backend in STAGES:
+        with pytest.raises(InputError, match=r"policy exact-topk: .*; the reference alone runs it"):
+            check_supported(parameters, LLAMA.num_hidden_layers, backend)
+
+
+def test_every_policy_of_the_registry_is_served_or_refused_by_name():
+    for description in describe():
+        rule = replace(
+            parameters_of("hybrid"),
+            prompt_eviction=description.prompt_eviction,
+            decode_selection=description.decode_selection,
+        )
+        served = description.prompt_eviction in ("none", "snapkv++") and description.decode_selection in (
+            "dense",
+            "hybrid",
+        )
+        for backend in WITH_KERNELS:
+            assert (unsupported(rule, 1, backend) is None) == served, description.name
+
+
+@pytest.mark.parametrize("backend", WITH_KERNELS)
+def test_a_build_is_refused_before_any_work(tiny_model, backend):
+    settings = {"token_budget": 64, "max_input_len": 128, "max_output_len": 32, "random_weights": 0}
+    config = BuildConfig(model=str(tiny_model), policy="sparq", **settings)
+    with pytest.raises(InputError, match=f"policy sparq: backend {backend} has no kernel for decode selection sparq"):
+        resolve(config, choose_model(str(tiny_model)), backend, measure_break_even=lambda *arguments: 0)
+
+
+def test_a_plan_for_a_backend_that_cannot_have_it_is_refused(tiny_model, capsys):
+    command = [
+        "plan",
+        "--model",
+        str(tiny_model),
+        "--policy",
+        "sparq",
+        "--token-budget",
+        "64",
+        "--max-output-len",
+        "32",
+    ]
+    assert run([*command, "--backend", "tensorrt"]) == 2
+    assert "policy sparq: backend tensorrt has no kernel" in capsys.readouterr().err
+    assert run(command) == 0
+
+
+def test_an_engine_that_torch_has_no_kernels_for_is_not_opened_there(tiny_model, tmp_path, capfd):
+    lengths = ["--token-budget", "64", "--max-input-len", "128", "--max-output-len", "32"]
+    engine = tmp_path / "engine"
+    command = ["build", "--model", str(tiny_model), "--random-weights", "0", "--policy", "streaming-llm", *lengths]
+    assert run([*command, "--no-verify", "-o", str(engine)]) == 0
+    with pytest.raises(InputError, match="policy streaming-llm: backend torch has no kernel"):
+        open_session(engine, backend="torch")
+    assert run(["verify", str(engine), "--backend", "torch"]) == 2
+    assert "policy streaming-llm: backend torch has no kernel" in capfd.readouterr().err
