@@ -24,7 +24,7 @@ help:
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
 	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"
 	@echo "make types-tensorrt  the TensorRT code against stubs generated from NVIDIA's bindings"
-	@echo "make gpu        on a GPU: build, compare every kernel, compute-sanitizer, timings (under ten minutes)"
+	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 

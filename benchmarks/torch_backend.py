@@ -7,7 +7,8 @@
 Llama-3.1-8B with random weights in bf16, caches filled synthetically. A step is what a server does: tokens up, one
 CUDA graph, the sampled tokens down, measured on the host's clock. Dense is our own kernel, and FlashInfer's and
 PyTorch's flash kernels in its place; speed-ups are over the fastest of them. What does not fit is listed as not
-measured, with needed and free memory. The result goes to benchmarks/results/torch_backend.json.
+measured, with needed and free memory, and so is what `--seconds` left no time for. The result goes to
+benchmarks/results/torch_backend.json, anew after every cell: a run that is ended loses the cell it was at.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
 from typing import Any
 
@@ -43,6 +44,7 @@ BASELINES = tuple(torch_baselines.BASELINES)
 WARM_UP_STEPS = 5
 GROUPS = 10
 PREFILLS = 3
+OUT_OF_TIME = "the time given by --seconds was over"
 __all__ = ["CANNOT", "main"]
 
 
@@ -149,21 +151,25 @@ def measured(cell: Cell, weights: TorchWeights, bandwidth: float, steps: int) ->
 
 def decode_part(
     weights: TorchWeights, bandwidth: float, options: argparse.Namespace, model: ModelConfig = MODEL
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Every cell in order; RocketKV's carry the ceiling, and the speed-up over the fastest dense one before them."""
-    results: list[dict[str, Any]] = []
     fastest: dict[tuple[int, int], float] = {}
     for cell in cells(options.batches, options.contexts, options.budgets, options.baselines, options.dtype, model):
-        entry = measured(cell, weights, bandwidth, options.steps)
+        if time.monotonic() > options.until:
+            entry: dict[str, Any] = {
+                "name": cell.name, "batch": cell.batch, "context": cell.context, "budget": cell.budget,
+                "not_measured": OUT_OF_TIME,
+            }  # fmt: skip
+        else:
+            entry = measured(cell, weights, bandwidth, options.steps)
         release()
         place = cell.batch, cell.context
         if "step_ms" in entry and cell.budget is None:
             fastest[place] = min(fastest.get(place, float("inf")), entry["step_ms"] / 1e3)
         elif "step_ms" in entry:
             entry |= against_dense(cell, entry["step_ms"] / 1e3, fastest.get(place))
-        results.append(entry)
         print(f"{cell.label}: {line(entry)}", flush=True)
-    return results
+        yield entry
 
 
 def prefill_peak(cell: Cell, weights: TorchWeights) -> dict[str, Any]:
@@ -191,21 +197,22 @@ def prefill_peak(cell: Cell, weights: TorchWeights) -> dict[str, Any]:
     return found
 
 
-def prefill_part(weights: TorchWeights, options: argparse.Namespace) -> list[dict[str, Any]]:
+def prefill_part(weights: TorchWeights, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Prefill that compacts layer by layer, beside one that leaves every layer's whole cache."""
-    results = []
     for context in options.contexts:
         for name, budget in (("rocketkv", 512), ("dense", None)):
             cell = Cell(name, 1, context, budget, options.dtype)
             entry: dict[str, Any] = {"name": name, "batch": 1, "context": context, "budget": budget}
             try:
-                entry |= prefill_peak(cell, weights)
+                if time.monotonic() > options.until:
+                    entry["not_measured"] = OUT_OF_TIME
+                else:
+                    entry |= prefill_peak(cell, weights)
             except torch.OutOfMemoryError as error:
                 entry["not_measured"] = str(error).splitlines()[0]
             release()
-            results.append(entry)
             print(f"prefill {cell.label}: {prefill_line(entry)}", flush=True)
-    return results
+            yield entry
 
 
 def release() -> None:
@@ -242,8 +249,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=["decode", "prefill"], default=["decode", "prefill"])
     parser.add_argument("--dtype", choices=list(FORMATS), default="bfloat16")
     parser.add_argument("--steps", type=count, default=20, help=f"decode steps in each of {GROUPS} groups")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so long")
     parser.add_argument("--output", default="torch_backend", help="benchmarks/results/OUTPUT.json")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.until = time.monotonic() + options.seconds
+    return options
 
 
 def count(text: str) -> int:
@@ -268,11 +278,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "dtype": options.dtype,
         "copy_bytes_per_second": bandwidth,
     }
-    if "decode" in options.parts:
-        result["decode"] = decode_part(weights, bandwidth, options)
-    if "prefill" in options.parts:
-        result["prefill"] = prefill_part(weights, options)
-    print(machine.write_result(options.output, result))
+    parts = {"prefill": prefill_part(weights, options), "decode": decode_part(weights, bandwidth, options)}
+    for name in (name for name in parts if name in options.parts):
+        result[name] = []
+        for entry in parts[name]:
+            result[name].append(entry)
+            path = machine.write_result(options.output, result)
+    print(path)
     return 0
 
 

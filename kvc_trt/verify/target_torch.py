@@ -38,6 +38,7 @@ class TorchOperator:
     nodes: int
     body: Callable[..., tuple[Tensor, ...]]
     device: torch.device
+    cache: int | None = None
 
     def run(self, **inputs: Array) -> list[Array]:
         """Outputs in the order in which the ONNX operator declares them; caches are copied first."""
@@ -98,7 +99,9 @@ class TorchTarget:
 
     def describe(self) -> dict[str, str]:
         """PyTorch's version and device, and which kernels run."""
-        found = {"backend": f"torch {torch.__version__} on {kernel_device().type}", "kernels": "reference ops"}
+        device = kernel_device()
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        found = {"backend": f"torch {torch.__version__} on {where}", "kernels": "reference ops"}
         if (library := current_library()) is not None:
             digest = hashlib.sha256(library.path.read_bytes()).hexdigest()
             found["kernels"] = f"{library.path} ({library.executor}, sha256 {digest[:16]})"

@@ -11,6 +11,7 @@ import torch
 import torch_backend
 import torch_baselines
 import torch_cases
+import torch_engine
 from torch_cases import Cell
 
 from kvc_trt import reference
@@ -64,12 +65,13 @@ def test_figures_stand_beside_floor_and_ceiling():
     assert "speedup" not in torch_cases.against_dense(cell, 1.0, None)
 
 
-def test_without_a_gpu_it_refuses_in_one_line(capsys):
+@pytest.mark.parametrize("script", [torch_backend, torch_engine])
+def test_without_a_gpu_it_refuses_in_one_line(script, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit) as refusal:
-        torch_backend.main([])
-    assert refusal.value.code == torch_backend.CANNOT == 3
+        script.main([])
+    assert refusal.value.code == script.CANNOT == 3
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -84,8 +86,9 @@ def weights():
 def test_the_whole_loop_runs_small_on_a_cpu(weights, capsys):
     """Seconds mean nothing here; that every entry is made, filled and compared does."""
     options = Namespace(
-        batches=[2], contexts=[512], budgets=[256], baselines=["sdpa_flash", "flashinfer"], dtype="bfloat16", steps=1
-    )
+        batches=[2], contexts=[512], budgets=[256], baselines=["sdpa_flash", "flashinfer"], dtype="bfloat16", steps=1,
+        until=float("inf"),
+    )  # fmt: skip
     dense, sdpa, flashinfer, sparse = torch_backend.decode_part(weights, 1e9, options, SMALL)
     assert [entry["name"] for entry in (dense, sdpa, flashinfer, sparse)] == [*torch_cases.DENSE, "rocketkv"]
     fastest = min(dense["step_ms"], sdpa["step_ms"])
@@ -94,6 +97,20 @@ def test_the_whole_loop_runs_small_on_a_cpu(weights, capsys):
     assert flashinfer["not_measured"]
     assert dense["state_bytes"] == 2 * 2 * 2 * 2 * 512 * 16 * 2
     assert "x dense of at most" in capsys.readouterr().out
+
+
+def test_what_there_is_no_time_for_is_listed(weights):
+    options = torch_backend.parse(["--batches", "2", "--contexts", "512", "--budgets", "256", "--seconds", "0"])
+    for part in (torch_backend.decode_part(weights, 1e9, options, SMALL), torch_backend.prefill_part(weights, options)):
+        assert {entry["not_measured"] for entry in part} == {torch_backend.OUT_OF_TIME}
+
+
+def test_an_engine_is_built_verified_and_reported(tmp_path):
+    options = torch_engine.parse(["--levels", "ops", "--steps", "2", "--no-profile"])
+    entry = torch_engine.measured(torch_engine.build(tmp_path / "bf16", "bf16", options), options)
+    (report,) = entry["verify"]
+    assert (entry["weights"], report["passed"], report["engine"]) == ("bf16", True, "bf16")
+    assert report["description"]["backend"].startswith("torch ")
 
 
 def test_what_does_not_fit_is_listed_with_needed_and_free(weights, monkeypatch):
