@@ -20,6 +20,9 @@ POLICIES = {
     "snapkv++": {"pool_kernel": 5, "window": 8},
     "snapkv-gqa": {"window": 8},
     "hybrid": {},
+    "quest": {"skip_layers": 0},
+    "quest-matched": {},
+    "sparq": {"reallocate": False},
 }
 NEW = 6
 
@@ -33,7 +36,7 @@ def prompts(pair: Any, lengths: list[int], steps: int = NEW) -> tuple[Tensor, Te
 
 
 class Masked:
-    """Full attention in which each KV head sees only what it is told: a second way to the same numbers."""
+    """Full attention in which each KV head, or query head, sees only what it is told: a second way to the numbers."""
 
     def __init__(self) -> None:
         self.visible: list[list[list[list[int]]]] = []
@@ -42,32 +45,32 @@ class Masked:
     def select(self, query: Tensor, cache: LayerCache, _: Any) -> Selection:
         keys, values = cache.keys, cache.values
         output = torch.empty_like(query)
-        group = query.shape[1] // keys.shape[1]
         for b, heads in enumerate(self.visible.pop(0)):
-            for kv, positions in enumerate(heads):
+            group = query.shape[1] // len(heads)
+            for head, positions in enumerate(heads):
+                kv = head * keys.shape[1] // len(heads)
                 mask = torch.full((keys.shape[2],), -math.inf, dtype=keys.dtype)
                 mask[positions] = 0
-                rows = slice(kv * group, (kv + 1) * group)
+                rows = slice(head * group, (head + 1) * group)
                 logits = query[b, rows] @ keys[b, kv].T / math.sqrt(query.shape[2]) + mask
                 output[b, rows] = torch.softmax(logits, dim=-1) @ values[b, kv]
         return Selection(output)
 
 
 def visible_positions(layer: LayerCache, prompt_lengths: list[int]) -> list[list[list[int]]]:
-    """The logical positions that each row and KV head of a layer read in the latest step."""
+    """The logical positions that each row and head of a layer read in the latest step; heads are KV heads, or query
+    heads where each of those chooses for itself."""
+    kv_heads, lists = layer.keys.shape[1], layer.selected
+    heads = kv_heads if lists is None else lists.shape[1]
     result = []
     for b, n in enumerate(prompt_lengths):
-        heads = []
-        for kv in range(layer.keys.shape[1]):
-            kept = [x for x in layer.indices[b, kv].tolist() if x >= 0]
+        of_row = []
+        for head in range(heads):
+            kept = [x for x in layer.indices[b, head * kv_heads // heads].tolist() if x >= 0]
             position = kept + [n + i for i in range(int(layer.lengths[b]) - len(kept))]
-            slots = (
-                range(len(position))
-                if layer.selected is None
-                else [x for x in layer.selected[b, kv].tolist() if x >= 0]
-            )
-            heads.append([position[slot] for slot in slots])
-        result.append(heads)
+            slots = range(len(position)) if lists is None else [x for x in lists[b, head].tolist() if x >= 0]
+            of_row.append([position[slot] for slot in slots])
+        result.append(of_row)
     return result
 
 
