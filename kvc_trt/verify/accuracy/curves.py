@@ -9,14 +9,17 @@ from kvc_trt.verify.accuracy.figure import new_figure, png
 from kvc_trt.verify.accuracy.grid import FULL, Group, Variant
 from kvc_trt.verify.accuracy.report import AccuracyReport
 from kvc_trt.verify.accuracy.statistics import Mean
-from kvc_trt.verify.accuracy.style import style_of
+from kvc_trt.verify.accuracy.style import CHOOSES, DROPS, kind_of, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
 
-_PANELS_PER_ROW = 3
+_APART = 0.03
+"""How far policies stand from each other at one budget, in doublings: equal accuracies do not hide each other."""
 Figures = Callable[[Variant], Mean | None]
 """What one variant reached in one panel; None where it does not apply."""
+Panels = Sequence[tuple[str, Figures]]
 
 
 def average_curves(report: AccuracyReport, mode: str) -> bytes | None:
@@ -60,54 +63,59 @@ def _of_group(report: AccuracyReport, group: Group) -> Figures:
     return of
 
 
-def _draw(report: AccuracyReport, title: str, panels: Sequence[tuple[str, Figures]]) -> bytes | None:
-    if not panels or not report.budgets:
+def _draw(report: AccuracyReport, title: str, panels: Panels) -> bytes | None:
+    """Two rows of panels, one for each kind of policy, with a legend each."""
+    kinds = {
+        kind: names
+        for kind in (CHOOSES, DROPS)
+        if (names := [policy for policy in report.policies if policy != FULL and kind_of(policy) == kind])
+    }
+    if not panels or not kinds or not report.budgets:
         return None
-    columns = min(_PANELS_PER_ROW, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure(4.2 * columns + 0.6, 3.1 * rows + 1.6)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (heading, figures) in zip(grid.flat, panels, strict=False):
-        _panel(axes, report, heading, figures)
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    for axes in grid[:, 0]:
-        axes.set_ylabel("accuracy, %")
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    for axes in grid.flat[1 : len(panels)]:  # a policy may apply in one panel only
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            if label not in labels:
-                handles.append(handle)
-                labels.append(label)
-    figure.legend(
-        handles, labels, frameon=False, fontsize="small", ncols=min(6, 2 * columns), loc="outside lower center"
-    )
+    figure = new_figure(2.9 * len(panels) + 2.6, 3.3 * len(kinds) + 0.5)
     figure.suptitle(title, fontsize="medium")
+    for part, (kind, names) in zip(figure.subfigures(len(kinds), squeeze=False)[:, 0], kinds.items(), strict=True):
+        _row(part, report, kind, names, panels)
     return png(figure)
 
 
-def _panel(axes: Axes, report: AccuracyReport, heading: str, figures: Figures) -> None:
+def _row(part: SubFigure, report: AccuracyReport, kind: str, names: Sequence[str], panels: Panels) -> None:
+    """One panel per heading; the legend stands at the right."""
+    part.suptitle(f"policies that {kind}", fontsize="small")
+    row = part.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    handles = {}
+    for axes, (heading, figures) in zip(row, panels, strict=True):
+        _panel(axes, report, names, heading, figures)
+        handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})
+    row[0].set_ylabel("accuracy, %", fontsize="small")
+    ordered = [label for label in (FULL, *names) if label in handles]
+    part.legend(
+        [handles[label] for label in ordered], ordered, frameon=False, fontsize="small", loc="outside right center"
+    )
+
+
+def _panel(axes: Axes, report: AccuracyReport, names: Sequence[str], heading: str, figures: Figures) -> None:
     if (full := figures(Variant(FULL, None))) is not None:
         axes.axhline(100 * full.value, color="black", linewidth=1, linestyle=(0, (1, 1)), label=FULL)
-    for policy in report.policies:
-        if policy == FULL:
-            continue
+    for place, policy in enumerate(names):
         points = [(budget, found) for budget in report.budgets if (found := figures(Variant(policy, budget)))]
         if not points:
             continue
         style = style_of(policy)
+        aside = 2 ** (_APART * (place - (len(names) - 1) / 2))
         axes.errorbar(
-            [budget for budget, _ in points],
+            [budget * aside for budget, _ in points],
             [100 * found.value for _, found in points],
             yerr=[100 * found.standard_error for _, found in points],
             color=style.colour, marker=style.marker, linestyle=style.line, label=policy,
-            markersize=4.5, linewidth=1.3, capsize=2, alpha=0.9,
+            markersize=4.5, linewidth=1.2, capsize=2, alpha=0.9,
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(report.budgets, [f"{budget:,}" for budget in report.budgets])
     axes.minorticks_off()
     axes.set_ylim(-4, 104)
-    axes.set_xlabel("token budget")
+    axes.tick_params(labelsize="small")
+    axes.set_xlabel("token budget", fontsize="small")
     axes.set_title(heading, fontsize="small")
     axes.grid(visible=True, which="major", alpha=0.3)
 

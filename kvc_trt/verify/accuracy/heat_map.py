@@ -1,4 +1,4 @@
-"""Where in the context a needle is found: lengths x depths, a panel per policy and budget."""
+"""Where in the context a needle is found: lengths by depths, a panel per policy and budget."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
+Grid = NDArray[np.float64]
 _BINS = 10
 _SAMPLES_PER_BIN = 5
 _COLOURS = "cividis"
@@ -24,44 +25,41 @@ _COLOURS = "cividis"
 
 
 def heat_map(report: AccuracyReport, task: str, mode: str) -> bytes | None:
-    """Rows of panels are token budgets, columns policies. PNG; None for a task whose samples have no single depth."""
-    columns = [policy for policy in report.policies if _grid(report, task, mode, policy, None) is not None]
-    if not columns or not report.budgets:
+    """Rows of panels are policies, columns token budgets. PNG; None for a task whose samples have no single depth."""
+    rows = [
+        policy for policy in report.policies if any(grid is not None for grid in _grids(report, task, mode, policy))
+    ]
+    if not rows or not report.budgets:
         return None
     budgets = report.budgets
-    figure = new_figure(1.6 * len(columns) + 1.4, 1.7 * len(budgets) + 1.3)
-    panels = figure.subplots(len(budgets), len(columns), sharex=True, sharey=True, squeeze=False)
+    figure = new_figure(1.5 * len(budgets) + 2.6, 0.62 * len(rows) + 1.3)
+    panels = figure.subplots(len(rows), len(budgets), sharex=True, sharey=True, squeeze=False)
     image = None
-    for row, budget in enumerate(budgets):
-        for column, policy in enumerate(columns):
-            axes = panels[row, column]
-            image = _panel(axes, report, _grid(report, task, mode, policy, budget)) or image
-            if row == 0:
-                axes.set_title(policy, fontsize="x-small")
-            if column == 0:
-                axes.set_ylabel(f"budget {budget}\ndepth, %", fontsize="x-small")
-            if row == len(budgets) - 1:
-                axes.set_xlabel("tokens", fontsize="x-small")
+    for line, policy in zip(panels, rows, strict=True):
+        for axes, grid in zip(line, grids[policy], strict=True):
+            image = _panel(axes, report, grid) or image
+        line[0].set_ylabel(policy, fontsize="x-small", rotation=0, ha="right", va="center")
+    for axes, budget in zip(panels[0], budgets, strict=True):
+        axes.set_title(f"token budget {budget:,}", fontsize="x-small")
+    for axes in panels[-1]:
+        axes.set_xlabel("tokens", fontsize="x-small")
     if image is not None:
-        bar = figure.colorbar(image, ax=panels, shrink=0.8, aspect=40)
-        bar.set_label("accuracy, %", fontsize="small")
-    title = f"{report.settings.get('model', 'model')}: {task}, {mode}; length x depth (grey: not applicable)"
-    figure.suptitle(title, fontsize="small")
+        bar = figure.colorbar(image, ax=panels, location="bottom", shrink=0.8, aspect=40, pad=0.01)
+        bar.set_label("accuracy, %; from top to bottom: depth 0 to 100 %; grey: not applicable", fontsize="x-small")
+        bar.ax.tick_params(labelsize="x-small")
+    figure.suptitle(f"{report.settings.get('model', 'model')}: {task}, {mode}", fontsize="small")
     return png(figure)
 
 
-def _grid(report: AccuracyReport, task: str, mode: str, policy: str, budget: int | None) -> NDArray[np.float64] | None:
-    """Accuracy [depth bins, lengths], NaN where nothing was asked; None where the policy has no depths at all.
-
-    With `budget` None: of the policy's first budget that applies.
-    """
-    wanted = report.budgets if budget is None else [budget]
-    for one in wanted:
-        variant = Variant(policy, None if policy == FULL else one)
+def _grids(report: AccuracyReport, task: str, mode: str, policy: str) -> list[Grid | None]:
+    """Accuracy [depth bins, lengths] at each budget, NaN where nothing was asked; None where no length applies."""
+    grids: list[Grid | None] = []
+    for budget in report.budgets:
+        variant = Variant(policy, None if policy == FULL else budget)
         cells = [report.cell(Group(task, mode, length), variant) for length in report.lengths]
-        if any(cell is not None and cell.depths for cell in cells):
-            return np.stack([_column(cell, _bins(cells)) for cell in cells], axis=1)
-    return None
+        asked = any(cell is not None and cell.depths for cell in cells)
+        grids.append(np.stack([_column(cell, _bins(cells)) for cell in cells], axis=1) if asked else None)
+    return grids
 
 
 def _bins(cells: Sequence[Cell | None]) -> int:
@@ -70,7 +68,7 @@ def _bins(cells: Sequence[Cell | None]) -> int:
     return max(2, min(_BINS, samples // _SAMPLES_PER_BIN))
 
 
-def _column(cell: Cell | None, bins: int) -> NDArray[np.float64]:
+def _column(cell: Cell | None, bins: int) -> Grid:
     """Mean score per depth bin of one cell."""
     column = np.full(bins, np.nan)
     if cell is None or not cell.depths:
@@ -82,13 +80,11 @@ def _column(cell: Cell | None, bins: int) -> NDArray[np.float64]:
     return column
 
 
-def _panel(axes: Axes, report: AccuracyReport, grid: NDArray[np.float64] | None) -> AxesImage | None:
+def _panel(axes: Axes, report: AccuracyReport, grid: Grid | None) -> AxesImage | None:
     """Draw one panel; grey where nothing applies."""
     axes.set_facecolor("#CCCCCC")
-    axes.set_xticks(range(len(report.lengths)), [f"{length:,}" for length in report.lengths], rotation=60)
-    axes.tick_params(labelsize="xx-small")
+    axes.set_xticks(range(len(report.lengths)), [f"{length:,}" for length in report.lengths])
+    axes.tick_params(labelsize="xx-small", left=False, labelleft=False)
     if grid is None:
         return None
-    bins = len(grid)
-    axes.set_yticks([0, (bins - 1) / 2, bins - 1], ["0", "50", "100"])
     return axes.imshow(100 * grid, aspect="auto", cmap=_COLOURS, vmin=0, vmax=100, interpolation="nearest")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from kvc_trt.verify.accuracy.cell import EVIDENCE, Cell
@@ -19,8 +19,10 @@ table { border-collapse: collapse; margin: .6em 0 1.4em } th, td { border: 1px s
 th { background: #f3f3f3; text-align: left; font-weight: 600 } td { text-align: right; white-space: nowrap }
 td.text { text-align: left; white-space: normal } small { display: block; color: #555; font-size: .78em }
 img { max-width: 100%; height: auto } .none { color: #777; background: #eee } .weak { opacity: .55 }
+summary { font-size: 1.2em; font-weight: 600; margin-top: 1.6em; cursor: pointer }
 .bad { color: #8a1c00; font-weight: 600 } .good { color: #00563f; font-weight: 600 } .wide { overflow-x: auto }
 """
+_SHADES = "\n".join(f".s{tenth} {{ background: rgba(0, 114, 178, {0.042 * tenth:.3f}) }}" for tenth in range(11))
 
 
 def html_page(report: AccuracyReport, figures: dict[str, bytes]) -> bytes:
@@ -39,7 +41,7 @@ def html_page(report: AccuracyReport, figures: dict[str, bytes]) -> bytes:
     body = "\n".join(section for section in sections if section)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{_SHADES}</style></head>\n<body>\n{body}\n</body></html>\n"
     ).encode()
 
 
@@ -47,7 +49,7 @@ def _summary(report: AccuracyReport) -> str:
     bars = {name.replace("_", " "): value for name, value in vars(report.bars).items() if value is not None}
     verdict = '<span class="good">passed</span>' if report.passed else '<span class="bad">failed</span>'
     rows = [
-        *((name, str(value)) for name, value in report.settings.items()),
+        *((name.replace("_", " "), _setting(value)) for name, value in report.settings.items()),
         ("thresholds", ", ".join(f"{name} {value:.1%}" for name, value in bars.items()) or "none"),
     ]
     reading = (
@@ -65,10 +67,18 @@ def _summary(report: AccuracyReport) -> str:
     )
 
 
+def _setting(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_setting(one)}" for name, one in value.items() if one is not None)
+    return "the task's own" if value is None else str(value)
+
+
 def _figures(figures: dict[str, bytes]) -> Iterable[str]:
     for name, image in figures.items():
+        title = escape(name.removesuffix(".png"))
         data = base64.b64encode(image).decode()
-        yield f'<h2>{escape(name)}</h2><img alt="{escape(name)}" src="data:image/png;base64,{data}">'
+        shown = f'<img alt="{title}" src="data:image/png;base64,{data}">'
+        yield f"<details open><summary>{title}</summary>{shown}</details>"
 
 
 def _tables(report: AccuracyReport) -> Iterable[str]:
@@ -100,7 +110,8 @@ def _cell(cell: Cell | None) -> tuple[str, str]:
     if cell is None or not cell.scores:
         return "n/a", "none"
     aware = "aware" if cell.query_aware else "agnostic"
-    return f"{cell.mean}<small>n {cell.samples}, {aware}</small>", "" if cell.evidence else "weak"
+    shade = f"s{round(10 * cell.mean.value)}"
+    return f"{cell.mean}<small>n {cell.samples}, {aware}</small>", shade if cell.evidence else f"{shade} weak"
 
 
 def _order(report: AccuracyReport) -> str:
