@@ -26,10 +26,9 @@ _COLOURS = "cividis"
 
 def heat_map(report: AccuracyReport, task: str, mode: str) -> bytes | None:
     """Rows of panels are policies, columns token budgets. PNG; None for a task whose samples have no single depth."""
-    rows = [
-        policy for policy in report.policies if any(grid is not None for grid in _grids(report, task, mode, policy))
-    ]
-    if not rows or not report.budgets:
+    grids = {policy: _grids(report, task, mode, policy) for policy in report.policies}
+    rows = [policy for policy, found in grids.items() if any(grid is not None for grid in found)]
+    if not rows:
         return None
     budgets = report.budgets
     figure = new_figure(1.5 * len(budgets) + 2.6, 0.62 * len(rows) + 1.3)
