@@ -32,7 +32,13 @@ from kvc_trt.progress import Progress
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
 LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "tokenizers", "tensorrt", "tensorrt_llm")
 COMPILING = {
-    "tensorrt": ("tensorrt/lowering/*.py", "tensorrt/builder.py", "tensorrt/profiles.py"),
+    "tensorrt": (
+        "tensorrt/lowering/*.py",
+        "tensorrt/builder.py",
+        "tensorrt/network.py",
+        "tensorrt/configuration.py",
+        "tensorrt/profiles.py",
+    ),
     "tensorrt-llm": ("tensorrt_llm/*.py", "tensorrt/profiles.py"),
 }
 """Backend -> sources below `backends` that decide, besides its build.py, what a compiled engine does."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.tensorrt import memory_estimate
-from kvc_trt.backends.tensorrt.builder import PlanOptions, write_plan
+from kvc_trt.backends.tensorrt.builder import write_plan
+from kvc_trt.backends.tensorrt.configuration import PlanOptions
 from kvc_trt.backends.tensorrt.inspector import inspect_plan
 from kvc_trt.backends.tensorrt.machine import Machine, look
 from kvc_trt.backends.tensorrt.module import TensorRT, load_tensorrt

@@ -12,8 +12,8 @@ from typing import Any
 
 from onnx import ModelProto
 
-from kvc_trt.backends.tensorrt.builder import Messages
 from kvc_trt.backends.tensorrt.lowering import check_aliases, engine_aliases, expected_aliases
+from kvc_trt.backends.tensorrt.messages import Messages
 from kvc_trt.backends.tensorrt.module import TensorRT
 from kvc_trt.errors import UnsupportedEnvironment
 

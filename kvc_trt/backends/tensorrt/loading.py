@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.tensorrt.builder import Messages, build_plan
+from kvc_trt.backends.tensorrt.builder import build_plan
 from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.lowering.aliases import check_aliases, engine_aliases
 from kvc_trt.backends.tensorrt.machine import Machine, look
 from kvc_trt.backends.tensorrt.memory import DevicePlan, EngineBytes, Sizes, check_fits, plan_memory
+from kvc_trt.backends.tensorrt.messages import Messages
 from kvc_trt.backends.tensorrt.module import TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.profiles import Profile, Range

@@ -19,8 +19,10 @@ from typing import Any
 
 import onnx
 
-from kvc_trt.backends.tensorrt.builder import PlanOptions, configuration, parsed_network, write_plan
+from kvc_trt.backends.tensorrt.builder import write_plan
+from kvc_trt.backends.tensorrt.configuration import PlanOptions, configuration
 from kvc_trt.backends.tensorrt.lowering import OPERATORS
+from kvc_trt.backends.tensorrt.network import parsed_network
 from kvc_trt.backends.tensorrt.profiles import Profile, Range
 from kvc_trt.errors import KvcError
 from tests.backends.tensorrt import rtx
