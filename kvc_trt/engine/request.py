@@ -16,7 +16,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
 from kvc_trt.policies.head_pattern import read_head_pattern
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.policies.parameters import READING_A_PART, PolicyParameters
 from kvc_trt.schema import validated
 
 USABLE_MEMORY = 0.8
@@ -115,7 +115,7 @@ def resolve(
     config = _pinned(config, parameters, recorded or {})
     if config.dense_until == "auto":
         measured = None
-        if parameters.decode_selection == "hybrid":
+        if parameters.decode_selection in READING_A_PART:
             measured = measure_break_even(choice.config, parameters, compute_dtype(config.weights))
         config = config.model_copy(update={"dense_until": measured})
     model = dataclasses.replace(choice.config, dtype=compute_dtype(config.weights))

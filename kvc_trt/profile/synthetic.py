@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,24 +21,32 @@ def cache_rows(state: Sequence[StateTensor], entries: Sequence[int], page_size: 
     """One row of every state tensor: `entries[layer]` random keys and values, and the bounds of their pages.
 
     Layers and rows of one shape hold the same numbers: a step's time depends on how many there are, not on which.
-    Page bounds are those of the keys, so that pages really differ in score.
+    What is derived from keys and values is really derived from them, so that pages and tokens differ in score.
     """
     templates: dict[tuple[object, ...], Array] = {}
-    keys: dict[int, Array] = {}
     rows: dict[str, Array] = {}
     for tensor in state:
-        kind = tensor.name.partition(".")[0]
+        kind, _, cache = tensor.name.partition(".")
         count = entries[tensor.layer]
         identity = (kind, tensor.shape, count)
         if identity not in templates:
-            is_bounds = kind == "bounds"
-            templates[identity] = (
-                _bounds(keys[tensor.layer], tensor, count, page_size) if is_bounds else _entries(kind, tensor, count)
-            )
-        if kind == "k_cache":
-            keys[tensor.layer] = templates[identity]
+            templates[identity] = _row(kind, tensor, count, rows, cache, page_size)
         rows[tensor.name] = templates[identity]
     return rows
+
+
+def _row(kind: str, tensor: StateTensor, count: int, rows: Mapping[str, Array], cache: str, page_size: int) -> Array:
+    """One tensor; `rows` has the keys and values of its cache already."""
+    match kind:
+        case "bounds":
+            return _bounds(rows[f"k_cache.{cache}"], tensor, count, page_size)
+        case "channels":
+            return np.ascontiguousarray(rows[f"k_cache.{cache}"].transpose(0, 2, 1))
+        case "value_sum":
+            total: Array = rows[f"v_cache.{cache}"].sum(axis=1, dtype=np.float32)
+            return total
+        case _:
+            return _entries(kind, tensor, count)
 
 
 def _entries(kind: str, tensor: StateTensor, count: int) -> Array:
