@@ -23,6 +23,7 @@ ELEMENT_TYPES = {
     "bfloat16": TensorProto.BFLOAT16,
     "uint8": TensorProto.UINT8,
     FP8: TensorProto.FLOAT8E4M3FN,
+    "int32": TensorProto.INT32,
 }
 ACCURACY_LEVEL = 4
 """MatMulNBits multiplies in int8: 5 times (int4) to 100 times (int8) as fast as in fp32 on a CPU."""
@@ -81,7 +82,12 @@ class Layers:
 
     def rotary(self, positions: Value) -> tuple[Value, Value]:
         """Cosine and sine, FLOAT [B,S,D/2], of `positions` [B,S]; all layers share them."""
-        cosine, sine = (str(self.emit.Gather(self._tensor(name), positions)) for name in ROTARY)
+        cosine, sine = (str(self.emit.Gather(table, positions)) for table in self.rotary_tables())
+        return cosine, sine
+
+    def rotary_tables(self) -> tuple[Value, Value]:
+        """Cosine and sine of every position, FLOAT [S,D/2]."""
+        cosine, sine = (self._tensor(name) for name in ROTARY)
         return cosine, sine
 
     def rotate(self, x: Value, angles: tuple[Value, Value], heads: int) -> Value:
