@@ -36,6 +36,11 @@ def test_it_is_the_largest_that_fits(question, sizes, room, minimum, maximum):
     assert found == max(n for n in range(minimum, last + 1) if length(n) <= room)
 
 
+@pytest.mark.parametrize("room", range(1, 34))
+def test_a_prompt_that_fills_its_room_exactly_fits(room):
+    assert fit_units(lambda n: "x " * n, task="any", encode=words, target_tokens=room, max_new_tokens=0) == room
+
+
 def test_few_prompts_are_encoded_and_none_far_beyond_the_target():
     lengths: list[int] = []
 
