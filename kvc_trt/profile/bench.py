@@ -46,7 +46,7 @@ class Bench(Protocol):
         """Bytes of the executor's weights, and what that figure is."""
 
     def bounds_bytes(self, executor: Any) -> int:
-        """Bytes of the page bounds among the executor's state."""
+        """Bytes of the page bounds, or what else a policy stores beside keys and values, in the executor's state."""
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """What a prefill of `rows` prompts of `tokens` tokens should need beyond the weights, by a model of it."""
@@ -95,8 +95,9 @@ class HostBench:
         return executor.program.weights_path.stat().st_size, "size of the file"
 
     def bounds_bytes(self, executor: Any) -> int:
-        """Of the arrays."""
-        return sum(buffer.nbytes for name, buffer in executor.buffers.items() if name.startswith("bounds"))
+        """Of the arrays that are neither keys nor values."""
+        stored = ("k_cache", "v_cache")
+        return sum(buffer.nbytes for name, buffer in executor.buffers.items() if not name.startswith(stored))
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Of the graph's blocks."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.graph.state import PAGED
 from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.traffic import cache_bytes
 
@@ -48,7 +49,7 @@ class MemoryLine:
 
 
 def standing_memory(subject: Subject, rows: int) -> list[MemoryLine]:
-    """Weights, cache and page bounds for `rows` rows; the executor's state must be allocated."""
+    """Weights, cache and what is stored beside it for `rows` rows; the executor's state must be allocated."""
     program, bench, executor = subject.program, subject.bench, subject.executor
     modelled = cache_bytes(program.model, program.parameters, cache_itemsize(weight_format(program.weights_path)))
     rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
@@ -62,7 +63,8 @@ def standing_memory(subject: Subject, rows: int) -> list[MemoryLine]:
         MemoryLine("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),
     ]
     if modelled.page_bounds:
-        lines.append(MemoryLine("page bounds", rows * modelled.page_bounds, bounds, "allocated buffers"))
+        kind = "page bounds" if program.parameters.decode_selection in PAGED else "beside keys"
+        lines.append(MemoryLine(kind, rows * modelled.page_bounds, bounds, "allocated buffers"))
     return lines
 
 
