@@ -29,15 +29,16 @@ def exact_topk(
     selected = torch.full((len(rows), lists, max(top_k, dense_until)), -1, dtype=torch.int32, device=query.device)
     shared = lists // keys.shape[1]
     for b, m in enumerate(rows):
-        row_keys, row_values = (table[b, :, :m].repeat_interleave(shared, dim=0) for table in (keys, values))
+        row_keys, row_values = keys[b, :, :m], values[b, :, :m]
         if m <= max(top_k, dense_until):
-            index = torch.arange(m, device=query.device).expand(lists, m)
-        else:
-            grouped = query[b].reshape(lists, -1, query.shape[2])
-            logits = grouped @ row_keys.transpose(1, 2) / math.sqrt(query.shape[2])
-            # Alone, a head ranks logits: many probabilities are 0 to float32, and would be tied.
-            scores = logits[:, 0] if per_query_head else sum_in_order(torch.softmax(logits, dim=-1), 1)
-            index = best_ascending(scores, top_k)
+            output[b] = attend(query[b], row_keys, row_values)
+            selected[b, :, :m] = torch.arange(m, device=query.device)
+            continue
+        row_keys, row_values = (table.repeat_interleave(shared, dim=0) for table in (row_keys, row_values))
+        logits = query[b].reshape(lists, -1, query.shape[2]) @ row_keys.transpose(1, 2) / math.sqrt(query.shape[2])
+        # Alone, a head ranks logits: many probabilities are 0 to float32, and would be tied.
+        scores = logits[:, 0] if per_query_head else sum_in_order(torch.softmax(logits, dim=-1), 1)
+        index = best_ascending(scores, top_k)
         output[b] = attend(query[b], gather_rows(row_keys, index), gather_rows(row_values, index))
-        selected[b, :, : index.shape[1]] = index
+        selected[b, :, :top_k] = index
     return Selection(output, selected)

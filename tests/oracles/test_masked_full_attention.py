@@ -60,9 +60,19 @@ def _interface() -> Iterator[None]:
     AttentionInterface._global_mapping.pop("masked-by-a-test")
 
 
-def overrides(policy: str) -> dict[str, int]:
-    """A window and a kernel that fit these prompts, where the policy has them."""
-    return policies.applicable(policy, SMALL)
+def variants() -> dict[str, dict[str, Any]]:
+    """Settings under which each policy leaves something out; several of them for those that may have several caches."""
+    plain = {one.name: policies.applicable(one.name, SMALL) for one in policies.describe() if one.name != "full"}
+    return plain | {
+        "quest": {"page_size": 8, "skip_layers": 0},
+        "sparq": {"reallocate": False},  # the mean of what was not read is no attention to it
+        "rocketkv skipping a layer": {**SMALL, "skip_layers": 1},
+        "rocketkv by layers": {**SMALL, "layer_budget": "squeeze", "layer_budgets": (20, 90, 40)},
+        "rocketkv by prompts": {**SMALL, "layer_budget": "squeeze-online"},
+        "h2o by layers": {"layer_budget": "squeeze", "layer_budgets": (12, 60, 30)},
+        "streaming-llm by layers": {"layer_budget": "squeeze", "layer_budgets": (12, 60, 30)},
+        "duo-attention with retrieval heads": {"token_budget": 80, "sinks": 8, "recent": 16},
+    }
 
 
 def read_by_layer(read: list[Tensor], parameters: Any, heads: int, kv_heads: int, layers: int) -> Tensor:
@@ -78,17 +88,22 @@ def read_by_layer(read: list[Tensor], parameters: Any, heads: int, kv_heads: int
     return result
 
 
-@pytest.mark.parametrize("policy", [one.name for one in policies.describe() if one.name != "full"])
+@pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("name", ["llama3.1", "longchat"])
 def test_logits_equal_masked_full_attention(
-    name: str, policy: str, family: Callable[..., Any], exact: Callable[[Any], Any]
+    name: str, variant: str, family: Callable[..., Any], exact: Callable[[Any], Any]
 ) -> None:
     pair = family(name)
     model = exact(pair)
     model.config._attn_implementation = "masked-by-a-test"
     config, total = pair.config, max(LENGTHS) + NEW
     ids = torch.randint(0, config.vocab_size, (len(LENGTHS), total), generator=torch.Generator().manual_seed(11))
-    decoder = pair.decoder(policy, BUDGET, max(LENGTHS), NEW, torch.float64, **overrides(policy))
+    policy, settings = variant.partition(" ")[0], variants()[variant]
+    if "retrieval" in variant:
+        heads = config.num_key_value_heads
+        settings["head_scores"] = [[(layer + 2 * head) % 5 / 5 for head in range(heads)] for layer in range(3)]
+    budget = settings.pop("token_budget", BUDGET)
+    decoder = pair.decoder(policy, budget, max(LENGTHS), NEW, torch.float64, **settings)
     decoder.method = watched = Watched(decoder.method, total)
     shape = config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers
 
