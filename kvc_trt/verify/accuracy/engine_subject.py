@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class EngineSubject:
     """The engine under its policy and budget, whatever the questions' length: it was resolved when it was built."""
 
+    workers = 1
+
     def __init__(self, engine: Engine, backend: str) -> None:
         from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from kvc_trt.errors import InputError
 from kvc_trt.models.limits import longest_sequence
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.verify.accuracy.asking import Asking
 from kvc_trt.verify.accuracy.cell import Cell, key_of
-from kvc_trt.verify.accuracy.grid import FULL, Group, Variant
+from kvc_trt.verify.accuracy.grid import Group, Variant
 from kvc_trt.verify.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.verify.accuracy.results import Results
-from kvc_trt.verify.accuracy.subject import Room, Subject
+from kvc_trt.verify.accuracy.subject import Subject
 from kvc_trt.verify.tasks.dataset import DataSet
 
 
@@ -66,72 +67,36 @@ def measure(
                 cells += [results.cells[key_of(group, variant)] for variant in variants]
                 continue
             asked = ask(group, draws.of(group), vocabulary)
-            for cell, is_new in _of_group(subject, variants, asked, sampling.seed, results):
+            for cell, is_new in _of_group(Asking(subject, asked, sampling.seed), variants, results):
                 cells.append(cell)
                 advance(int(is_new))
     return cells
 
 
-def _of_group(
-    subject: Subject, variants: Sequence[Variant], asked: QuestionSet, seed: int, results: Results
-) -> Iterable[tuple[Cell, bool]]:
-    """The group's cells, and whether each was asked now."""
-    group, room = asked.group, _room(subject, asked)
-    missing = [variant for variant in variants if key_of(group, variant) not in results.cells]
-    subject.announce(missing, room)
-    full: Cell | None = None
-    for variant in variants:
-        known = results.cells.get(key_of(group, variant))
-        if known is not None:
-            _check_same_questions(known, asked, results)
-        cell = known or _cell(subject, variant, room, asked, seed, full)
-        if known is None:
-            results.append(cell)
-        full = full or cell
-        yield cell, known is None
-
-
-def _cell(subject: Subject, variant: Variant, room: Room, asked: QuestionSet, seed: int, full: Cell | None) -> Cell:
-    """Ask one variant; the first one of a group is the full cache."""
-    started = time.monotonic()
-    group = asked.group
-    empty = Cell(
-        task=group.task,
-        family=asked.task.family,
-        mode=group.mode,
-        length=group.length,
-        policy=variant.policy,
-        token_budget=variant.token_budget,
-        seed=seed,
-        dataset=asked.digest,
-        max_new_tokens=asked.max_new_tokens,
-        full_accuracy=full.mean.value if full is not None and full.scores else None,
-    )
-    try:
-        answerer = subject.open(variant, room)
-    except InputError as error:
-        if variant.policy == FULL:
+def _of_group(asking: Asking, variants: Sequence[Variant], results: Results) -> Iterable[tuple[Cell, bool]]:
+    """The group's cells in the grid's order, each written before it is given, and whether it was asked now."""
+    group = asking.asked.group
+    known = {variant: results.cells.get(key_of(group, variant)) for variant in variants}
+    for cell in known.values():
+        if cell is not None:
+            _check_same_questions(cell, asking.asked, results)
+    asking.subject.announce([variant for variant in variants if known[variant] is None], asking.room)
+    full = known[variants[0]] or _kept(asking.full(), results)
+    yield full, known[variants[0]] is None
+    with ThreadPoolExecutor(asking.subject.workers) as pool:
+        pending = {v: pool.submit(asking.cell, v, full) for v in variants[1:] if known[v] is None}
+        try:
+            for variant in variants[1:]:
+                cell = known[variant]
+                yield (_kept(pending[variant].result(), results), True) if cell is None else (cell, False)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
             raise
-        return replace(empty, reason=error.message)
-    answers = answerer.answer(asked.flat, asked.max_new_tokens)
-    cell = replace(
-        empty,
-        scores=asked.score(answers),
-        depths=asked.depths,
-        executor=answerer.executor,
-        row_bytes=answerer.row_bytes,
-        parameters=asdict(answerer.parameters),
-        seconds=round(time.monotonic() - started, 3),
-    )
-    return cell if full is not None else replace(cell, full_accuracy=cell.mean.value)
 
 
-def _room(subject: Subject, asked: QuestionSet) -> Room:
-    """The prompt's room is the group's length without the answer, or what positions leave of it."""
-    new = asked.max_new_tokens + asked.late_tokens
-    longest = max(len(question.prompt_ids) for question in asked.flat)
-    positions = subject.model.max_position_embeddings
-    return Room(max(longest, min(asked.group.length - asked.max_new_tokens, positions - new)), new)
+def _kept(cell: Cell, results: Results) -> Cell:
+    results.append(cell)
+    return cell
 
 
 def _check_lengths(subject: Subject, groups: Sequence[Group]) -> None:

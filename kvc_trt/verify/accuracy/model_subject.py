@@ -16,6 +16,7 @@ from kvc_trt.engine.stages import cache_root
 from kvc_trt.engine.targets import WEIGHTS_FILE
 from kvc_trt.errors import InputError
 from kvc_trt.models.limits import longest_sequence
+from kvc_trt.profile.machine import usable_cores
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.schema import validated
 from kvc_trt.verify.accuracy.answerer import Answerer, SessionAnswerer
@@ -47,6 +48,7 @@ class ModelSubject:
         files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
         self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
         self._shared = SharedPrefill(directory) if self._path.stat().st_size <= SHARED_WEIGHTS else None
+        self.workers = 1 if self._shared is None or self._threads is None else usable_cores()
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}
 

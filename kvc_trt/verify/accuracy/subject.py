@@ -39,6 +39,10 @@ class Subject(Protocol):
     def tokenizer(self) -> TaskTokenizer | None:
         """The model's words."""
 
+    @property
+    def workers(self) -> int:
+        """Variants that may be asked at a time, each by a thread of its own."""
+
     def describe(self) -> dict[str, Any]:
         """What the results belong to: equal where results may be put beside each other in one file."""
 

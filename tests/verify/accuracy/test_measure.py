@@ -25,7 +25,7 @@ SAMPLING = Sampling(4, 0)
 class Fake:
     """Answers right under full, wrong under everything else; has no snapkv-gqa."""
 
-    model = MODEL
+    model, workers = MODEL, 1
     tokenizer = load_task_tokenizer("retrieval-tiny")
 
     def __init__(self, drawn, wrong=("rocketkv",)) -> None:
