@@ -21,11 +21,20 @@ def describe_parameters(parameters: PolicyParameters) -> str:
     if parameters.decode_selection == "dense" or parameters.evicts_while_decoding:
         parts.append("a step reads all of them")
     else:
-        pages = f"page size {parameters.page_size}, {parameters.top_r} channels"
-        parts.append(f"a step reads {parameters.top_k} tokens ({pages}; dense up to {parameters.dense_limit} tokens)")
+        found = _describe_selection(parameters)
+        parts.append(f"a step reads {parameters.top_k} tokens ({found}; dense up to {parameters.dense_limit} tokens)")
     if parameters.skip_layers:
         parts.append(f"the first {parameters.skip_layers} layers are not compressed")
     return "; ".join(parts)
+
+
+def _describe_selection(parameters: PolicyParameters) -> str:
+    if parameters.decode_selection == "quest":
+        return f"whole pages of {parameters.page_size}, each query head its own"
+    if parameters.decode_selection == "sparq":
+        mean = ", the mean value in place of the others" if parameters.reallocate else ""
+        return f"and the current one, scored by {parameters.top_r} of each key's channels{mean}"
+    return f"page size {parameters.page_size}, {parameters.top_r} channels"
 
 
 def _describe_evicting(parameters: PolicyParameters) -> str:
