@@ -35,3 +35,24 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # as above
         if not all(parts):
             self.fail(f"{value!r} is not a list of names", parameter, context)
         return parts
+
+
+class CountOrByName(click.ParamType):  # type: ignore[type-arg]  # as above
+    """One positive integer for all, or some by name."""
+
+    name = "N|NAME=N,.."
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> int | dict[str, int]:
+        """The number, or the numbers by name."""
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]  # converted before
+        if value.isdecimal() and int(value) > 0:
+            return int(value)
+        pairs = [part.strip().partition("=") for part in value.split(",")]
+        if not all(name and count.isdecimal() and int(count) > 0 for name, _, count in pairs):
+            self.fail(
+                f"{value!r} is neither a positive number nor a list such as lines=8,passkey=16", parameter, context
+            )
+        return {name: int(count) for name, _, count in pairs}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvc_trt.cli import output
-from kvc_trt.cli.counts import Counts, Names
+from kvc_trt.cli.counts import CountOrByName, Counts, Names
 from kvc_trt.cli.sections import option
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ _OPTIONS = (
     option(_SECTION, "--lengths", type=Counts(), help="Tokens of prompt and answer.  [default: longest, /2, /4]"),
     option(_SECTION, "--modes", type=Names(), help="query-aware, query-agnostic.  [default: both]"),
     option(
-        _SECTION, "--max-new-tokens", type=click.IntRange(min=1), help="Longest answer.  [default: each task's own]"
+        _SECTION, "--max-new-tokens", type=CountOrByName(), metavar="N|TASK=N,..",
+        help="Longest answer, of all tasks or by task.  [default: each task's own]",
     ),
     option(_SECTION, "--minimum-accuracy", type=_PERCENT, help="Percent that every cell that counts must reach."),
     option(_SECTION, "--maximum-loss", type=_PERCENT, help="Points that none may lose against the full cache."),
@@ -77,6 +78,7 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
     name = engine.name if engine is not None else Path(given["model"]).name
     directory = given["output_dir"] or Path("accuracy") / re.sub(r"[^A-Za-z0-9._+-]", "-", name)
     progress = output.progress()
+    _check_names(given["max_new_tokens"])
     bars = Bars(_share(given["minimum_accuracy"]), _share(given["maximum_loss"]))
     sampling = Sampling(given["samples"] or SAMPLES, given["seed"], given["max_new_tokens"])
     with _subject(engine, given, progress) as (subject, variants, longest):
@@ -136,6 +138,13 @@ def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
         raise click.UsageError("--backend, --kernels: engines of --model are built in memory, for onnxruntime")
     if given["kernels"] is not None and given["backend"] != "torch":
         raise click.UsageError("--kernels goes with --backend torch")
+
+
+def _check_names(rooms: int | Mapping[str, int] | None) -> None:
+    from kvc_trt.verify.tasks.registry import task
+
+    for name in rooms if isinstance(rooms, Mapping) else ():
+        task(name)
 
 
 def _share(percent: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -24,8 +24,14 @@ class Sampling:
 
     samples: int
     seed: int
-    max_new_tokens: int | None = None
-    """Longest answer; None is each task's own."""
+    max_new_tokens: int | Mapping[str, int] | None = None
+    """Longest answer, of every task or by name; None, and tasks not named, take the task's own."""
+
+    def room(self, task: str) -> int | None:
+        """The longest answer of one task; None is its own."""
+        if isinstance(self.max_new_tokens, Mapping):
+            return self.max_new_tokens.get(task)
+        return self.max_new_tokens
 
 
 class _Draws:
@@ -39,7 +45,11 @@ class _Draws:
         """The samples of a group."""
         key = group.task, group.length
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, draw(*key, self._vocabulary, **vars(self._sampling))
+            rule = self._sampling
+            drawn = draw(
+                *key, self._vocabulary, samples=rule.samples, seed=rule.seed, max_new_tokens=rule.room(group.task)
+            )
+            self._latest = key, drawn
         return self._latest[1]
 
 

@@ -75,6 +75,8 @@ def test_questions_longer_than_the_engine_do_not_apply(key_value, engine, tmp_pa
         ([*MODEL[1:], "--tasks", "niah-single"], "did you mean 'niah-single-1'"),
         ([*MODEL[1:], "--tasks", "lines"], "cannot spell"),
         ([*MODEL[1:], "--backend", "torch"], "built in memory, for onnxruntime"),
+        ([*MODEL[1:], "--max-new-tokens", "0"], "neither a positive number nor a list"),
+        ([*MODEL[1:], "--max-new-tokens", "line=8"], "did you mean 'lines'"),
         ([*MODEL[1:], "--steps", "3"], "--max-new-tokens bounds them"),
         ([*MODEL[1:], "--minimum-accuracy", "101"], "0<=x<=100"),
         (["--level", "tasks", "--model", "retrieval-tin"], "did you mean 'retrieval-tiny'"),

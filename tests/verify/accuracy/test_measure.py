@@ -88,6 +88,13 @@ def test_room_is_the_answer_and_the_question_where_it_is_late(drawn, groups, tmp
     assert {(room.max_input_len, room.max_output_len) for room in subject.rooms} == {(123, 5), (123, 13)}
 
 
+def test_the_longest_answer_may_be_told_by_task(drawn, groups, tmp_path, key_value):
+    sampling = Sampling(4, 0, {key_value: 8, "lines": 99})
+    (cell,) = run(Fake(drawn), groups[:1], tmp_path / "r", sampling, VARIANTS[:1])
+    assert cell.max_new_tokens == 8
+    assert (sampling.room("passkey"), Sampling(4, 0, 7).room("passkey"), SAMPLING.room("passkey")) == (None, 7, None)
+
+
 def test_a_second_run_asks_only_what_is_missing(drawn, groups, tmp_path):
     path = tmp_path / "r"
     run(Fake(drawn), groups[:1], path, variants=VARIANTS[:2])
