@@ -40,7 +40,6 @@ class Pressed(NamedTuple):
 
     layers: list[Kept]
     cache: Any
-    """transformers' cache, of which the press dropped what it did not keep."""
 
 
 def press_prompt(press: Any, model: Any, ids: Tensor) -> Pressed:
@@ -48,8 +47,6 @@ def press_prompt(press: Any, model: Any, ids: Tensor) -> Pressed:
 
     The presses leave the order of equal scores to torch.topk; here they rank (score descending, index ascending).
     """
-    from transformers import DynamicCache
-
     found: list[Kept] = []
     score, compress = press.score, press.compress
 
@@ -66,6 +63,13 @@ def press_prompt(press: Any, model: Any, ids: Tensor) -> Pressed:
         return kept
 
     press.score, press.compress = ranks, recording
+    return Pressed(found, read(press, model, ids))
+
+
+def read(press: Any, model: Any, ids: Tensor) -> Any:
+    """transformers' cache of a prompt [n], of which the press dropped what it does not keep."""
+    from transformers import DynamicCache
+
     length, cache = len(ids), DynamicCache()
     with torch.inference_mode(), press(model):
         # Each layer's hook asks for the position, which transformers no longer hands down by itself.
@@ -73,7 +77,7 @@ def press_prompt(press: Any, model: Any, ids: Tensor) -> Pressed:
             ids[None], past_key_values=cache, attention_mask=torch.ones(1, length, dtype=torch.int64),
             cache_position=torch.arange(length),
         )  # fmt: skip
-    return Pressed(found, cache)
+    return cache
 
 
 def answer(model: Any, cache: Any, start: int, following: Tensor) -> Tensor:

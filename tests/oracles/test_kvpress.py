@@ -15,11 +15,14 @@ from torch.nn import functional
 from kvc_trt.policies import snapkv_gqa
 from kvc_trt.reference import compaction
 from kvc_trt.reference.selection import best_ascending
-from tests.oracles.presses import Kept, answer, assert_same_sets, import_presses, press_prompt, ratio
+from tests.oracles.presses import Kept, answer, assert_same_sets, import_presses, press_prompt, ratio, read
 
 import_presses()
 
+from kvpress.presses.key_rerotation_press import KeyRerotationPress  # noqa: E402
+from kvpress.presses.observed_attention_press import ObservedAttentionPress  # noqa: E402
 from kvpress.presses.snapkv_press import SnapKVPress  # noqa: E402
+from kvpress.presses.streaming_llm_press import StreamingLLMPress  # noqa: E402
 
 MODELS = {
     "grouped": ("llama", {}),
@@ -41,6 +44,19 @@ class RocketKVPress(SnapKVPress):  # type: ignore[misc]
         votes = attention.sum(dim=2).unflatten(1, (keys.shape[1], -1)).sum(dim=2)
         pooled = functional.max_pool1d(votes, self.kernel_size, stride=1, padding=self.kernel_size // 2)
         return functional.pad(pooled, (0, self.window_size), value=torch.inf)
+
+
+@dataclass
+class HeavyHitterPress(ObservedAttentionPress):  # type: ignore[misc]
+    """H2O in the press's terms: sums are not divided by the rows that saw a token, the last tokens always stay."""
+
+    recent: int = 0
+
+    def score(self, *arguments: Any) -> Tensor:
+        per_row: Tensor = super().score(*arguments)
+        n = per_row.shape[-1]
+        total = per_row * torch.arange(n, 0, -1)
+        return total.index_fill(-1, torch.arange(n - self.recent, n), torch.inf)
 
 
 @pytest.fixture(params=MODELS)
@@ -112,3 +128,66 @@ def test_snapkv_with_grouped_queries(pair: Any, n: int, budget: int, seed: int) 
     ids = prompt(pair, n, seed)
     expected = press_prompt(SnapKVPress(ratio(budget, n), 64, 1), pair.hugging_face, ids).layers
     check(kept_by_policy(pair, "snapkv-gqa", budget + NEW, ids, window=64, pool_kernel=1), expected)
+
+
+def ungrouped(pair: Any, family: Callable[..., Any]) -> Any:
+    """transformers' model with the same function and one KV head per query head: the group's weights, repeated."""
+    heads, groups = pair.config.num_attention_heads, pair.config.num_key_value_heads
+    model = family("llama3.1", num_attention_heads=heads, num_key_value_heads=heads).hugging_face
+    state = pair.hugging_face.state_dict()
+    for name, tensor in state.items():
+        if "k_proj" in name or "v_proj" in name:
+            state[name] = tensor.unflatten(0, (groups, -1)).repeat_interleave(heads // groups, dim=0).flatten(0, 1)
+    model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.parametrize(("n", "window", "kernel", "kept"), [(150, 32, 7, 48), (333, 16, 63, 120), (150, 64, 1, 80)])
+def test_snapkv_per_query_head(n: int, window: int, kernel: int, kept: int, family: Callable[..., Any]) -> None:
+    """A press chooses for each KV head, so it is shown a model in which every query head has one of its own."""
+    pair = family("llama3.1")
+    ids = prompt(pair, n, n)
+    press = SnapKVPress if kernel == 1 else RocketKVPress
+    expected = press_prompt(press(ratio(kept, n), window, kernel), ungrouped(pair, family), ids).layers
+    found = kept_by_policy(pair, "snapkv", 3 * kept + NEW, ids, window=window, pool_kernel=kernel)
+    assert found[0].shape == (6, kept)
+    check(found, expected)
+
+
+@pytest.mark.parametrize(("n", "budget", "sinks"), [(150, 40, 4), (70, 69, 4), (333, 100, 0), (333, 100, 17)])
+def test_streaming_llm(pair: Any, n: int, budget: int, sinks: int) -> None:
+    ids = prompt(pair, n, n)
+    expected = press_prompt(StreamingLLMPress(ratio(budget, n), sinks), pair.hugging_face, ids).layers
+    check(kept_by_policy(pair, "streaming-llm", budget, ids, sinks=sinks), expected)
+    if not sinks:
+        check(kept_by_policy(pair, "sliding-window", budget, ids), expected)
+
+
+@pytest.mark.parametrize(("n", "budget"), [(150, 40), (70, 60)])
+def test_streaming_llm_as_in_its_paper(pair: Any, n: int, budget: int) -> None:
+    """Keys rotated by their rank in the cache. A step drops the oldest token first, so the press keeps one less."""
+    ids = prompt(pair, n + 1, n)
+    cache = read(KeyRerotationPress(StreamingLLMPress(ratio(budget - 1, n))), pair.hugging_face, ids[:n])
+    expected = answer(pair.hugging_face, cache, budget - 1, ids[n:])
+    decoder = pair.decoder("streaming-llm", budget, n, 1, positions="cache")
+    _, ours = decoder.prefill(ids[None, :n], torch.tensor([n]))
+    torch.testing.assert_close(decoder.decode(ids[n:], ours), expected, rtol=5e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("n", [70, 150])
+def test_the_observed_attention_press_as_it_comes(pair: Any, n: int) -> None:
+    """It divides by the rows that saw a token and protects no last tokens: so divided, our sums keep its set."""
+    ids = prompt(pair, n, n)
+    pair.hugging_face.set_attn_implementation("eager")
+    expected = press_prompt(ObservedAttentionPress(ratio(40, n)), pair.hugging_face, ids).layers
+    _, cache = pair.decoder("h2o", n + NEW, n, NEW).prefill(ids[None], torch.tensor([n]))
+    received = [layer.scores[0, :, :n] / torch.arange(n, 0, -1) for layer in cache.caches]
+    check([best_ascending(one, 40) for one in received], expected)
+
+
+@pytest.mark.parametrize(("n", "budget"), [(150, 40), (333, 101), (70, 16)])
+def test_h2o(pair: Any, n: int, budget: int) -> None:
+    ids = prompt(pair, n, n)
+    pair.hugging_face.set_attn_implementation("eager")
+    press = HeavyHitterPress(ratio(budget, n), recent=budget - budget // 2)
+    check(kept_by_policy(pair, "h2o", budget, ids), press_prompt(press, pair.hugging_face, ids).layers)
