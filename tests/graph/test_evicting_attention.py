@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from kvc_trt.graph.functions.recent_attention import ranked_recent_attention, re
 from kvc_trt.graph.functions.shapes import HeadShape
 from tests.graph.small_models import SingleNode, normal
 
+ROOT = Path(__file__).parents[2]
 HEADS, SIZE = 8, 16
 TABLES = [
     function(np.arange(64)[:, None] * 0.3 ** np.arange(SIZE // 2)).astype(np.float32) for function in (np.cos, np.sin)
@@ -219,3 +223,26 @@ def test_prompts_are_compacted_as_the_reference_does(budget, recent):
     for name, table in (("k_cache", expected.keys), ("v_cache", expected.values)):
         np.testing.assert_array_equal(found[name][:, :, :width], table.numpy())
         assert not found[name][:, :, width:].any()
+
+
+MEASURE = """
+import resource, sys
+import numpy as np
+from kvc_trt.graph.functions.compact_heavy_hitters import compact_heavy_hitters
+from tests.graph.small_models import SingleNode
+node = SingleNode(compact_heavy_hitters(), {"prompt_budget": 32, "capacity": 33, "recent": 16})
+def run(length):
+    tables = (np.ones((1, heads, length, 16), np.float32) for heads in (4, 1, 1))
+    node(*tables, np.array([length]))
+run(128)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(int(sys.argv[1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_prompts_sums_take_far_less_memory_than_its_scores():
+    """16,384 tokens and 4 heads: one S x S matrix would take 4 GiB."""
+    process = subprocess.run([sys.executable, "-c", MEASURE, "16384"], check=True, capture_output=True, cwd=ROOT)
+    assert int(process.stdout) * 1024 < 0.1 * 4 * 4 * 16384**2

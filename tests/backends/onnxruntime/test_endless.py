@@ -80,6 +80,26 @@ def test_an_answer_longer_than_the_cache_is_not_cut_short(tmp_path, name):
         np.testing.assert_array_equal(positions[:, -16:], np.broadcast_to(np.arange(78 + 999 - 16, 78 + 999), (2, 16)))
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_in_place_it_is_what_it_is_in_separate_memory(tmp_path, name):
+    """Sums and positions are read and written in the same buffers; so is a ring that turns."""
+    policy, settings = ENGINES[name]
+    executor = OnnxRuntimeExecutor(program(tmp_path, policy, 60, **settings), threads=1)
+    executor.allocate(2)
+    prompts, lengths = np.random.default_rng(0).integers(2, 97, (2, 128)), np.array([70, 9])
+    prefilled = executor.prefill(prompts, lengths)
+    for row in range(2):
+        executor.insert(prefilled, row, row)
+    state, stored = dict(prefilled.state), prefilled.cache_lengths
+    for step, tokens in enumerate(np.random.default_rng(1).integers(2, 97, (50, 2))):
+        feeds = {"token": tokens, "positions": lengths + step, "cache_lengths": stored + step, **state}
+        logits, *after = executor.decode_session.run(None, feeds)
+        np.testing.assert_array_equal(executor.decode(tokens, lengths + step, stored + step), logits)
+        state = {tensor.name: found for tensor, found in zip(executor.program.state, after, strict=True)}
+        for tensor in executor.program.state:
+            np.testing.assert_array_equal(executor.buffers[tensor.name], state[tensor.name], tensor.name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_hundred_thousand_tokens_take_no_more_memory(tmp_path, name):
