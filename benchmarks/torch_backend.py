@@ -162,7 +162,7 @@ def decode_part(
             }  # fmt: skip
         else:
             entry = measured(cell, weights, bandwidth, options.steps)
-        release()
+            release()
         place = cell.batch, cell.context
         if "step_ms" in entry and cell.budget is None:
             fastest[place] = min(fastest.get(place, float("inf")), entry["step_ms"] / 1e3)
@@ -210,7 +210,7 @@ def prefill_part(weights: TorchWeights, options: argparse.Namespace) -> Iterator
                     entry |= prefill_peak(cell, weights)
             except torch.OutOfMemoryError as error:
                 entry["not_measured"] = str(error).splitlines()[0]
-            release()
+                release()
             print(f"prefill {cell.label}: {prefill_line(entry)}", flush=True)
             yield entry
 

@@ -19,13 +19,9 @@ from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.policies.parameters import PolicyParameters
+from tests.small_model import SMALL
 
-LLAMA = ModelConfig(
-    architecture="LlamaForCausalLM", dtype="float32", vocab_size=97, hidden_size=64, intermediate_size=96,
-    num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_size=16, norm_epsilon=1e-5,
-    rotary_base=10000.0, rotary_scaling=None, max_position_embeddings=8192, tie_word_embeddings=False,
-    qkv_bias=False, output_bias=False, qk_norm=False, sliding_window=None, bos_token_id=None, eos_token_ids=(1,),
-)  # fmt: skip
+LLAMA = SMALL
 FAMILIES = {
     "llama3.1": replace(LLAMA, rotary_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 128)),
     "longchat": replace(LLAMA, num_key_value_heads=4, rotary_scaling=RopeScaling("linear", 8.0)),

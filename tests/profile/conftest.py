@@ -7,32 +7,12 @@ import dataclasses
 import pytest
 
 from kvc_trt.models.config import ModelConfig
+from tests.small_model import SMALL
 
 
 @pytest.fixture(scope="session")
 def model() -> ModelConfig:
-    return ModelConfig(
-        architecture="LlamaForCausalLM",
-        dtype="float32",
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_size=16,
-        norm_epsilon=1e-5,
-        rotary_base=10000.0,
-        rotary_scaling=None,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        qkv_bias=False,
-        output_bias=False,
-        qk_norm=False,
-        sliding_window=None,
-        bos_token_id=None,
-        eos_token_ids=(),
-    )
+    return dataclasses.replace(SMALL, num_hidden_layers=2, eos_token_ids=())
 
 
 @pytest.fixture(scope="session")

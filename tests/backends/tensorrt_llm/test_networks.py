@@ -19,17 +19,12 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode, build_prefill, slice_limit
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
-from kvc_trt.models.config import ModelConfig, RopeScaling
+from kvc_trt.models.config import RopeScaling
 from kvc_trt.models.random_weights import RandomWeights
 from tests.backends.tensorrt_llm.evaluator import Registry, evaluator
+from tests.small_model import SMALL
 
-LLAMA = ModelConfig(
-    architecture="LlamaForCausalLM", dtype="float32", vocab_size=97, hidden_size=64, intermediate_size=96,
-    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_size=16, norm_epsilon=1e-5,
-    rotary_base=10000.0, rotary_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 64), max_position_embeddings=8192,
-    tie_word_embeddings=False, qkv_bias=False, output_bias=False, qk_norm=False, sliding_window=None,
-    bos_token_id=None, eos_token_ids=(1,),
-)  # fmt: skip
+LLAMA = dataclasses.replace(SMALL, num_hidden_layers=2, rotary_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 64))
 QWEN2 = dataclasses.replace(LLAMA, architecture="Qwen2ForCausalLM", qkv_bias=True, tie_word_embeddings=True)
 QWEN3 = dataclasses.replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, rotary_scaling=None)
 BIASED = dataclasses.replace(LLAMA, qkv_bias=True, output_bias=True, num_key_value_heads=4)
