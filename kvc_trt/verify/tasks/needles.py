@@ -1,9 +1,9 @@
 """Needles in a haystack: RULER's NIAH families [1] in wording of our own.
 
-A needle is one sentence, `Entry <key> reads <value>.`, its key drawn once per sample; the question asks for the values
-of one key or of several. The answer is greedy text, and the score is the share of values that it contains. With
-several values of one key the answer numbers them (first, second, ...) in the order in which they stand in the context,
-while the needles themselves carry no numbers.
+A needle is one sentence, `Entry <key> reads <value>.`; the question asks for the values of one key or of several. The
+answer is greedy text, and the score is the share of values that it contains. Where a key has several values, its
+needles say when it reads them (`first`, `then`, `later`, `finally`, in the order in which they stand), and so does the
+answer: unlike RULER's, such needles differ in more than their values.
 
 [1] C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?", arXiv:2404.06654.
 """
@@ -27,7 +27,7 @@ Haystack = Literal["noise", "prose", "needles"]
 HAYSTACKS: tuple[Haystack, ...] = get_args(Haystack)
 INTRODUCTION = "Remember what every entry reads."
 COUNTS = ("one", "two", "three", "four")
-ORDINALS = ("first", "second", "third", "fourth")
+TIMES = ("first", "then", "later", "finally")
 DEPTHS = 40
 MAX_NEW_TOKENS = 48
 
@@ -49,7 +49,7 @@ class Variant:
 
     def __post_init__(self) -> None:
         """InputError where no question can be phrased."""
-        most = len(ORDINALS)
+        most = len(TIMES)
         if self.haystack not in HAYSTACKS:
             raise InputError(f"haystack is {self.haystack!r}, expected one of {', '.join(HAYSTACKS)}")
         if not (1 <= self.asked <= min(self.keys, most) and 1 <= self.values_per_key <= most):
@@ -86,7 +86,11 @@ def generate_needles(
     depths = (gaps / (DEPTHS - 1)).tolist() if depth is None else [depth] * len(gaps)
 
     owners = rng.permutation(np.repeat(np.arange(variant.keys), variant.values_per_key))
-    needles = [needle(keys[owner], value) for owner, value in zip(owners, values, strict=False)]
+    times = [int((owners[:i] == owner).sum()) for i, owner in enumerate(owners)]
+    needles = [
+        needle(keys[owner], value, when(time, variant.values_per_key))
+        for owner, value, time in zip(owners, values, times, strict=False)
+    ]
     asked = rng.permutation(variant.keys)[: variant.asked].tolist()
     answers = tuple(values[i] for owner in asked for i in np.flatnonzero(owners == owner))
     text = question([keys[i] for i in asked], variant.values_per_key, variant.value_kind)
@@ -109,28 +113,31 @@ def generate_needles(
     return TaskSample(task, seed, index, context(units), text, answers, meta)
 
 
-def needle(key: str, value: str) -> str:
-    """The sentence that is looked for."""
-    return f"Entry {key} reads {value}."
+def when(time: int, values_per_key: int) -> str:
+    """What a needle says between key and value, a space behind it; nothing where a key has one value."""
+    return f"{TIMES[time]} " if values_per_key > 1 else ""
+
+
+def needle(key: str, value: str, time: str = "") -> str:
+    """The sentence that is looked for; `time` as `when` gives it."""
+    return f"Entry {key} {time}reads {value}."
 
 
 def question(keys: list[str], values_per_key: int = 1, value_kind: Kind = "numbers") -> str:
     """Question and prefix of the answer, for one key of several values or for several keys of one."""
     if values_per_key > 1:
         asks = f"which {COUNTS[values_per_key - 1]} {value_kind} does entry {keys[0]} read, in order"
-        return f"\nQuestion: {asks}? Answer: {ORDINALS[0]} {keys[0]} reads"
-    if len(keys) > 1:
+    elif len(keys) > 1:
         asks = f"what do entries {', '.join(keys[:-1])} and {keys[-1]} read"
     else:
         asks = f"what does entry {keys[0]} read"
-    return f"\nQuestion: {asks}? Answer: entry {keys[0]} reads"
+    return f"\nQuestion: {asks}? Answer: entry {keys[0]} {when(0, values_per_key)}reads"
 
 
 def answer(keys: list[str], values: list[str]) -> str:
     """What continues `question` if it is answered as the shipped model does; `values` in the order asked for."""
-    if len(keys) == 1:
-        again = [f"{ordinal} {keys[0]}" for ordinal in ORDINALS[1 : len(values)]]
-    else:
-        again = [f"entry {key}" for key in keys[1:]]
-    rest = [f", {name} reads {value}" for name, value in zip(again, values[1:], strict=True)]
+    several = len(values) if len(keys) == 1 else 1
+    rest = [
+        f", entry {keys[i % len(keys)]} {when(i, several)}reads {value}" for i, value in enumerate(values[1:], start=1)
+    ]
     return f" {values[0]}{''.join(rest)}."
