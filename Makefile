@@ -15,7 +15,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo test test-all test-sanitized lint types types-tensorrt format emulation emulation-plain plugins gpu bench clean
+.PHONY: help env demo test test-all test-sanitized lint types types-tensorrt format emulation emulation-plain plugins gpu bench bench-accuracy clean
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -26,6 +26,7 @@ help:
 	@echo "make types-tensorrt  the TensorRT code against stubs generated from NVIDIA's bindings"
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
+	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (under 30 minutes)"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
 env: $(VENV)/.installed
@@ -103,6 +104,9 @@ bench: env
 	$(RUN)/python benchmarks/decode_onnxruntime.py
 	$(RUN)/python benchmarks/prefill_memory.py
 	$(RUN)/python benchmarks/startup.py
+
+bench-accuracy: env
+	$(RUN)/python benchmarks/accuracy.py
 
 clean:
 	rm -rf $(VENV) build dist engines .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,117 @@
+"""What every policy costs in answers at equal token budgets, on the shipped retrieval model.
+
+    python benchmarks/accuracy.py
+
+Under 30 minutes on two cores. Cells are kept in build/accuracy/ while it runs, so an interrupted run goes on where it
+stopped. Writes benchmarks/results/accuracy-MODEL.json, docs/images/accuracy-*.png and, between its two marks, the
+tables of docs/results/accuracy.md. Nothing here depends on which policy wins: the order of RocketKV's paper is reported
+pair by pair, with the error of each difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import accuracy_page
+import machine
+
+from kvc_trt import policies
+from kvc_trt.profile.files import write_whole
+from kvc_trt.progress import progress_on
+from kvc_trt.verify.accuracy.defaults import TASKS
+from kvc_trt.verify.accuracy.grid import MODES, groups, variants
+from kvc_trt.verify.accuracy.measure import Sampling
+from kvc_trt.verify.accuracy.model_subject import open_model
+from kvc_trt.verify.accuracy.order import paper_order
+from kvc_trt.verify.accuracy.report import AccuracyReport
+from kvc_trt.verify.accuracy.run import evaluate, figures
+
+MODEL = "retrieval-text"
+BUDGETS = (32, 64, 128, 256)
+LENGTHS = (512, 1024, 2048)
+SAMPLES = 50
+LONGEST_ANSWERS = {"niah-single-1": 8, "niah-multikey-2": 8, "lines": 8, "niah-multivalue": 48, "niah-multiquery": 48}
+"""What the shipped model needs to answer: policies that evict spend their budget on the answer's room too."""
+VARIATIONS = ("snapkv-gqa:layer_budget=squeeze", "streaming-llm:layer_budget=squeeze", "streaming-llm:positions=cache")
+IMAGES = machine.ROOT / "docs" / "images"
+PAGE = machine.ROOT / "docs" / "results" / "accuracy.md"
+DRAWN = ("budget", "tasks", "depth-niah-single-1")
+"""Figures of the page, by the beginning of their names; the report in build/accuracy/ holds all."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="questions per task, length and mode")
+    parser.add_argument("--fresh", action="store_true", help="measure again what build/accuracy/ holds")
+    arguments = parser.parse_args()
+    directory = machine.ROOT / "build" / "accuracy" / f"{MODEL}-{arguments.samples}"
+    if arguments.fresh:
+        (directory / "results.jsonl").unlink(missing_ok=True)
+    started = time.monotonic()
+    report = measured(directory, arguments.samples)
+    seconds = time.monotonic() - started
+    images = write_images(report)
+    print(write_result(report, seconds))
+    print(accuracy_page.write(PAGE, report, images, machine.record()))
+    print(f"{seconds / 60:.1f} minutes for what was missing; the whole report: {directory / 'report.html'}")
+
+
+def measured(directory: Path, samples: int) -> AccuracyReport:
+    """Every policy at every budget, length and mode."""
+    names = [*(one.name for one in policies.describe()), *VARIATIONS]
+    sampling = Sampling(samples, 0, LONGEST_ANSWERS)
+    progress = progress_on()
+    with open_model(MODEL, progress=progress) as subject:
+        grid = groups(TASKS, LENGTHS, MODES)
+        return evaluate(subject, variants(names, BUDGETS), grid, sampling, directory, progress=progress)
+
+
+def write_images(report: AccuracyReport) -> list[Path]:
+    """The figures of the page, for the repository."""
+    written = []
+    for name, image in figures(report).items():
+        if name.startswith(DRAWN):
+            path = IMAGES / f"accuracy-{name}"
+            write_whole(path, image)
+            written.append(path)
+    return written
+
+
+def write_result(report: AccuracyReport, seconds: float) -> Path:
+    """One line per cell, without single scores and parameters: those are in build/accuracy/."""
+    settings = {key: value for key, value in report.settings.items() if value is not None}
+    order = [
+        {
+            "first": one.first, "second": one.second, "mode": one.mode, "token_budget": one.token_budget,
+            "difference": round(one.difference.value, 4), "standard_error": round(one.difference.standard_error, 4),
+            "questions": one.difference.samples, "verdict": one.verdict,
+        }
+        for one in paper_order(report.cells)
+    ]  # fmt: skip
+    head = {"machine": machine.record(), "settings": settings, "seconds_of_this_run": round(seconds), "order": order}
+    text = json.dumps(head, indent=2)[:-2] + ',\n  "cells": [\n' + _lines([_compact(c.to_json()) for c in report.cells])
+    path = machine.RESULTS / f"accuracy-{MODEL}.json"
+    partial = path.with_suffix(".json.partial")
+    partial.write_text(f"{text}\n  ]\n}}\n", encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def _compact(cell: dict[str, Any]) -> dict[str, Any]:
+    dropped = ("scores", "depths", "parameters", "seed", "family", "query_aware")
+    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in cell.items()}
+    return {name: value for name, value in rounded.items() if name not in dropped and value not in (None, "")}
+
+
+def _lines(cells: Sequence[dict[str, Any]]) -> str:
+    return ",\n".join(f"    {json.dumps(cell)}" for cell in cells)
+
+
+if __name__ == "__main__":
+    main()
