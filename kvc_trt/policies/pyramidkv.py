@@ -5,8 +5,8 @@ linearly from the first layer to the last: with C tokens per layer on average, a
 layer keeps (C - W) div beta besides its window, and the first what then makes the mean C.
 
 Shapes and selection are `snapkv-gqa`'s. Deviations: one list per KV head (the original repeats keys and values for
-each query head); budgets are settled for the longest prompt of an engine, not for each prompt; what is lost by
-rounding the step down is not handed out again, so that layers together keep up to L - 1 tokens per step less.
+each query head); budgets are settled for the longest prompt of an engine, not for each prompt; the step is
+rounded down as in the released code, which leaves the narrow end wider: up to (L - 2) / 2 tokens per layer above C.
 """
 
 from __future__ import annotations
