@@ -74,10 +74,15 @@ class PolicyParameters:
         return max(self.token_budget, self.dense_until)
 
     @property
+    def most_read(self) -> int:
+        """Tokens that a step reads of a row that it does not attend to densely."""
+        current = 1 if self.decode_selection == "sparq" else 0  # beside the top_k others
+        return self.top_k + current
+
+    @property
     def selected_width(self) -> int:
         """Width of the `selected` output."""
-        current = 1 if self.decode_selection == "sparq" else 0  # read beside the top_k others
-        return max(self.top_k + current, self.dense_limit)
+        return max(self.most_read, self.dense_limit)
 
     def groups(self, layer: int) -> tuple[Group, ...]:
         """One layer's caches: one under most policies. What differs between layers is settled in a group."""

@@ -32,7 +32,7 @@ def _pairs(rule: PolicyParameters, entries: int, head_size: int) -> float:
     """By kind: a page's or token's score costs half a pair for each head-sized vector that is read for it."""
     if entries <= rule.dense_limit:
         return float(entries)
-    read = float(min(rule.top_k, entries))
+    read = float(min(rule.most_read, entries))
     if rule.decode_selection == "hybrid":
         return -(-entries // rule.page_size) * rule.top_r / (2 * head_size) + read
     if rule.decode_selection == "quest":  # maximum and minimum of every channel
