@@ -107,6 +107,13 @@ class PolicyParameters:
         half = self.recent == whole - whole // 2
         return budget - budget // 2 if half else max(1, budget * self.recent // whole)
 
+    def _while_decoding(self, budget: int) -> PolicyParameters:
+        """The same method on `budget` tokens: of heavy hitters half are recent ones, elsewhere all but the sinks."""
+        recent = budget - budget // 2 if self.decode_selection == "heavy-hitters" else budget - self.sinks
+        slots = budget + self.spare_slots
+        kept = min(budget, self.max_input_len)
+        return replace(self, token_budget=budget, prompt_budget=kept, capacity=slots, recent=recent)
+
     def keeping_everything(self) -> PolicyParameters:
         """The same lengths under `full`."""
         length = self.max_sequence_len
@@ -150,6 +157,11 @@ class PolicyParameters:
     def evicts_while_decoding(self) -> bool:
         """Whether a step drops a token for each that it appends, so that caches never fill up."""
         return self.decode_selection in EVICTING_WHILE_DECODING
+
+    @property
+    def reads_a_part(self) -> bool:
+        """Whether a step reads some entries of a cache that keeps them all."""
+        return self.decode_selection in READING_A_PART
 
     @property
     def spare_slots(self) -> int:

@@ -86,9 +86,8 @@ class ReferenceDecoder:
         layers = range(self.config.num_hidden_layers)
         groups = [group.parameters for index in layers for group in self.parameters.groups(index)]
         for one, parameters in zip(cache.caches, groups, strict=True):
-            if parameters.decode_selection == "recent":
-                make_room(one, slots=parameters.capacity, sinks=parameters.sinks)
-            checks.lengths("cache.lengths", one.lengths, len(tokens), 0, one.capacity - 1)
+            most = one.capacity if parameters.evicts_while_decoding else one.capacity - 1
+            checks.lengths("cache.lengths", one.lengths, len(tokens), 0, most)
         hidden = self._weights.embed(tokens)
         rest = iter(cache.caches)
         for index in layers:
@@ -168,7 +167,9 @@ class ReferenceDecoder:
         return Projected(*mine), heads
 
     def _append(self, group: Group, cache: LayerCache, new: Projected, positions: Tensor) -> None:
-        """Store one token per row behind the entries of a cache, in place."""
+        """Store one token per row behind the entries of a cache, in place; a window drops its oldest first."""
+        if group.parameters.decode_selection == "recent":
+            make_room(cache, slots=group.parameters.capacity, sinks=group.parameters.sinks)
         stored = new.plain_keys if group.parameters.positions == "cache" else new.keys
         # A cache per query head repeats the keys of its group.
         keys, values = (x.repeat_interleave(cache.keys.shape[1] // x.shape[1], dim=1) for x in (stored, new.values))

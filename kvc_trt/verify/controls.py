@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 _MOST_STEPS = 8
 
 
-def dense_limit(parameters: PolicyParameters) -> int:
+def dense_limit(parameters: PolicyParameters, layers: int) -> int:
     """Stored tokens up to which every row of a batch is promised the dense engine's bits."""
     from kvc_trt.graph.build import slice_limit
 
-    evicting = parameters.prompt_eviction != "none"
-    return min(slice_limit(parameters), parameters.prompt_budget if evicting else parameters.capacity)
+    rules = [group.parameters for layer in range(layers) for group in parameters.groups(layer)]
+    return min([slice_limit(parameters), *(_all_kept(rule) for rule in rules if rule.compresses)])
+
+
+def _all_kept(rule: PolicyParameters) -> int:
+    """The longest prompt of which nothing is evicted."""
+    if rule.prompt_eviction == "none":
+        return rule.capacity
+    if rule.squeeze_share is None:
+        return rule.prompt_budget
+    return max(rule.window, int(rule.prompt_budget * rule.squeeze_share))
 
 
 def check_dense_twin(subject: Subject, rung: Rung) -> None:
@@ -35,7 +44,7 @@ def check_dense_twin(subject: Subject, rung: Rung) -> None:
     if parameters.policy == "full":
         rung.reason = "a full engine is its own dense twin"
         return
-    limit = min(dense_limit(parameters), parameters.max_input_len)
+    limit = min(dense_limit(parameters, subject.engine.model.num_hidden_layers), parameters.max_input_len)
     steps = min(_MOST_STEPS, limit - 1, parameters.max_output_len)
     if steps < 1:
         rung.reason = f"no row fits: dense up to {limit} tokens"
@@ -47,6 +56,12 @@ def check_dense_twin(subject: Subject, rung: Rung) -> None:
     with subject.phase("dense twin"):
         dense = run(subject.twin, batch, steps, tokens=ours.tokens)
     sample = f"{len(batch)} rows x {steps + 1} positions"
+    if parameters.per_query_head and parameters.prompt_eviction == "snapkv":
+        error = float(np.abs(ours.logits - dense.logits).max())
+        note = f"rows of up to {limit} tokens; a cache per query head multiplies in another order, so not bit for bit"
+        bar = subject.thresholds.logits_max_error
+        rung.checks.append(at_most("logits unlike the dense twin's", sample, error, bar, note=note))
+        return
     unequal = int((ours.logits != dense.logits).any(axis=-1).sum())
     note = f"rows of up to {limit} tokens, every bit compared"
     rung.checks.append(at_most("logits unlike the dense twin's", sample, unequal, 0, note=note))
@@ -67,37 +82,42 @@ def check_activity(subject: Subject, rung: Rung) -> None:
 
 
 def _eviction(subject: Subject, measured: list[dict[str, int]]) -> list[Check]:
-    """Prompt tokens stored and kept, in every compressed layer, of the longest prompt over the budget."""
-    parameters, batch = subject.engine.parameters, subject.batch
+    """Prompt tokens stored and kept, in every cache that evicts, of the longest prompt."""
+    batch, lists, stored = subject.batch, subject.observed.kept, subject.engine_run.cache_lengths
     row = int(np.argmax(batch.prompt_lengths))
-    logical, budget = int(batch.prompt_lengths[row]), parameters.prompt_budget
-    if parameters.prompt_eviction == "none" or logical <= budget:
+    logical = int(batch.prompt_lengths[row])
+    over, most = 0, 0
+    for site in subject.sites:
+        budget = site.parameters.most_kept
+        if site.parameters.prompt_eviction == "none" or logical <= budget:
+            continue
+        kept = int((lists[site.cache][row] >= 0).sum(-1).max()) if site.cache in lists else logical
+        physical = int(stored[site.cache, row])
+        measured.append({"layer": site.layer, "logical": logical, "physical": physical, "kept": kept, "budget": budget})
+        over, most = over + (max(physical, kept) > budget), max(most, physical, kept)
+    if not measured:
         return []
-    choices, stored = subject.observed.choices, subject.engine_run.cache_lengths
-    for layer in sorted(subject.compressed_layers()):
-        kept = int((choices[layer][0][row] >= 0).sum(-1).max()) if layer in choices else logical
-        measured.append({"layer": layer, "logical": logical, "physical": int(stored[layer, row]), "kept": kept})
-    most = max(max(layer["physical"], layer["kept"]) for layer in measured)
-    note = "the cache's length and the operator's own list of kept positions, the larger of all layers"
-    return [at_most(f"stored of a {logical}-token prompt", f"{len(measured)} layers", most, budget, note=note)]
+    note = f"{most} of {logical} tokens at most: the cache's length and the operator's own list, the larger"
+    return [
+        at_most(f"caches over their budget, a {logical}-token prompt", f"{len(measured)} caches", over, 0, note=note)
+    ]
 
 
 def _selection(subject: Subject, measured: list[dict[str, int]]) -> list[Check]:
     """Tokens read by the steps of rows that do not fit, counted in the operator's own lists."""
-    parameters, observed = subject.engine.parameters, subject.observed
-    if parameters.decode_selection != "hybrid":
-        return []
+    observed = subject.observed
+    choosing = [site for site in subject.sites if site.parameters.reads_a_part]
     steps, counts = 0, [0]
-    for layer in sorted(subject.compressed_layers()):
-        lengths = np.array([stored[layer] for stored in observed.lengths])
-        over = lengths > parameters.dense_limit
+    for site in choosing:
+        lengths = np.array([stored[site.cache] for stored in observed.lengths])
+        over = lengths > site.parameters.dense_limit
         if not over.any():
             continue
-        reads = observed.choices.get(layer, [])[1:]
+        reads = observed.read.get(site.cache, [])
         read = np.array([(chosen >= 0).sum(-1).max(-1) for chosen in reads]) if reads else lengths
         steps, counts = steps + int(over.sum()), [*counts, int(read[over].max())]
-        measured.append({"layer": layer, "stored": int(lengths[over].max()), "read": counts[-1]})
+        measured.append({"layer": site.layer, "stored": int(lengths[over].max()), "read": counts[-1]})
     if not steps:
         return []
-    sample = f"{steps} row steps over {parameters.dense_limit}"
-    return [at_most("tokens read by a step", sample, max(counts), parameters.top_k)]
+    sample = f"{steps} row steps over {choosing[0].parameters.dense_limit}"
+    return [at_most("tokens read by a step", sample, max(counts), choosing[0].parameters.most_read)]

@@ -18,6 +18,9 @@ from kvc_trt.verify.reference_run import different_rows, replay
 if TYPE_CHECKING:
     from kvc_trt.verify.subject import Subject
 
+_JUDGED = ("dense", "hybrid")
+"""Decode selections whose choices `near_ties` proves to be near-ties or not."""
+
 
 @dataclass(frozen=True)
 class Granted:
@@ -31,10 +34,14 @@ class Granted:
 
 
 def grant(subject: Subject) -> Granted:
-    """Run the reference again where choices differ; nothing is granted to a graph that hides some of its choices."""
+    """Run the reference again where choices differ; nothing is granted to a graph that hides some of its choices, nor
+    where nobody can judge them."""
     ours, seen = subject.reference_run, subject.observed.choices
+    judged = all(site.parameters.decode_selection in _JUDGED for site in subject.sites)
+    if not judged or seen.keys() != subject.choosing_caches():
+        return Granted(ours.logits)
     rows = tuple(sorted(different_rows(ours.choices, seen)))
-    if not rows or seen.keys() != subject.compressed_layers():
+    if not rows:
         return Granted(ours.logits)
     engine = subject.engine
     with subject.phase("reference"):

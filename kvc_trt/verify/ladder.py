@@ -130,17 +130,17 @@ def _operators(subject: Subject, rung: Rung) -> None:
         checks, compared = check_operators(subject.engine, subject.target, subject.thresholds, seed=subject.seed)
     rung.checks += checks
     observed = subject.observed
-    seen, expected = set(observed.choices), subject.compressed_layers()
+    seen, expected = observed.kept.keys() | observed.read.keys(), subject.choosing_caches()
     if expected:
-        missing = at_most("layers without their operator", f"{len(expected)} layers", len(expected - seen), 0)
+        missing = at_most("caches without their operator", f"{len(expected)} caches", len(expected - seen), 0)
         rung.checks.append(missing)
-    for what, found in (("KvcCompact", observed.compaction), ("KvcHybridAttention", observed.selection)):
+    for what, found in (("kept by KvcCompact", observed.compaction), ("read by a step", observed.selection)):
         if found.compared:
-            rung.checks.append(index_check(f"{what} indices in the engine", found, "on the inputs it really got"))
+            rung.checks.append(index_check(f"tokens {what}, in the engine", found, "on the inputs it really got"))
     if observed.selection.compared:
         bar = subject.thresholds.value_error
         sample = f"{observed.selection.compared} lists"
-        rung.checks.append(at_most("KvcHybridAttention values in the engine", sample, observed.output_error, bar))
+        rung.checks.append(at_most("values of such a step, in the engine", sample, observed.output_error, bar))
     _count(subject, compared + observed.compaction + observed.selection)
 
 

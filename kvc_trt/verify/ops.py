@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 
 from kvc_trt import policies, reference
-from kvc_trt.graph.state import LOWEST
+from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.verify.attention import attend_selected
+from kvc_trt.verify.choices import compare_either
 from kvc_trt.verify.inputs import AttentionCase, PromptCase, StepCase, attention_cases, prompt_cases, step_cases
+from kvc_trt.verify.layer_budget_operators import run_compact_ranked, run_layer_budgets, run_trim
+from kvc_trt.verify.method_operators import PROMPT_RUNS, STEP_RUNS
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
+from kvc_trt.verify.outcome import Outcome, appended, exact, float32, gathered, maximum_error, page_bounds
 from kvc_trt.verify.report import Check, at_most
-from kvc_trt.verify.rounding import differences
 from kvc_trt.verify.target import Array, Operator, Target
 from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
+    from kvc_trt.models.config import ModelConfig
     from kvc_trt.policies import PolicyParameters
 
 
 Case: TypeAlias = "PromptCase | StepCase | AttentionCase"
 
-NOTHING_COMPARED = IndexComparison()
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one operator did: index lists judged, and errors relative to the largest reference value."""
-
-    indices: IndexComparison = NOTHING_COMPARED
-    value_error: float = 0.0
-    copy_error: float = 0.0
-    """Error of what is merely moved (caches, bounds, lengths); nothing but 0 is right."""
-
-    def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(
-            self.indices + other.indices,
-            larger(self.value_error, other.value_error),
-            larger(self.copy_error, other.copy_error),
-        )
+LAYER_BUDGETS = "KvcLayerBudgets"
+MOVING = ("KvcCompact", "KvcCompactRanked", "KvcTrim", LAYER_BUDGETS)
+"""Operators whose outputs are moved or counted: nothing in them is computed to within rounding."""
 
 
 def check_operators(
@@ -54,11 +44,19 @@ def check_operators(
     dtype = engine.state[0].dtype
     checks: list[Check] = []
     admitted = IndexComparison()
+    sites = cache_sites(engine.model, engine.parameters)
     for operator in target.operators():
-        cases = _cases(engine, operator, dtype, seed)
+        site = None if operator.cache is None else sites[operator.cache]
+        parameters = engine.parameters if site is None else site.parameters
+        model = engine.model if site is None else model_of(engine.model, site)
+        cases = _cases(model, parameters, operator, dtype, seed)
         outcome = Outcome()
         for case in cases:
-            outcome += run_case(operator, case, engine.parameters)
+            if operator.name == LAYER_BUDGETS and isinstance(case, PromptCase):
+                layers = engine.model.num_hidden_layers - engine.parameters.skip_layers
+                outcome += run_layer_budgets(operator, case, parameters, layers)
+            else:
+                outcome += run_case(operator, case, parameters)
         checks += _checks(operator, [case.name for case in cases], outcome, thresholds.value_error)
         admitted += outcome.indices
     return checks, admitted
@@ -69,17 +67,25 @@ def run_case(operator: Operator, case: Case, parameters: PolicyParameters) -> Ou
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
     if isinstance(case, PromptCase):
-        return _strict(case, _run_compact(operator, case, parameters))
-    run = _run_hybrid if operator.name == "KvcHybridAttention" else _run_dense
-    return _strict(case, run(operator, case, parameters))
+        return _strict(case, _PROMPT_RUNS[operator.name](operator, case, parameters))
+    return _strict(case, _STEP_RUNS.get(operator.name, _run_dense)(operator, case, parameters))
 
 
-def _cases(engine: Engine, operator: Operator, dtype: str, seed: int) -> Sequence[Case]:
+def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
+    """A model of the heads that one cache serves."""
+    kv_heads = cache_heads(model, site)
+    served = model.num_key_value_heads if site.kv_heads is None else len(site.kv_heads)
+    return replace(model, num_attention_heads=served * model.group_size, num_key_value_heads=kv_heads)
+
+
+def _cases(
+    model: ModelConfig, parameters: PolicyParameters, operator: Operator, dtype: str, seed: int
+) -> Sequence[Case]:
     if operator.name == "KvcPrefillAttention":
-        return list(attention_cases(engine.model, dtype, seed))
-    if operator.name == "KvcCompact":
-        return list(prompt_cases(engine.model, engine.parameters, dtype, seed))
-    return list(step_cases(engine.model, engine.parameters, dtype, seed))
+        return list(attention_cases(model, dtype, seed))
+    if operator.name in (*_PROMPT_RUNS, LAYER_BUDGETS):
+        return list(prompt_cases(model, parameters, dtype, seed))
+    return list(step_cases(model, parameters, dtype, seed))
 
 
 def _checks(operator: Operator, names: Sequence[str], outcome: Outcome, bar: float) -> list[Check]:
@@ -87,7 +93,7 @@ def _checks(operator: Operator, names: Sequence[str], outcome: Outcome, bar: flo
     checks = []
     if outcome.indices.compared:
         checks.append(index_check(f"{operator.name} indices", outcome.indices, where))
-    if operator.name != "KvcCompact":
+    if operator.name not in MOVING:
         checks.append(at_most(f"{operator.name} values", f"{cases} cases", outcome.value_error, bar, note=where))
     if operator.name != "KvcPrefillAttention":
         checks.append(at_most(f"{operator.name} caches", f"{cases} cases", outcome.copy_error, 0.0, note=where))
@@ -112,7 +118,7 @@ def _strict(case: PromptCase | StepCase, outcome: Outcome) -> Outcome:
 
 def _run_prefill_attention(operator: Operator, case: AttentionCase) -> Outcome:
     (output,) = operator.run(q=case.q, k=case.k, v=case.v)
-    rows = zip(_float32(case.q), _float32(case.k), _float32(case.v), strict=True)
+    rows = zip(float32(case.q), float32(case.k), float32(case.v), strict=True)
     expected = torch.stack([causal_attention(*row) for row in rows])
     return Outcome(value_error=maximum_error(output, expected.numpy()))
 
@@ -121,29 +127,31 @@ def _run_compact(operator: Operator, case: PromptCase, parameters: PolicyParamet
     k_cache, v_cache, bounds, cache_lengths, indices = operator.run(
         q_window=case.q_window, k=case.k, v=case.v, prompt_lengths=case.prompt_lengths
     )
-    expected = policies.method(parameters).compact(
-        _float32(case.q_window), _float32(case.k), _float32(case.v), torch.from_numpy(case.prompt_lengths), parameters
-    )
+    rows, kernel = torch.from_numpy(case.prompt_lengths), parameters.pool_kernel
+    expected = reference.compact(
+        float32(case.q_window), float32(case.k), float32(case.v), rows,
+        prompt_budget=parameters.prompt_budget, pool_kernel=kernel,
+    )  # fmt: skip
     compared = compare_compaction(
         case.q_window,
         case.k,
         case.prompt_lengths,
         expected.indices.numpy(),
         indices,
-        pool_kernel=parameters.pool_kernel,
+        pool_kernel=kernel,
     )
     copied = [
-        _exact(cache_lengths, expected.lengths.numpy()),
-        *(_exact(cache, _gathered(source, indices)) for cache, source in ((k_cache, case.k), (v_cache, case.v))),
+        exact(cache_lengths, expected.lengths.numpy()),
+        *(exact(cache, gathered(source, indices)) for cache, source in ((k_cache, case.k), (v_cache, case.v))),
     ]
     if parameters.decode_selection == "hybrid":
         stored = np.clip(cache_lengths, 0, k_cache.shape[2])  # other lengths are an error already
-        copied.append(_exact(bounds, page_bounds(k_cache, stored, parameters.page_size)))
+        copied.append(exact(bounds, page_bounds(k_cache, stored, parameters.page_size)))
     return Outcome(compared, copy_error=max(copied))
 
 
 def _run_hybrid(operator: Operator, case: StepCase, parameters: PolicyParameters) -> Outcome:
-    keys, values, lengths = _appended(case)
+    keys, values, lengths = appended(case)
     bounds_before = page_bounds(case.k_cache, case.cache_lengths, parameters.page_size)
     output, k_cache, v_cache, bounds, selected = operator.run(
         query=case.query,
@@ -156,9 +164,9 @@ def _run_hybrid(operator: Operator, case: StepCase, parameters: PolicyParameters
     )
     compared, error = compare_step(case.query, keys, values, lengths, output, selected, parameters)
     copied = [
-        _exact(k_cache, keys),
-        _exact(v_cache, values),
-        _exact(bounds, page_bounds(keys, lengths, parameters.page_size)),
+        exact(k_cache, keys),
+        exact(v_cache, values),
+        exact(bounds, page_bounds(keys, lengths, parameters.page_size)),
     ]
     return Outcome(compared, error, max(copied))
 
@@ -167,12 +175,14 @@ def compare_step(
     query: Array, keys: Array, values: Array, lengths: Array, output: Array, selected: Array,
     parameters: PolicyParameters, *, exact: bool = False,
 ) -> tuple[IndexComparison, float]:  # fmt: skip
-    """One hybrid step against the reference on the same inputs: keys, values, lengths hold the current token.
+    """One step that chooses, against the reference on the same inputs: keys, values, lengths hold the current token.
 
     Returns the comparison of what was read and the error of the output over what was read. `exact` takes the expected
     output in float64: real queries are larger than random ones, and float32's error grows with them on both sides.
     """
-    q, k, v, m = _float32(query), _float32(keys), _float32(values), torch.from_numpy(lengths)
+    if parameters.decode_selection != "hybrid":
+        return compare_either(query, keys, values, lengths, output, selected, parameters)
+    q, k, v, m = float32(query), float32(keys), float32(values), torch.from_numpy(lengths)
     low, high = reference.page_bounds(k, m, parameters.page_size)
     wanted, expected, *_ = policies.method(parameters).select(q, reference.LayerCache(k, v, m, low, high), parameters)
     assert expected is not None
@@ -187,7 +197,7 @@ def compare_step(
 
 
 def _run_dense(operator: Operator, case: StepCase, parameters: PolicyParameters) -> Outcome:
-    keys, values, lengths = _appended(case)
+    keys, values, lengths = appended(case)
     output, k_cache, v_cache = operator.run(
         query=case.query,
         k_new=case.k_new,
@@ -196,59 +206,15 @@ def _run_dense(operator: Operator, case: StepCase, parameters: PolicyParameters)
         v_cache=case.v_cache,
         cache_lengths=case.cache_lengths,
     )
-    expected = reference.dense_attention(
-        _float32(case.query), _float32(keys), _float32(values), torch.from_numpy(lengths)
-    )
-    copied = max(_exact(k_cache, keys), _exact(v_cache, values))
+    expected = reference.dense_attention(float32(case.query), float32(keys), float32(values), torch.from_numpy(lengths))
+    copied = max(exact(k_cache, keys), exact(v_cache, values))
     return Outcome(value_error=maximum_error(output, expected.numpy()), copy_error=copied)
 
 
-def _appended(case: StepCase) -> tuple[Array, Array, Array]:
-    keys, values = case.k_cache.copy(), case.v_cache.copy()
-    rows = np.arange(len(case.cache_lengths))
-    keys[rows, :, case.cache_lengths], values[rows, :, case.cache_lengths] = case.k_new, case.v_new
-    return keys, values, case.cache_lengths + 1
-
-
-def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
-    """Bounds as executors keep them, [B,G,2D,P]: maxima of K and of -K, the lowest finite value on empty pages."""
-    low, high = reference.page_bounds(_float32(keys), torch.from_numpy(np.ascontiguousarray(lengths)), page_size)
-    both = torch.cat([high, -low], dim=-1).transpose(2, 3).numpy()
-    lowest = LOWEST[str(keys.dtype)]
-    return np.where(np.isfinite(both), both, lowest).astype(keys.dtype)
-
-
-def _gathered(source: Array, indices: Array) -> Array:
-    """Rows of `source` [B,G,S,D] at `indices` [B,G,C], zeros where an index is -1."""
-    picked = np.take_along_axis(source, np.clip(indices, 0, source.shape[2] - 1)[..., None].astype(np.int64), axis=2)
-    return np.where(indices[..., None] >= 0, picked, 0).astype(source.dtype)
-
-
-def maximum_error(found: Array, expected: Array) -> float:
-    """Largest difference over the largest expected magnitude (at least 1); NaN if anything is NaN.
-
-    Differences are what they were before a bfloat16 output was rounded.
-    """
-    if not expected.size:
-        return 0.0
-    scale = max(1.0, float(np.abs(expected).max()))
-    return float(differences(found, expected).max() / scale)
-
-
-def _exact(found: Array, expected: Array) -> float:
-    """Largest difference; infinite where shapes differ or anything is NaN, which no maximum may hide."""
-    if found.shape != expected.shape:
-        return float("inf")
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-    worst = float(difference.max()) if difference.size else 0.0
-    return float("inf") if np.isnan(worst) else worst
-
-
-def _float32(array: Array) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-
-
-def larger(one: float, other: float) -> float:
-    """The maximum, NaN winning on either side: a NaN must not hide."""
-    return float(np.maximum(one, other))
+_STEP_RUNS = {"KvcHybridAttention": _run_hybrid, **STEP_RUNS}
+_PROMPT_RUNS = {
+    "KvcCompact": _run_compact,
+    "KvcCompactRanked": run_compact_ranked,
+    "KvcTrim": run_trim,
+    **PROMPT_RUNS,
+}

@@ -5,7 +5,7 @@ Node attributes and function bodies come from the artefact itself, not from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.graph import KVC_DOMAIN
+from kvc_trt.graph.state import CacheSite
 
 Array = NDArray[Any]
 
-_LENGTHS = ("prompt_lengths", "cache_lengths")
+_INT64 = ("prompt_lengths", "cache_lengths", "positions", "budgets", "kept", "ranks")
+_INT32 = ("slot_positions",)
+_FLOAT = ("cosine", "sine", "cosines", "scores", "value_sum")
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
@@ -32,6 +35,8 @@ class SingleOp:
     nodes: int
     inputs: tuple[str, ...]
     model: ModelProto
+    cache: int | None = None
+    """Number of one of the caches that it serves."""
 
     def run(self, **inputs: Array) -> list[Array]:
         """Outputs in the order in which the operator declares them."""
@@ -47,17 +52,32 @@ class SingleOp:
         return onnxruntime.InferenceSession(self.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def single_ops(graph: Path, dtype: str) -> list[SingleOp]:
-    """Every distinct kvc operator of a graph file; `dtype` is the engine's cache and activation type."""
+def single_ops(graph: Path, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOp]:
+    """Every distinct kvc operator of a graph file; `dtype` is the engine's cache and activation type.
+
+    Nodes are distinct by their attributes and, where the engine's `sites` are given, by the shape of their cache.
+    """
     model = onnx.load(str(graph), load_external_data=False)
+    by_name = {site.name: site for site in sites}
     alike: dict[tuple[Any, ...], list[NodeProto]] = {}
+    serves: dict[tuple[Any, ...], int | None] = {}
     for node in model.graph.node:
         if node.domain == KVC_DOMAIN:
-            alike.setdefault((node.op_type, *sorted(_attributes(node).items())), []).append(node)
-    return [_single_op(model, nodes, _TYPES[dtype]) for nodes in alike.values()]
+            site = _site(node, by_name)
+            shape = None if site is None else (site.kv_heads and len(site.kv_heads), site.parameters)
+            key = (node.op_type, shape, *sorted(_attributes(node).items()))
+            alike.setdefault(key, []).append(node)
+            serves.setdefault(key, None if site is None else site.cache)
+    return [_single_op(model, nodes, _TYPES[dtype], serves[key]) for key, nodes in alike.items()]
 
 
-def _single_op(model: ModelProto, nodes: list[NodeProto], float_type: int) -> SingleOp:
+def _site(node: NodeProto, by_name: Mapping[str, CacheSite]) -> CacheSite | None:
+    """The cache that a node writes, by the name behind the point of one of its outputs."""
+    names = (output.partition(".")[2] for output in node.output)
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _single_op(model: ModelProto, nodes: list[NodeProto], float_type: int, cache: int | None) -> SingleOp:
     function = next(f for f in model.functions if (f.domain, f.name) == (KVC_DOMAIN, nodes[0].op_type))
     inputs = tuple(function.input)
     node = NodeProto()
@@ -66,16 +86,19 @@ def _single_op(model: ModelProto, nodes: list[NodeProto], float_type: int) -> Si
     node.input.extend(inputs)
     node.output.extend(f"result.{i}" for i in range(len(function.output)))
 
-    graph_inputs = [
-        helper.make_tensor_value_info(name, TensorProto.INT64 if name in _LENGTHS else float_type, None)
-        for name in inputs
-    ]
+    graph_inputs = [helper.make_tensor_value_info(name, _input_type(name, float_type), None) for name in inputs]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
     graph = helper.make_graph([node], node.op_type, graph_inputs, outputs)
     single = helper.make_model(
         graph, functions=list(model.functions), opset_imports=model.opset_import, ir_version=model.ir_version
     )
-    return SingleOp(node.op_type, _attributes(node), len(nodes), inputs, single)
+    return SingleOp(node.op_type, _attributes(node), len(nodes), inputs, single, cache)
+
+
+def _input_type(name: str, float_type: int) -> int:
+    """Inputs that are not of the cache's type, by the names that all operators share."""
+    fixed = {_INT64: TensorProto.INT64, _INT32: TensorProto.INT32, _FLOAT: TensorProto.FLOAT}
+    return next((type_ for names, type_ in fixed.items() if name in names), float_type)
 
 
 def _attributes(node: NodeProto) -> dict[str, int]:

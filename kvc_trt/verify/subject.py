@@ -24,6 +24,7 @@ from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
+    from kvc_trt.graph.state import CacheSite
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.reference.decoder import ReferenceDecoder
     from kvc_trt.runtime import Session
@@ -140,16 +141,24 @@ class Subject:
 
         return Session(self.twin, None, rows)
 
-    def compressed_layers(self) -> set[int]:
-        """Layers that the policy compresses."""
-        return {i for i in range(self.engine.model.num_hidden_layers) if self.engine.parameters.is_compressed(i)}
+    @cached_property
+    def sites(self) -> tuple[CacheSite, ...]:
+        """The engine's caches."""
+        from kvc_trt.graph.state import cache_sites
+
+        return cache_sites(self.engine.model, self.engine.parameters)
+
+    def choosing_caches(self) -> set[int]:
+        """Caches for which a list must say what was kept of a prompt, or what a step read."""
+        rules = {site.cache: site.parameters for site in self.sites}
+        return {c for c, rule in rules.items() if rule.compresses}
 
     def compresses_nothing(self) -> bool:
         """Whether the batch never leaves the regime in which the policy is dense."""
-        parameters = self.engine.parameters
         longest = int(self.batch.prompt_lengths.max())
-        evicts = parameters.prompt_eviction != "none" and longest > parameters.prompt_budget
-        selects = parameters.decode_selection == "hybrid" and longest + self.plan.steps > parameters.dense_limit
+        rules = [site.parameters for site in self.sites]
+        evicts = any(rule.prompt_eviction != "none" and longest > rule.prompt_budget for rule in rules)
+        selects = any(rule.reads_a_part and longest + self.plan.steps > rule.dense_limit for rule in rules)
         return not (evicts or selects)
 
     @cached_property

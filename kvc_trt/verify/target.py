@@ -40,11 +40,15 @@ class Operator(Protocol):
 
     @property
     def name(self) -> str:
-        """KvcPrefillAttention, KvcCompact, KvcHybridAttention or KvcDenseAttention."""
+        """KvcPrefillAttention, KvcCompact, KvcHybridAttention, KvcDenseAttention, or that of a method of its own."""
 
     @property
     def nodes(self) -> int:
         """How often the engine has it."""
+
+    @property
+    def cache(self) -> int | None:
+        """Number of a cache that it serves; None where all caches have the same constants."""
 
     def run(self, **inputs: Array) -> list[Array]:
         """Outputs in the order in which the operator declares them; the inputs stay as they are."""
@@ -54,9 +58,10 @@ class Operator(Protocol):
 class Watched:
     """Names under which one operator of the running engine exposes what it got and gave."""
 
-    layer: int
+    cache: int
+    """Row of `cache_lengths`."""
     inputs: tuple[str, ...]
-    """q_window, k, v of a compaction; query of a step."""
+    """q_window, k, v of a compaction; query of a step; nothing where a choice is not judged on its inputs."""
     outputs: tuple[str, ...]
     """indices of a compaction; output and selected of a step."""
 
@@ -74,10 +79,10 @@ class Target(Protocol):
         """Every distinct operator."""
 
     def compactions(self) -> list[Watched]:
-        """Every KvcCompact that runs in the engine."""
+        """What chooses the tokens of a prompt that stay, one for every cache that does not keep them all."""
 
     def selections(self) -> list[Watched]:
-        """Every KvcHybridAttention that runs in the engine."""
+        """What chooses the tokens that a step reads, one for every cache that is not read whole."""
 
     def describe(self) -> dict[str, str]:
         """What runs: `backend`, and for kernels of our own `kernels`."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.graph import KVC_DOMAIN
+from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.verify.single_op import single_ops
 from kvc_trt.verify.target import Operator, Watched
 
@@ -38,34 +38,34 @@ class OnnxRuntimeTarget:
 
     def operators(self) -> list[Operator]:
         """The graphs' nodes, with the graphs' function bodies."""
-        dtype = self._engine.state[0].dtype
-        return [
-            op for graph in (self._engine.prefill_path, self._engine.decode_path) for op in single_ops(graph, dtype)
-        ]
+        engine = self._engine
+        sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
+        return [op for graph in (engine.prefill_path, engine.decode_path) for op in single_ops(graph, dtype, sites)]
 
     def compactions(self) -> list[Watched]:
-        """The nodes of the prefill graph."""
-        nodes = _nodes(self._engine.prefill_path, "KvcCompact")
-        return [Watched(_layer(n, "indices."), tuple(n.input[:3]), (n.output[-1],)) for n in nodes]
+        """The lists of kept positions of the prefill graph; a KvcCompact is judged on what it was given."""
+        found = []
+        for site, node in self._writers(self._engine.prefill_path, "indices"):
+            inputs = tuple(node.input[:3]) if node.op_type == "KvcCompact" else ()
+            found.append(Watched(site.cache, inputs, (f"indices.{site.name}",)))
+        return found
 
     def selections(self) -> list[Watched]:
-        """The nodes of the decode graph."""
-        nodes = _nodes(self._engine.decode_path, "KvcHybridAttention")
-        return [Watched(_layer(n, "selected."), (n.input[0],), (n.output[0], n.output[-1])) for n in nodes]
+        """The nodes of the decode graph that choose."""
+        writers = self._writers(self._engine.decode_path, "selected")
+        return [Watched(s.cache, (node.input[0],), (node.output[0], node.output[-1])) for s, node in writers]
+
+    def _writers(self, graph: Path, kind: str) -> list[tuple[CacheSite, NodeProto]]:
+        """Each cache whose list of that kind a node of the graph writes, and the node."""
+        import onnx
+
+        nodes = onnx.load(str(graph), load_external_data=False).graph.node
+        by_output = {name: node for node in nodes for name in node.output}
+        sites = cache_sites(self._engine.model, self._engine.parameters)
+        return [(s, by_output[name]) for s in sites if (name := f"{kind}.{s.name}") in by_output]
 
     def describe(self) -> dict[str, str]:
         """ONNX Runtime executes the operators' ONNX bodies."""
         import onnxruntime
 
         return {"backend": f"onnxruntime {onnxruntime.__version__}"}
-
-
-def _nodes(graph: Path, op_type: str) -> list[NodeProto]:
-    import onnx
-
-    nodes = onnx.load(str(graph), load_external_data=False).graph.node
-    return [node for node in nodes if node.domain == KVC_DOMAIN and node.op_type == op_type]
-
-
-def _layer(node: NodeProto, prefix: str) -> int:
-    return int(node.output[-1].removeprefix(prefix))

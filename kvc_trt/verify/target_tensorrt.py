@@ -46,6 +46,11 @@ class TensorRtOperator:
         """How often the engine has it."""
         return self.single.nodes
 
+    @property
+    def cache(self) -> int | None:
+        """One of the caches it serves."""
+        return self.single.cache
+
     def run(self, **inputs: Array) -> list[Array]:
         """Outputs in the order in which the operator declares them; caches are copied to the GPU first."""
         from kvc_trt.backends.tensorrt.single_run import run_once

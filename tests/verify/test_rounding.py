@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kvc_trt.verify.ops import maximum_error
+from kvc_trt.verify.outcome import maximum_error
 from kvc_trt.verify.rounding import differences
 from kvc_trt.verify.thresholds import thresholds_for
 

@@ -1,0 +1,71 @@
+"""One step of a method that has no proof of near-ties of its own: the reference runs twice, in float32 and float64.
+
+A list that equals either of the two is right: where they differ, rounding decides. One that equals neither is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvc_trt import policies, reference
+from kvc_trt.policies import PolicyParameters
+from kvc_trt.verify.near_ties import IndexComparison
+from kvc_trt.verify.rounding import differences
+
+Array = NDArray[Any]
+
+
+def compare_either(
+    query: Array, keys: Array, values: Array, lengths: Array, output: Array, selected: Array,
+    parameters: PolicyParameters,
+) -> tuple[IndexComparison, float]:  # fmt: skip
+    """As `ops.compare_step`; `selected` may hold a list per KV head or per query head."""
+    single, double = (_select(query, keys, values, lengths, parameters, dtype) for dtype in (np.float32, np.float64))
+    found, error = IndexComparison(), 0.0
+    scale = max(1.0, float(np.abs(double.output.numpy()).max(initial=0.0)))
+    for row in range(len(lengths)):
+        judged, reached = _judge_row(row, selected[row], single, double)
+        found += judged
+        difference = differences(output[row], reached.output[row].numpy())
+        error = float(np.maximum(error, difference.max() / scale))
+    return found, error
+
+
+def _judge_row(
+    row: int, lists: Array, single: reference.Selection, double: reference.Selection
+) -> tuple[IndexComparison, reference.Selection]:
+    """What became of one row's lists, and the run whose output is then the right one."""
+    chosen = [run.selected for run in (double, single) if run.selected is not None]
+    expected = [_trimmed(tensor[row].numpy(), lists.shape[-1]) for tensor in chosen]
+    equal = [(lists == one).all(axis=-1) for one in expected]
+    right = equal[0] | equal[1]
+    wrong = tuple(
+        f"row {row}, list {place}: {np.setdiff1d(lists[place], expected[0][place])[:4].tolist()} were read, not "
+        f"{np.setdiff1d(expected[0][place], lists[place])[:4].tolist()}"
+        for place in np.flatnonzero(~right)
+    )
+    swapped = int((right & ~equal[1]).sum())
+    return IndexComparison(len(lists), near_ties=swapped, swapped_tokens=swapped, wrong=wrong), (
+        double if equal[0].all() else single
+    )
+
+
+def _select(
+    query: Array, keys: Array, values: Array, lengths: Array, parameters: PolicyParameters, dtype: type
+) -> reference.Selection:
+    q, k, v = (torch.from_numpy(np.ascontiguousarray(array, dtype)) for array in (query, keys, values))
+    cache = reference.LayerCache(k, v, torch.from_numpy(np.ascontiguousarray(lengths)))
+    if parameters.decode_selection == "quest":
+        cache.page_min, cache.page_max = reference.page_bounds(k, cache.lengths, parameters.page_size)
+    return policies.method(parameters).select(q, cache, parameters)
+
+
+def _trimmed(lists: Array, width: int) -> Array:
+    """`lists` [L,k] as wide as somebody else's, -1 past the end."""
+    padded = np.full((len(lists), width), -1, lists.dtype)
+    padded[:, : min(width, lists.shape[1])] = lists[:, :width]
+    return padded

@@ -1,0 +1,87 @@
+"""What one run of an operator came to, and how arrays are compared and prepared for the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvc_trt import reference
+from kvc_trt.graph.state import LOWEST
+from kvc_trt.verify.inputs import StepCase
+from kvc_trt.verify.near_ties import IndexComparison
+from kvc_trt.verify.rounding import differences
+from kvc_trt.verify.target import Array
+
+NOTHING_COMPARED = IndexComparison()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one operator did: index lists judged, and errors relative to the largest reference value."""
+
+    indices: IndexComparison = NOTHING_COMPARED
+    value_error: float = 0.0
+    copy_error: float = 0.0
+    """Error of what is merely moved (caches, bounds, lengths); nothing but 0 is right."""
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.indices + other.indices,
+            larger(self.value_error, other.value_error),
+            larger(self.copy_error, other.copy_error),
+        )
+
+
+def appended(case: StepCase) -> tuple[Array, Array, Array]:
+    """Keys, values and lengths of a case after its append."""
+    keys, values = case.k_cache.copy(), case.v_cache.copy()
+    rows = np.arange(len(case.cache_lengths))
+    keys[rows, :, case.cache_lengths], values[rows, :, case.cache_lengths] = case.k_new, case.v_new
+    return keys, values, case.cache_lengths + 1
+
+
+def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
+    """Bounds as executors keep them, [B,G,2D,P]: maxima of K and of -K, the lowest finite value on empty pages."""
+    low, high = reference.page_bounds(float32(keys), torch.from_numpy(np.ascontiguousarray(lengths)), page_size)
+    both = torch.cat([high, -low], dim=-1).transpose(2, 3).numpy()
+    lowest = LOWEST[str(keys.dtype)]
+    return np.where(np.isfinite(both), both, lowest).astype(keys.dtype)
+
+
+def maximum_error(found: Array, expected: Array) -> float:
+    """Largest difference over the largest expected magnitude (at least 1); NaN if anything is NaN.
+
+    Differences are what they were before a bfloat16 output was rounded.
+    """
+    if not expected.size:
+        return 0.0
+    scale = max(1.0, float(np.abs(expected).max()))
+    return float(differences(found, expected).max() / scale)
+
+
+def exact(found: Array, expected: Array) -> float:
+    """Largest difference; infinite where shapes differ or anything is NaN, which no maximum may hide."""
+    if found.shape != expected.shape:
+        return float("inf")
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    worst = float(difference.max()) if difference.size else 0.0
+    return float("inf") if np.isnan(worst) else worst
+
+
+def float32(array: Array) -> torch.Tensor:
+    """The array as the reference takes it."""
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def larger(one: float, other: float) -> float:
+    """The maximum, NaN winning on either side: a NaN must not hide."""
+    return float(np.maximum(one, other))
+
+
+def gathered(source: Array, indices: Array) -> Array:
+    """Rows of `source` [B,G,S,D] at `indices` [B,G,C], zeros where an index is -1."""
+    picked = np.take_along_axis(source, np.clip(indices, 0, source.shape[2] - 1)[..., None].astype(np.int64), axis=2)
+    return np.where(indices[..., None] >= 0, picked, 0).astype(source.dtype)
