@@ -13,7 +13,7 @@ from torch import Tensor
 from kvc_trt import policies
 from kvc_trt.reference.cache import LayerCache, Selection
 
-NEW, LENGTHS, BUDGET = 7, (150, 110), 40
+NEW, LENGTHS, BUDGET = 7, (150, 110, 20), 40
 SMALL = {"window": 8, "pool_kernel": 5}
 
 
@@ -119,7 +119,7 @@ def test_logits_equal_masked_full_attention(
         visible = torch.ones(n + NEW, n + NEW).tril().bool().repeat(shape[2], shape[0], 1, 1)
         for step, masks in enumerate(seen):
             visible[:, :, n + step] &= masks[:, b, :, : n + NEW]
-        assert not visible[-1, :, -1].all()  # something was left out, or this proves nothing
+        assert n < BUDGET or not visible[-1, :, -1].all()  # something was left out, or this proves nothing
         with torch.inference_mode():
             expected = model(ids[b, None, : n + NEW], visible=visible).logits[0, n - 1 :]
         torch.testing.assert_close(torch.stack([logits[b] for logits in found]), expected, rtol=1e-9, atol=1e-9)
