@@ -98,10 +98,11 @@ def test_a_sliding_window_is_streaming_without_sinks(make_engine):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize("policy", ["streaming-llm", "h2o"])
-def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, policy, precision):
+@pytest.mark.parametrize("name", ["streaming-llm", "streaming-llm ranked", "h2o"])
+def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, name, precision):
     """Up to the last step that fits: of H2O the one that attends to a token more than the budget."""
-    engine = make_engine(policy, precision, skip_layers=1, max_output_len=20)
+    policy, changes = ENGINES[name]
+    engine = make_engine(policy, precision, skip_layers=1, max_output_len=20, **changes)
     twin = make_engine(
         twin_parameters(engine.parameters), precision,
         prefill=lambda *arguments, **keywords: build_twin_prefill(engine.model, engine.parameters, **keywords),

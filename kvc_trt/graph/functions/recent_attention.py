@@ -52,17 +52,16 @@ def ranked_recent_attention(shape: HeadShape) -> FunctionProto:
     emit = Emitter()
     ring = _append(emit, shape)
     newest = emit.Min(emit.Reshape("cache_lengths", [-1, 1]), emit.Sub(emit.attribute("capacity"), 1))
-    turned = emit.RotaryEmbedding(emit.Unsqueeze(float32(emit, "query"), [2]), *TABLES, newest)
+    turned = _rotated(emit, emit.Unsqueeze("query", [2]), newest)
     query = group_query(emit, emit.Squeeze(turned, [2]), shape)
 
     def sliced(branch: Emitter) -> list[Value]:
         first = [branch.Slice(cache, [0], one(branch, ring.longest), [2]) for cache in (ring.keys, ring.values)]
         ranks = branch.Expand(branch.Range(0, ring.longest, 1), branch.Shape(newest))
-        keys = branch.RotaryEmbedding(float32(branch, first[0]), *TABLES, ranks)
-        return [attend_slots(branch, query, keys, first[1], ring.stored)]
+        return [attend_slots(branch, query, _rotated(branch, first[0], ranks), first[1], ring.stored)]
 
     def in_place(branch: Emitter) -> list[Value]:
-        keys = branch.RotaryEmbedding(float32(branch, ring.keys), *TABLES, _ranks(branch, ring))
+        keys = _rotated(branch, ring.keys, _ranks(branch, ring))
         return [attend_slots(branch, query, keys, ring.values, ring.stored)]
 
     attended = emit.choose(ring.fits, sliced, in_place, outputs=1)
@@ -108,6 +107,11 @@ def _ranks(emit: Emitter, ring: _Ring) -> Value:
     by_age = emit.Sub(emit.Sub(capacity, 1), age)
     turned = emit.And(emit.Greater(stored, capacity), emit.GreaterOrEqual(slots, sinks))
     return str(emit.Where(turned, by_age, slots))
+
+
+def _rotated(emit: Emitter, x: Value, positions: Value) -> Value:
+    """`x` [B,heads,n,D] at `positions` [B,n], computed in fp32 and rounded as what is rotated before it is stored."""
+    return str(emit.CastLike(emit.RotaryEmbedding(float32(emit, x), *TABLES, positions), x))
 
 
 def _function(emit: Emitter, name: str, inputs: tuple[str, ...], ring: _Ring, output: Value) -> FunctionProto:
