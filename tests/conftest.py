@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Before anything loads PyTorch: small operators take longer on several threads, most of all where test processes share
+# the cores (two on two cores waited for one another a third of the time).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A slow machine is no error: nothing in these tests is judged by the clock.
 settings.register_profile("kvc-trt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
