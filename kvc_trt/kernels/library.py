@@ -1,64 +1,25 @@
-"""A kernel library behind the C ABI of plugins_cuda/include/kvc/, called with torch tensors.
-
-The library is compiled code: it is loaded from an explicit path, from KVC_TRT_KERNELS or from the package's own `lib`
-folder, and from nowhere else; neither the working directory nor the system's search path is looked at.
-"""
+"""The kernels called with torch tensors."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Iterator
-from os import PathLike
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvc_trt.kernels import checks
-from kvc_trt.kernels.errors import KernelError, KernelLibraryError
+from kvc_trt.kernels.c_library import EXECUTORS, SCHEDULES, CLibrary
 from kvc_trt.kernels.results import CompactResult, compact_shapes
-from kvc_trt.kernels.structs import (
-    ABI_VERSION,
-    CompactParams,
-    DenseAttentionParams,
-    HybridAttentionParams,
-    Message,
-    Parameters,
-    Status,
-)  # fmt: skip
+from kvc_trt.kernels.structs import CompactParams, DenseAttentionParams, HybridAttentionParams, Parameters
 
-EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
-"""What a library may call itself, and the type of device whose pointers it takes."""
-SCHEDULES = ("forward", "reverse", "shuffled")
+__all__ = ["EXECUTORS", "SCHEDULES", "CompactResult", "KernelLibrary", "compact_shapes"]
 
 _MOST_SLOTS, _INT32, _INT64 = 2**20, 2**31 - 1, 2**63 - 1
 
 
-class KernelLibrary:
-    """One loaded library. Symbols are bound when first called, so a library may have some of the operations only."""
-
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-        if not self.path.is_file():
-            raise KernelLibraryError(f"{self.path}: no kernel library there")
-        try:
-            self._library = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_LOCAL)
-        except OSError as error:
-            raise KernelLibraryError(f"{self.path} cannot be loaded: {error}") from error
-        version = self._bind("kvc_abi_version", ctypes.c_int32)()
-        if version != ABI_VERSION:
-            raise KernelLibraryError(f"{self.path} has ABI version {version}; expected {ABI_VERSION}: build it again")
-        self.executor: str = self._bind("kvc_executor", ctypes.c_char_p)().decode("ascii", "replace")
-        """ "cuda" or "emulation"."""
-        if self.executor not in EXECUTORS:
-            raise KernelLibraryError(f"{self.path} says its executor is {self.executor!r}; expected cuda or emulation")
-
-    @property
-    def device_type(self) -> str:
-        """Type of the device that tensors must be on: "cuda", or "cpu" for the emulation."""
-        return EXECUTORS[self.executor]
+class KernelLibrary(CLibrary):
+    """A library called with torch tensors, which are checked before their addresses are handed on."""
 
     def compact(
         self, q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, *, prompt_budget: int, capacity: int,
@@ -145,36 +106,11 @@ class KernelLibrary:
         self.run("kvc_dense_attention", DenseAttentionParams(**sizes, **_addresses(read | written)), query.device)
         return output
 
-    def workspace_bytes(self, operation: str, params: Parameters) -> int:
-        """Scratch memory that `operation` ("kvc_compact" and so on) needs for these sizes."""
-        wanted = ctypes.c_uint64()
-        self._call(f"{operation}_workspace", ctypes.byref(params), ctypes.byref(wanted))
-        return wanted.value
-
     def run(self, operation: str, params: Parameters, device: torch.device) -> None:
         """Call with a workspace from torch, on the device's current stream. The struct's pointers are not checked."""
         workspace = torch.empty(self.workspace_bytes(operation, params), dtype=torch.uint8, device=device)
         with _current(device) as stream:
             self.call(operation, params, workspace.data_ptr(), workspace.numel(), stream)
-
-    def call(
-        self, operation: str, params: Parameters, workspace: int | None, workspace_bytes: int, stream: int | None = None
-    ) -> None:
-        """One call of the C ABI as it is; KernelError unless it returns KVC_OK. Wrong pointers are not caught."""
-        self._call(
-            operation,
-            ctypes.byref(params),
-            ctypes.c_void_p(workspace),
-            ctypes.c_uint64(workspace_bytes),
-            ctypes.c_void_p(stream),
-        )
-
-    def set_schedule(self, order: str, seed: int = 0) -> None:
-        """Order in which the emulation runs blocks and threads; a result that depends on it is a missing barrier."""
-        if self.executor != "emulation":
-            raise ValueError(f"{self.path} runs on {self.executor}; only the emulation has schedules")
-        bind = self._bind("kvc_emulation_set_schedule", None)
-        bind(ctypes.c_int32(SCHEDULES.index(order)), ctypes.c_uint64(seed))
 
     def _step(
         self, query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor
@@ -199,21 +135,6 @@ class KernelLibrary:
         if value.device.type != self.device_type:
             raise ValueError(f"tensors are on {value.device}; {self.path} ({self.executor}) takes {self.device_type}")
         return value.device
-
-    def _call(self, symbol: str, *arguments: Any) -> None:
-        message = Message()
-        status = self._bind(symbol, ctypes.c_int)(*arguments, ctypes.byref(message))
-        if status != Status.OK:
-            text = message.text.decode("utf-8", "replace") or "no message"
-            raise KernelError(status, f"{symbol}: {text}")
-
-    def _bind(self, symbol: str, result: Any) -> Any:
-        try:
-            function = getattr(self._library, symbol)
-        except AttributeError:
-            raise KernelLibraryError(f"{self.path} has no {symbol}") from None
-        function.restype = result
-        return function
 
 
 def _addresses(tensors: dict[str, Tensor]) -> dict[str, int]:

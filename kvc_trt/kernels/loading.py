@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvc_trt.kernels.errors import KernelLibraryError
 
 if TYPE_CHECKING:
+    from kvc_trt.kernels.c_library import CLibrary
     from kvc_trt.kernels.library import KernelLibrary
 
 VARIABLE = "KVC_TRT_KERNELS"
@@ -39,6 +40,12 @@ def current_library() -> KernelLibrary | None:
     return None if found is None else load(found[0])
 
 
+def current_c_library() -> CLibrary | None:
+    """`current_library` for callers that have addresses: without PyTorch."""
+    found = library_path()
+    return None if found is None else _load_c(found[0])
+
+
 @contextlib.contextmanager
 def use_library(path: str | PathLike[str]) -> Iterator[KernelLibrary]:
     """Call this library inside the block, whatever the environment says. For the whole process, not one thread."""
@@ -48,6 +55,13 @@ def use_library(path: str | PathLike[str]) -> Iterator[KernelLibrary]:
         yield library
     finally:
         _in_use.pop()
+
+
+@cache
+def _load_c(path: Path) -> CLibrary:
+    from kvc_trt.kernels.c_library import CLibrary
+
+    return CLibrary(path)
 
 
 @cache

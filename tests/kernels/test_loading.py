@@ -87,3 +87,15 @@ def test_pytorch_is_imported_by_who_needs_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"
+
+
+def test_who_calls_by_addresses_needs_no_pytorch(path):
+    """A process that runs engines with the twins has no other use for it."""
+    code = (
+        "import sys, kvc_trt.backends.tensorrt.twins, kvc_trt.kernels.loading as loading\n"
+        "library = loading.current_c_library()\n"
+        "print(library.executor, library.path, 'torch' in sys.modules)\n"
+    )
+    environment = os.environ | {loading.VARIABLE: str(path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["emulation", str(path), "False"]

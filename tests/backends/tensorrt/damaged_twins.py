@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvc_trt.backends.tensorrt.twins import OPERATORS, Registration, register
+from kvc_trt.kernels.c_library import CLibrary
 
 V_CACHE_OUT = 2
 """Which output of both decode operators is the cache of values."""
@@ -28,11 +29,7 @@ def register_twins(
 
 
 def _kernels(path: str | None) -> Any:
-    if path is None:
-        return None
-    from kvc_trt.kernels.library import KernelLibrary  # brings torch along, which a parser can do without
-
-    return KernelLibrary(path)
+    return None if path is None else CLibrary(path)
 
 
 def _drop_alias(twin: Any) -> None:

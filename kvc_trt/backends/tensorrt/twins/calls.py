@@ -18,7 +18,7 @@ SCALARS: Mapping[str, str] = {
 
 
 class Kernels(Protocol):
-    """What is called of a kernel library (kvc_trt.kernels.library.KernelLibrary)."""
+    """What is called of a kernel library (kvc_trt.kernels.c_library.CLibrary)."""
 
     def workspace_bytes(self, operation: str, params: Parameters) -> int:
         """Scratch memory for these sizes."""

@@ -14,7 +14,7 @@ from kvc_trt.backends.tensorrt.twins.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.backends.tensorrt.twins.tables import NAMESPACE, Operator
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.kernels.errors import KernelLibraryError
-from kvc_trt.kernels.loading import VARIABLE, current_library
+from kvc_trt.kernels.loading import VARIABLE, current_c_library
 
 if TYPE_CHECKING:
     import tensorrt
@@ -74,7 +74,7 @@ def register(
 
 def _cuda_kernels() -> Kernels:
     """TensorRT hands out addresses on the GPU, which the emulation would follow into nowhere."""
-    found = current_library()
+    found = current_c_library()
     if found is None:
         raise KernelLibraryError(f"no kernel library: expected {VARIABLE} or the package's own")
     if found.executor != "cuda":

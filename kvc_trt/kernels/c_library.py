@@ -1,0 +1,84 @@
+"""A kernel library behind the C ABI of plugins_cuda/include/kvc/, called with addresses: ctypes and nothing else.
+
+The library is compiled code: it is loaded from an explicit path, from KVC_TRT_KERNELS or from the package's own `lib`
+folder, and from nowhere else; neither the working directory nor the system's search path is looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from kvc_trt.kernels.errors import KernelError, KernelLibraryError
+from kvc_trt.kernels.structs import ABI_VERSION, Message, Parameters, Status
+
+EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
+"""What a library may call itself, and the type of device whose pointers it takes."""
+SCHEDULES = ("forward", "reverse", "shuffled")
+
+
+class CLibrary:
+    """One loaded library. Symbols are bound when first called, so a library may have some of the operations only."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        if not self.path.is_file():
+            raise KernelLibraryError(f"{self.path}: no kernel library there")
+        try:
+            self._library = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_LOCAL)
+        except OSError as error:
+            raise KernelLibraryError(f"{self.path} cannot be loaded: {error}") from error
+        version = self._bind("kvc_abi_version", ctypes.c_int32)()
+        if version != ABI_VERSION:
+            raise KernelLibraryError(f"{self.path} has ABI version {version}; expected {ABI_VERSION}: build it again")
+        self.executor: str = self._bind("kvc_executor", ctypes.c_char_p)().decode("ascii", "replace")
+        """ "cuda" or "emulation"."""
+        if self.executor not in EXECUTORS:
+            raise KernelLibraryError(f"{self.path} says its executor is {self.executor!r}; expected cuda or emulation")
+
+    @property
+    def device_type(self) -> str:
+        """Type of the device that tensors must be on: "cuda", or "cpu" for the emulation."""
+        return EXECUTORS[self.executor]
+
+    def workspace_bytes(self, operation: str, params: Parameters) -> int:
+        """Scratch memory that `operation` ("kvc_compact" and so on) needs for these sizes."""
+        wanted = ctypes.c_uint64()
+        self._call(f"{operation}_workspace", ctypes.byref(params), ctypes.byref(wanted))
+        return wanted.value
+
+    def call(
+        self, operation: str, params: Parameters, workspace: int | None, workspace_bytes: int, stream: int | None = None
+    ) -> None:
+        """One call of the C ABI as it is; KernelError unless it returns KVC_OK. Wrong pointers are not caught."""
+        self._call(
+            operation,
+            ctypes.byref(params),
+            ctypes.c_void_p(workspace),
+            ctypes.c_uint64(workspace_bytes),
+            ctypes.c_void_p(stream),
+        )
+
+    def set_schedule(self, order: str, seed: int = 0) -> None:
+        """Order in which the emulation runs blocks and threads; a result that depends on it is a missing barrier."""
+        if self.executor != "emulation":
+            raise ValueError(f"{self.path} runs on {self.executor}; only the emulation has schedules")
+        bind = self._bind("kvc_emulation_set_schedule", None)
+        bind(ctypes.c_int32(SCHEDULES.index(order)), ctypes.c_uint64(seed))
+
+    def _call(self, symbol: str, *arguments: Any) -> None:
+        message = Message()
+        status = self._bind(symbol, ctypes.c_int)(*arguments, ctypes.byref(message))
+        if status != Status.OK:
+            text = message.text.decode("utf-8", "replace") or "no message"
+            raise KernelError(status, f"{symbol}: {text}")
+
+    def _bind(self, symbol: str, result: Any) -> Any:
+        try:
+            function = getattr(self._library, symbol)
+        except AttributeError:
+            raise KernelLibraryError(f"{self.path} has no {symbol}") from None
+        function.restype = result
+        return function
