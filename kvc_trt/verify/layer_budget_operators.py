@@ -22,7 +22,9 @@ def run_compact_ranked(operator: Operator, case: PromptCase, rule: PolicyParamet
     """The best of any smaller budget are those of the smaller ranks: nested, as `reference.compact` chooses them."""
     inputs = {"q_window": case.q_window, "k": case.k, "v": case.v, "prompt_lengths": case.prompt_lengths}
     k_kept, v_kept, kept, ranks = operator.run(**inputs)
-    outcome = Outcome(copy_error=max(exact(k_kept, gathered(case.k, kept)), exact(v_kept, gathered(case.v, kept))))
+    each_once = exact(np.sort(ranks, axis=-1), np.broadcast_to(np.arange(ranks.shape[2]), ranks.shape))
+    copied = exact(k_kept, gathered(case.k, kept)), exact(v_kept, gathered(case.v, kept)), each_once
+    outcome = Outcome(copy_error=max(copied))
     for budget in sorted({rule.window, rule.prompt_budget, rule.most_kept}):
         chosen = np.where(ranks < np.minimum(budget, case.prompt_lengths)[:, None, None], kept, np.iinfo(np.int32).max)
         lists = np.sort(chosen, axis=-1)[:, :, : min(budget, kept.shape[2])]

@@ -16,7 +16,7 @@ from kvc_trt.policies import PolicyParameters
 from kvc_trt.verify.choices import compare_either
 from kvc_trt.verify.inputs import PromptCase, StepCase
 from kvc_trt.verify.near_ties import IndexComparison, count_differences
-from kvc_trt.verify.outcome import Outcome, appended, exact, float32, maximum_error, page_bounds
+from kvc_trt.verify.outcome import Outcome, appended, exact, float32, gathered, maximum_error, page_bounds
 from kvc_trt.verify.target import Array, Operator
 
 
@@ -95,7 +95,7 @@ def run_compact_heavy_hitters(operator: Operator, case: PromptCase, rule: Policy
     for row, n in enumerate(case.prompt_lengths):
         aligned[row, :, slots - n :] = queries[row, :, :n]
     inputs = {"q": queries, "k": case.k, "v": case.v, "prompt_lengths": case.prompt_lengths}
-    _, _, scores, positions, lengths, indices = operator.run(**inputs)
+    k_cache, v_cache, scores, positions, lengths, indices = operator.run(**inputs)
     rows = torch.from_numpy(case.prompt_lengths)
     single = policies.method(rule).compact(float32(aligned), float32(case.k), float32(case.v), rows, rule)
     double = policies.method(rule).compact(
@@ -109,7 +109,8 @@ def run_compact_heavy_hitters(operator: Operator, case: PromptCase, rule: Policy
         compared += _all_equal(right[None], indices[row : row + 1, :, :width], row)
     assert double.scores is not None
     drift = maximum_error(scores[:, :, :width], double.scores.numpy()) if not compared.wrong else 0.0
-    copied = exact(lengths, single.lengths.numpy()), exact(positions, indices)
+    copied = [exact(lengths, single.lengths.numpy()), exact(positions, indices)]
+    copied += [exact(cache, gathered(rows, indices)) for cache, rows in ((k_cache, case.k), (v_cache, case.v))]
     return Outcome(compared, drift, max(copied))
 
 

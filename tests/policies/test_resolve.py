@@ -140,13 +140,15 @@ SHAPES = st.tuples(
 
 @given(SHAPES)
 def test_a_step_reads_what_the_budget_says(shape: tuple[int, int, int, str]) -> None:
-    """Never more than the budget; never 2.5% less, where a cache that large exists."""
+    """Never more than the budget; less by what two floors lose: half a token, and one channel of every page."""
     budget, n, new, split = shape
     assume(n + new >= 2 * budget)
     found = resolved_or_skip(budget, n, new, split)
     pairs = traffic(found.capacity, found.page_size, found.top_r, found.top_k, 128)
     assert pairs <= budget
-    assert pairs >= 0.975 * budget
+    one_channel = found.capacity / found.page_size / (2 * 128)
+    assert pairs >= budget - 0.5 - one_channel
+    assert pairs >= 0.97 * budget
 
 
 @given(SHAPES, st.integers(0, 3000))
@@ -170,7 +172,7 @@ def resolved_or_skip(budget: int, n: int, new: int, split: str) -> PolicyParamet
 def test_the_table_of_policies() -> None:
     assert NAMES[:3] == ["full", "rocketkv", "rocketkv-v1"]
     for one in describe():
-        found = resolved(one.name, 4096)
+        found = resolved(one.name, 512)  # duo-attention: no retrieval head, and so no pattern
         assert found.policy == one.name
         assert (found.prompt_eviction, found.decode_selection) == (one.prompt_eviction, one.decode_selection)
         assert callable(method(found).compact)

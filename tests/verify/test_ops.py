@@ -35,7 +35,7 @@ class Damaged:
     damage: str
 
     def __post_init__(self):
-        self.name, self.nodes = self.operator.name, self.operator.nodes
+        self.name, self.nodes, self.cache = self.operator.name, self.operator.nodes, self.operator.cache
 
     def run(self, **inputs):
         outputs = [np.array(value) for value in self.operator.run(**inputs)]
@@ -64,6 +64,29 @@ def test_every_output_of_every_operator_is_checked(damage, backend, make_engine,
             damaged = Damaged(operator, index, damage)
             failed = failing(engine, SimpleNamespace(operators=lambda damaged=damaged: [damaged]))
             assert any(name.startswith(operator.name) for name in failed), f"{operator.name} {output}"
+
+
+METHODS = {
+    "quest": {"skip_layers": 0},
+    "sparq": {},
+    "streaming-llm": {},
+    "h2o": {},
+    "rocketkv": {"layer_budget": "squeeze-online"},
+}
+
+
+@pytest.mark.parametrize("policy", METHODS)
+def test_every_output_of_a_methods_own_operators_is_checked(policy, make_engine, parameters_for):
+    engine = make_engine(parameters_for(policy, **METHODS[policy]))
+    target = target_for("onnxruntime", engine, 1)
+    assert failing(engine, target) == set()
+    own = [operator for operator in target.operators() if operator.name not in OUTPUTS]
+    assert own
+    for operator in own:
+        for index in range(len(operator.model.graph.output)):
+            damaged = Damaged(operator, index, "one more")
+            failed = failing(engine, SimpleNamespace(operators=lambda damaged=damaged: [damaged]))
+            assert any(name.startswith(operator.name) for name in failed), f"{operator.name}, output {index}"
 
 
 def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_engine, parameters_for):
