@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,19 +47,62 @@ def run_recent(operator: Operator, case: StepCase, rule: PolicyParameters) -> Ou
     """The ring as it fills, and after it has turned: as many tokens again as it has slots, and a few."""
     outcome = Outcome()
     for turned in (0, rule.capacity + 3):
-        stored = case.cache_lengths + turned
-        keys, values, slots = case.k_cache.copy(), case.v_cache.copy(), stored.copy()
-        ring = rule.capacity - rule.sinks
-        over = stored >= rule.capacity
-        slots[over] = rule.sinks + (stored[over] - rule.sinks) % ring
-        rows = np.arange(len(slots))
-        keys[rows, :, slots], values[rows, :, slots] = case.k_new, case.v_new
-        lengths = torch.from_numpy(np.minimum(stored + 1, rule.capacity))
-        output, k_cache, v_cache = operator.run(**{**_state(case), "cache_lengths": stored})
-        expected = reference.dense_attention(float32(case.query), float32(keys), float32(values), lengths)
-        copied = max(exact(k_cache, keys), exact(v_cache, values))
+        ring = _turned(case, rule, turned)
+        output, k_cache, v_cache = operator.run(**{**_state(case), "cache_lengths": case.cache_lengths + turned})
+        expected = reference.dense_attention(
+            float32(case.query), float32(ring.keys), float32(ring.values), ring.lengths
+        )
+        copied = max(exact(k_cache, ring.keys), exact(v_cache, ring.values))
         outcome += Outcome(value_error=maximum_error(output, expected.numpy()), copy_error=copied)
     return outcome
+
+
+def run_ranked_recent(operator: Operator, case: StepCase, rule: PolicyParameters) -> Outcome:
+    """As `run_recent`, of keys that are rotated by their rank: by hand, in the order of the ranks."""
+    outcome, half = Outcome(), case.query.shape[2] // 2
+    angles = np.outer(np.arange(rule.capacity), 10_000.0 ** (-np.arange(half) / half))
+    tables = {"cosine": np.cos(angles).astype(np.float32), "sine": np.sin(angles).astype(np.float32)}
+    for turned in (0, rule.capacity + 3):
+        ring = _turned(case, rule, turned)
+        found = operator.run(**{**_state(case), "cache_lengths": case.cache_lengths + turned}, **tables)
+        keys, values = (np.take_along_axis(rows, ring.by_rank, axis=2) for rows in (ring.keys, ring.values))
+        newest = ring.lengths.numpy() - 1
+        query = _rotated(case.query[:, :, None], tables, newest[:, None, None])[:, :, 0]
+        turned_keys = _rotated(keys, tables, np.arange(rule.capacity)[None, None])
+        expected = reference.dense_attention(float32(query), float32(turned_keys), float32(values), ring.lengths)
+        copied = max(exact(found[1], ring.keys), exact(found[2], ring.values))
+        outcome += Outcome(value_error=maximum_error(found[0], expected.numpy()), copy_error=copied)
+    return outcome
+
+
+class _Ring(NamedTuple):
+    """A ring after its append: keys, values [B,G,C,D], lengths [B], and the slots in the order of their ranks."""
+
+    keys: Array
+    values: Array
+    lengths: torch.Tensor
+    by_rank: Array
+    """INT64 [B,1,C,1]"""
+
+
+def _turned(case: StepCase, rule: PolicyParameters, turned: int) -> _Ring:
+    stored, ring = case.cache_lengths + turned, rule.capacity - rule.sinks
+    over = stored >= rule.capacity
+    slots = np.where(over, rule.sinks + (stored - rule.sinks) % ring, stored)
+    keys, values, rows = case.k_cache.copy(), case.v_cache.copy(), np.arange(len(slots))
+    keys[rows, :, slots], values[rows, :, slots] = case.k_new, case.v_new
+    order = np.tile(np.arange(rule.capacity), (len(slots), 1))
+    for row in np.flatnonzero(over):
+        order[row, rule.sinks :] = np.roll(order[row, rule.sinks :], rule.sinks - slots[row] - 1)
+    lengths = torch.from_numpy(np.minimum(stored + 1, rule.capacity))
+    return _Ring(keys, values, lengths, order[:, None, :, None])
+
+
+def _rotated(rows: Array, tables: dict[str, Array], ranks: Array) -> Array:
+    """Rotary embedding of rows [B,heads,n,D] at `ranks`, which broadcast to [B,heads,n]."""
+    cosine, sine = tables["cosine"][ranks], tables["sine"][ranks]
+    left, right = np.split(rows.astype(np.float32), 2, axis=-1)
+    return np.concatenate([left * cosine - right * sine, right * cosine + left * sine], axis=-1)
 
 
 def run_heavy_hitters(operator: Operator, case: StepCase, rule: PolicyParameters) -> Outcome:
@@ -118,6 +162,7 @@ STEP_RUNS: dict[str, Callable[[Operator, StepCase, PolicyParameters], Outcome]] 
     "KvcQuestAttention": run_quest,
     "KvcSparqAttention": run_sparq,
     "KvcRecentAttention": run_recent,
+    "KvcRankedRecentAttention": run_ranked_recent,
     "KvcHeavyHitterAttention": run_heavy_hitters,
 }
 PROMPT_RUNS: dict[str, Callable[[Operator, PromptCase, PolicyParameters], Outcome]] = {

@@ -66,18 +66,19 @@ def test_every_output_of_every_operator_is_checked(damage, backend, make_engine,
             assert any(name.startswith(operator.name) for name in failed), f"{operator.name} {output}"
 
 
-METHODS = {
-    "quest": {"skip_layers": 0},
-    "sparq": {},
-    "streaming-llm": {},
-    "h2o": {},
-    "rocketkv": {"layer_budget": "squeeze-online"},
-}
+METHODS = [
+    ("quest", {"skip_layers": 0}),
+    ("sparq", {}),
+    ("streaming-llm", {}),
+    ("streaming-llm", {"positions": "cache"}),
+    ("h2o", {}),
+    ("rocketkv", {"layer_budget": "squeeze-online"}),
+]
 
 
-@pytest.mark.parametrize("policy", METHODS)
-def test_every_output_of_a_methods_own_operators_is_checked(policy, make_engine, parameters_for):
-    engine = make_engine(parameters_for(policy, **METHODS[policy]))
+@pytest.mark.parametrize(("policy", "settings"), METHODS)
+def test_every_output_of_a_methods_own_operators_is_checked(policy, settings, make_engine, parameters_for):
+    engine = make_engine(parameters_for(policy, **settings))
     target = target_for("onnxruntime", engine, 1)
     assert failing(engine, target) == set()
     own = [operator for operator in target.operators() if operator.name not in OUTPUTS]
