@@ -40,7 +40,13 @@ def kernel_device() -> torch.device:
     if library is None or library.device_type == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UnsupportedEnvironment(f"{library.path} runs on a GPU, and PyTorch finds none on this machine")
+        built = torch.version.cuda
+        lacking = f"PyTorch {torch.__version__} is built for " + (f"CUDA {built}" if built else "CPUs alone")
+        raise UnsupportedEnvironment(
+            f"{library.path} runs on a GPU, and PyTorch finds none on this machine: {lacking}",
+            hint="nvidia-smi and kvc-trt doctor say what there is; pip install torch from the index of a CUDA version, "
+            f"or unset {VARIABLE} for the CPU",
+        )
     if _version() < OLDEST_FOR_CUDA:
         oldest = ".".join(map(str, OLDEST_FOR_CUDA))
         raise UnsupportedEnvironment(

@@ -35,6 +35,7 @@ __all__ = ["TorchExecutor", "kernel_device"]
 
 PREFILL_TOKENS = 131072
 """Tokens, padding included, of the prompts that run through prefill together; more are run one group after another."""
+SHORTER = "take shorter prompts, or fewer rows"
 SMALLER = "take a smaller batch, or build the engine with a smaller token budget or length"
 
 
@@ -155,7 +156,8 @@ class TorchExecutor:
             length = int(prompt_lengths[group].max())
             self._require_prefill(len(prompt_lengths[group]), length)
             ids, lengths = self._moved(input_ids[group, :length]), self._moved(prompt_lengths[group])
-            found.append(self.decoder.prefill(ids, lengths))
+            with memory.said(f"prefill of {len(lengths)} x {length} tokens", self.device, SHORTER):
+                found.append(self.decoder.prefill(ids, lengths))
         whole = found[0] if len(found) == 1 else joined(found)
         return Prefilled(whole.logits.cpu().numpy(), whole.cache_lengths.cpu().numpy(), whole.state)
 
@@ -195,9 +197,10 @@ class TorchExecutor:
         rows = len(tokens)
         if self.device.type == "cuda" and self.capturer.refused is None:
             rows = rows_captured(rows, len(next(iter(self._buffers.values()))))
-        if rows not in self._steps:
-            self._steps[rows] = StaticStep(self.decoder, self._buffers, rows, self.device, self.capturer)
-        self._steps[rows].run(tokens, positions, cache_lengths)
+        with memory.said(f"a step of {rows} rows", self.device, SMALLER):
+            if rows not in self._steps:
+                self._steps[rows] = StaticStep(self.decoder, self._buffers, rows, self.device, self.capturer)
+            self._steps[rows].run(tokens, positions, cache_lengths)
         self._runs += 1
         return self._steps[rows]
 
@@ -206,7 +209,7 @@ class TorchExecutor:
             self.program.model, self.program.state, rows, length, itemsize=self._dtype.itemsize, block=PREFILL_BLOCK
         )
         what = f"prefill of {rows} x {length} tokens needs"
-        memory.require(needed, what, self.device, "take shorter prompts, or fewer rows")
+        memory.require(needed, what, self.device, SHORTER)
 
     @property
     def _cache_dtype(self) -> torch.dtype:

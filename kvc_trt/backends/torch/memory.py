@@ -7,7 +7,8 @@ fullest moment of a layer as if nothing were freed early.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -86,3 +87,16 @@ def require(needed: int, what: str, device: torch.device, hint: str) -> None:
         where = "this machine" if device.type == "cpu" else str(device)
         lacking = f"{where} has {free / GIB:.1f} GiB free, {(needed - free) / GIB:.1f} GiB too few"
         raise UnsupportedEnvironment(f"{what} {needed / GIB:.1f} GiB; {lacking}", hint=hint)
+
+
+@contextmanager
+def said(what: str, device: torch.device, hint: str) -> Iterator[None]:
+    """UnsupportedEnvironment where `what` ran out of memory all the same: others use a GPU too."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).strip().partition("\n")[0]
+        free = free_bytes(device) / GIB
+        raise UnsupportedEnvironment(
+            f"{what} ran out of memory, {free:.1f} GiB are free: {reason}", hint=hint
+        ) from error

@@ -266,13 +266,31 @@ def test_one_run_per_step_goes_through_the_kernels_of_the_library(rocketkv, tmp_
 def test_a_cuda_library_needs_a_gpu(rocketkv, tmp_path, monkeypatch):
     monkeypatch.setenv(loading.VARIABLE, str(compile_double(tmp_path, executor="cuda")))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UnsupportedEnvironment, match="runs on a GPU, and PyTorch finds none"):
+    with pytest.raises(UnsupportedEnvironment, match="runs on a GPU, and PyTorch finds none") as refused:
         TorchExecutor(rocketkv)
+    assert f"PyTorch {torch.__version__} is built for" in refused.value.message
+    assert "kvc-trt doctor" in refused.value.hint
 
 
 def test_caches_that_do_not_fit_say_how_much_they_need(rocketkv):
     with pytest.raises(UnsupportedEnvironment, match=r"of 1000000000 rows need \d+\.\d GiB"):
         TorchExecutor(rocketkv).allocate(10**9)
+
+
+@pytest.mark.parametrize(("method", "what"), [("prefill", "prefill of 1 x 5 tokens"), ("decode", "a step of 1 rows")])
+def test_memory_that_runs_out_all_the_same_is_one_line(method, what, rocketkv, monkeypatch):
+    executor = TorchExecutor(rocketkv)
+    executor.allocate(1)
+
+    def exhausted(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand advice")
+
+    monkeypatch.setattr(executor.decoder, method, exhausted)
+    one = np.ones(1, np.int64)
+    asked = padded(prompts((5,))) if method == "prefill" else (one, one, np.ones((3, 1), np.int64))
+    with pytest.raises(UnsupportedEnvironment, match=f"{what} ran out of memory, .* GiB are free") as refused:
+        getattr(executor, method)(*asked)
+    assert "and advice" not in refused.value.message
 
 
 def test_a_session_over_an_engine_directory(engine):
