@@ -10,7 +10,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.graph.twin import twin_parameters
 from kvc_trt.verify.accuracy.answerer import Answerer, SessionAnswerer
 from kvc_trt.verify.accuracy.grid import FULL, Variant
-from kvc_trt.verify.accuracy.subject import ROWS, Room, threads_for
+from kvc_trt.verify.accuracy.subject import Room, rows_for, threads_for
 from kvc_trt.verify.target import target_for
 
 if TYPE_CHECKING:
@@ -76,4 +76,5 @@ class EngineSubject:
         return self._answerer(self._target.open_twin(), twin_parameters(self._engine.parameters))
 
     def _answerer(self, executor: Any, parameters: PolicyParameters) -> Answerer:
-        return SessionAnswerer(executor, parameters, self._backend, ROWS, self.model.eos_token_ids)
+        rows = rows_for(self.model, parameters.max_sequence_len)
+        return SessionAnswerer(executor, parameters, self._backend, rows, self.model.eos_token_ids)

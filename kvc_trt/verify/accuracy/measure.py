@@ -16,6 +16,7 @@ from kvc_trt.verify.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.verify.accuracy.results import Results
 from kvc_trt.verify.accuracy.subject import Subject
 from kvc_trt.verify.tasks.dataset import DataSet
+from kvc_trt.verify.tasks.registry import task
 
 
 @dataclass(frozen=True)
@@ -35,22 +36,21 @@ class Sampling:
 
 
 class _Draws:
-    """Samples are drawn once per task and length: both modes follow one another, and ask the same ones."""
+    """Samples are drawn once per task and length, and kept while that length is asked: both modes ask the same ones."""
 
     def __init__(self, vocabulary: Vocabulary, sampling: Sampling) -> None:
         self._vocabulary, self._sampling = vocabulary, sampling
-        self._latest: tuple[tuple[str, int], DataSet] | None = None
+        self._drawn: dict[tuple[str, int], DataSet] = {}
 
     def of(self, group: Group) -> DataSet:
         """The samples of a group."""
-        key = group.task, group.length
-        if self._latest is None or self._latest[0] != key:
-            rule = self._sampling
-            drawn = draw(
+        self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[1] == group.length}
+        key, rule = (group.task, group.length), self._sampling
+        if key not in self._drawn:
+            self._drawn[key] = draw(
                 *key, self._vocabulary, samples=rule.samples, seed=rule.seed, max_new_tokens=rule.room(group.task)
             )
-            self._latest = key, drawn
-        return self._latest[1]
+        return self._drawn[key]
 
 
 def measure(
@@ -63,28 +63,29 @@ def measure(
 ) -> list[Cell]:
     """Every cell of the grid, in its order: read from `results`, or asked and appended to it before the next one.
 
+    Groups that can use the same engines are asked behind one another.
     `variants` begins with full. InputError for questions that cannot be asked of this model at all; a policy that has
     no engine of some budget is a cell that says why.
     """
     _check_lengths(subject, groups)
     vocabulary = Vocabulary(subject.tokenizer, subject.model.vocab_size)
     draws = _Draws(vocabulary, sampling)
-    cells: list[Cell] = []
-    missing = sum(key_of(group, variant) not in results.cells for group in groups for variant in variants)
+    unfinished = [g for g in groups if any(key_of(g, variant) not in results.cells for variant in variants)]
+    missing = sum(key_of(group, variant) not in results.cells for group in unfinished for variant in variants)
     with (progress or NullProgress()).task("accuracy", missing) as advance:
-        for group in groups:
-            if all(key_of(group, variant) in results.cells for variant in variants):
-                cells += [results.cells[key_of(group, variant)] for variant in variants]
-                continue
+        for group in sorted(unfinished, key=lambda one: (one.length, one.mode, _answer_room(one, sampling))):
             asked = ask(group, draws.of(group), vocabulary)
-            for cell, is_new in _of_group(Asking(subject, asked, sampling.seed), variants, results):
-                cells.append(cell)
+            for is_new in _ask_all(Asking(subject, asked, sampling.seed), variants, results):
                 advance(int(is_new))
-    return cells
+    return [results.cells[key_of(group, variant)] for group in groups for variant in variants]
 
 
-def _of_group(asking: Asking, variants: Sequence[Variant], results: Results) -> Iterable[tuple[Cell, bool]]:
-    """The group's cells in the grid's order, each written before it is given, and whether it was asked now."""
+def _answer_room(group: Group, sampling: Sampling) -> int:
+    return sampling.room(group.task) or task(group.task).max_new_tokens
+
+
+def _ask_all(asking: Asking, variants: Sequence[Variant], results: Results) -> Iterable[bool]:
+    """Ask what the results lack of a group, in the grid's order; for each cell, whether it was asked now."""
     group = asking.asked.group
     known = {variant: results.cells.get(key_of(group, variant)) for variant in variants}
     for cell in known.values():
@@ -92,13 +93,14 @@ def _of_group(asking: Asking, variants: Sequence[Variant], results: Results) -> 
             _check_same_questions(cell, asking.asked, results)
     asking.subject.announce([variant for variant in variants if known[variant] is None], asking.room)
     full = known[variants[0]] or _kept(asking.full(), results)
-    yield full, known[variants[0]] is None
+    yield known[variants[0]] is None
     with ThreadPoolExecutor(asking.subject.workers) as pool:
         pending = {v: pool.submit(asking.cell, v, full) for v in variants[1:] if known[v] is None}
         try:
             for variant in variants[1:]:
-                cell = known[variant]
-                yield (_kept(pending[variant].result(), results), True) if cell is None else (cell, False)
+                if variant in pending:
+                    _kept(pending[variant].result(), results)
+                yield variant in pending
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -23,7 +23,7 @@ from kvc_trt.verify.accuracy.answerer import Answerer, SessionAnswerer
 from kvc_trt.verify.accuracy.grid import FULL, Variant
 from kvc_trt.verify.accuracy.reference_answerer import Prefills, ReferenceAnswerer
 from kvc_trt.verify.accuracy.shared_prefill import SharedPrefill, SharingExecutor
-from kvc_trt.verify.accuracy.subject import ROWS, Room, is_oracle, threads_for
+from kvc_trt.verify.accuracy.subject import Room, is_oracle, rows_for, threads_for
 
 if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.program import Program
@@ -108,13 +108,15 @@ class ModelSubject:
             if self._shared is None
             else SharingExecutor(program, self._shared, self._shared.split(program), threads=self._threads)
         )
-        return SessionAnswerer(executor, parameters, "onnxruntime", ROWS, self.model.eos_token_ids)
+        rows = rows_for(self.model, parameters.max_sequence_len)
+        return SessionAnswerer(executor, parameters, "onnxruntime", rows, self.model.eos_token_ids)
 
     def _reference(self, parameters: PolicyParameters) -> Answerer:
         from kvc_trt.graph.weights import EngineWeights
 
         weights = EngineWeights(self._path)
-        return ReferenceAnswerer(self.model, weights, parameters, ROWS, self.model.eos_token_ids, self._prefills)
+        rows = rows_for(self.model, parameters.max_sequence_len)
+        return ReferenceAnswerer(self.model, weights, parameters, rows, self.model.eos_token_ids, self._prefills)
 
     def _program(self, parameters: PolicyParameters) -> Program:
         from kvc_trt.backends.onnxruntime.program import Program

@@ -18,6 +18,7 @@ from kvc_trt.verify.accuracy.measure import Sampling, measure
 from kvc_trt.verify.accuracy.report import AccuracyReport, Bars
 from kvc_trt.verify.accuracy.results import Results
 from kvc_trt.verify.accuracy.subject import Subject
+from kvc_trt.verify.tasks.dataset import VERSION
 
 RESULTS_FILE = "results.jsonl"
 NO_BARS = Bars()
@@ -39,7 +40,7 @@ def evaluate(
     directory with results of other settings.
     """
     progress, started = progress or NullProgress(), time.monotonic()
-    settings = {**subject.describe(), **vars(sampling)}
+    settings = {**subject.describe(), **vars(sampling), "tasks_version": VERSION}
     with Results(output_directory / RESULTS_FILE, settings) as results:
         if results.dropped:
             progress.note(f"{results.path}: its last line was cut short, and is measured again")

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from kvc_trt.verify.accuracy.answerer import Answerer
     from kvc_trt.verify.tasks.tokenizer import TaskTokenizer
 
-ROWS = 8
-"""Questions answered together. Not an option: rows do not depend on each other, and results must not on a setting."""
+MOST_ROWS = 16
+ROWS_BYTES = 1 << 30
+"""Full caches of the questions that are answered together."""
 
 
 @dataclass(frozen=True)
@@ -61,3 +62,9 @@ def is_oracle(decode_selection: str) -> bool:
 def threads_for(model: ModelConfig) -> int | None:
     """Threads of an executor: a small model's only wait for each other. None is all cores."""
     return 1 if count_parameters(model) < SMALL_MODEL else None
+
+
+def rows_for(model: ModelConfig, sequence: int) -> int:
+    """Questions of `sequence` tokens that are answered together. Rows do not depend on each other."""
+    pairs = model.num_hidden_layers * model.num_key_value_heads * model.head_size
+    return max(1, min(MOST_ROWS, ROWS_BYTES // (2 * 4 * pairs * sequence)))

@@ -8,12 +8,12 @@ from kvc_trt.errors import InputError
 from kvc_trt.verify.accuracy.grid import Group, Variant
 from kvc_trt.verify.accuracy.questions import Vocabulary, ask, draw
 from kvc_trt.verify.accuracy.reference_answerer import Prefills, ReferenceAnswerer
-from kvc_trt.verify.accuracy.subject import ROWS, Room
+from kvc_trt.verify.accuracy.subject import MOST_ROWS, Room, rows_for
 
 LENGTH = 160
 
 
-def questions(subject, key_value, mode, samples=ROWS + 2):
+def questions(subject, key_value, mode, samples=MOST_ROWS + 2):
     vocabulary = Vocabulary(subject.tokenizer, subject.model.vocab_size)
     drawn = draw(key_value, LENGTH, vocabulary, samples=samples, seed=0, max_new_tokens=None)
     return ask(Group(key_value, mode, LENGTH), drawn, vocabulary)
@@ -28,7 +28,7 @@ def test_the_reference_answers_as_the_engine(tiny, key_value, mode, policy):
 
     weights = EngineWeights(tiny._path)
     ends = tiny.model.eos_token_ids
-    reference = ReferenceAnswerer(tiny.model, weights, engine.parameters, ROWS, ends, Prefills())
+    reference = ReferenceAnswerer(tiny.model, weights, engine.parameters, MOST_ROWS, ends, Prefills())
     found = engine.answer(asked.flat, asked.max_new_tokens)
     assert reference.answer(asked.flat, asked.max_new_tokens) == found
     assert len(set(found)) > 1
@@ -38,7 +38,7 @@ def test_the_reference_answers_as_the_engine(tiny, key_value, mode, policy):
 def test_full_finds_everything(tiny, key_value):
     asked = questions(tiny, key_value, "query-agnostic")
     answerer = tiny.open(Variant("full", None), Room(LENGTH - 5, 13))
-    assert asked.score(answerer.answer(asked.flat, asked.max_new_tokens)) == (1.0,) * (ROWS + 2)
+    assert asked.score(answerer.answer(asked.flat, asked.max_new_tokens)) == (1.0,) * (MOST_ROWS + 2)
 
 
 def test_oracles_answer_in_the_reference_and_read_prompts_once(tiny, key_value, monkeypatch):
@@ -63,3 +63,11 @@ def test_engines_are_opened_once_per_room(tiny):
     assert tiny.open(variant, room) is first
     tiny.announce([variant], Room(72, 8))
     assert tiny.open(variant, room) is not first
+
+
+def test_as_many_questions_together_as_their_caches_fit():
+    from kvc_trt.models.presets import load_preset
+
+    assert rows_for(load_preset("retrieval-tiny").config, 2048) == MOST_ROWS
+    assert rows_for(load_preset("llama3.1-8b").config, 1024) == 4
+    assert rows_for(load_preset("llama3.1-8b").config, 65536) == 1

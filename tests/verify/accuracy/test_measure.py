@@ -101,7 +101,7 @@ def test_a_second_run_asks_only_what_is_missing(drawn, groups, tmp_path):
     again = Fake(drawn)
     cells = run(again, groups, path)
     assert again.asked == ["full", "rocketkv 64"]  # of the second mode
-    assert again.announced == [1, 3]
+    assert sorted(again.announced) == [1, 3]
     assert len(cells) == 6
     nothing = Fake(drawn)
     assert run(nothing, groups, path) == cells
