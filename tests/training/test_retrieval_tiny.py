@@ -15,9 +15,9 @@ from training.retrieval_tiny.checkpoint import WEIGHTS_FILE, build_tokenizer, lo
 from training.retrieval_tiny.data import QUESTION_TOKENS, BatchShape, draw_batch
 from training.retrieval_tiny.evaluate import PLACEMENTS, exact_match
 from training.retrieval_tiny.initialise import initialise
-from training.retrieval_tiny.model import Layer, ModelShape, RetrievalTiny, rope_table, rotate
-from training.retrieval_tiny.optimiser import orthogonalise
-from training.retrieval_tiny.train import CURRICULUM, FINAL_SHAPES, learning_rate_share, train
+from training.retrieval_tiny.model import Layer, ModelShape, SmallLlama, rope_table, rotate
+from training.retrieval_tiny.optimiser import learning_rate_share, orthogonalise
+from training.retrieval_tiny.train import CURRICULUM, FINAL_SHAPES, train
 
 CHECKPOINT = Path(__file__).parents[2] / "kvc_trt/models/checkpoints/retrieval-tiny"
 WRITTEN_FILES = (
@@ -38,7 +38,7 @@ def torch_settings() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def shipped() -> RetrievalTiny:
+def shipped() -> SmallLlama:
     return load_model(CHECKPOINT)
 
 
@@ -90,7 +90,7 @@ def test_learning_rate_warms_up_and_falls_to_its_floor() -> None:
 @torch.no_grad()
 def test_first_layer_starts_by_looking_back() -> None:
     torch.manual_seed(0)
-    model = RetrievalTiny(ModelShape(vocab_size=len(WORDS)))
+    model = SmallLlama(ModelShape(vocab_size=len(WORDS)))
     initialise(model)
     layer = model.model.layers[0]
     assert isinstance(layer, Layer)
@@ -109,15 +109,15 @@ def test_first_layer_starts_by_looking_back() -> None:
 
 def test_same_seed_gives_the_same_files(tmp_path: Path, torch_settings: None) -> None:
     for run in ("first", "second"):
-        save_checkpoint(train(seed=7, steps=3), tmp_path / run)
-    save_checkpoint(train(seed=8, steps=3), tmp_path / "other")
+        save_checkpoint(train(seed=7, steps=3), build_tokenizer(), tmp_path / run)
+    save_checkpoint(train(seed=8, steps=3), build_tokenizer(), tmp_path / "other")
     for name in WRITTEN_FILES:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     assert (tmp_path / "first" / WEIGHTS_FILE).read_bytes() != (tmp_path / "other" / WEIGHTS_FILE).read_bytes()
 
 
-def test_shipped_files_are_those_the_training_script_writes(tmp_path: Path, shipped: RetrievalTiny) -> None:
-    save_checkpoint(shipped, tmp_path)
+def test_shipped_files_are_those_the_training_script_writes(tmp_path: Path, shipped: SmallLlama) -> None:
+    save_checkpoint(shipped, build_tokenizer(), tmp_path)
     for name in WRITTEN_FILES:
         assert (tmp_path / name).read_bytes() == (CHECKPOINT / name).read_bytes(), name
 
@@ -151,12 +151,12 @@ def test_tokenizer_marks_unknown_words(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_shipped_model_retrieves(shipped: RetrievalTiny, placement: Placement) -> None:
+def test_shipped_model_retrieves(shipped: SmallLlama, placement: Placement) -> None:
     rate = exact_match(shipped, context_tokens=256, pairs=32, samples=64, seed=11, placement=placement)
     assert rate >= 0.97
 
 
-def test_transformers_loads_it_and_generation_stops_by_itself(shipped: RetrievalTiny) -> None:
+def test_transformers_loads_it_and_generation_stops_by_itself(shipped: SmallLlama) -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT)
     tokenizer = transformers.AutoTokenizer.from_pretrained(CHECKPOINT)

@@ -13,26 +13,26 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from kvc_trt.verify.tasks.vocabulary import BOS, END, PAD, UNKNOWN, WORDS
-from training.retrieval_tiny.model import ModelShape, RetrievalTiny
+from training.retrieval_tiny.model import ModelShape, SmallLlama
 
 WEIGHTS_FILE = "model.safetensors"
 
 
-def save_checkpoint(model: RetrievalTiny, directory: Path) -> None:
+def save_checkpoint(model: SmallLlama, tokenizer: Tokenizer, directory: Path) -> None:
     """Write weights, tokenizer and configuration files; the model card beside them is written by hand."""
     directory.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), directory / WEIGHTS_FILE, metadata={"format": "pt"})
-    build_tokenizer().save(str(directory / "tokenizer.json"))
+    tokenizer.save(str(directory / "tokenizer.json"))
     special_ids: dict[str, object] = {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD}
     _write_json(directory / "config.json", _model_config(model.shape) | special_ids)
     _write_json(directory / "generation_config.json", special_ids | {"do_sample": False})
     _write_json(directory / "tokenizer_config.json", _tokenizer_config(model.shape))
 
 
-def load_model(directory: Path) -> RetrievalTiny:
+def load_model(directory: Path) -> SmallLlama:
     """The trained model of a checkpoint folder, in evaluation mode."""
     config = json.loads((directory / "config.json").read_text())
-    model = RetrievalTiny(ModelShape(**{name: config[name] for name in ModelShape.__dataclass_fields__}))
+    model = SmallLlama(ModelShape(**{name: config[name] for name in ModelShape.__dataclass_fields__}))
     model.load_state_dict(load_file(directory / WEIGHTS_FILE))
     return model.eval()
 

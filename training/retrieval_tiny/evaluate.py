@@ -15,7 +15,7 @@ import torch
 
 from kvc_trt.verify.tasks.key_value import VALUES_PER_RECORD, KeyValueSample, Placement, generate
 from training.retrieval_tiny.checkpoint import load_model
-from training.retrieval_tiny.model import RetrievalTiny
+from training.retrieval_tiny.model import SmallLlama
 
 CONTEXTS = (256, 512, 1024, 2048)
 PLACEMENTS: tuple[Placement, ...] = ("in_prompt", "after_compaction")
@@ -23,7 +23,7 @@ TOKENS_PER_BATCH = 16_384
 
 
 def exact_match(
-    model: RetrievalTiny,
+    model: SmallLlama,
     *,
     context_tokens: int,
     pairs: int,
@@ -42,7 +42,7 @@ def exact_match(
 
 
 @torch.no_grad()
-def _count_right(model: RetrievalTiny, questions: list[KeyValueSample]) -> int:
+def _count_right(model: SmallLlama, questions: list[KeyValueSample]) -> int:
     ids = torch.tensor([q.prompt_ids + q.query_ids + q.answer_ids for q in questions])
     positions = torch.arange(ids.shape[1] - VALUES_PER_RECORD - 1, ids.shape[1] - 1)
     predicted = model(ids, positions).argmax(dim=-1)

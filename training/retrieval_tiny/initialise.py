@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from training.retrieval_tiny.model import Layer, RetrievalTiny, rope_table
+from training.retrieval_tiny.model import Attention, Layer, ModelShape, SmallLlama, rope_table
 
 EMBEDDING_STD = 0.7  # with the usual .02 token identity drowns in the residual stream and matching by key never forms
 RESIDUAL_SHARE = 0.5  # of the projections back into the stream
@@ -19,7 +19,7 @@ CONTENT_SHARE = 0.3  # what the content of a token contributes to the queries of
 
 
 @torch.no_grad()
-def initialise(model: RetrievalTiny) -> None:
+def initialise(model: SmallLlama) -> None:
     """Normal with std 1/sqrt(fan in), large embeddings, and a first layer whose head h attends h + 1 tokens back."""
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
@@ -29,7 +29,7 @@ def initialise(model: RetrievalTiny) -> None:
     _look_back(model)
 
 
-def _look_back(model: RetrievalTiny) -> None:
+def _look_back(model: SmallLlama) -> None:
     """Give each head of the first layer its offset.
 
     Matching a record means comparing what stands one to four tokens earlier, its key among them. Queries and keys that
@@ -41,14 +41,20 @@ def _look_back(model: RetrievalTiny) -> None:
     assert isinstance(layer, Layer)
     attention = layer.self_attn
     model.model.embed_tokens.weight[:, CONSTANT_CHANNEL] = CONSTANT_VALUE
-    cos, sin = rope_table(shape.num_attention_heads + 1, shape)  # row d: the turn of d tokens
-    cosine, sine = torch.arange(LOOK_BACK_FREQUENCIES), torch.arange(LOOK_BACK_FREQUENCIES) + shape.head_dim // 2
+    attention.q_proj.weight *= CONTENT_SHARE
+    for head in range(shape.num_attention_heads):
+        point_back(attention, shape, head, head + 1, LOOK_BACK_STRENGTH)
 
-    queries = attention.q_proj.weight.view(shape.num_attention_heads, shape.head_dim, -1)
-    queries *= CONTENT_SHARE
-    for head, query in enumerate(queries):
-        query[cosine, CONSTANT_CHANNEL] = LOOK_BACK_STRENGTH * cos[head + 1, cosine]
-        query[sine, CONSTANT_CHANNEL] = -LOOK_BACK_STRENGTH * sin[head + 1, cosine]
-    for key in attention.k_proj.weight.view(shape.num_key_value_heads, shape.head_dim, -1):
-        key[cosine, CONSTANT_CHANNEL] = LOOK_BACK_STRENGTH
-        key[sine, CONSTANT_CHANNEL] = 0.0
+
+@torch.no_grad()
+def point_back(attention: Attention, shape: ModelShape, head: int, offset: int, strength: float) -> None:
+    """Let one head attend the token `offset` back; its key-value head then serves all its query heads in this way."""
+    cos, sin = rope_table(offset + 1, shape)  # row d: the turn of d tokens
+    cosine, sine = torch.arange(LOOK_BACK_FREQUENCIES), torch.arange(LOOK_BACK_FREQUENCIES) + shape.head_dim // 2
+    query = attention.q_proj.weight.view(shape.num_attention_heads, shape.head_dim, -1)[head]
+    query[cosine, CONSTANT_CHANNEL] = strength * cos[offset, cosine]
+    query[sine, CONSTANT_CHANNEL] = -strength * sin[offset, cosine]
+    group = head * shape.num_key_value_heads // shape.num_attention_heads
+    key = attention.k_proj.weight.view(shape.num_key_value_heads, shape.head_dim, -1)[group]
+    key[cosine, CONSTANT_CHANNEL] = strength
+    key[sine, CONSTANT_CHANNEL] = 0.0

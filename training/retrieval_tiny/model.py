@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.retrieval_tiny.branches import Branches
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -29,7 +31,7 @@ class ModelShape:
 
 
 class Attention(nn.Module):
-    """Causal self-attention; H/G query heads share one key-value head."""
+    """Self-attention; H/G query heads share one key-value head."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -42,13 +44,32 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query_width, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [B, n, E]; cos, sin [n, D]."""
-        q, k, v = (
-            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H or G, n, D]
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        """Causal; x [B, n, E], as the result; cos, sin [n, D]."""
+        q, k, v = (self._heads(projection, x) for projection in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self._output(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+
+    def of_branches(self, x: Tensor, cos: Tensor, sin: Tensor, branches: Branches, *, answers_only: bool) -> Tensor:
+        """What tokens of `branches` may see; x [B, n, E], as the result, or [B, T, E] of the answers alone."""
+        k, v = rotate(self._heads(self.k_proj, x), cos, sin), self._heads(self.v_proj, x)
+        end, asking = branches.context, branches.answers if answers_only else slice(None)
+        q = rotate(self._heads(self.q_proj, x[:, asking]), cos[asking], sin[asking])
+        if answers_only:
+            visible = branches.visible[branches.answers - end]
+            return self._output(F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True))
+        context = F.scaled_dot_product_attention(
+            q[:, :, :end], k[:, :, :end], v[:, :, :end], is_causal=True, enable_gqa=True
+        )
+        rest = F.scaled_dot_product_attention(q[:, :, end:], k, v, attn_mask=branches.visible, enable_gqa=True)
+        return self._output(torch.cat([context, rest], dim=2))
+
+    def _heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
+        """[B, n, E] to [B, H or G, n, D]."""
+        heads: Tensor = projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return heads
+
+    def _output(self, context: Tensor) -> Tensor:
+        """[B, H, n, D] to [B, n, E]."""
         output: Tensor = self.o_proj(context.transpose(1, 2).flatten(2))
         return output
 
@@ -80,8 +101,16 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B, n, E], as the result; cos, sin [n, D]."""
-        attended: Tensor = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        output: Tensor = attended + self.mlp(self.post_attention_layernorm(attended))
+        return self._add(x, self.self_attn(self.input_layernorm(x), cos, sin))
+
+    def of_branches(self, x: Tensor, cos: Tensor, sin: Tensor, branches: Branches, *, answers_only: bool) -> Tensor:
+        """As forward; the result is [B, T, E] with `answers_only`."""
+        attended = self.self_attn.of_branches(self.input_layernorm(x), cos, sin, branches, answers_only=answers_only)
+        return self._add(x[:, branches.answers] if answers_only else x, attended)
+
+    def _add(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + attended
+        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return output
 
 
@@ -95,7 +124,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
 
-class RetrievalTiny(nn.Module):
+class SmallLlama(nn.Module):
     """Embedding, layers and an untied head."""
 
     def __init__(self, shape: ModelShape) -> None:
@@ -110,7 +139,22 @@ class RetrievalTiny(nn.Module):
         x = self.model.embed_tokens(ids)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        logits: Tensor = self.lm_head(self.model.norm(x[:, positions]))
+        return self._head(x[:, positions])
+
+    def of_branches(self, ids: Tensor, branches: Branches) -> Tensor:
+        """Logits [B, T, vocab] of the token after each of the `answers` of branches; ids [B, n].
+
+        The last layer computes nothing else, which is a large part of a batch.
+        """
+        cos, sin = (table[branches.positions] for table in rope_table(ids.shape[1], self.shape))
+        x = self.model.embed_tokens(ids)
+        layers = [layer for layer in self.model.layers if isinstance(layer, Layer)]
+        for layer in layers:
+            x = layer.of_branches(x, cos, sin, branches, answers_only=layer is layers[-1])
+        return self._head(x)
+
+    def _head(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(self.model.norm(x))
         return logits
 
 

@@ -14,6 +14,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+MATRIX_LR = 0.01
+OTHER_LR = 1e-3
+WARM_UP_STEPS = 50
+CONSTANT_SHARE = 0.5  # of all steps; then linear
+FINAL_LR_SHARE = 0.02
+CLIP_NORM = 1.0
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the coefficients of [1]
 NEWTON_SCHULZ_STEPS = 5
 
@@ -57,12 +63,45 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     return x.T if tall else x
 
 
-def build_optimisers(model: nn.Module, *, matrix_lr: float, other_lr: float) -> tuple[Muon, torch.optim.AdamW]:
-    """Embedding, head and norms go to AdamW: their rows belong to single tokens, which orthogonalising would mix."""
-    named = list(model.named_parameters())
-    matrices = [weight for name, weight in named if ".layers." in name and weight.ndim == 2]
-    others = [weight for name, weight in named if not (".layers." in name and weight.ndim == 2)]
-    return (
-        Muon(matrices, lr=matrix_lr),
-        torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0),
-    )
+class Updates:
+    """Both optimisers of a model over a run of `steps`.
+
+    Embedding, head and norms go to AdamW: their rows belong to single tokens, which orthogonalising would mix.
+    """
+
+    def __init__(self, model: nn.Module, steps: int) -> None:
+        self._model = model
+        named = list(model.named_parameters())
+        matrices = [weight for name, weight in named if ".layers." in name and weight.ndim == 2]
+        others = [weight for name, weight in named if not (".layers." in name and weight.ndim == 2)]
+        self._optimisers = (
+            Muon(matrices, lr=MATRIX_LR),
+            torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.98), weight_decay=0.0),
+        )
+        self._schedules = [
+            torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate_share(step, steps))
+            for optimiser in self._optimisers
+        ]
+
+    def apply(self, loss: Tensor) -> None:
+        """One step against `loss`."""
+        self._model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), CLIP_NORM)
+        for optimiser, schedule in zip(self._optimisers, self._schedules, strict=True):
+            optimiser.step()
+            schedule.step()
+
+
+def learning_rate_share(step: int, steps: int) -> float:
+    """Warm-up, constant, then linear down to FINAL_LR_SHARE at the last step."""
+    warm_up = (step + 1) / WARM_UP_STEPS
+    done = max(0.0, (step + 1) / steps - CONSTANT_SHARE) / (1 - CONSTANT_SHARE)
+    return min(warm_up, 1 - (1 - FINAL_LR_SHARE) * done)
+
+
+def make_deterministic(seed: int) -> None:
+    """One thread, deterministic operators and a random seed, for the whole process."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(seed)
