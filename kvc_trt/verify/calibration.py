@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
 from kvc_trt.policies.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from kvc_trt.engine.model_choice import ModelSource
     from kvc_trt.engine.request import Request
     from kvc_trt.progress import Progress
+    from kvc_trt.verify.tasks.tokenizer import TaskTokenizer
 
 TASKS = ("passkey", "lines")
 SEEDS = (0, 1)
-LONGEST = 1024
-"""Tokens of a calibration prompt."""
+LONGEST, ANSWER = 1024, 16
+"""Tokens of a calibration prompt, and of the answer that it leaves room for."""
 
 
 def calibrated(request: Request, source: ModelSource, progress: Progress) -> Request:
@@ -70,11 +71,11 @@ def measure(request: Request, source: ModelSource, prompts: list[list[int]], pro
 
 def _prompts(request: Request, source: ModelSource) -> list[list[int]]:
     """Token ids of the file's lines, or of a few task prompts that the model's tokenizer can spell."""
-    encode = _encoder(source)
+    tokenizer = _tokenizer(source)
     if request.config.calibration is not None:
-        return _of_file(Path(request.config.calibration), encode, request.parameters.max_input_len)
+        return _of_file(Path(request.config.calibration), tokenizer, request.parameters.max_input_len)
     length = min(LONGEST, request.parameters.max_input_len)
-    found = _of_tasks(encode, length)
+    found = _of_tasks(tokenizer, length)
     if not found:
         raise InputError(
             "the model's tokenizer spells none of the tasks; layer budgets need calibration prompts",
@@ -83,39 +84,41 @@ def _prompts(request: Request, source: ModelSource) -> list[list[int]]:
     return found
 
 
-def _of_file(path: Path, encode: Any, longest: int) -> list[list[int]]:
+def _of_file(path: Path, tokenizer: TaskTokenizer, longest: int) -> list[list[int]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"calibration: {path} cannot be read as text: {error}") from error
-    prompts = [encode(line)[:longest] for line in lines if line.strip()]
+    prompts = [tokenizer.encode(line)[:longest] for line in lines if line.strip()]
     if not prompts:
         raise InputError(f"calibration: {path} has no prompt, expected one per line")
     return prompts
 
 
-def _of_tasks(encode: Any, length: int) -> list[list[int]]:
+def _of_tasks(tokenizer: TaskTokenizer, length: int) -> list[list[int]]:
     from kvc_trt.verify.tasks.registry import task
 
     prompts = []
     for name in TASKS:
         for seed in SEEDS:
             try:
-                sample = task(name).sample(seed=seed, index=0, target_tokens=length, encode=encode, max_new_tokens=16)
+                sample = task(name).sample(
+                    seed=seed, index=0, target_tokens=length, encode=tokenizer.encode, max_new_tokens=ANSWER
+                )
+                tokenizer.check_spelling(sample)
             except InputError:
                 continue
-            prompts.append(encode(sample.prompt))
+            prompts.append(tokenizer.encode(sample.prompt))
     return prompts
 
 
-def _encoder(source: ModelSource) -> Any:
-    from kvc_trt.runtime import load_tokenizer
+def _tokenizer(source: ModelSource) -> TaskTokenizer:
+    from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
 
     path = next((path for path in source.tokenizer_files if path.name == "tokenizer.json"), None)
-    tokenizer = load_tokenizer(path)
-    if tokenizer is None:
+    if path is None:
         raise InputError(
             "layer budgets are measured on prompts, and the model has no tokenizer",
             hint="--set layer_budgets=[...], one number per layer",
         )
-    return lambda text: tokenizer.encode(text).ids
+    return load_task_tokenizer(str(path))

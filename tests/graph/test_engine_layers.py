@@ -41,6 +41,19 @@ def test_layer_budgets_are_those_of_the_reference(make_engine, policy, division,
         check_layers(engine, result, cache, step)
 
 
+@pytest.mark.parametrize("policy", ["h2o", "streaming-llm"])
+def test_layer_budgets_of_policies_that_evict_while_decoding(make_engine, policy):
+    engine = make_engine(policy, token_budget=34, layer_budget="squeeze", layer_budgets=(50, 20, 32), max_output_len=40)
+    spare = engine.parameters.spare_slots
+    assert [site.parameters.capacity for site in cache_sites(LLAMA, engine.parameters)] == [
+        budget + spare for budget in (50, 20, 32)
+    ]
+    prompts = prompts_of(100, 7, 30)
+    runs = zip(roll(engine, prompts, steps=30), reference_roll(engine, prompts, steps=30), strict=True)
+    for result, (logits, _) in runs:
+        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-4)
+
+
 def test_online_budgets_differ_between_layers_and_sum_exactly(make_engine):
     engine = make_engine("snapkv-gqa", **EVICTION, **ONLINE)
     lengths = engine.prefill(prompts_of(250, 200, 20))["cache_lengths"]
