@@ -10,38 +10,92 @@ if TYPE_CHECKING:
 
 def describe_parameters(parameters: PolicyParameters) -> str:
     """Return what is kept of a prompt and what a step reads."""
-    parts = [f"prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} tokens"]
-    if parameters.evicts_while_decoding:
-        parts.append(_describe_evicting(parameters))
-    elif parameters.prompt_eviction == "none":
-        parts.append(f"the cache keeps everything ({parameters.capacity} slots)")
-    else:
-        kept = f"{parameters.prompt_budget} prompt tokens kept of each KV head, {parameters.capacity} slots"
-        parts.append(f"{kept} (window {parameters.window}, pool kernel {parameters.pool_kernel})")
-    if parameters.decode_selection == "dense" or parameters.evicts_while_decoding:
-        parts.append("a step reads all of them")
-    else:
-        found = _describe_selection(parameters)
-        parts.append(f"a step reads {parameters.top_k} tokens ({found}; dense up to {parameters.dense_limit} tokens)")
+    parts = [
+        f"prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} tokens",
+        *_retrieval(parameters),
+        _kept(parameters),
+        _read(parameters),
+    ]
     if parameters.skip_layers:
         parts.append(f"the first {parameters.skip_layers} layers are not compressed")
     return "; ".join(parts)
 
 
-def _describe_selection(parameters: PolicyParameters) -> str:
+def _retrieval(parameters: PolicyParameters) -> list[str]:
+    if parameters.retrieval_heads is None:
+        return []
+    heads = [keeps for layer in parameters.retrieval_heads[parameters.skip_layers :] for keeps in layer]
+    return [f"{sum(heads)} of {len(heads)} KV heads keep everything ({parameters.max_sequence_len} slots)"]
+
+
+def _kept(parameters: PolicyParameters) -> str:
+    if parameters.evicts_while_decoding:
+        return _kept_while_decoding(parameters)
+    if parameters.prompt_eviction == "none":
+        return f"the cache keeps everything ({parameters.capacity} slots)"
+    head = "query head" if parameters.prompt_eviction == "snapkv" else "KV head"
+    kept = f"{_prompt_tokens(parameters)} of each {head}, {_slots(parameters)} slots"
+    return f"{kept} (window {parameters.window}, pool kernel {parameters.pool_kernel})"
+
+
+def _prompt_tokens(parameters: PolicyParameters) -> str:
+    """Tokens of a prompt that layers keep, where they differ from which to which number."""
+    if parameters.squeeze_share is not None:
+        most = parameters.most_kept
+        return f"{parameters.window} to {most} prompt tokens ({parameters.prompt_budget} on average) kept by layer"
+    if parameters.layer_budgets is None:
+        return f"{parameters.prompt_budget} prompt tokens kept"
+    return f"{_span(parameters, 0)} prompt tokens kept by layer"
+
+
+def _slots(parameters: PolicyParameters) -> str:
+    return _span(parameters, parameters.max_output_len) if parameters.layer_budgets else str(parameters.capacity)
+
+
+def _kept_while_decoding(parameters: PolicyParameters) -> str:
+    kept = parameters.capacity - parameters.spare_slots
+    if parameters.layer_budgets is None:
+        tokens, slots, by_layer = str(kept), str(parameters.capacity), ""
+    else:
+        tokens, slots, by_layer = _span(parameters, 0), _span(parameters, parameters.spare_slots), " by layer"
+    counted = ", positions counted in the cache" if parameters.positions == "cache" else ""
+    shares, head = _shares(parameters, kept), "KV head" if parameters.retrieval_heads is None else "other KV head"
+    return f"{tokens} tokens kept{by_layer} of each {head} while it answers ({shares}), {slots} slots{counted}"
+
+
+def _shares(parameters: PolicyParameters, kept: int) -> str:
+    """Which tokens these are: counted, or where layers differ only named."""
+    last = min(parameters.recent, kept - parameters.sinks)
+    most_attended = kept - parameters.sinks - last
+    shares = [(parameters.sinks, "first"), (last, "last"), (most_attended, "most attended")]
+    if parameters.layer_budgets is None:
+        return ", ".join(f"{count} {which}" for count, which in shares if count)
+    first = [f"{parameters.sinks} first"] if parameters.sinks else []
+    return ", ".join([*first, *(which for count, which in shares[1:] if count)])
+
+
+def _span(parameters: PolicyParameters, more: int) -> str:
+    """From the smallest layer budget to the largest, each with as many slots `more`."""
+    assert parameters.layer_budgets is not None
+    budgets = parameters.layer_budgets[parameters.skip_layers :] or (parameters.prompt_budget,)
+    low, high = min(budgets) + more, max(budgets) + more
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _read(parameters: PolicyParameters) -> str:
+    if not parameters.reads_a_part:
+        return "a step reads all of them"
+    how = f"{_selection(parameters)}; dense up to {parameters.dense_limit} tokens"
+    return f"a step reads {parameters.top_k} tokens ({how})"
+
+
+def _selection(parameters: PolicyParameters) -> str:
     if parameters.decode_selection == "quest":
         return f"whole pages of {parameters.page_size}, each query head its own"
     if parameters.decode_selection == "sparq":
         mean = ", the mean value in place of the others" if parameters.reallocate else ""
         return f"and the current one, scored by {parameters.top_r} of each key's channels{mean}"
+    if parameters.decode_selection == "exact-topk":
+        whose = "each query head its own" if parameters.per_query_head else "one list per KV head"
+        return f"the best, found by reading all of them, {whose}"
     return f"page size {parameters.page_size}, {parameters.top_r} channels"
-
-
-def _describe_evicting(parameters: PolicyParameters) -> str:
-    kept = parameters.capacity - parameters.spare_slots
-    last = min(parameters.recent, kept - parameters.sinks)
-    by_attention = kept - parameters.sinks - last
-    shares = [(parameters.sinks, "first"), (last, "last"), (by_attention, "most attended")]
-    tokens = ", ".join(f"{count} {which}" for count, which in shares if count)
-    ranked = ", positions counted in the cache" if parameters.positions == "cache" else ""
-    return f"{kept} tokens kept of each KV head while it answers ({tokens}), {parameters.capacity} slots{ranked}"

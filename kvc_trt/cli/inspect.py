@@ -10,6 +10,7 @@ import click
 
 from kvc_trt.cli import output
 from kvc_trt.cli.describe import describe_parameters
+from kvc_trt.cli.layer_text import ranges
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -58,23 +59,12 @@ def _state(engine: Engine) -> str:
         key = (tensor.name.split(".")[0], tensor.dtype, tensor.shape, tensor.bytes_per_row())
         kinds.setdefault(key, []).append(tensor.layer)
     rows = [
-        (name, _ranges(layers), dtype, "x".join(map(str, shape)), output.size(size * len(layers)))
+        (name, ranges(layers), dtype, "x".join(map(str, shape)), output.size(size * len(layers)))
         for (name, dtype, shape, size), layers in kinds.items()
     ]
     total = sum(tensor.bytes_per_row() for tensor in engine.state)
     headers = ("state", "layers", "dtype", "shape per row", "bytes per row")
     return f"{output.table(headers, rows, right=(4,))}\ndecode state of one row: {output.size(total)}"
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Write [0, 1, 2, 5] as `0-2, 5`."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def _as_json(engine: Engine) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kvc_trt.cli.layer_text import layers_text
 from kvc_trt.cli.output import size, table
 
 Plan = Mapping[str, Any]
@@ -42,9 +43,23 @@ def _cache(plan: Plan) -> str:
         [batch["batch"], size(batch["full_bytes"]), size(batch["compressed_bytes"]), _ratio(batch)]
         for batch in cache["batches"]
     ]
-    bounds = size(cache["page_bounds_bytes_per_row"])
-    heading = f"cache (allocated; page bounds {bounds} of each compressed row)"
-    return _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
+    others = size(cache["page_bounds_bytes_per_row"])
+    heading = f"cache (allocated; beside keys and values {others} of each compressed row)"
+    text = _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
+    return "\n".join(line for line in (text, layers_text(cache["layers"]), _layer_budget(plan)) if line)
+
+
+def _layer_budget(plan: Plan) -> str:
+    """What becomes of the layers' budgets that are not known yet."""
+    policy = plan["policy"]
+    if plan.get("layer_budget") == "squeeze" and policy["layer_budgets"] is None:
+        return "layer budgets: measured on calibration prompts when the engine is built; alike here, as their mean is"
+    if policy["squeeze_share"] is None:
+        return ""
+    return (
+        f"layer budgets: set for each prompt, {_number(policy['prompt_budget'])} tokens of it on average; "
+        "every layer has room for twice that"
+    )
 
 
 def _ratio(batch: Mapping[str, Any]) -> str:
@@ -52,10 +67,15 @@ def _ratio(batch: Mapping[str, Any]) -> str:
 
 
 def _traffic(plan: Plan) -> str:
-    traffic = plan["traffic"]
+    traffic, layers = plan["traffic"], plan["cache"]["layers"]
+    full, full_bytes = traffic["full_pairs_per_layer"], traffic["full_bytes_per_row"]
+    one = [{"heads": plan["model"]["kv_heads"], "slots": plan["policy"]["capacity"]}]
+    name, pairs = "this policy", traffic["pairs_per_layer"]
+    if any(caches != one for caches in layers):
+        name, pairs = "this policy, on average", full * traffic["bytes_per_row"] / full_bytes
     rows = [
-        ["full cache", _number(traffic["full_pairs_per_layer"]), size(traffic["full_bytes_per_row"])],
-        ["this policy", f"{traffic['pairs_per_layer']:,.1f}", size(traffic["bytes_per_row"])],
+        ["full cache", _number(full), size(full_bytes)],
+        [name, f"{pairs:,.1f}", size(traffic["bytes_per_row"])],
     ]
     headers = ["", "tokens read per layer", "bytes of cache per row"]
     return _section("one decode step of the longest row (a token is one key and one value)", headers, rows, [1, 2])

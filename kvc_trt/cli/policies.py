@@ -1,10 +1,13 @@
-"""`kvc-trt policies`: what a policy name stands for, and where it comes from."""
+"""`kvc-trt policies`: what a policy name stands for, where it comes from, and which backends have engines of it."""
 
 from __future__ import annotations
 
 import click
 
 from kvc_trt.cli import output
+
+_TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
+"""A request that every policy can be resolved for; what a backend supports does not depend on its numbers."""
 
 
 @click.command()
@@ -13,11 +16,34 @@ def command(as_json: bool) -> None:
     """List the KV-cache policies."""
     from kvc_trt.policies import describe
 
-    policies = describe()
+    policies = [(one, engines(one.name)) for one in describe()]
     if as_json:
-        entries = [{**entry._asdict(), "overrides": list(entry.overrides)} for entry in policies]
+        entries = [{**one._asdict(), "overrides": list(one.overrides), "engines": able} for one, able in policies]
         output.print_json({"policies": entries})
         return
-    headers = ("name", "prefill eviction", "decode selection", "what it does", "source")
-    rows = [(one.name, one.prompt_eviction, one.decode_selection, one.summary, one.source) for one in policies]
+    headers = ("name", "prefill eviction", "decode selection", "engines", "what it does", "source")
+    rows = [
+        (one.name, one.prompt_eviction, one.decode_selection, _engines_text(able), one.summary, one.source)
+        for one, able in policies
+    ]
     click.echo(output.table(headers, rows))
+
+
+def engines(policy: str) -> list[str]:
+    """Backends that can have an engine of it; none of an oracle."""
+    from kvc_trt.engine.supported import unsupported
+    from kvc_trt.engine.targets import STAGES
+    from kvc_trt.models.presets import load_preset
+    from kvc_trt.policies import resolve
+
+    model = load_preset("llama3.1-8b").config
+    parameters = resolve(
+        policy, model=model, token_budget=_TOKEN_BUDGET, max_input_len=_MAX_INPUT_LEN, max_output_len=_MAX_OUTPUT_LEN
+    )
+    return [backend for backend in STAGES if unsupported(parameters, model.num_hidden_layers, backend) is None]
+
+
+def _engines_text(able: list[str]) -> str:
+    from kvc_trt.engine.targets import STAGES
+
+    return "all" if len(able) == len(STAGES) else ", ".join(able) or "none: oracle"

@@ -9,6 +9,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile import floor
 from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost
+from kvc_trt.profile.layer_caches import layer_caches
 from kvc_trt.profile.model_size import cache_itemsize, count_parameters, token_cache_bytes, weight_bytes
 from kvc_trt.profile.traffic import RowTraffic, cache_bytes, full_cache_bytes, row_traffic
 
@@ -71,6 +72,7 @@ def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) ->
             "compressed_bytes_per_row": costs.compressed_row,
             "keys_values_bytes_per_row": stored.keys_values,
             "page_bounds_bytes_per_row": stored.page_bounds,
+            "layers": layer_caches(model, parameters),
             "batches": [
                 {
                     "batch": batch,

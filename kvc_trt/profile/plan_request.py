@@ -30,6 +30,7 @@ def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mappi
     plan = make_plan(choice.config, parameters, chosen)
     plan["model"] = {"name": choice.name, **plan["model"]}
     plan["choices"] = _choices(config, filled, plan)
+    plan["layer_budget"] = filled.layer_budget or "uniform"
     if filled.backend != "auto":
         check_supported(parameters, choice.config.num_hidden_layers, filled.backend)
     if filled.backend == "tensorrt":

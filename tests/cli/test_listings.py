@@ -7,8 +7,9 @@ import json
 import pytest
 
 from kvc_trt.backends import probes
-from kvc_trt.cli.inspect import _ranges
+from kvc_trt.cli.layer_text import ranges
 from kvc_trt.cli.main import run
+from kvc_trt.engine.targets import STAGES
 
 
 def json_of(capfd, arguments):
@@ -34,8 +35,12 @@ def test_policies_lists_every_policy(capfd):
     policies = {policy["name"]: policy for policy in json_of(capfd, ["policies"])["policies"]}
     assert {"full", "rocketkv", "rocketkv-v1", "rocketkv-v2", "snapkv++", "hybrid", "snapkv-gqa"} <= set(policies)
     assert "2502.14051" in policies["rocketkv"]["source"]
+    assert policies["exact-topk"]["engines"] == []
+    assert "onnxruntime" in policies["h2o"]["engines"]
+    assert policies["rocketkv"]["engines"] == policies["full"]["engines"] == [*STAGES]
     text = text_of(capfd, ["policies"])
     assert all(name in text for name in policies)
+    assert text.count("none: oracle") == 2
 
 
 def test_doctor_says_what_works_and_what_would_help(capfd, monkeypatch):
@@ -82,7 +87,7 @@ def test_inspect_refuses_a_damaged_engine(tiny_engine, capfd):
 
 
 def test_layers_are_written_as_ranges():
-    assert _ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
 @pytest.mark.parametrize("command", ["models", "policies", "doctor"])

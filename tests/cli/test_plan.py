@@ -113,6 +113,35 @@ def test_without_a_gpu_backend_there_is_no_gpu_memory(capsys):
     assert "device_memory" not in json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        (["policy=pyramidkv"], ["layers 0-7: 847, 826,", "layers 24-31: 343,", "this policy, on average"]),
+        (["policy=h2o", "skip_layers=2"], ["layers 0-1: 32,896 slots", "layers 2-31: 513 slots"]),
+        (["policy=snapkv"], ["896.0"]),  # four query heads per KV head, 96 prompt tokens and 128 new ones each
+        (["layer_budget=squeeze"], ["layer budgets: measured on calibration prompts"]),
+        (["layer_budget=squeeze-online"], ["layer budgets: set for each prompt, 3,0", "room for twice that"]),
+    ],
+)
+def test_layers_that_differ_are_told_apart(settings, lines, capsys):
+    given = [part for setting in settings for part in ("--set", setting)]
+    assert run(["plan", "--model", "llama3.1-8b", "--token-budget", "512", *given]) == 0
+    printed = capsys.readouterr().out
+    for line in lines:
+        assert line in printed
+    assert all(len(line) <= 120 for line in printed.splitlines())
+
+
+def test_layers_with_several_caches(tmp_path, capsys):
+    pattern = tmp_path / "pattern.tsv"
+    pattern.write_text("\n".join(["1 1 1 0 0 0 0 0", *["0 0 0 0 0 0 0 0"] * 31]), encoding="utf-8")
+    arguments = ["--policy", "duo-attention", "--token-budget", "1024", "--set", f"head_pattern={pattern}"]
+    assert run(["plan", "--model", "llama3.1-8b", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "layer 0: 3 KV heads of 32,896 slots; 5 KV heads of 640 slots" in printed
+    assert "layers 1-31: 640 slots" in printed
+
+
 def test_dense_until_auto_is_told(capsys):
     assert run([*COMMAND, "--set", "dense_until=auto"]) == 0
     assert "measured when the engine is built" in capsys.readouterr().out
