@@ -1,0 +1,170 @@
+"""What a decoder's layers store under a policy: compaction of a prompt, the append of a token, what a step reads.
+
+A layer's KV heads may be in several groups, each with a cache and rules of its own (`PolicyParameters.groups`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvc_trt.reference import bounds
+from kvc_trt.reference.cache import LayerCache, Selection
+from kvc_trt.reference.compaction import Compacted, compact
+from kvc_trt.reference.dense import dense_attention
+from kvc_trt.reference.layers import Rotary
+from kvc_trt.reference.recent import make_room
+
+if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.policies.parameters import Group, PolicyParameters
+    from kvc_trt.policies.registry import Method
+
+
+class Projected(NamedTuple):
+    """Queries [N,H,D], keys and values [N,G,D] of N tokens; the plain ones are not rotated."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    plain_query: Tensor
+    plain_keys: Tensor
+
+
+class LayerCaches:
+    """Makes and advances the caches of any layer of one model under one policy; holds none itself."""
+
+    def __init__(self, config: ModelConfig, parameters: PolicyParameters, method: Method, rotary: Rotary) -> None:
+        self.method = method
+        self._config, self._parameters, self._rotary = config, parameters, rotary
+
+    def store(
+        self, layer: int, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
+    ) -> list[LayerCache]:
+        """What a layer keeps of prompts, one entry of `projected` each; `budgets` are prompt budgets of their own."""
+        return [self._compact(group, projected, prompt_lengths, budgets) for group in self._parameters.groups(layer)]
+
+    def attend(self, layer: int, projected: Projected, positions: Tensor, caches: list[LayerCache]) -> Tensor:
+        """One token per row enters a layer's caches and attends to what the policy reads: [B,H,D]."""
+        output = torch.empty_like(projected.query)
+        for group, cache in zip(self._parameters.groups(layer), caches, strict=True):
+            new, heads = self._of_group(group, projected)
+            self._append(group, cache, new, positions)
+            output[:, heads] = self._select(group, new, cache)
+        return output
+
+    def _of_group(self, group: Group, projected: Projected) -> tuple[Projected, list[int]]:
+        """What belongs to one group's heads, and which query heads these are."""
+        size = self._config.num_attention_heads // self._config.num_key_value_heads
+        kv_heads = list(range(self._config.num_key_value_heads) if group.kv_heads is None else group.kv_heads)
+        heads = [kv * size + head for kv in kv_heads for head in range(size)]
+        query, keys, values, plain_query, plain_keys = projected
+        mine = query[:, heads], keys[:, kv_heads], values[:, kv_heads], plain_query[:, heads], plain_keys[:, kv_heads]
+        return Projected(*mine), heads
+
+    def _append(self, group: Group, cache: LayerCache, new: Projected, positions: Tensor) -> None:
+        """Store one token per row behind the entries of a cache, in place; a window drops its oldest first."""
+        if group.parameters.decode_selection == "recent":
+            make_room(cache, slots=group.parameters.capacity, sinks=group.parameters.sinks)
+        stored = new.plain_keys if group.parameters.positions == "cache" else new.keys
+        # A cache per query head repeats the keys of its group.
+        keys, values = (x.repeat_interleave(cache.keys.shape[1] // x.shape[1], dim=1) for x in (stored, new.values))
+        if cache.positions is not None:
+            for row, slot in enumerate(cache.lengths.tolist()):
+                cache.positions[row, :, slot] = positions[row]
+        state = cache.keys, cache.values, cache.page_min, cache.page_max, cache.lengths
+        bounds.append_in_place(*state, keys, values, page_size=group.parameters.page_size)
+        cache.lengths = cache.lengths + 1
+
+    def _compact(
+        self, group: Group, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
+    ) -> LayerCache:
+        """Evict as the policy says (or to each prompt's own budget), and make room for the tokens to come."""
+        parameters, longest = group.parameters, max(len(row.keys) for row in projected)
+        rows = [self._of_group(group, row)[0] for row in projected]
+        window = _stacked([row.query for row in rows], min(parameters.window, longest), last=True)
+        keys = _stacked([row.plain_keys if parameters.positions == "cache" else row.keys for row in rows], longest)
+        values = _stacked([row.values for row in rows], longest)
+        kept: Compacted
+        if self._is_exempt(group):
+            kept = compact(window, keys, values, prompt_lengths, prompt_budget=longest, pool_kernel=1)
+        elif budgets is None:
+            kept = self.method.compact(window, keys, values, prompt_lengths, parameters)
+        else:
+            kept = self._compact_to(budgets, window, keys, values, prompt_lengths)
+        lengths = kept.lengths.to(torch.int64)
+        cache = LayerCache(
+            _with_room(kept.keys, parameters.capacity), _with_room(kept.values, parameters.capacity), lengths
+        )
+        cache.indices, cache.positions = kept.indices, _with_room(kept.indices.long(), parameters.capacity)
+        if kept.scores is not None:
+            cache.scores = _with_room(kept.scores, parameters.capacity)
+        if parameters.decode_selection in ("hybrid", "quest"):
+            cache.page_min, cache.page_max = bounds.page_bounds(cache.keys, lengths, parameters.page_size)
+        return cache
+
+    def _compact_to(
+        self, budgets: list[int], window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
+    ) -> Compacted:
+        """The method's own compaction, each row to a budget of its own."""
+        most, rows = self._parameters.most_kept, []
+        for b, budget in enumerate(budgets):
+            alone = replace(self._parameters, prompt_budget=budget)
+            one = slice(b, b + 1)
+            rows.append(self.method.compact(window[one], keys[one], values[one], prompt_lengths[one], alone))
+        missing = [torch.nn.functional.pad(r.indices, (0, most - r.indices.shape[2]), value=-1) for r in rows]
+        return Compacted(
+            torch.cat([_with_room(r.keys, most) for r in rows]),
+            torch.cat([_with_room(r.values, most) for r in rows]),
+            torch.cat(missing),
+            torch.cat([r.lengths for r in rows]),
+        )
+
+    def _is_exempt(self, group: Group) -> bool:
+        """Whether a policy leaves these heads as they are (skipped layers, heads that keep everything)."""
+        return group.parameters.policy != self._parameters.policy
+
+    def _select(self, group: Group, new: Projected, cache: LayerCache) -> Tensor:
+        """Attention of one step [B,heads,D] over what the policy reads; then drop what it drops."""
+        if self._is_exempt(group):
+            return dense_attention(new.query, cache.keys, cache.values, cache.lengths)
+        query, seen = new.query, cache
+        if group.parameters.positions == "cache":
+            query = self._rotary(new.plain_query, cache.lengths - 1)
+            seen = replace(cache, keys=self._rotated_by_slot(cache.keys))
+        step: Selection = self.method.select(query, seen, group.parameters)
+        cache.selected = step.selected
+        if step.scores is not None:
+            cache.scores = step.scores
+        for row, kept in enumerate(step.kept or ()):
+            cache.keep(row, kept)
+        return step.output
+
+    def _rotated_by_slot(self, keys: Tensor) -> Tensor:
+        """Keys [B,G,C,D] rotated as if slot i were position i."""
+        batch, heads, slots, size = keys.shape
+        by_slot = keys.permute(2, 0, 1, 3).reshape(slots, batch * heads, size)
+        return self._rotary(by_slot, torch.arange(slots)).reshape(slots, batch, heads, size).permute(1, 2, 0, 3)
+
+
+def _stacked(rows: list[Tensor], slots: int, *, last: bool = False) -> Tensor:
+    """Rows [n,heads,D] of unequal length as [B,heads,slots,D]: their first tokens from the front, or their last ones
+    up to the end; zeros elsewhere."""
+    stacked = rows[0].new_zeros(len(rows), rows[0].shape[1], slots, rows[0].shape[2])
+    for target, row in zip(stacked, rows, strict=True):
+        count = min(len(row), slots)
+        if last:
+            target[:, slots - count :] = row[-count:].transpose(0, 1)
+        else:
+            target[:, :count] = row[:count].transpose(0, 1)
+    return stacked
+
+
+def _with_room(stored: Tensor, slots: int) -> Tensor:
+    """`stored` [B,G,n,...] in a table of `slots` slots, zeros behind it."""
+    room = stored.new_zeros(*stored.shape[:2], slots, *stored.shape[3:])
+    room[:, :, : stored.shape[2]] = stored
+    return room
