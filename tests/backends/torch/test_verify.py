@@ -76,8 +76,6 @@ def test_16_bit_arithmetic_around_the_kernels_passes(emulation, make_engine, par
     report = verify(engine, backend="torch", kernels=emulation.path, steps=8)
     assert report.passed, report.failures
     assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
-    errors = [check.measured for rung in report.rungs for check in rung.checks if "Attention values" in check.name]
-    assert len(errors) == 3
 
 
 @pytest.mark.slow
