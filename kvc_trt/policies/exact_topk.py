@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.policies.full import compact
 from kvc_trt.policies.parameters import PolicyParameters
-from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, Request
+from kvc_trt.policies.request import EVERY_POLICY, Request, constants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,25 +33,13 @@ OVERRIDES = ("top_k", "dense_until", *EVERY_POLICY)
 
 def resolve(request: Request) -> PolicyParameters:
     """The whole budget is attended; a policy named `...-group` shares one list among the heads of a group."""
-    return PolicyParameters(
-        policy=request.policy,
-        prompt_eviction="none",
-        decode_selection="exact-topk",
-        token_budget=request.budget,
-        max_input_len=request.max_input_len,
-        max_output_len=request.max_output_len,
+    return constants(
+        request, "none", "exact-topk",
         capacity=request.sequence,
-        prompt_budget=request.max_input_len,
-        window=DEFAULT_WINDOW,
-        pool_kernel=1,
-        page_size=1,
-        top_r=request.model.head_size,
         top_k=request.value("top_k", request.budget),
         dense_until=request.value("dense_until", request.budget),
-        skip_layers=request.value("skip_layers", 0),
-        split=request.split,
         per_query_head=not request.policy.endswith("-group"),
-    )
+    )  # fmt: skip
 
 
 def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
 from kvc_trt.policies.parameters import PolicyParameters
-from kvc_trt.policies.request import EVERY_POLICY, Request
+from kvc_trt.policies.request import EVERY_POLICY, Request, constants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,25 +40,13 @@ def resolve(request: Request) -> PolicyParameters:
             f"the token budget is {budget}; expected at least the {recent} recent tokens",
             hint=f"--token-budget {recent}, or fewer --set recent=N",
         )
-    return PolicyParameters(
-        policy=request.policy,
-        prompt_eviction="heavy-hitters",
-        decode_selection="heavy-hitters",
-        token_budget=request.budget,
-        max_input_len=request.max_input_len,
-        max_output_len=request.max_output_len,
+    return constants(
+        request, "heavy-hitters", "heavy-hitters",
         capacity=budget + 1,
         prompt_budget=min(budget, request.max_input_len),
         window=request.max_input_len,
-        pool_kernel=1,
-        page_size=1,
-        top_r=request.model.head_size,
-        top_k=budget + 1,
-        dense_until=budget + 1,
-        skip_layers=request.value("skip_layers", 0),
-        split=request.split,
         recent=recent,
-    )
+    )  # fmt: skip
 
 
 def compact(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvc_trt.policies.budget import default_channels, default_page_size
 from kvc_trt.policies.full import compact
 from kvc_trt.policies.parameters import PolicyParameters, PromptEviction
-from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, Request
+from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, Request, constants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,13 +44,8 @@ def select_from_pages(
     """Parameters of hybrid attention over a cache of `capacity` slots, however those were chosen."""
     page_size = request.value("page_size", default_page_size(capacity, request.budget))
     channels = default_channels(capacity, request.budget, page_size, request.model.head_size)
-    return PolicyParameters(
-        policy=request.policy,
-        prompt_eviction=eviction,
-        decode_selection="hybrid",
-        token_budget=request.budget,
-        max_input_len=request.max_input_len,
-        max_output_len=request.max_output_len,
+    return constants(
+        request, eviction, "hybrid",
         capacity=capacity,
         prompt_budget=prompt_budget,
         window=request.value("window", DEFAULT_WINDOW),
@@ -59,9 +54,7 @@ def select_from_pages(
         top_r=request.value("top_r", channels),
         top_k=request.value("top_k", request.budget // 2),
         dense_until=request.value("dense_until", request.budget),
-        skip_layers=request.value("skip_layers", 0),
-        split=request.split,
-    )
+    )  # fmt: skip
 
 
 def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kvc_trt.errors import InputError
 from kvc_trt.policies.full import compact
 from kvc_trt.policies.parameters import PolicyParameters
-from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, Request
+from kvc_trt.policies.request import EVERY_POLICY, Request, constants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,25 +47,15 @@ def resolve(request: Request) -> PolicyParameters:
             f"found {tokens}",
             hint=f"--token-budget {page_size} or --set page_size={tokens}",
         )
-    return PolicyParameters(
-        policy=request.policy,
-        prompt_eviction="none",
-        decode_selection="quest",
-        token_budget=request.budget,
-        max_input_len=request.max_input_len,
-        max_output_len=request.max_output_len,
+    return constants(
+        request, "none", "quest",
         capacity=request.sequence,
-        prompt_budget=request.max_input_len,
-        window=DEFAULT_WINDOW,
-        pool_kernel=1,
         page_size=page_size,
-        top_r=request.model.head_size,
         top_k=tokens // page_size * page_size,
         dense_until=request.value("dense_until", request.budget),
         skip_layers=request.value("skip_layers", min(SKIPPED_LAYERS, request.model.num_hidden_layers)),
-        split=request.split,
         per_query_head=True,
-    )
+    )  # fmt: skip
 
 
 def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:

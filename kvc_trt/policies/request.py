@@ -9,6 +9,7 @@ from typing import Any
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.limits import check_length
+from kvc_trt.policies.parameters import DecodeSelection, PolicyParameters, PromptEviction
 
 MINIMUM_TOKEN_BUDGET = 16
 DEFAULT_WINDOW = 32
@@ -55,6 +56,33 @@ class Request:
     def choice(self, name: str, default: Any) -> Any:
         """`value` for what is no number."""
         return self.overrides.get(name, default)
+
+
+def constants(
+    request: Request, eviction: PromptEviction, selection: DecodeSelection, *, capacity: int, **numbers: Any
+) -> PolicyParameters:
+    """The constants of a method: `numbers` as given; what it leaves out is what has no effect on it."""
+    plain = {
+        "token_budget": request.sequence if request.token_budget is None else request.token_budget,
+        "prompt_budget": request.max_input_len,
+        "window": DEFAULT_WINDOW,
+        "pool_kernel": 1,
+        "page_size": 1,
+        "top_r": request.model.head_size,
+        "top_k": capacity,
+        "dense_until": capacity,
+        "skip_layers": request.value("skip_layers", 0),
+    }
+    return PolicyParameters(
+        policy=request.policy,
+        prompt_eviction=eviction,
+        decode_selection=selection,
+        max_input_len=request.max_input_len,
+        max_output_len=request.max_output_len,
+        capacity=capacity,
+        split=request.split,
+        **{**plain, **numbers},
+    )
 
 
 def check_request(request: Request) -> None:

@@ -17,7 +17,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.policies.budget import cache_capacity
 from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.policies.pool_kernel import auto_pool_kernel
-from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, Request
+from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, Request, constants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,25 +41,13 @@ def resolve(request: Request) -> PolicyParameters:
 def evict_then_dense(request: Request, prompt_budget: int, pool_kernel: int) -> PolicyParameters:
     """Parameters of any method that keeps `prompt_budget` prompt tokens and reads all that is cached."""
     prompt_budget = checked_prompt_budget(request, prompt_budget)
-    capacity = prompt_budget + request.max_output_len
-    return PolicyParameters(
-        policy=request.policy,
-        prompt_eviction="snapkv++",
-        decode_selection="dense",
-        token_budget=request.budget,
-        max_input_len=request.max_input_len,
-        max_output_len=request.max_output_len,
-        capacity=capacity,
+    return constants(
+        request, "snapkv++", "dense",
+        capacity=prompt_budget + request.max_output_len,
         prompt_budget=prompt_budget,
         window=request.value("window", DEFAULT_WINDOW),
         pool_kernel=request.value("pool_kernel", pool_kernel),
-        page_size=1,
-        top_r=request.model.head_size,
-        top_k=capacity,
-        dense_until=capacity,
-        skip_layers=request.value("skip_layers", 0),
-        split=request.split,
-    )
+    )  # fmt: skip
 
 
 def checked_prompt_budget(request: Request, derived: int) -> int:

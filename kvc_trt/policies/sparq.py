@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.policies.full import compact
 from kvc_trt.policies.parameters import PolicyParameters
-from kvc_trt.policies.request import DEFAULT_WINDOW, EVERY_POLICY, Request
+from kvc_trt.policies.request import EVERY_POLICY, Request, constants
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,25 +38,14 @@ def resolve(request: Request) -> PolicyParameters:
     """r = D t/S rounded to the nearest channel, at least one."""
     head_size, sequence = request.model.head_size, request.sequence
     nearest = (2 * head_size * request.budget + sequence) // (2 * sequence)
-    return PolicyParameters(
-        policy=request.policy,
-        prompt_eviction="none",
-        decode_selection="sparq",
-        token_budget=request.budget,
-        max_input_len=request.max_input_len,
-        max_output_len=request.max_output_len,
+    return constants(
+        request, "none", "sparq",
         capacity=sequence,
-        prompt_budget=request.max_input_len,
-        window=DEFAULT_WINDOW,
-        pool_kernel=1,
-        page_size=1,
         top_r=request.value("top_r", min(max(nearest, 1), head_size)),
         top_k=request.value("top_k", request.budget // 2),
         dense_until=request.value("dense_until", request.budget),
-        skip_layers=request.value("skip_layers", 0),
-        split=request.split,
         reallocate=request.choice("reallocate", True),
-    )
+    )  # fmt: skip
 
 
 def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:

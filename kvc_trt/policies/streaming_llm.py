@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
 from kvc_trt.policies.parameters import PolicyParameters
-from kvc_trt.policies.request import EVERY_POLICY, Request
+from kvc_trt.policies.request import EVERY_POLICY, Request, constants
 from kvc_trt.policies.snapkv_plus_plus import select
 
 if TYPE_CHECKING:
@@ -49,27 +49,15 @@ def keep_recent(request: Request, sinks: int) -> PolicyParameters:
             hint=f"--token-budget {sinks + recent}",
         )
     capacity = min(sinks + recent, request.sequence)
-    return PolicyParameters(
-        policy=request.policy,
-        prompt_eviction="recent",
-        decode_selection="recent",
-        token_budget=request.budget,
-        max_input_len=request.max_input_len,
-        max_output_len=request.max_output_len,
+    return constants(
+        request, "recent", "recent",
         capacity=capacity,
         prompt_budget=min(capacity, request.max_input_len),
         window=1,
-        pool_kernel=1,
-        page_size=1,
-        top_r=request.model.head_size,
-        top_k=capacity,
-        dense_until=capacity,
-        skip_layers=request.value("skip_layers", 0),
-        split=request.split,
         sinks=min(sinks, capacity - 1),
         recent=recent,
         positions=request.choice("positions", "original"),
-    )
+    )  # fmt: skip
 
 
 def compact(
