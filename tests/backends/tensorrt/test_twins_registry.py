@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from kvc_trt.backends.tensorrt.lowering import OPERATORS as NAMES
+from kvc_trt.backends.tensorrt.lowering import lower
 from kvc_trt.backends.tensorrt.twins import OPERATORS
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.twin_cases import BY_NAME, graph_fields, malformed, raw
+from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
+from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda.tensorrt.test_rtx_parser import COMPACT, compact_model
 
 pytestmark = pytest.mark.tensorrt
@@ -120,6 +124,17 @@ def test_a_head_size_that_no_kernel_serves_fails_the_build(ask_parser):
     assert answer["plan_bytes"] == 0
     assert "kvc plugin: KvcCompact: " in answer["stderr"]
     assert "head_size is 20" in answer["stderr"]
+
+
+def test_a_profile_that_is_refused_fails_the_build_and_not_the_process(ask_parser):
+    """With several plugins the builder and Python both freed them, and the process aborted: no answer came at all."""
+    parameters = resolve("rocketkv", token_budget=4096, max_input_len=8000, window=2000)
+    graphs = weightless_graphs(LLAMA, parameters, "bf16")
+    prefill = weights_as_inputs(lower(graphs[0], tensorrt=(11, 4), plugins=NAMES))
+    (answer,) = ask_parser(prefill, plan=True)
+    assert answer["parsed"]
+    assert answer["plan_bytes"] == 0
+    assert "window is 2000; expected 1..1024" in answer["stderr"]
 
 
 def test_sizes_that_contradict_each_other_do_not_parse(ask_parser):

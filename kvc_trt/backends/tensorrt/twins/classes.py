@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
@@ -25,8 +26,18 @@ def plugin_class(trt: ModuleType) -> type[PluginMethods]:
         for base in bases:
             base.__init__(self)
         PluginMethods.__init__(self, *arguments)
+        _keep_for_ever(self)
 
     return type("Plugin", (PluginMethods, *bases), {"__init__": initialise})
+
+
+def _keep_for_ever(plugin: object) -> None:
+    """Add a reference that nobody gives back.
+
+    When a build fails, NVIDIA's builder and Python both free a network's plugins: the process ends by a broken heap and
+    not by the error (seen with TensorRT-RTX 1.7.1, two nodes of any plugin in Python). A plugin is small.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(plugin))
 
 
 def make_creator(trt: ModuleType, operator: Operator, kernels: Callable[[], Kernels]) -> Any:
