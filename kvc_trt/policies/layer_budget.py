@@ -50,7 +50,9 @@ def with_layer_budget(parameters: PolicyParameters, request: Request) -> PolicyP
 
 def uniform_budget(parameters: PolicyParameters) -> int:
     """Tokens that every layer keeps before they are divided: of the prompt, or of everything while decoding."""
-    return parameters.token_budget if parameters.evicts_while_decoding else parameters.prompt_budget
+    if parameters.evicts_while_decoding:
+        return parameters.capacity - parameters.spare_slots
+    return parameters.prompt_budget
 
 
 def smallest_budget(parameters: PolicyParameters) -> int:

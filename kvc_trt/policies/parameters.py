@@ -95,8 +95,9 @@ class PolicyParameters:
             return (Group(None, alone),)
         budget = self.layer_budgets[layer]
         if self.evicts_while_decoding:
-            capacity, recent = budget + self.spare_slots, self._recent_of(budget)
-            return (Group(None, replace(alone, token_budget=budget, capacity=capacity, recent=recent)),)
+            kept, slots, recent = min(budget, self.max_input_len), budget + self.spare_slots, self._recent_of(budget)
+            one = replace(alone, token_budget=budget, prompt_budget=kept, capacity=slots, recent=recent)
+            return (Group(None, one),)
         return (Group(None, replace(alone, prompt_budget=budget, capacity=budget + self.max_output_len)),)
 
     def _recent_of(self, budget: int) -> int:
@@ -106,13 +107,6 @@ class PolicyParameters:
         whole = self.capacity - self.spare_slots
         half = self.recent == whole - whole // 2
         return budget - budget // 2 if half else max(1, budget * self.recent // whole)
-
-    def _while_decoding(self, budget: int) -> PolicyParameters:
-        """The same method on `budget` tokens: of heavy hitters half are recent ones, elsewhere all but the sinks."""
-        recent = budget - budget // 2 if self.decode_selection == "heavy-hitters" else budget - self.sinks
-        slots = budget + self.spare_slots
-        kept = min(budget, self.max_input_len)
-        return replace(self, token_budget=budget, prompt_budget=kept, capacity=slots, recent=recent)
 
     def keeping_everything(self) -> PolicyParameters:
         """The same lengths under `full`."""

@@ -10,6 +10,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import PolicyParameters, resolve
+from kvc_trt.policies.layer_budget import uniform_budget
 
 MODEL = load_preset("llama3.1-8b").config
 
@@ -78,3 +79,22 @@ def test_the_bytes_of_a_row_do_not_depend_on_the_answer(policy: str, per_slot: i
     state = state_tensors(MODEL, resolved(policy, n=32640, new=new), "float16")
     slots = 257 if policy == "h2o" else 256
     assert sum(tensor.bytes_per_row() for tensor in state) == 32 * 8 * slots * (2 * 128 * 2 + per_slot)
+
+
+@pytest.mark.parametrize(("policy", "recent"), [("streaming-llm", (596, 36, 252)), ("h2o", (300, 20, 128))])
+def test_a_layer_of_another_budget_keeps_that_much_of_a_prompt(policy: str, recent: tuple[int, ...]) -> None:
+    budgets = (600, 40, 256, *(256,) * 29)
+    found = resolved(policy, layer_budget="squeeze", layer_budgets=budgets)
+    layers = [found.groups(layer)[0].parameters for layer in range(3)]
+    assert [rule.prompt_budget for rule in layers] == [600, 40, 256]
+    assert [rule.capacity - rule.spare_slots for rule in layers] == [600, 40, 256]
+    assert tuple(rule.recent for rule in layers) == recent
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget"), [({}, 256), ({"recent": 100}, 104), ({"budget": 4096, "n": 100, "new": 28}, 128)]
+)
+def test_what_layers_divide_is_what_a_cache_holds(settings: dict[str, int], budget: int) -> None:
+    """Not a token budget that is larger than the sinks and recent tokens in force, or than a sequence."""
+    assert uniform_budget(resolved("streaming-llm", **settings)) == budget
+    assert uniform_budget(resolved("h2o")) == 256
