@@ -38,7 +38,10 @@ LENGTHS = (512, 1024)
 SAMPLES = 32
 LONGEST_ANSWERS = {"niah-single-1": 8, "niah-multikey-2": 8, "lines": 8, "niah-multivalue": 48, "niah-multiquery": 48}
 """What the shipped model needs to answer: policies that evict spend their budget on the answer's room too."""
-VARIATIONS = ("snapkv-gqa:layer_budget=squeeze", "streaming-llm:layer_budget=squeeze", "streaming-llm:positions=cache")
+VARIATIONS = (
+    "rocketkv:pool_kernel=63", "snapkv-gqa:layer_budget=squeeze", "streaming-llm:layer_budget=squeeze",
+    "streaming-llm:positions=cache",
+)  # fmt: skip
 IMAGES = machine.ROOT / "docs" / "images"
 PAGE = machine.ROOT / "docs" / "results" / "accuracy.md"
 DRAWN = ("budget", "tasks", "depth-niah-single-1")
