@@ -57,7 +57,7 @@ def uniform_budget(parameters: PolicyParameters) -> int:
 
 def smallest_budget(parameters: PolicyParameters) -> int:
     """What no layer can do without: the observation window, or the sinks and one token."""
-    return parameters.sinks + 2 if parameters.evicts_while_decoding else parameters.window
+    return parameters.sinks + 1 if parameters.evicts_while_decoding else parameters.window
 
 
 def largest_budget(parameters: PolicyParameters) -> int:
