@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kvc_trt import reference
+from kvc_trt.graph.state import PAGED
 from kvc_trt.policies import PolicyParameters
 from kvc_trt.reference.compaction import scores as prompt_scores
 from kvc_trt.reference.selection import best
@@ -51,7 +52,7 @@ def run_trim(operator: Operator, case: PromptCase, rule: PolicyParameters) -> Ou
         exact(lengths, np.minimum(budgets, case.prompt_lengths)),
         *(exact(cache, gathered(source, indices)) for cache, source in ((k_cache, case.k), (v_cache, case.v))),
     ]
-    if rule.decode_selection == "hybrid":
+    if rule.decode_selection in PAGED:
         copied.append(exact(bounds, page_bounds(k_cache, lengths, rule.page_size)))
     return outcome + Outcome(copy_error=max(copied))
 

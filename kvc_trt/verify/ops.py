@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvc_trt import policies, reference
-from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
+from kvc_trt.graph.state import PAGED, CacheSite, cache_heads, cache_sites
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.verify.attention import attend_selected
 from kvc_trt.verify.choices import compare_either
@@ -144,7 +144,7 @@ def _run_compact(operator: Operator, case: PromptCase, parameters: PolicyParamet
         exact(cache_lengths, expected.lengths.numpy()),
         *(exact(cache, gathered(source, indices)) for cache, source in ((k_cache, case.k), (v_cache, case.v))),
     ]
-    if parameters.decode_selection == "hybrid":
+    if parameters.decode_selection in PAGED:
         stored = np.clip(cache_lengths, 0, k_cache.shape[2])  # other lengths are an error already
         copied.append(exact(bounds, page_bounds(k_cache, stored, parameters.page_size)))
     return Outcome(compared, copy_error=max(copied))

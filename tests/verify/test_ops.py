@@ -90,6 +90,13 @@ def test_every_output_of_a_methods_own_operators_is_checked(policy, settings, ma
             assert any(name.startswith(operator.name) for name in failed), f"{operator.name}, output {index}"
 
 
+def test_the_page_bounds_that_quest_starts_from_are_checked(make_engine, parameters_for):
+    engine = make_engine(parameters_for("quest", skip_layers=0))
+    (compact,) = (one for one in target_for("onnxruntime", engine, 1).operators() if one.name == "KvcCompact")
+    damaged = Damaged(compact, OUTPUTS["KvcCompact"].index("bounds"), "one more")
+    assert failing(engine, SimpleNamespace(operators=lambda: [damaged])) == {"KvcCompact caches"}
+
+
 def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_engine, parameters_for):
     engine = make_engine(parameters_for())
     target = target_for("torch", engine, 1)
