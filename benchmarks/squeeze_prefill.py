@@ -124,7 +124,7 @@ def paired(seconds: dict[str, list[tuple[float, float]]], which: int) -> dict[st
 
 
 def memory(tokens: int, rules: dict[str, PolicyParameters], peaks: dict[str, int]) -> dict[str, Any]:
-    """Peaks beside one layer's keys and values of the prompt, of which all layers together are what is not held."""
+    """Peaks, beside the prompt's keys and values of one layer and of all: the latter is what is not held."""
     layer = 2 * MODEL.num_key_value_heads * MODEL.head_size * tokens * np.dtype(np.float32).itemsize
     tensors = {side: state_tensors(MODEL, rule, "float32") for side, rule in rules.items()}
     return {
