@@ -38,6 +38,8 @@ class Buffers:
         """[rows, vocab] of the latest step. Rows still wait to be sampled from it while others are prefilled."""
         self.prompt_logits = PinnedArray((sizes.prefill_rows, program.model.vocab_size), np.float32)
         """[prompts, vocab] of the latest prefill run."""
+        self.best = PinnedArray((sizes.rows,), np.int32)
+        """[rows], the best token of each in the latest step."""
         self._step = PinnedArray((self._regions["step"].size // 8,), np.int64)
         self._prompt = PinnedArray((self._regions["prompt"].size // 8,), np.int64)
         self._lengths = PinnedArray((self._regions["lengths"].size // 8,), np.int64)
@@ -46,7 +48,8 @@ class Buffers:
         stream.synchronise()
 
     def address(self, name: str) -> int:
-        """Where a region begins: a state tensor, STAGED + its name, step, prompt, logits, lengths, activations."""
+        """Where a region begins: a state tensor, STAGED + its name, step, prompt, logits, best, lengths,
+        activations."""
         return self._block.address + self._regions[name].offset
 
     @property
@@ -71,6 +74,10 @@ class Buffers:
         """Copy a run's logits to the host, into `logits` or `prompt_logits`."""
         size = rows * int(destination.array.shape[1]) * destination.array.itemsize
         self.stream.copy_out(destination.address, self.address("logits"), size)
+
+    def queue_best_out(self, rows: int) -> None:
+        """Copy a step's best tokens to the host."""
+        self.stream.copy_out(self.best.address, self.address("best"), rows * self.best.array.itemsize)
 
     def queue_prompts_in(self, input_ids: Array, prompt_lengths: Array) -> dict[str, int]:
         """Copy prompts [B,S] and their lengths [B] to the device; returns the addresses of both inputs."""
@@ -133,7 +140,8 @@ class Buffers:
 
     def free(self) -> None:
         """Give everything back; nothing may be running on it."""
-        for part in (self._block, self.logits, self.prompt_logits, self._step, self._prompt, self._lengths):
+        pinned = (self.logits, self.prompt_logits, self.best, self._step, self._prompt, self._lengths)
+        for part in (self._block, *pinned):
             part.free()
 
     def _step_parts(self, base: int) -> Sequence[int]:

@@ -1,8 +1,9 @@
 """Runs a TensorRT engine directory: caches stay on the GPU and are updated in place, a decode step is one CUDA graph.
 
 Device memory is planned once per number of rows (`memory.py`) and allocated as one block; nothing is allocated while
-rows run. A step copies its tokens and lengths in, runs, and copies its logits out into pinned memory, all recorded in
-one CUDA graph per batch size: the host waits once per step, for the logits that it samples from.
+rows run. A step copies its tokens and lengths in, runs, and copies each row's best token out into pinned memory, all
+recorded in one CUDA graph per batch size. The host waits once per step: for the best tokens where every row is greedy,
+else for the logits that it samples from, copied behind the graph.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kvc_trt.backends.tensorrt.context import Context
 from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
 from kvc_trt.backends.tensorrt.extras import Extras
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
+from kvc_trt.backends.tensorrt.lowering.best_token import BEST, LOGITS
 from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
 from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile
 from kvc_trt.backends.tensorrt.staging import StagedRows
@@ -43,7 +45,7 @@ class Step:
 
 
 class TensorRtExecutor:
-    """The `Executor` of one engine directory, or of a `Program` whose engines are `loaded` already.
+    """The `GreedyExecutor` of one engine directory, or of a `Program` whose engines are `loaded` already.
 
     A prefill works in the last rows of the state buffers: by the session's contract active rows are their prefix, and
     there are as many free ones as prompts. Its rows are therefore gone with the next prefill, and a row that is
@@ -175,21 +177,22 @@ class TensorRtExecutor:
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """One step of the first len(tokens) rows, in place; the logits are valid until the next call."""
-        buffers, rows = self._allocated, len(tokens)
-        buffers.check_rows(rows)
-        buffers.write_step(tokens, positions, cache_lengths)
-        step = self._steps.get(rows) or self._make_step(rows)
-        if step.graph is not None:
-            step.graph.launch(buffers.stream)
-        else:
-            self._queue_step(step.context, rows)
-        buffers.stream.synchronise()
-        self._exposed |= step.extras.read(buffers.stream)
-        if step.graph is None and self._cuda_graphs and not step.extras:
-            # It has run once, so nothing is left for TensorRT to set up; recording runs nothing.
-            step.graph = buffers.stream.capture(lambda: self._queue_step(step.context, rows))
-        self._runs += 1
+        step, buffers, rows = self._start(tokens, positions, cache_lengths), self._allocated, len(tokens)
+        buffers.queue_logits_out(buffers.logits, rows)
+        self._finish(step, rows)
         found: NDArray[np.float32] = buffers.logits.array[:rows]
+        return found
+
+    def decode_greedy(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`decode`, of which only each row's best token [rows] comes to the host, the lowest of equals, or NOT_FINITE.
+
+        The engine's own answer (`lowering/best_token.py`): the logits stay on the device.
+        """
+        step, rows = self._start(tokens, positions, cache_lengths), len(tokens)
+        self._finish(step, rows)
+        found: NDArray[np.int64] = self._allocated.best.array[:rows].astype(np.int64)
         return found
 
     @property
@@ -214,6 +217,28 @@ class TensorRtExecutor:
             raise ValueError("no rows are allocated; call allocate(max_batch_size) first")
         return self._buffers
 
+    def _start(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]) -> Step:
+        """Queue a step, its best tokens included."""
+        buffers, rows = self._allocated, len(tokens)
+        buffers.check_rows(rows)
+        buffers.write_step(tokens, positions, cache_lengths)
+        step = self._steps.get(rows) or self._make_step(rows)
+        if step.graph is not None:
+            step.graph.launch(buffers.stream)
+        else:
+            self._queue_step(step.context, rows)
+        return step
+
+    def _finish(self, step: Step, rows: int) -> None:
+        """Wait for the step and whatever was queued behind it; the first one of its rows is recorded then."""
+        stream = self._allocated.stream
+        stream.synchronise()
+        self._exposed |= step.extras.read(stream)
+        if step.graph is None and self._cuda_graphs and not step.extras:
+            # It has run once, so nothing is left for TensorRT to set up; recording runs nothing.
+            step.graph = stream.capture(lambda: self._queue_step(step.context, rows))
+        self._runs += 1
+
     def _make_step(self, rows: int) -> Step:
         """A context of its own for each number of rows: what a graph recorded must never change behind it."""
         loaded, buffers = self.load(), self._allocated
@@ -223,11 +248,11 @@ class TensorRtExecutor:
         caches = len(self._limits.capacities)
         context.shape({"token": (rows,), "positions": (rows,), "cache_lengths": (caches, rows)})
         context.shape({tensor.name: (rows, *tensor.shape) for tensor in state})
-        context.bind({**buffers.step_addresses(), "logits": buffers.address("logits")})
+        context.bind({**buffers.step_addresses(), LOGITS: buffers.address("logits"), BEST: buffers.address("best")})
         context.bind({tensor.name: buffers.address(tensor.name) for tensor in state})
         context.bind({tensor.aliased_output: buffers.address(tensor.name) for tensor in state})
         context.check_in_place({tensor.aliased_output: tensor.name for tensor in state})
-        usual = {"logits", *(tensor.aliased_output for tensor in state)}
+        usual = {LOGITS, BEST, *(tensor.aliased_output for tensor in state)}
         step = Step(context, Extras(loaded.decode, context, usual))
         self._steps[rows] = step
         return step
@@ -236,7 +261,7 @@ class TensorRtExecutor:
         buffers = self._allocated
         buffers.queue_step_in()
         context.enqueue()
-        buffers.queue_logits_out(buffers.logits, rows)
+        buffers.queue_best_out(rows)
 
     def _run_prefill(self, profile: int, input_ids: Array, prompt_lengths: Array, seen: dict[str, list[Array]]) -> None:
         """One run, finished; its state is staged, its logits and lengths are on the host."""

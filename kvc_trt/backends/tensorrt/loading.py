@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.backends.tensorrt.builder import build_plan
 from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.lowering.aliases import check_aliases, engine_aliases
+from kvc_trt.backends.tensorrt.lowering.best_token import BEST, LOGITS
 from kvc_trt.backends.tensorrt.machine import Machine, look
 from kvc_trt.backends.tensorrt.memory import DevicePlan, EngineBytes, Sizes, check_fits, plan_memory
 from kvc_trt.backends.tensorrt.messages import Messages
@@ -145,8 +146,10 @@ def plan_before_loading(engine: Engine) -> DevicePlan:
 
 
 def check_state(loaded: LoadedEngine, state: Sequence[StateTensor]) -> None:
-    """Raise unless both engines carry exactly this state, on the device, and decode updates all of it in place."""
+    """Raise unless both engines carry exactly this state, on the device, and decode updates it in place and answers."""
+    outputs = {tensor.name for tensor in tensors_of(loaded.decode) if not tensor.is_input}
     problems = [
+        *(f"decode: {name} is missing" for name in (LOGITS, BEST) if name not in outputs),
         *state_problems("prefill", tensors_of(loaded.prefill), [(t.name, t, False) for t in state]),
         *state_problems("decode", tensors_of(loaded.decode), [(t.name, t, True) for t in state]),
         *state_problems("decode", tensors_of(loaded.decode), [(t.aliased_output, t, False) for t in state]),

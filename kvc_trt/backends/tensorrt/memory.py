@@ -28,7 +28,7 @@ GRAPH_BYTES = 8 << 20
 """Assumed for one batch size: its CUDA graph and its execution context."""
 STAGED_SHARE = 8
 """One row in so many can be prefilled at a time (at least one): each takes the memory of another row of caches."""
-_INT64, _FLOAT32 = 8, 4
+_INT64, _INT32, _FLOAT32 = 8, 4, 4
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,7 @@ def regions(
         ("step", small),
         ("prompt", aligned(_INT64 * sizes.prefill_tokens) + aligned(_INT64 * staged)),
         ("logits", sizes.rows * vocab_size * _FLOAT32),
+        ("best", sizes.rows * _INT32),
         ("lengths", caches * staged * _INT64),
         ("activations", activations),
     ]
@@ -163,8 +164,8 @@ def sizes_for(prefill: Sequence[Profile], rows: int) -> Sizes:
 
 
 def row_buffer_bytes(vocab_size: int, caches: int) -> int:
-    """Bytes that one row takes in the buffers of a run: token, position, a length per cache, float32 logits."""
-    return _INT64 * (2 + caches) + _FLOAT32 * vocab_size
+    """Bytes that one row takes in the buffers of a run: token, position, a length per cache, logits, best token."""
+    return _INT64 * (2 + caches) + _FLOAT32 * vocab_size + _INT32
 
 
 def cache_lines(state: Iterable[StateTensor]) -> tuple[CacheLine, ...]:

@@ -19,12 +19,14 @@ from kvc_trt.backends.tensorrt.lowering import (
     lower,
     lower_with_notes,
 )
+from kvc_trt.backends.tensorrt.lowering.best_token import add_best_token
 from kvc_trt.backends.tensorrt.lowering.plugin_nodes import FIELDS
 from kvc_trt.backends.tensorrt.lowering.target import Target
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.graph import CONTRIB_DOMAIN, KVC_DOMAIN
+from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, KVC_DOMAIN, OPSET
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
+from kvc_trt.runtime.executor import NOT_FINITE
 from tests.backends.tensorrt.weightless import preset_graphs, weightless_graphs
 from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, make_small_engine, open_session, prompts_of, resolve
 from tests.plugins_cuda.tensorrt.tables import read_table
@@ -112,7 +114,8 @@ def test_the_native_attention_computes_what_the_body_does(make_engine, family, p
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_decode_graph_stays_the_same_program(make_engine, policy):
-    """Behind all passes but the last ONNX Runtime gives the same bits; the last one drops what only it executes."""
+    """Behind all passes but the last ONNX Runtime gives the same bits, and the best token besides; the last one drops
+    what only it executes."""
     engine = make_engine(policy)
     before = engine.decode_model
     after = partly_lowered(before, len(PASSES) - 1)
@@ -125,7 +128,10 @@ def test_a_decode_graph_stays_the_same_program(make_engine, policy):
     for tensor in engine.state:
         feeds[tensor.name] = generator.standard_normal((2, *tensor.shape)).astype(np.float32)
     expected = answers(engine, before, feeds)
-    for name, value in answers(engine, after, feeds).items():
+    expected["best"] = expected["logits"].argmax(-1)
+    found = answers(engine, after, feeds)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
@@ -158,6 +164,47 @@ def test_no_width_is_left_to_be_counted(policy):
         sizes = onnx.numpy_helper.to_array(lists[last]).tolist()
         assert sizes[-1] != -1 or node.input[0] == "input_ids", node.name
         assert -1 not in sizes[1:], node.name
+
+
+def answering(rows: np.ndarray) -> ModelProto:
+    """A decode graph whose logits are given to it."""
+    sizes = ["batch", rows.shape[1]]
+    values = [
+        helper.make_tensor_value_info("token", TensorProto.INT64, ["batch"]),
+        helper.make_tensor_value_info("given", TensorProto.FLOAT, sizes),
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, sizes),
+    ]
+    nodes = [helper.make_node("Identity", ["given"], ["logits"])]
+    graph = helper.make_graph(nodes, "decode", values[:2], values[2:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+
+
+def test_of_equal_logits_the_lowest_token_is_best_and_broken_ones_are_said():
+    rows = np.random.default_rng(0).standard_normal((9, 300)).astype(np.float32)
+    rows[0, [290, 7, 40]] = 9.0
+    rows[1] = -3.0
+    rows[2, 11] = np.inf
+    rows[3, 0] = np.nan
+    rows[4, [5, 299]] = np.nan, np.inf
+    rows[5], rows[6] = -np.inf, np.nan
+    rows[7] = -np.inf
+    rows[7, 299] = -1e38
+    model = answering(rows)
+    assert add_best_token(model, TARGET) == ["added best, each row's best of 300 tokens"]
+    onnx.checker.check_model(model, full_check=True)
+    logits, best = open_session(model).run(["logits", "best"], {"token": np.zeros(9, np.int64), "given": rows})
+    assert best.dtype == np.int32
+    assert best.tolist() == [7, 0, *[NOT_FINITE] * 5, 299, rows[8].argmax()]
+    np.testing.assert_array_equal(logits, rows)
+
+
+def test_only_a_step_answers_with_its_best_token():
+    prefill, decode = small_graphs()
+    assert "best" not in [output.name for output in lowered(prefill).graph.output]
+    (best,) = [output for output in lowered(decode).graph.output if output.name == "best"]
+    assert best.type.tensor_type.elem_type == TensorProto.INT32
+    assert [dim.dim_param for dim in best.type.tensor_type.shape.dim] == ["batch"]
+    assert not nodes_of(lowered(decode), "ArgMax", "TopK")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])

@@ -21,6 +21,7 @@ TYPES = {
     TensorProto.FLOAT: "FLOAT",
     TensorProto.FLOAT16: "HALF",
     TensorProto.BFLOAT16: "BF16",
+    TensorProto.INT32: "INT32",
     TensorProto.INT64: "INT64",
 }
 PRECISION = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
+from kvc_trt.backends.tensorrt.lowering.best_token import add_best_token
 from kvc_trt.backends.tensorrt.lowering.decomposable import let_fp32_attention_decompose
 from kvc_trt.backends.tensorrt.lowering.functions import drop_functions
 from kvc_trt.backends.tensorrt.lowering.operators import check_operators
@@ -24,11 +25,12 @@ PASSES: tuple[Pass, ...] = (
     write_out_widths,
     fix_output_shapes,
     fuse_prefill_attention,
+    add_best_token,
     let_fp32_attention_decompose,
     name_plugins,
     drop_functions,
 )
-"""Every graph takes all of them. Up to the attention the program stays one that ONNX Runtime executes; the last three
+"""Every graph takes all of them. Up to the best token the program stays one that ONNX Runtime executes; the last three
 leave what only NVIDIA's parser reads."""
 
 
