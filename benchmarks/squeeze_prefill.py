@@ -14,6 +14,7 @@ Memory is resident memory above what both engines hold at rest, in a run of its 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -37,6 +38,7 @@ from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile.memory import watch_memory
 from kvc_trt.profile.subject import random_prompts
 
+NAME = "squeeze_prefill"
 POLICY = "rocketkv"
 SIDES = {"uniform": None, "squeeze_online": "squeeze-online"}
 PAPER_OVERHEAD = 0.063
@@ -88,6 +90,7 @@ def measure(tokens: int, pairs: int, threads: int, weights_path: Path) -> dict[s
     seconds = in_turns(prefills, pairs)
     return {
         "tokens": tokens,
+        "commit": machine.commit(),
         "threads": threads,
         "pairs": pairs,
         "overhead": paired(seconds, 0),
@@ -147,15 +150,19 @@ def report(row: dict[str, Any]) -> None:
     )
 
 
-def write(rows: list[dict[str, Any]]) -> None:
+def write(row: dict[str, Any]) -> None:
+    """Beside the lengths that were measured before, each with the commit that it ran at."""
+    path = machine.RESULTS / f"{NAME}.json"
+    earlier = json.loads(path.read_text(encoding="utf-8"))["lengths"] if path.exists() else []
+    others = [one for one in earlier if one["tokens"] != row["tokens"]]
     result = {
         "policy": POLICY,
         "token_budget": TOKEN_BUDGET,
         "model": "8 layers, hidden 1024, 16/4 heads of 64, fp32, random weights",
         "paper_overhead": PAPER_OVERHEAD,
-        "lengths": rows,
+        "lengths": sorted([*others, row], key=lambda one: one["tokens"]),
     }
-    machine.write_result("squeeze_prefill", result)
+    machine.write_result(NAME, result)
 
 
 def main() -> None:
@@ -165,16 +172,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="store the figures in benchmarks/results/")
     arguments = parser.parse_args()
-    rows = []
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "weights.safetensors"
         write_weights(MODEL, RandomWeights(MODEL, 0), path, weights="fp32", length=max(arguments.tokens) + NEW_TOKENS)
         for tokens in arguments.tokens:
             pairs = arguments.pairs or PAIRS.get(tokens, FEWEST_PAIRS)
-            rows.append(measure(tokens, pairs, arguments.threads, path))
-            report(rows[-1])
-            if arguments.write:  # what is known is kept, should a longer prompt be interrupted
-                write(rows)
+            row = measure(tokens, pairs, arguments.threads, path)
+            report(row)
+            if arguments.write:
+                write(row)
 
 
 if __name__ == "__main__":
