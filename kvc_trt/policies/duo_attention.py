@@ -33,22 +33,23 @@ SINKS, RECENT = 128, 512
 
 def resolve(request: Request) -> PolicyParameters:
     """Sinks and recent tokens of streaming heads, and which heads retrieve."""
-    sinks, recent = _streaming(request)
+    model, (sinks, recent) = request.model, _streaming(request)
     streaming = keep_recent(replace(request, token_budget=sinks + recent, overrides={"recent": recent}), sinks)
     scores = request.choice("head_scores", None)
     if scores is not None:
-        _check_pattern(scores, request.model)
-    count = _retrieval_heads(request, sinks + recent)
+        _check_pattern(scores, model)
+    heads = model.num_hidden_layers * model.num_key_value_heads
+    count = _retrieval_heads(request, sinks + recent, heads)
     skipped = request.value("skip_layers", 0)
     if not count:
         return replace(streaming, token_budget=request.budget, skip_layers=skipped)
-    if scores is None:
+    if scores is None and count < heads:
         raise InputError(
             f"policy {request.policy} gives {count} heads the whole cache at a token budget of {request.budget}; "
             "expected a pattern that says which",
             hint=f"--set head_pattern=FILE.tsv, or --token-budget {sinks + recent} for none",
         )
-    chosen = best_heads(scores, count)
+    chosen = best_heads(scores or [[0.0] * model.num_key_value_heads] * model.num_hidden_layers, count)
     return replace(streaming, token_budget=request.budget, skip_layers=skipped, retrieval_heads=chosen)
 
 
@@ -63,16 +64,20 @@ def _streaming(request: Request) -> tuple[int, int]:
     """Sinks and recent tokens of a streaming head."""
     budget = request.budget
     if budget > SINKS + RECENT:
-        sinks, recent = SINKS, RECENT
+        sinks, recent = request.value("sinks", SINKS), request.value("recent", RECENT)
     else:
-        sinks = SINKS if budget > 2 * SINKS else budget // 5
-        recent = budget - sinks
-    return request.value("sinks", sinks), request.value("recent", recent)
+        sinks = request.value("sinks", SINKS if budget > 2 * SINKS else budget // 5)
+        recent = request.value("recent", max(1, budget - sinks))
+    if sinks + recent > budget:
+        raise InputError(
+            f"the token budget is {budget}; expected at least {sinks + recent}: {sinks} sinks and {recent} recent",
+            hint=f"--token-budget {sinks + recent}",
+        )
+    return sinks, recent
 
 
-def _retrieval_heads(request: Request, streaming: int) -> int:
-    """F: heads that keep everything, so that the mean over all heads is about the budget."""
-    heads = request.model.num_hidden_layers * request.model.num_key_value_heads
+def _retrieval_heads(request: Request, streaming: int, heads: int) -> int:
+    """F: of so many heads those that keep everything, so that the mean over all is about the budget."""
     if request.budget <= streaming:
         return 0
     if request.sequence <= request.budget:

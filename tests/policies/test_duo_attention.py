@@ -68,6 +68,21 @@ def test_a_sequence_within_the_budget_keeps_everything() -> None:
     assert retrieval_heads(resolved(1024, sequence=1000)) == 256
 
 
+def test_heads_that_all_keep_everything_need_no_pattern() -> None:
+    parameters = resolve("duo-attention", model=LLAMA, token_budget=1024, max_input_len=900, max_output_len=100)
+    assert retrieval_heads(parameters) == 256
+    assert {parameters.layer_capacity(layer) for layer in range(32)} == {1000}
+
+
+def test_streaming_heads_may_not_hold_more_than_the_budget() -> None:
+    with pytest.raises(InputError, match="the token budget is 256; expected at least 640: 128 sinks and 512 recent"):
+        resolved(256, sinks=128, recent=512)
+
+
+def test_recent_tokens_are_what_other_sinks_leave() -> None:
+    assert resolved(512, sinks=200).recent == 312
+
+
 def test_a_pattern_file(tmp_path: Path) -> None:
     path = tmp_path / "pattern.tsv"
     path.write_text("0.5\t1.02\n-0.01\t1e-3\n")
