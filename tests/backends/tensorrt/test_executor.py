@@ -1,4 +1,4 @@
-"""Parts of the executor that need no GPU. The executor itself has not been run on one."""
+"""Parts of the executor that need neither a GPU nor a fake of one (`test_greedy_step.py`)."""
 
 from __future__ import annotations
 
