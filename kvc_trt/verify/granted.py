@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvc_trt.verify.subject import Subject
 
 _JUDGED = ("dense", "hybrid")
-"""Decode selections whose choices `near_ties` proves to be near-ties or not."""
+"""Decode selections whose choices `near_ties` proves to be near-ties or not; of a prompt, those of one budget."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ def grant(subject: Subject) -> Granted:
     """Run the reference again where choices differ; nothing is granted to a graph that hides some of its choices, nor
     where nobody can judge them."""
     ours, seen = subject.reference_run, subject.observed.choices
-    judged = all(site.parameters.decode_selection in _JUDGED for site in subject.sites)
+    rules = [site.parameters for site in subject.sites]
+    judged = all(rule.decode_selection in _JUDGED and rule.squeeze_share is None for rule in rules)
     if not judged or seen.keys() != subject.choosing_caches():
         return Granted(ours.logits)
     rows = tuple(sorted(different_rows(ours.choices, seen)))

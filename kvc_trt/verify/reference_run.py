@@ -122,6 +122,8 @@ class _Replay:
         self._current = list(next(self._layers))
         given = self._current.pop(0)
         own = self._own.compact(q_window, keys, values, prompt_lengths, parameters).indices
+        # A list per query head keeps from keys and values that are repeated.
+        keys, values = (x.repeat_interleave(given.shape[1] // x.shape[1], dim=1) for x in (keys, values))
         self.compared += self._judge_kept(q_window, keys, prompt_lengths, own, given, parameters)
         indices = torch.from_numpy(np.ascontiguousarray(given))
         where = indices.clamp(min=0).long()[..., None].expand(-1, -1, -1, keys.shape[-1])

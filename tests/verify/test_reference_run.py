@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,15 +11,17 @@ import torch
 from kvc_trt import policies
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.verify.attention import attend_selected
+from kvc_trt.verify.granted import grant
 from kvc_trt.verify.prompts import batch_of, prompt_lengths, random_prompts
-from kvc_trt.verify.reference_run import different_rows, reference_run, replay
+from kvc_trt.verify.reference_run import ReferenceRun, different_rows, reference_run, replay
 
 STEPS = 3
 
 
-@pytest.fixture
-def forced(make_engine, parameters_for):
-    engine = make_engine(parameters_for())
+@pytest.fixture(params=["rocketkv"])
+def forced(request, make_engine, parameters_for):
+    changes = {"window": 16, "pool_kernel": 7, "token_budget": 96} if request.param == "snapkv" else {}
+    engine = make_engine(parameters_for(request.param, **changes))
     batch = batch_of(random_prompts(engine.model, [200, 91, 5], seed=3))
     tokens = np.random.default_rng(1).integers(engine.model.vocab_size, size=(STEPS, len(batch)))
     return engine, batch, tokens
@@ -41,7 +45,9 @@ def test_it_equals_prefill_and_decode(forced):
     assert np.array_equal(run.choices[1][-1], last.numpy())
 
 
+@pytest.mark.parametrize("forced", ["rocketkv", "snapkv"], indirect=True)
 def test_replaying_its_own_choices_changes_nothing(forced):
+    """Of KV heads, and of query heads that keep tokens for themselves."""
     run = reference_run(*arguments(*forced))
     again = replay(*arguments(*forced), run.choices, slack=1.0)
     np.testing.assert_allclose(again.logits, run.logits, atol=1e-5)
@@ -60,6 +66,18 @@ def test_a_replay_refuses_what_rounding_cannot_explain(forced):
     assert different_rows(run.choices, chosen) == {0}
     counted = replay(*arguments(*forced), chosen, slack=None)
     assert (counted.explained.near_ties >= 1, counted.explained.wrong) == (True, ())
+
+
+def test_nothing_is_granted_where_each_prompt_has_budgets_of_its_own(parameters_for):
+    rule = parameters_for(token_budget=40, layer_budget="squeeze-online")
+    ours = ReferenceRun(np.zeros((1, 1, 97), np.float32), {0: [np.zeros((1, 1, 2))]})
+    subject = SimpleNamespace(
+        sites=[SimpleNamespace(parameters=rule)],
+        reference_run=ours,
+        observed=SimpleNamespace(choices={0: [np.ones((1, 1, 2))]}),
+        choosing_caches=lambda: {0},
+    )
+    assert grant(subject).rows == ()
 
 
 def test_attention_over_all_tokens_is_dense_attention():
