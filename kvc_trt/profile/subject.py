@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.profile.bench import Bench, HostBench
 from kvc_trt.profile.synthetic import cache_rows
-from kvc_trt.profile.traffic import entries_cached
+from kvc_trt.profile.traffic import entries_by_cache
 from kvc_trt.runtime.executor import GreedyExecutor
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class DecodeRun:
         self._context = context
         self._tokens = np.zeros(rows, np.int64)
         self._generated = 0
-        layers = subject.program.model.num_hidden_layers
-        entries = [entries_cached(subject.parameters, layer, context) for layer in range(layers)]
+        entries = entries_by_cache(subject.program.model, subject.parameters, context)
         self._lengths = np.tile(np.array(entries, np.int64)[:, None], (1, rows))
         executor = subject.executor
         self._decode = executor.decode_greedy if isinstance(executor, GreedyExecutor) else executor.decode

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def cache_rows(state: Sequence[StateTensor], entries: Sequence[int], page_size: int) -> dict[str, Array]:
-    """One row of every state tensor: `entries[layer]` random keys and values, and the bounds of their pages.
+    """One row of every state tensor: `entries[cache]` random keys and values, and what goes with them.
 
     Layers and rows of one shape hold the same numbers: a step's time depends on how many there are, not on which.
     What is derived from keys and values is really derived from them, so that pages and tokens differ in score.
@@ -27,7 +27,7 @@ def cache_rows(state: Sequence[StateTensor], entries: Sequence[int], page_size: 
     rows: dict[str, Array] = {}
     for tensor in state:
         kind, _, cache = tensor.name.partition(".")
-        count = entries[tensor.layer]
+        count = entries[tensor.cache]
         identity = (kind, tensor.shape, count)
         if identity not in templates:
             templates[identity] = _row(kind, tensor, count, rows, cache, page_size)
@@ -45,8 +45,19 @@ def _row(kind: str, tensor: StateTensor, count: int, rows: Mapping[str, Array], 
         case "value_sum":
             total: Array = rows[f"v_cache.{cache}"].sum(axis=1, dtype=np.float32)
             return total
+        case "scores":
+            return _filled(tensor, np.random.default_rng(_SEED).random(count, np.float32))
+        case "slot_positions":
+            return _filled(tensor, np.arange(count))
         case _:
             return _entries(kind, tensor, count)
+
+
+def _filled(tensor: StateTensor, values: Array) -> Array:
+    """One number per slot [G,C], the same for every head; empty slots hold the fill value."""
+    row = np.full(tensor.shape, tensor.fill, numpy_dtype(tensor.dtype))
+    row[:, : len(values)] = values
+    return row
 
 
 def _entries(kind: str, tensor: StateTensor, count: int) -> Array:

@@ -18,6 +18,11 @@ def entries_cached(parameters: PolicyParameters, layer: int, prompt_tokens: int,
     return _entries(parameters.groups(layer)[0].parameters, prompt_tokens, generated)
 
 
+def entries_by_cache(model: ModelConfig, parameters: PolicyParameters, prompt_tokens: int) -> list[int]:
+    """Tokens every cache holds after a prompt, in the order of the rows of `cache_lengths`."""
+    return [_entries(site.parameters, prompt_tokens, 0) for site in cache_sites(model, parameters)]
+
+
 def pairs_read(parameters: PolicyParameters, layer: int, entries: int, head_size: int) -> float:
     """Pairs per head of its cache that one layer reads in a step when `entries` tokens are cached."""
     return _pairs(parameters.groups(layer)[0].parameters, entries, head_size)

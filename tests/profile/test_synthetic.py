@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from kvc_trt.backends.onnxruntime.program import engine_program, twin_program
+from kvc_trt.graph.build import build_decode, build_prefill
+from kvc_trt.graph.state import state_tensors
+from kvc_trt.graph.weights import GraphWeights
+from kvc_trt.policies import available, resolve
 from kvc_trt.profile.subject import DecodeRun, open_subject, random_prompts, twin_for
 
 
@@ -49,6 +55,45 @@ def test_a_twin_for_a_shorter_prompt_has_shorter_caches(engine):
     subject = open_subject("dense", twin, 1)
     assert subject.prefill_seconds(random_prompts(2, 100, engine.model.vocab_size)) > 0
     assert DecodeRun(subject, 2, 100).step_seconds() > 0
+
+
+_WITH_ENGINES = [name for name, *_ in available() if not name.startswith("exact-topk")]
+
+
+@pytest.mark.parametrize("policy", _WITH_ENGINES)
+@pytest.mark.parametrize("context", [40, 512])
+def test_caches_of_every_policy_can_be_filled_and_stepped(engine, policy, context):
+    settings = {"model": engine.model, "token_budget": 128, "max_input_len": 512, "max_output_len": 8}
+    if policy == "duo-attention":  # a layer with two caches of unlike size
+        scores = [[1.0] + [0.0] * (engine.model.num_key_value_heads - 1)] * engine.model.num_hidden_layers
+        settings |= {"token_budget": 256, "sinks": 4, "recent": 60, "head_scores": scores}
+    subject = open_subject(policy, _program(engine, resolve(policy, **settings)), 1)
+    caches = {tensor.cache for tensor in subject.program.state}
+    if policy == "duo-attention":
+        assert len(caches) > engine.model.num_hidden_layers
+    assert DecodeRun(subject, 2, context).step_seconds() > 0
+
+
+def test_heavy_hitters_know_the_position_of_every_entry(engine):
+    parameters = resolve("h2o", model=engine.model, token_budget=64, max_input_len=512, max_output_len=8)
+    subject = open_subject("h2o", _program(engine, parameters), 1)
+    DecodeRun(subject, 1, 512)
+    positions, scores = (subject.executor.buffers[f"{kind}.0"] for kind in ("slot_positions", "scores"))
+    assert positions.shape[-1] == 65
+    assert (positions[:, :, :64] == np.arange(64)).all()
+    assert (positions[:, :, 64:] == -1).all()
+    assert (scores[:, :, :64] > 0).all()
+
+
+def _program(engine, parameters):
+    weights = GraphWeights(engine.weights_path)
+    return dataclasses.replace(
+        engine_program(engine),
+        parameters=parameters,
+        state=state_tensors(engine.model, parameters, "float32"),
+        prefill=lambda: build_prefill(engine.model, parameters, weights=weights),
+        decode=lambda: build_decode(engine.model, parameters, weights=weights),
+    )
 
 
 def test_prompts_are_seeded():
