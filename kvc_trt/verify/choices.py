@@ -28,17 +28,17 @@ def compare_either(
     found, error = IndexComparison(), 0.0
     scale = max(1.0, float(np.abs(double.output.numpy()).max(initial=0.0)))
     for row in range(len(lengths)):
-        judged, reached = _judge_row(row, selected[row], single, double)
+        judged, expected = _judge_row(row, selected[row], single, double)
         found += judged
-        difference = differences(output[row], reached.output[row].numpy())
-        error = float(np.maximum(error, difference.max() / scale))
+        error = float(np.maximum(error, differences(output[row], expected).max() / scale))
     return found, error
 
 
 def _judge_row(
     row: int, lists: Array, single: reference.Selection, double: reference.Selection
-) -> tuple[IndexComparison, reference.Selection]:
-    """What became of one row's lists, and the run whose output is then the right one."""
+) -> tuple[IndexComparison, Array]:
+    """What became of one row's lists, and the output [H,D] that is then right: of each list that of the run it equals,
+    in double precision where it equals both."""
     chosen = [run.selected for run in (double, single) if run.selected is not None]
     expected = [_trimmed(tensor[row].numpy(), lists.shape[-1]) for tensor in chosen]
     equal = [(lists == one).all(axis=-1) for one in expected]
@@ -49,9 +49,9 @@ def _judge_row(
         for place in np.flatnonzero(~right)
     )
     swapped = int((right & ~equal[1]).sum())
-    return IndexComparison(len(lists), near_ties=swapped, swapped_tokens=swapped, wrong=wrong), (
-        double if equal[0].all() else single
-    )
+    in_double = np.repeat(equal[0], len(double.output[row]) // len(lists))[:, None]
+    output = np.where(in_double, double.output[row].numpy(), single.output[row].numpy())
+    return IndexComparison(len(lists), near_ties=swapped, swapped_tokens=swapped, wrong=wrong), output
 
 
 def _select(
