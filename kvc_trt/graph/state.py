@@ -34,8 +34,9 @@ class StateTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    """Without the batch dimension, which comes first: [G,C,D], [G,2D,P] for page bounds; of `sparq` also [G,D,C] for
-    keys by channel and [G,D] for the sum of values."""
+    """Without the batch dimension, which comes first: [G,C,D] (per query head [H,C,D]), [G,2D,P] for page bounds; of
+    `sparq` also [G,D,C] for keys by channel and [G,D] for the sum of values, of `heavy-hitters` [G,C] for scores and
+    positions."""
     fill: float
     """What an empty slot or page holds."""
     aliased_output: str

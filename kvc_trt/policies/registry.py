@@ -107,8 +107,8 @@ def resolve(
 ) -> PolicyParameters:  # fmt: skip
     """Derive every constant of a policy from a token budget and the longest request an engine will serve.
 
-    Overrides (prompt_budget, window, pool_kernel, page_size, top_r, top_k, dense_until, skip_layers) fix one number by
-    hand; None, and "auto" for pool_kernel and dense_until, leave it derived. Counts are tokens. Pure.
+    Overrides (those that `describe` lists for the policy, and layer_budget, squeeze_share, layer_budgets) fix one
+    setting by hand; None, and "auto" for pool_kernel and dense_until, leave it derived. Counts are tokens. Pure.
     InputError for an unknown policy or override (with the nearest name), one that this policy has no use for, and any
     value that cannot be right.
     """
@@ -116,7 +116,8 @@ def resolve(
     given = _given(overrides)
     for name in given:
         if name not in (*entry.method.OVERRIDES, *SETTINGS):
-            raise InputError(f"policy {policy} has no {name}", hint=f"it takes {', '.join(entry.method.OVERRIDES)}")
+            taken = ", ".join(_setting(known) for known in entry.method.OVERRIDES)
+            raise InputError(f"policy {policy} has no {_setting(name)}", hint=f"it takes {taken}")
     if entry.pool_kernel is not None:
         given.setdefault("pool_kernel", entry.pool_kernel)
     if entry.split is not None and split not in (entry.split, "adaptive"):
@@ -124,6 +125,11 @@ def resolve(
     request = Request(policy, model, token_budget, max_input_len, max_output_len, entry.split or split, given)
     check_request(request)
     return with_layer_budget(entry.method.resolve(request), request)
+
+
+def _setting(name: str) -> str:
+    """What a user calls an override: scores of heads are given as a file."""
+    return "head_pattern" if name == "head_scores" else name
 
 
 def applicable(policy: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
