@@ -67,6 +67,37 @@ def test_an_engine_that_cannot_evict_at_its_size_says_so(make_engine, parameters
     assert "nothing is compressed" in report.halves.notes["compression"]
 
 
+METHODS = [
+    ("quest", {"skip_layers": 0}),
+    ("quest-matched", {}),
+    ("sparq", {}),
+    ("h2o", {}),
+    ("h2o", {"layer_budget": "squeeze", "layer_budgets": (44, 20)}),
+    ("streaming-llm", {"positions": "cache"}),
+    ("streaming-llm", {"layer_budget": "squeeze", "layer_budgets": (44, 20)}),
+    ("sliding-window", {}),
+    ("duo-attention", {"token_budget": 150, "sinks": 4, "recent": 20, "head_scores": ((0.9, 0.1), (0.2, 0.8))}),
+    ("snapkv", {"token_budget": 96, "window": 16}),
+    ("pyramidkv", {"token_budget": 80, "window": 16}),
+    ("rocketkv", {"token_budget": 40, "layer_budget": "squeeze", "layer_budgets": (50, 40)}),
+    ("rocketkv", {"token_budget": 40, "layer_budget": "squeeze-online"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "settings"), METHODS, ids=lambda value: value if isinstance(value, str) else "")
+def test_an_honest_engine_of_any_method_passes(policy, settings, make_engine, parameters_for):
+    report = verify(make_engine(parameters_for(policy, **settings)), steps=4)
+    assert report.passed, report.failures
+    assert {r.name for r in report.rungs if r.status == "passed"} >= {
+        "ops",
+        "logits",
+        "tokens",
+        "dense twin",
+        "activity",
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "caught_by"),
     [
