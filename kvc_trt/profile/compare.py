@@ -1,8 +1,8 @@
 """Every policy at one token budget, side by side: what it stores, what a step reads, and what the papers' formulas say.
 
 The formulas are those of RocketKV's Table 1 (arXiv 2502.14051), fractions of the dense cache at a compression of
-c = S / token budget. Its storage column counts the auxiliary data of SparQ and RocketKV in keys, not in pairs of key and
-value; ours are bytes, as allocated.
+c = S / token budget. Its storage column counts the auxiliary data of SparQ and RocketKV in keys, not in pairs of key
+and value; ours are bytes, as allocated.
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ FORMULAS: dict[str, Formula] = {
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
     """One row per policy at the budget and the lengths of `config`; a policy that they rule out says why.
 
-    Bytes are of one row of a batch, at its longest.
+    Bytes are of one row of a batch, at its longest. InputError where they rule out every policy.
     """
     filled = with_defaults(config, choice)
     rows = [_row(name, filled, choice, weights) for name, *_ in policies.available()]
+    if all("not_applicable" in row for row in rows):
+        raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
     assert filled.max_input_len is not None
     assert filled.max_output_len is not None
     sequence = filled.max_input_len + filled.max_output_len

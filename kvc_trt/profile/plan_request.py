@@ -11,6 +11,7 @@ from kvc_trt.config import OVERRIDES, BuildConfig, layered, parse_settings, read
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
 from kvc_trt.engine.request import check_backend_settings, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
+from kvc_trt.errors import InputError
 from kvc_trt.profile.compare import compare_policies
 from kvc_trt.profile.plan import make_plan
 
@@ -42,8 +43,14 @@ def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mappi
 
 
 def resolve_comparison(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """`resolve_plan`'s inputs; every policy instead of one."""
-    flags = dict(flags)
+    """`resolve_plan`'s inputs; every policy instead of one. InputError for `--set` of what single policies have."""
+    flags, settings = dict(flags), tuple(settings)
+    for name in parse_settings(settings):
+        if name in (*OVERRIDES, "dense_until") and name != "layer_budget":
+            raise InputError(
+                f"--set {name}: --compare shows every policy as it is derived from the budget",
+                hint="leave out --compare to set it for one --policy",
+            )
     weights = flags.pop("weights", None)
     config = _configuration(config_file, settings, flags)
     choice = _choose(config.model, config.checkpoint)

@@ -48,3 +48,16 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert "\nsnapkv: not applicable: the prompt budget is" in text
     assert run([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["token_budget"] == 128
+
+
+def test_a_budget_that_rules_out_every_policy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--model", "llama3.1-8b", "--token-budget", "1", "--compare"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "error: no policy can be built so: token_budget is 1; expected an integer at least 16" in shown.err
+
+
+def test_a_setting_of_single_policies_is_not_dropped_silently(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--model", "llama3.1-8b", "--compare", "--set", "page_size=8"]) == 2
+    assert "--set page_size: --compare shows every policy" in capsys.readouterr().err
+    assert run(["plan", "--model", "llama3.1-8b", "--compare", "--set", "layer_budget=uniform"]) == 0
