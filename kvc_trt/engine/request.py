@@ -130,6 +130,8 @@ def for_source(request: Request, choice: ModelChoice, source: ModelSource) -> Re
         update["checkpoint"] = str(choice.directory)
     elif choice.hugging_face_id is None and choice.directory is not None and is_directory(config.model):
         update["model"] = str(choice.directory)
+    if config.head_pattern is not None:
+        update["head_pattern"] = str(Path(config.head_pattern).absolute())
     config = config.model_copy(update=update)
     model = dataclasses.replace(choice.config, dtype=request.dtype)
     return Request(config, model, resolve_parameters(config, model))

@@ -7,6 +7,7 @@ from pathlib import Path
 from kvc_trt.errors import InputError
 
 _LARGEST_BYTES = 1 << 20
+_EXPECTED = "--set head_pattern=FILE.tsv: one line per layer, one score in 0..1 per KV head"
 
 
 def read_head_pattern(path: Path) -> tuple[tuple[float, ...], ...]:
@@ -16,7 +17,8 @@ def read_head_pattern(path: Path) -> tuple[tuple[float, ...], ...]:
             raise InputError(f"head_pattern: {path} has {path.stat().st_size} bytes; expected a table of a few KB")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"head_pattern: {path} cannot be read: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise InputError(f"head_pattern: {path} cannot be read: {reason}", hint=_EXPECTED) from error
     rows = [line.replace(",", " ").split() for line in lines if line.strip()]
     return tuple(tuple(_score(path, number, text) for text in row) for number, row in enumerate(rows, start=1))
 
@@ -27,5 +29,5 @@ def _score(path: Path, line: int, text: str) -> float:
     except ValueError:
         score = float("nan")
     if score != score:
-        raise InputError(f"head_pattern: {path}, line {line}: {text!r}; expected a number")
+        raise InputError(f"head_pattern: {path}, line {line}: {text!r}; expected a number", hint=_EXPECTED)
     return min(max(score, 0.0), 1.0)

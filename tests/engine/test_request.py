@@ -85,6 +85,14 @@ def test_paths_are_stored_so_that_they_work_from_anywhere(tiny_model, monkeypatc
     assert for_source(request, choice, source).config.model == str(tiny_model)
 
 
+def test_the_pattern_of_heads_is_stored_so_that_it_is_found_from_anywhere(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "heads.tsv").write_text("1 0\n" * choose_model(str(tiny_model)).config.num_hidden_layers)
+    config = build(tiny_model, policy="duo-attention", token_budget=64, head_pattern="heads.tsv")
+    choice, source = open_source(choose_model(config.model), config)
+    assert for_source(resolved(config), choice, source).config.head_pattern == str(tmp_path / "heads.tsv")
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "int8", "int4"])
 def test_the_weight_files_size_is_known_before_it_is_written(tiny_model, tmp_path, weights, tied):

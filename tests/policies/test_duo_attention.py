@@ -115,3 +115,8 @@ def test_patterns_that_do_not_fit_the_model(scores: Any, message: str) -> None:
         resolve(
             "duo-attention", model=LLAMA, token_budget=1024, max_input_len=32640, max_output_len=128, head_scores=scores
         )
+
+
+def test_a_pattern_for_another_policy_is_refused_by_the_name_of_its_setting() -> None:
+    with pytest.raises(InputError, match="policy rocketkv has no head_pattern"):
+        resolve("rocketkv", model=LLAMA, token_budget=512, max_input_len=4096, max_output_len=128, head_scores=PATTERN)
