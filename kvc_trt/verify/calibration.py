@@ -23,16 +23,19 @@ TASKS = ("passkey", "lines")
 SEEDS = (0, 1)
 LONGEST, ANSWER = 1024, 16
 """Tokens of a calibration prompt, and of the answer that it leaves room for."""
+_ONE_PER_LINE = "--set calibration=FILE, one prompt per line"
 
 
 def calibrated(request: Request, source: ModelSource, progress: Progress) -> Request:
     """`request` with the layer budgets it asks for, measured on the reference where they are not recorded yet.
 
-    InputError where there are no prompts to measure on.
+    InputError where there are no prompts to measure on, or prompts that nothing is measured on.
     """
     from kvc_trt.engine.request import resolve_parameters
 
     config = request.config
+    if config.calibration is not None and config.layer_budget != "squeeze":
+        raise InputError("calibration has no use without --layer-budget squeeze", hint="--layer-budget squeeze")
     if config.layer_budget != "squeeze" or config.layer_budgets is not None:
         return request
     prompts = _prompts(request, source)
@@ -79,7 +82,7 @@ def _prompts(request: Request, source: ModelSource) -> list[list[int]]:
     if not found:
         raise InputError(
             "the model's tokenizer spells none of the tasks; layer budgets need calibration prompts",
-            hint="--set calibration=FILE, one prompt per line",
+            hint=_ONE_PER_LINE,
         )
     return found
 
@@ -88,7 +91,14 @@ def _of_file(path: Path, tokenizer: TaskTokenizer, longest: int) -> list[list[in
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"calibration: {path} cannot be read as text: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise InputError(f"calibration: {path} cannot be read as text: {reason}", hint=_ONE_PER_LINE) from error
+    for number, line in enumerate(lines, start=1):
+        if (word := tokenizer.unknown_word(line)) is not None:
+            raise InputError(
+                f"calibration: {path}, line {number}: {word!r} is an unknown token of the model's tokenizer",
+                hint="take prompts that the model can read",
+            )
     prompts = [tokenizer.encode(line)[:longest] for line in lines if line.strip()]
     if not prompts:
         raise InputError(f"calibration: {path} has no prompt, expected one per line")

@@ -44,6 +44,8 @@ def test_measured_budgets_are_recorded_and_replayed(prompts: Path, tmp_path: Pat
         ([*SQUEEZE, "--set", "calibration=nowhere.txt"], "nowhere.txt cannot be read"),
         ([*SQUEEZE, "--set", "calibration=/dev/null"], "has no prompt"),
         ([*BUILD, "--set", "squeeze_share=0.5"], "no use without --layer-budget"),
+        ([*BUILD, "--set", "calibration=/dev/null"], "calibration has no use without --layer-budget squeeze"),
+        ([*SQUEEZE, "--set", f"calibration={__file__}"], "is an unknown token of the model's tokenizer"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

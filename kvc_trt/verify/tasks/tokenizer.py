@@ -40,16 +40,21 @@ class TaskTokenizer:
         if self.positions is not None:
             require_positions(task, target_tokens, self.positions)
 
+    def unknown_word(self, text: str) -> str | None:
+        """The first piece of a text that becomes the unknown token, if there is one."""
+        encoding, unknown = self.tokenizer.encode(text), unknown_id(self.tokenizer)
+        if unknown is None or unknown not in encoding.ids:
+            return None
+        first, last = encoding.offsets[encoding.ids.index(unknown)]
+        return text[first:last]
+
     def check_spelling(self, sample: TaskSample) -> None:
         """InputError for a word of the prompt that becomes the unknown token, or an answer that does not come back.
 
         Such a sample cannot be answered, whatever the cache keeps.
         """
-        encoding = self.tokenizer.encode(sample.prompt)
-        unknown = unknown_id(self.tokenizer)
-        if unknown is not None and unknown in encoding.ids:
-            first, last = encoding.offsets[encoding.ids.index(unknown)]
-            raise _cannot_spell(sample.task, f"{sample.prompt[first:last]!r} is an unknown token")
+        if (word := self.unknown_word(sample.prompt)) is not None:
+            raise _cannot_spell(sample.task, f"{word!r} is an unknown token")
         for answer in sample.answers:
             ids = self.tokenizer.encode(answer, add_special_tokens=False).ids
             returned = self.tokenizer.decode(ids)
