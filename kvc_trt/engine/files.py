@@ -98,4 +98,4 @@ def disk_error(error: OSError, doing: str) -> UnsupportedEnvironment:
             f"no space left while {doing}: {error.strerror}",
             hint="free some space and repeat the command: finished stages are kept",
         )
-    return UnsupportedEnvironment(f"cannot write while {doing}: {error.strerror or error}")
+    return UnsupportedEnvironment(f"failed while {doing}: {error.strerror or error}")
