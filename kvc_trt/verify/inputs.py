@@ -63,13 +63,14 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
     """Prompts around every border of the rule: shorter than the window, at the budget, one over it, and long."""
     budget, evicts = parameters.prompt_budget, parameters.prompt_eviction != "none"
     longest = min(parameters.max_input_len, max(_LONGEST_PROMPT, 2 * budget if evicts else 0))
-    lengths = sorted({max(1, parameters.window // 3), min(budget, longest), min(budget + 1, longest), longest})
     slots = -(-longest // PROMPT_BLOCK) * PROMPT_BLOCK
+    window = min(parameters.window, slots)  # heavy hitters look at all queries of the longest prompt that is served
+    lengths = sorted({max(1, window // 3), min(budget, longest), min(budget + 1, longest), longest})
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     shape = (len(lengths), groups, slots, size)
     for name in ("random", "repeated keys", "equal keys"):
         rng = np.random.default_rng([seed, len(name)])
-        q_window = _normal(rng, (len(lengths), heads, parameters.window, size))
+        q_window = _normal(rng, (len(lengths), heads, window, size))
         values = _normal(rng, shape)
         if name == "random":
             keys = _normal(rng, shape)

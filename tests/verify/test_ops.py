@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from kvc_trt import policies
+from kvc_trt.verify.inputs import prompt_cases
 from kvc_trt.verify.observed import observe
 from kvc_trt.verify.ops import check_operators
 from kvc_trt.verify.prompts import batch_of, random_prompts
@@ -88,6 +90,14 @@ def test_every_output_of_a_methods_own_operators_is_checked(policy, settings, ma
             damaged = Damaged(operator, index, "one more")
             failed = failing(engine, SimpleNamespace(operators=lambda damaged=damaged: [damaged]))
             assert any(name.startswith(operator.name) for name in failed), f"{operator.name}, output {index}"
+
+
+def test_prompts_of_heavy_hitters_are_no_longer_than_the_longest_case():
+    """Their window is every query of the longest prompt that an engine serves."""
+    model = replace(MODEL, head_size=2, max_position_embeddings=1 << 16)
+    parameters = policies.resolve("h2o", model=model, token_budget=32, max_input_len=40_000, max_output_len=32)
+    case = next(prompt_cases(model, parameters, "float32", 0))
+    assert case.prompt_lengths.max() <= case.k.shape[2] == case.q_window.shape[2] < 40_000
 
 
 def test_the_page_bounds_that_quest_starts_from_are_checked(make_engine, parameters_for):
