@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvc_trt.policies.parameters import READING_A_PART
+
 Result = Mapping[str, Any]
 
 MEMORY_TOLERANCE_PERCENT = 10
@@ -49,10 +51,17 @@ def _speed(result: Result) -> Iterator[str]:
         yield f"decode is {speedup}; {_against_ceiling(best)}"
     slower = [row for row in compared if row["speedup_over_dense"] < 1]
     if slower:
-        hint = "a larger --dense-until" if result["engine"]["backend"] == "tensorrt" else "--dense-until auto"
-        advice = "" if "stands_in" in machine else f" (build with {hint})"
+        advice = "" if "stands_in" in machine else _advice(result["engine"])
         where = "; ".join(f"{row['speedup_over_dense']:.2f}x at {_where(row)}" for row in slower)
         yield f"slower than dense in {len(slower)} of {len(compared)} rows: {where}{advice}"
+
+
+def _advice(engine: Mapping[str, Any]) -> str:
+    """What to build instead; only a policy that reads a part can be told from where on it does."""
+    if engine["policy"]["decode_selection"] not in READING_A_PART:
+        return ""
+    hint = "a larger --dense-until" if engine["backend"] == "tensorrt" else "--dense-until auto"
+    return f" (build with {hint})"
 
 
 def _against_ceiling(row: Mapping[str, Any]) -> str:
