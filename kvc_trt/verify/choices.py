@@ -40,7 +40,8 @@ def _judge_row(
     """What became of one row's lists, and the output [H,D] that is then right: of each list that of the run it equals,
     in double precision where it equals both."""
     chosen = [run.selected for run in (double, single) if run.selected is not None]
-    expected = [_trimmed(tensor[row].numpy(), lists.shape[-1]) for tensor in chosen]
+    width = max(lists.shape[-1], *(tensor.shape[-1] for tensor in chosen))
+    lists, *expected = (_as_wide(table, width) for table in (lists, *(tensor[row].numpy() for tensor in chosen)))
     equal = [(lists == one).all(axis=-1) for one in expected]
     right = equal[0] | equal[1]
     wrong = tuple(
@@ -64,8 +65,6 @@ def _select(
     return policies.method(parameters).select(q, cache, parameters)
 
 
-def _trimmed(lists: Array, width: int) -> Array:
-    """`lists` [L,k] as wide as somebody else's, -1 past the end."""
-    padded = np.full((len(lists), width), -1, lists.dtype)
-    padded[:, : min(width, lists.shape[1])] = lists[:, :width]
-    return padded
+def _as_wide(lists: Array, width: int) -> Array:
+    """`lists` [L,k] as [L,width], -1 past the end."""
+    return np.pad(lists, ((0, 0), (0, width - lists.shape[1])), constant_values=-1)
