@@ -8,7 +8,9 @@ its two runs; the figures are the median of the pairs and their quartiles. Secon
 clock: with one thread they say nearly the same on a machine that has other work, whose load is recorded.
 SqueezeAttention's own figure (arXiv 2404.04793, table 4) is 6.3%, for an 8K prompt on a GPU.
 
-Memory is resident memory above what both engines hold at rest, in a run of its own.
+Memory is resident memory above what both engines hold at rest, in a run of its own. It grows by what all layers
+keep until budgets are known (up to twice the budget) and by caches with room for as much: `--policy snapkv-gqa` keeps
+little, and shows what is left of the growth then.
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile.memory import watch_memory
 from kvc_trt.profile.subject import random_prompts
 
-NAME = "squeeze_prefill"
 POLICY = "rocketkv"
 SIDES = {"uniform": None, "squeeze_online": "squeeze-online"}
 PAPER_OVERHEAD = 0.063
@@ -46,9 +47,9 @@ PAIRS = {1024: 15, 2048: 9, 4096: 7, 8192: 5}
 FEWEST_PAIRS = 5
 
 
-def resolve(layer_budget: str | None, tokens: int) -> PolicyParameters:
+def resolve(policy: str, layer_budget: str | None, tokens: int) -> PolicyParameters:
     return policies.resolve(
-        POLICY, model=MODEL, token_budget=TOKEN_BUDGET, max_input_len=tokens, max_output_len=NEW_TOKENS,
+        policy, model=MODEL, token_budget=TOKEN_BUDGET, max_input_len=tokens, max_output_len=NEW_TOKENS,
         layer_budget=layer_budget,
     )  # fmt: skip
 
@@ -79,8 +80,8 @@ class Prefill:
         return time.process_time() - processor, time.perf_counter() - clock
 
 
-def measure(tokens: int, pairs: int, threads: int, weights_path: Path) -> dict[str, Any]:
-    rules = {side: resolve(kind, tokens) for side, kind in SIDES.items()}
+def measure(policy: str, tokens: int, pairs: int, threads: int, weights_path: Path) -> dict[str, Any]:
+    rules = {side: resolve(policy, kind, tokens) for side, kind in SIDES.items()}
     prompts = random_prompts(1, tokens, MODEL.vocab_size)
     prefills = {side: Prefill(opened(rule, weights_path, threads), prompts) for side, rule in rules.items()}
     for prefill in prefills.values():
@@ -150,23 +151,25 @@ def report(row: dict[str, Any]) -> None:
     )
 
 
-def write(row: dict[str, Any]) -> None:
+def write(policy: str, row: dict[str, Any]) -> None:
     """Beside the lengths that were measured before, each with the commit that it ran at."""
-    path = machine.RESULTS / f"{NAME}.json"
+    name = "squeeze_prefill" if policy == POLICY else f"squeeze_prefill_{policy}"
+    path = machine.RESULTS / f"{name}.json"
     earlier = json.loads(path.read_text(encoding="utf-8"))["lengths"] if path.exists() else []
     others = [one for one in earlier if one["tokens"] != row["tokens"]]
     result = {
-        "policy": POLICY,
+        "policy": policy,
         "token_budget": TOKEN_BUDGET,
         "model": "8 layers, hidden 1024, 16/4 heads of 64, fp32, random weights",
         "paper_overhead": PAPER_OVERHEAD,
         "lengths": sorted([*others, row], key=lambda one: one["tokens"]),
     }
-    machine.write_result(NAME, result)
+    machine.write_result(name, result)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default=POLICY)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(PAIRS))
     parser.add_argument("--pairs", type=int, help="of each length  [default: 15 of the shortest, 5 of the longest]")
     parser.add_argument("--threads", type=int, default=1)
@@ -177,10 +180,10 @@ def main() -> None:
         write_weights(MODEL, RandomWeights(MODEL, 0), path, weights="fp32", length=max(arguments.tokens) + NEW_TOKENS)
         for tokens in arguments.tokens:
             pairs = arguments.pairs or PAIRS.get(tokens, FEWEST_PAIRS)
-            row = measure(tokens, pairs, arguments.threads, path)
+            row = measure(arguments.policy, tokens, pairs, arguments.threads, path)
             report(row)
             if arguments.write:
-                write(row)
+                write(arguments.policy, row)
 
 
 if __name__ == "__main__":
