@@ -28,6 +28,11 @@ from kvc_trt.cli.output import json_option, print_json
     help="What the engine is for; tensorrt adds the memory it takes on a GPU.",
 )
 @click.option("--max-batch-size", type=int, help="Rows of a batch, for the GPU's memory.")
+@click.option(
+    "--layer-budget",
+    type=click.Choice(["uniform", "squeeze", "squeeze-online"]),
+    help="Divide what is kept among layers; squeeze is measured by a build, and planned as uniform.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting of a build.")
 @click.option("--compare", is_flag=True, help="All policies at this budget: what each stores and reads.")
 @json_option
