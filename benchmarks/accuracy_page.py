@@ -9,7 +9,7 @@ from typing import Any
 from kvc_trt.profile.files import write_whole
 from kvc_trt.verify.accuracy.cell import EVIDENCE
 from kvc_trt.verify.accuracy.grid import FULL, Group, Variant
-from kvc_trt.verify.accuracy.order import NOTICEABLE, Comparison, paper_order
+from kvc_trt.verify.accuracy.order import NOTICEABLE, Comparison, paper_order, summary
 from kvc_trt.verify.accuracy.report import AccuracyReport
 
 BEGIN, END = "<!-- measured: begin (benchmarks/accuracy.py writes this part) -->", "<!-- measured: end -->"
@@ -98,6 +98,7 @@ def _order(report: AccuracyReport) -> Iterable[str]:
         "First minus second, in points, on the same questions of every group that counts and that both answered; a "
         f"difference below {NOTICEABLE:g} standard errors is none."
     )
+    yield "\n".join(f"- {line}" for line in summary(comparisons))
     for mode in report.modes:
         lines = [
             f"| {mode} | " + " | ".join(f"t = {budget}" for budget in report.budgets) + " |",

@@ -8,7 +8,7 @@ from html import escape
 
 from kvc_trt.verify.accuracy.cell import EVIDENCE, Cell
 from kvc_trt.verify.accuracy.grid import FULL, Group, Variant
-from kvc_trt.verify.accuracy.order import NOTICEABLE, paper_order
+from kvc_trt.verify.accuracy.order import NOTICEABLE, paper_order, summary
 from kvc_trt.verify.accuracy.published import SOURCE, Published, published_for
 from kvc_trt.verify.accuracy.report import AccuracyReport
 
@@ -115,6 +115,7 @@ def _cell(cell: Cell | None) -> tuple[str, str]:
 
 
 def _order(report: AccuracyReport) -> str:
+    comparisons = paper_order(report.cells)
     rows = [
         [
             (f"{one.first} ≥ {one.second}", "text"),
@@ -124,13 +125,14 @@ def _order(report: AccuracyReport) -> str:
             (f"{one.difference.samples} in {len(one.groups)} groups", ""),
             (one.verdict, "text " + {"holds": "good", "does not hold": "bad"}.get(one.verdict, "")),
         ]
-        for one in paper_order(report.cells)
+        for one in comparisons
     ]
     if not rows:
         return ""
     return (
         "<h2>The order of RocketKV's paper</h2><p>First minus second in points, question by question on the same "
         f"questions, over every group that counts; {NOTICEABLE:g} standard errors make a difference.</p>"
+        + "".join(f"<p>{escape(line)}</p>" for line in summary(comparisons))
         + _table(["claim", "mode", "token budget", "difference", "questions", ""], rows)
     )
 

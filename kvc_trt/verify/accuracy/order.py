@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from kvc_trt.verify.accuracy.cell import Cell
 from kvc_trt.verify.accuracy.grid import Group
 from kvc_trt.verify.accuracy.statistics import Mean, paired_difference
 
 Verdict = Literal["holds", "equal within the error", "does not hold"]
+"""The claim is first >= second: equality within the error does not contradict it."""
 
 NOTICEABLE = 2.0
 """Standard errors from which a difference is one."""
@@ -78,3 +79,13 @@ def paper_order(cells: Sequence[Cell]) -> list[Comparison]:
         compare(cells, first, second, mode, budget) for mode in modes for first, second in CLAIMS for budget in budgets
     ]
     return [one for one in found if one is not None]
+
+
+def summary(comparisons: Sequence[Comparison]) -> list[str]:
+    """One sentence per mode: how many comparisons of the claims came out how."""
+    lines = []
+    for mode in dict.fromkeys(one.mode for one in comparisons):
+        found = [one.verdict for one in comparisons if one.mode == mode]
+        counts = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in get_args(Verdict))
+        lines.append(f"{mode}: of {len(found)} comparisons (claim and budget) {counts}")
+    return lines

@@ -13,7 +13,7 @@ from kvc_trt.verify.accuracy.cell import Cell
 from kvc_trt.verify.accuracy.curves import average_curves
 from kvc_trt.verify.accuracy.grid import Variant
 from kvc_trt.verify.accuracy.html_page import html_page
-from kvc_trt.verify.accuracy.order import compare, paper_order
+from kvc_trt.verify.accuracy.order import compare, paper_order, summary
 from kvc_trt.verify.accuracy.published import BUDGETS, TABLES, published_for
 from kvc_trt.verify.accuracy.report import Bars
 from kvc_trt.verify.accuracy.run import figures, write_files
@@ -74,7 +74,10 @@ def test_the_order_is_judged_question_by_question():
     assert compare(cells, "rocketkv", "hybrid", "query-aware", 128).verdict == "equal within the error"
     assert compare(cells, "hybrid", "rocketkv", "query-aware", 64).verdict == "does not hold"
     assert compare(cells, "rocketkv", "snapkv", "query-aware", 64) is None
-    claims = {(one.first, one.second) for one in paper_order(cells)}
+    comparisons = paper_order(cells)
+    claims = {(one.first, one.second) for one in comparisons}
+    first = "query-aware: of 3 comparisons (claim and budget) 2 holds, 1 equal within the error, 0 does not hold"
+    assert summary(comparisons)[0] == first
     assert claims == {("rocketkv", "hybrid"), ("rocketkv", "snapkv")}
 
 
