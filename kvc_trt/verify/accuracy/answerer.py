@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from kvc_trt.errors import InputError
 from kvc_trt.verify.accuracy.questions import Question
 
 if TYPE_CHECKING:
     from kvc_trt.policies import PolicyParameters
+    from kvc_trt.runtime import Output
     from kvc_trt.runtime.executor import Executor
 
 Answers = list[tuple[int, ...]]
@@ -72,8 +74,21 @@ class SessionAnswerer:
         answers: Answers = []
         for some in batches(questions, self._session.max_batch_size):
             requests = [Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids) for q in some]
-            answers += [output.token_ids for output in self._session.generate(requests)]
+            outputs = self._session.generate(requests)
+            _check_room(outputs, self._parameters)
+            answers += [output.token_ids for output in outputs]
         return answers
+
+
+def _check_room(outputs: Sequence[Output], parameters: PolicyParameters) -> None:
+    """An answer that the cache cut short says nothing about what the policy keeps."""
+    cut = sum(output.finish_reason == "capacity" for output in outputs)
+    if cut:
+        raise InputError(
+            f"{cut} of {len(outputs)} answers do not fit the engine's max_output_len of {parameters.max_output_len}, "
+            "which holds late questions too",
+            hint="build the engine with a larger --max-output-len, or measure with a smaller --max-new-tokens",
+        )
 
 
 def batches(questions: Sequence[Question], rows: int) -> Iterable[Sequence[Question]]:

@@ -58,13 +58,11 @@ class EngineSubject:
     def open(self, variant: Variant, room: Room) -> Answerer:
         """The engine or its twin; both are opened once."""
         parameters = self._engine.parameters
-        for name in ("max_input_len", "max_output_len"):
-            needed, has = getattr(room, name), getattr(parameters, name)
-            if needed > has:
-                raise InputError(
-                    f"the questions need {name} {needed}, the engine has {has}",
-                    hint=f"build the engine with --{name.replace('_', '-')} {needed}",
-                )
+        if room.max_input_len > parameters.max_input_len:
+            raise InputError(
+                f"the questions need max_input_len {room.max_input_len}, the engine has {parameters.max_input_len}",
+                hint=f"build the engine with --max-input-len {room.max_input_len}, or give shorter --lengths",
+            )
         return self._own if variant in self.variants[1:] or parameters.policy == FULL else self._twin
 
     @cached_property

@@ -71,3 +71,15 @@ def test_as_many_questions_together_as_their_caches_fit():
     assert rows_for(load_preset("retrieval-tiny").config, 2048) == MOST_ROWS
     assert rows_for(load_preset("llama3.1-8b").config, 1024) == 4
     assert rows_for(load_preset("llama3.1-8b").config, 65536) == 1
+
+
+def test_an_answer_that_the_cache_cuts_short_is_no_result(tiny):
+    from types import SimpleNamespace
+
+    from kvc_trt.verify.accuracy.answerer import _check_room
+
+    parameters = tiny.open(Variant("full", None), Room(64, 8)).parameters
+    whole, cut = SimpleNamespace(finish_reason="stop"), SimpleNamespace(finish_reason="capacity")
+    _check_room([whole, whole], parameters)
+    with pytest.raises(InputError, match="1 of 2 answers do not fit the engine's max_output_len of 8"):
+        _check_room([whole, cut], parameters)

@@ -61,6 +61,17 @@ def test_questions_longer_than_the_engine_do_not_apply(key_value, engine, tmp_pa
     assert "--max-input-len 1019" in streams.err
 
 
+def test_the_shipped_texts_model_answers_as_it_was_built(tmp_path, capsys):
+    path = tmp_path / "engine"
+    build = ["build", "--model", "retrieval-text", "--token-budget", "64", "--max-input-len", "384", "--no-verify"]
+    assert run([*build, "-o", str(path)]) == 0
+    capsys.readouterr()
+    arguments = ["verify", str(path), "--level", "tasks", "--tasks", "niah-multiquery,lines", "--lengths", "384"]
+    assert run([*arguments, "--samples", "4", "--output-dir", str(tmp_path / "out"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {cell["accuracy"] for cell in found["cells"] if cell["policy"] == "full"} == {1.0}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
