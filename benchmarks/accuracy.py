@@ -41,6 +41,7 @@ LONGEST_ANSWERS = {"niah-single-1": 8, "niah-multikey-2": 8, "lines": 8, "niah-m
 VARIATIONS = ("rocketkv:pool_kernel=63", "streaming-llm:positions=cache")
 IMAGES = machine.ROOT / "docs" / "images"
 PAGE = machine.ROOT / "docs" / "results" / "accuracy.md"
+SPENT = "spent.json"
 DRAWN = ("budget", "tasks", "depth-niah-single-1")
 """Figures of the page, by the beginning of their names; the report in build/accuracy/ holds all."""
 
@@ -53,14 +54,27 @@ def main() -> None:
     directory = machine.ROOT / "build" / "accuracy" / f"{MODEL}-{arguments.samples}"
     if arguments.fresh:
         (directory / "results.jsonl").unlink(missing_ok=True)
+        (directory / SPENT).unlink(missing_ok=True)
     started, processor = time.monotonic(), time.process_time()
     report = measured(directory, arguments.samples)
-    spent = {"seconds": round(time.monotonic() - started), "processor_seconds": round(time.process_time() - processor)}
+    spent = total_spent(directory, time.monotonic() - started, time.process_time() - processor)
     images = write_images(report)
     print(write_result(report, spent))
-    print(accuracy_page.write(PAGE, report, images, machine.record()))
-    print(f"{spent['seconds'] / 60:.1f} minutes, {spent['processor_seconds']} s of processor time for what was missing")
+    print(accuracy_page.write(PAGE, report, images, machine.record(), spent))
+    print(f"{spent['seconds'] / 60:.1f} minutes, {spent['processor_seconds']} s of processor time, all runs together")
     print(f"the whole report: {directory / 'report.html'}")
+
+
+def total_spent(directory: Path, seconds: float, processor: float) -> dict[str, int]:
+    """Time of this run and of those that it went on from."""
+    path = directory / SPENT
+    before = json.loads(path.read_text()) if path.is_file() else {"seconds": 0, "processor_seconds": 0}
+    spent = {
+        "seconds": before["seconds"] + round(seconds),
+        "processor_seconds": before["processor_seconds"] + round(processor),
+    }
+    path.write_text(json.dumps(spent))
+    return spent
 
 
 def measured(directory: Path, samples: int) -> AccuracyReport:
@@ -95,7 +109,7 @@ def write_result(report: AccuracyReport, spent: dict[str, int]) -> Path:
         }
         for one in paper_order(report.cells)
     ]  # fmt: skip
-    head = {"machine": machine.record(), "settings": settings, "this_run": spent, "order": order}
+    head = {"machine": machine.record(), "settings": settings, "spent": spent, "order": order}
     text = json.dumps(head, indent=2)[:-2] + ',\n  "cells": [\n' + _lines([_compact(c.to_json()) for c in report.cells])
     path = machine.RESULTS / f"accuracy-{MODEL}.json"
     partial = path.with_suffix(".json.partial")

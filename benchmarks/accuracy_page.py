@@ -15,14 +15,16 @@ from kvc_trt.verify.accuracy.report import AccuracyReport
 BEGIN, END = "<!-- measured: begin (benchmarks/accuracy.py writes this part) -->", "<!-- measured: end -->"
 
 
-def write(page: Path, report: AccuracyReport, images: Sequence[Path], record: Mapping[str, Any]) -> Path:
+def write(
+    page: Path, report: AccuracyReport, images: Sequence[Path], record: Mapping[str, Any], spent: Mapping[str, int]
+) -> Path:
     """Replace what stands between the marks; the page must have them."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
         raise SystemExit(f"error: {page} has no marks {BEGIN} ... {END}")
     parts = [
-        _head(report, record),
+        _head(report, record, spent),
         *_figures(images),
         *_means(report),
         *_order(report),
@@ -34,13 +36,14 @@ def write(page: Path, report: AccuracyReport, images: Sequence[Path], record: Ma
     return page
 
 
-def _head(report: AccuracyReport, record: Mapping[str, Any]) -> str:
+def _head(report: AccuracyReport, record: Mapping[str, Any], spent: Mapping[str, int]) -> str:
     settings, versions = report.settings, record["versions"]
     rooms = ", ".join(f"{task} {room}" for task, room in settings["max_new_tokens"].items())
     return "\n".join(
         [
             f"`python benchmarks/accuracy.py`, commit {record['commit']}, kvc-trt {versions['kvc_trt']}, ONNX Runtime "
-            f"{versions['onnxruntime']}, {record['device']}, {record['usable_cores']} cores.",
+            f"{versions['onnxruntime']}, {record['device']}, {record['usable_cores']} cores; "
+            f"{spent['processor_seconds']:,} s of processor time.",
             f"Model {settings['model']} ({settings['weights']}), {settings['samples']} questions per task, length and "
             f"mode, seed {settings['seed']}, greedy; longest answers in tokens: {rooms}.",
             f"Cells are percent ± one standard error (questions). Cells count where the full cache answers at least "
