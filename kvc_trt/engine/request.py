@@ -67,7 +67,9 @@ def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
     policy = given.get("policy", choice.defaults.get("policy", config.policy))
     overrides = {name: value for name, value in choice.defaults.items() if name in (*OVERRIDES, "dense_until")}
     others = {name: value for name, value in choice.defaults.items() if name not in overrides}
-    defaults = {**others, **policies.applicable(policy, overrides)}
+    settled = policies.fixed(policy)
+    free = {name: value for name, value in overrides.items() if name not in settled}
+    defaults = {**others, **policies.applicable(policy, free)}
     return validated(BuildConfig, {**defaults, **given}, f"{choice.name} with its defaults")
 
 

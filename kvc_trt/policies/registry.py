@@ -118,8 +118,7 @@ def resolve(
         if name not in (*entry.method.OVERRIDES, *SETTINGS):
             taken = ", ".join(_setting(known) for known in entry.method.OVERRIDES)
             raise InputError(f"policy {policy} has no {_setting(name)}", hint=f"it takes {taken}")
-    if entry.pool_kernel is not None:
-        given.setdefault("pool_kernel", entry.pool_kernel)
+    given = {**fixed(policy), **given}
     if entry.split is not None and split not in (entry.split, "adaptive"):
         raise InputError(f"policy {policy} fixes the split to {entry.split}, found {split!r}", hint="--policy rocketkv")
     request = Request(policy, model, token_budget, max_input_len, max_output_len, entry.split or split, given)
@@ -136,6 +135,12 @@ def applicable(policy: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The given ones that this policy has a use for: how a model's defaults are offered to any policy."""
     names = _entry(policy).method.OVERRIDES
     return {name: value for name, value in overrides.items() if name in names}
+
+
+def fixed(policy: str) -> dict[str, int]:
+    """What a policy's name settles: a model's defaults do not change it, only a user does."""
+    kernel = _entry(policy).pool_kernel
+    return {} if kernel is None else {"pool_kernel": kernel}
 
 
 def method(parameters: PolicyParameters) -> Method:

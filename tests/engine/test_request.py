@@ -44,6 +44,7 @@ def test_a_presets_defaults_yield_to_the_user_and_to_the_policy():
     config = with_defaults(BuildConfig(model="retrieval-tiny", pool_kernel=9, token_budget=128), choice)
     assert (config.token_budget, config.pool_kernel) == (128, 9)
     assert with_defaults(BuildConfig(model="retrieval-tiny", policy="full"), choice).pool_kernel is None
+    assert with_defaults(BuildConfig(model="retrieval-tiny", policy="rocketkv-v2"), choice).pool_kernel is None
 
 
 def test_recorded_numbers_are_pinned_only_where_they_differ(tiny_model):
