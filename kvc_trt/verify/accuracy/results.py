@@ -79,7 +79,12 @@ class Results:
         if not lines:
             self._write(self._settings)
             return
-        self._check_settings(lines[0])
+        header = self._header(lines[0])
+        if len(lines) == 1:  # of a run that was refused before it asked anything
+            self._file.truncate(0)
+            self._write(self._settings)
+            return
+        self._check_settings(header)
         for number, line in enumerate(lines[1:], 2):
             try:
                 cell = Cell.from_json(json.loads(line))
@@ -94,13 +99,17 @@ class Results:
         """Whether a file of one line without an end is our first line, cut short."""
         return json.dumps(self._settings).encode().startswith(rest)
 
-    def _check_settings(self, line: bytes) -> None:
+    def _header(self, line: bytes) -> dict[str, Any]:
+        """The settings that a first line says. InputError for a file of something else."""
         try:
             found = json.loads(line)
         except ValueError as error:
             raise self._not_ours() from error
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise self._not_ours()
+        return found
+
+    def _check_settings(self, found: Mapping[str, Any]) -> None:
         expected = json.loads(json.dumps(self._settings))
         for name in sorted(expected.keys() | found.keys()):
             if found.get(name) != expected.get(name):

@@ -60,6 +60,15 @@ def test_other_settings_are_refused_and_the_file_stays(path: Path):
     assert path.read_bytes() == before
 
 
+def test_a_file_without_a_cell_holds_nothing_of_other_settings(tmp_path: Path):
+    path = tmp_path / "results.jsonl"
+    with Results(path, SETTINGS):
+        pass  # refused before anything was asked
+    with Results(path, {**SETTINGS, "seed": 1}) as results:
+        results.append(FIRST)
+    assert json.loads(path.read_text().splitlines()[0])["seed"] == 1
+
+
 @pytest.mark.parametrize("content", ["a diary", "a diary\n", '{"some": "json"}\n', "[1]\n"])
 def test_another_file_is_refused_and_stays(tmp_path: Path, content: str):
     path = tmp_path / "diary"
