@@ -26,7 +26,7 @@ help:
 	@echo "make types-tensorrt  the TensorRT code against stubs generated from NVIDIA's bindings"
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
-	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (under 30 minutes)"
+	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (21 minutes of processor time)"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
 env: $(VENV)/.installed

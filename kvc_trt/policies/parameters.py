@@ -30,7 +30,8 @@ class PolicyParameters:
     max_input_len: int
     max_output_len: int
     capacity: int
-    """Cache slots of a compressed layer: prompt_budget + max_output_len, or every token where nothing is evicted."""
+    """Cache slots of a compressed layer: what is kept of a prompt and max_output_len; every token where nothing is
+    evicted; what the budget holds where a step evicts."""
     prompt_budget: int
     """Prompt tokens kept, the observation window included."""
     window: int
