@@ -3,9 +3,9 @@
     python benchmarks/accuracy.py
 
 1,269 s of processor time, 31 minutes of wall time beside other work on two cores. Cells are kept in build/accuracy/
-while it runs, so an interrupted run goes on where it stopped. Writes benchmarks/results/accuracy-MODEL.json, docs/images/accuracy-*.png and, between its two marks, the
-tables of docs/results/accuracy.md. Nothing here depends on which policy wins: the order of RocketKV's paper is reported
-pair by pair, with the error of each difference.
+while it runs, so an interrupted run goes on where it stopped. Writes benchmarks/results/accuracy-MODEL.json,
+docs/images/accuracy-*.png and, between its two marks, the tables of docs/results/accuracy.md. Nothing here depends on
+which policy wins: the order of RocketKV's paper is reported pair by pair, with the error of each difference.
 """
 
 from __future__ import annotations
