@@ -22,15 +22,15 @@ import accuracy_page
 import machine
 
 from kvc_trt import policies
+from kvc_trt.accuracy.defaults import TASKS
+from kvc_trt.accuracy.grid import MODES, groups, variants
+from kvc_trt.accuracy.measure import Sampling
+from kvc_trt.accuracy.model_subject import open_model
+from kvc_trt.accuracy.order import paper_order
+from kvc_trt.accuracy.report import AccuracyReport
+from kvc_trt.accuracy.run import evaluate, figures
 from kvc_trt.profile.files import write_whole
 from kvc_trt.progress import progress_on
-from kvc_trt.verify.accuracy.defaults import TASKS
-from kvc_trt.verify.accuracy.grid import MODES, groups, variants
-from kvc_trt.verify.accuracy.measure import Sampling
-from kvc_trt.verify.accuracy.model_subject import open_model
-from kvc_trt.verify.accuracy.order import paper_order
-from kvc_trt.verify.accuracy.report import AccuracyReport
-from kvc_trt.verify.accuracy.run import evaluate, figures
 
 MODEL = "retrieval-text"
 BUDGETS = (32, 64, 128)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvc_trt.accuracy.cell import EVIDENCE
+from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.order import NOTICEABLE, Comparison, paper_order, summary
+from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.profile.files import write_whole
-from kvc_trt.verify.accuracy.cell import EVIDENCE
-from kvc_trt.verify.accuracy.grid import FULL, Group, Variant
-from kvc_trt.verify.accuracy.order import NOTICEABLE, Comparison, paper_order, summary
-from kvc_trt.verify.accuracy.report import AccuracyReport
 
 BEGIN, END = "<!-- measured: begin (benchmarks/accuracy.py writes this part) -->", "<!-- measured: end -->"
 

@@ -27,17 +27,18 @@ import psutil
 from onnx import ModelProto, TensorProto, helper
 
 from kvc_trt import policies
-from kvc_trt.graph import IR_VERSION, KVC_DOMAIN, OPSET, functions
+from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.build import build_decode
-from kvc_trt.graph.emitter import Emitter
-from kvc_trt.graph.functions import attend, dense_attention, hybrid_attention, selective
-from kvc_trt.graph.functions.shapes import HeadShape
 from kvc_trt.graph.prune import prune
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.operators import KVC_DOMAIN, OPSET, attend, dense_attention, hybrid_attention, selective
+from kvc_trt.operators import function as functions
+from kvc_trt.operators.emitter import Emitter
+from kvc_trt.operators.shapes import HeadShape
 
 TOKEN_BUDGET = 512
 NEW_TOKENS = 128

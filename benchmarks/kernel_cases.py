@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvc_trt import policies
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.presets import load_preset
-from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile.traffic import entries_cached
 
 MODEL = load_preset("llama3.1-8b").config

@@ -20,7 +20,7 @@ from decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 
 from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.program import Program
+from kvc_trt.engine.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights

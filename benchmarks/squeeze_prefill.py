@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 
 from kvc_trt import policies
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.program import Program
+from kvc_trt.engine.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile.memory import watch_memory
 from kvc_trt.profile.subject import random_prompts
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from kernel_cases import ITEM_BYTES, MODEL, NEW_TOKENS
 
 from kvc_trt import policies
-from kvc_trt.backends.onnxruntime.program import Program
 from kvc_trt.backends.torch import memory
+from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile.floor import H200, StepCost, ceiling_speedup, floor_seconds
 from kvc_trt.profile.model_size import count_parameters, weight_bytes
 from kvc_trt.profile.traffic import entries_cached, row_traffic

@@ -18,7 +18,7 @@ def command(context: click.Context, as_json: bool) -> None:
     """List the tasks, or write a data set of one."""
     if context.invoked_subcommand is not None:
         return
-    from kvc_trt.verify.tasks.registry import TASKS
+    from kvc_trt.tasks.registry import TASKS
 
     if as_json:
         names = ("name", "family", "summary", "scored", "max_new_tokens", "reads")
@@ -66,9 +66,9 @@ def write(
     known of the sample; the first line says what they were drawn with.
     """
     from kvc_trt.new_file import check_new_file, write_new_file
-    from kvc_trt.verify.tasks.dataset import draw_data_set
-    from kvc_trt.verify.tasks.registry import task as task_named
-    from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
+    from kvc_trt.tasks.dataset import draw_data_set
+    from kvc_trt.tasks.registry import task as task_named
+    from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
     chosen = task_named(task)
     options = _options(settings)

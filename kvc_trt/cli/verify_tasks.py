@@ -17,9 +17,9 @@ from kvc_trt.cli.counts import CountOrByName, Counts, Names
 from kvc_trt.cli.sections import option
 
 if TYPE_CHECKING:
+    from kvc_trt.accuracy.grid import Variant
+    from kvc_trt.accuracy.subject import Subject
     from kvc_trt.progress import Progress
-    from kvc_trt.verify.accuracy.grid import Variant
-    from kvc_trt.verify.accuracy.subject import Subject
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -65,12 +65,12 @@ def refuse(given: Mapping[str, Any], level: str) -> None:
 
 def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> None:
     """Measure, write the report, print it; VerificationFailed where a bar does not hold."""
+    from kvc_trt.accuracy.defaults import grid_for
+    from kvc_trt.accuracy.measure import Sampling
+    from kvc_trt.accuracy.report import Bars
+    from kvc_trt.accuracy.run import evaluate
     from kvc_trt.cli.verify_tasks_text import accuracy_text
     from kvc_trt.errors import InputError, VerificationFailed
-    from kvc_trt.verify.accuracy.defaults import grid_for
-    from kvc_trt.verify.accuracy.measure import Sampling
-    from kvc_trt.verify.accuracy.report import Bars
-    from kvc_trt.verify.accuracy.run import evaluate
 
     _check_combination(engine, given)
     if file is not None and not file.absolute().parent.is_dir():
@@ -100,12 +100,12 @@ def _subject(
     engine: Path | None, given: Mapping[str, Any], progress: Progress
 ) -> Iterator[tuple[Subject, list[Variant], int]]:
     """What is measured, its policies and budgets, and the longest questions it takes by default."""
+    from kvc_trt.accuracy.defaults import budgets_of, longest_of, policies_of
+    from kvc_trt.accuracy.grid import variants
     from kvc_trt.kernels import use_library
-    from kvc_trt.verify.accuracy.defaults import budgets_of, longest_of, policies_of
-    from kvc_trt.verify.accuracy.grid import variants
 
     if engine is None:
-        from kvc_trt.verify.accuracy.model_subject import open_model
+        from kvc_trt.accuracy.model_subject import open_model
 
         # Names are checked before weights are read.
         chosen = variants(policies_of(given["policies"]), given["budgets"] or budgets_of(given["model"]))
@@ -115,9 +115,9 @@ def _subject(
         ) as model:
             yield model, chosen, longest_of(given["model"])
         return
+    from kvc_trt.accuracy.engine_subject import EngineSubject
     from kvc_trt.backends.session import runner
     from kvc_trt.engine import Engine
-    from kvc_trt.verify.accuracy.engine_subject import EngineSubject
 
     opened = Engine.open(engine, progress=progress)
     with contextlib.nullcontext() if given["kernels"] is None else use_library(given["kernels"]):
@@ -141,7 +141,7 @@ def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
 
 
 def _check_names(rooms: int | Mapping[str, int] | None) -> None:
-    from kvc_trt.verify.tasks.registry import task
+    from kvc_trt.tasks.registry import task
 
     for name in rooms if isinstance(rooms, Mapping) else ():
         task(name)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from kvc_trt.cli.output import size, table
 
 if TYPE_CHECKING:
-    from kvc_trt.verify.accuracy.cell import Cell
-    from kvc_trt.verify.accuracy.report import AccuracyReport
+    from kvc_trt.accuracy.cell import Cell
+    from kvc_trt.accuracy.report import AccuracyReport
 
 
 def accuracy_text(report: AccuracyReport, directory: Path) -> str:
@@ -28,7 +28,7 @@ def _head(report: AccuracyReport) -> str:
 
 
 def _table(report: AccuracyReport, mode: str, length: int) -> str:
-    from kvc_trt.verify.accuracy.grid import Group
+    from kvc_trt.accuracy.grid import Group
 
     rows = []
     for variant in report.variants:
@@ -55,8 +55,8 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _notes(report: AccuracyReport) -> Iterable[str]:
-    from kvc_trt.verify.accuracy.cell import EVIDENCE
-    from kvc_trt.verify.accuracy.grid import Variant
+    from kvc_trt.accuracy.cell import EVIDENCE
+    from kvc_trt.accuracy.grid import Variant
 
     if report.not_learned:
         yield f"* not learned: the full cache answers less than {EVIDENCE:.0%}, and the cell does not count"

@@ -25,8 +25,8 @@ from kvc_trt.engine.targets import (
     target_problem,
 )
 from kvc_trt.errors import InputError
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.progress import Progress
 from kvc_trt.schema import validated
 

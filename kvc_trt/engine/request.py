@@ -13,10 +13,10 @@ from kvc_trt.config import OVERRIDES, POLICY_INPUTS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.methods.head_pattern import read_head_pattern
+from kvc_trt.methods.parameters import READING_A_PART, PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
-from kvc_trt.policies.head_pattern import read_head_pattern
-from kvc_trt.policies.parameters import READING_A_PART, PolicyParameters
 from kvc_trt.schema import validated
 
 USABLE_MEMORY = 0.8

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvc_trt.engine.targets import STAGES
 from kvc_trt.errors import InputError
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
 
 EVERY_OPERATOR = ("onnxruntime",)
 """Backends that run whatever a graph can be written for."""

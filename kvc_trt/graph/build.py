@@ -17,19 +17,19 @@ from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 import kvc_trt
 from kvc_trt.errors import InputError
-from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, KVC_DOMAIN, OPSET, squeeze
+from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, squeeze
 from kvc_trt.graph.caches import KINDS
 from kvc_trt.graph.caches.prompt import Prompt
 from kvc_trt.graph.caches.step import Step
 from kvc_trt.graph.decoder import decode_layer, prefill_layer
-from kvc_trt.graph.emitter import Emitter
-from kvc_trt.graph.functions import prefill_attention
-from kvc_trt.graph.functions.shapes import count_to
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
 from kvc_trt.graph.state import CacheSite, cache_sites, state_tensors
 from kvc_trt.graph.weights import ROTARY, GraphWeights
+from kvc_trt.methods.parameters import READING_A_PART, PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import READING_A_PART, PolicyParameters
+from kvc_trt.operators import KVC_DOMAIN, OPSET, prefill_attention
+from kvc_trt.operators.emitter import Emitter
+from kvc_trt.operators.shapes import count_to
 
 
 def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:

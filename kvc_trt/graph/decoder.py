@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvc_trt.graph import functions
 from kvc_trt.graph.caches import KINDS
 from kvc_trt.graph.caches.prompt import Prompt, PromptLayer, by_head
 from kvc_trt.graph.caches.step import Step, StepLayer
-from kvc_trt.graph.emitter import Value
-from kvc_trt.graph.functions import prefill_attention
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators import function as functions
+from kvc_trt.operators import prefill_attention
+from kvc_trt.operators.emitter import Value
 
 
 def prefill_layer(layers: Layers, prompt: Prompt, x: Value, sites: Sequence[CacheSite]) -> tuple[Value, Value]:

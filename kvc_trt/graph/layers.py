@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from onnx import TensorProto
 
 from kvc_trt.graph import CONTRIB_DOMAIN
-from kvc_trt.graph.emitter import Emitter, Value
 from kvc_trt.graph.weight_plans import SCALES
 from kvc_trt.graph.weights import EMBEDDING, HEAD, ROTARY, GraphWeights, Stored
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.fp8 import FP8
 from kvc_trt.models.quantisation import BLOCK
+from kvc_trt.operators.emitter import Emitter, Value
 
 ELEMENT_TYPES = {
     "float32": TensorProto.FLOAT,

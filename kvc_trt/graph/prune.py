@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from kvc_trt.graph import KVC_DOMAIN
+from kvc_trt.operators import KVC_DOMAIN
 
 
 def prune(model: ModelProto) -> ModelProto:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from onnx import FunctionProto, TensorProto
 
-from kvc_trt.graph import functions
 from kvc_trt.graph.caches.prompt import Prompt, trim
-from kvc_trt.graph.emitter import Emitter, Value
-from kvc_trt.graph.functions import layer_budgets
-from kvc_trt.graph.functions.shapes import count_to, float32, size
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.operators import function as functions
+from kvc_trt.operators import layer_budgets
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.shapes import count_to, float32, size
 
 _SMALLEST_NORM = 1e-16
 """Of a product of two squared norms, so that a row of zeros has no direction and no NaN."""

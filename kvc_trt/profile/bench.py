@@ -13,8 +13,8 @@ from kvc_trt.profile.copy_bandwidth import CopyBandwidth, measure_copy_bandwidth
 from kvc_trt.profile.memory import Peak, prefill_memory, watch_memory, weight_format
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.engine import Engine
+    from kvc_trt.engine.program import Program
     from kvc_trt.profile.attribution import FunctionTime
     from kvc_trt.profile.subject import Subject
 

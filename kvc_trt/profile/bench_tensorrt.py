@@ -15,10 +15,10 @@ from kvc_trt.profile.memory import Peak, prefill_memory, weight_format
 from kvc_trt.profile.statistics import summarise
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.loading import Bench as TensorRtTools
     from kvc_trt.engine import Engine
+    from kvc_trt.engine.program import Program
     from kvc_trt.profile.attribution import FunctionTime
     from kvc_trt.profile.subject import Subject
 
@@ -38,9 +38,9 @@ class TensorRtBench:
 
     def open(self, program: Program) -> TensorRtExecutor:
         """The engine's own plans for its own program, plans built now for another one."""
-        from kvc_trt.backends.onnxruntime.program import engine_program
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
         from kvc_trt.backends.tensorrt.in_memory import build_program
+        from kvc_trt.engine.program import engine_program
 
         if program == engine_program(self._engine):
             return TensorRtExecutor(self._engine)

@@ -31,8 +31,8 @@ from kvc_trt.profile.statistics import summarise
 from kvc_trt.profile.subject import Subject, random_prompts
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.engine import Engine
+    from kvc_trt.engine.program import Program
 
 FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 COPIED_BYTES = 1 << 30

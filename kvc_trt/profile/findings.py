@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvc_trt.policies.parameters import READING_A_PART
+from kvc_trt.methods.parameters import READING_A_PART
 
 Result = Mapping[str, Any]
 

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Any
 
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 
 
 def layer_caches(model: ModelConfig, parameters: PolicyParameters) -> list[list[dict[str, Any]]]:

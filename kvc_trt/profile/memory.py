@@ -15,7 +15,7 @@ from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.traffic import cache_bytes
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.program import Program
+    from kvc_trt.engine.program import Program
     from kvc_trt.profile.subject import Subject
 
 SAMPLING_SECONDS = 0.002
@@ -88,7 +88,7 @@ def prefill_memory(program: Program, rows: int, tokens: int) -> float:
     The caches it gives out, the residual stream, and whichever is larger of attention (queries, keys and values in two
     layouts; one block's scores, masked scores and weights; its output in blocks and in order) and of the gated MLP.
     """
-    from kvc_trt.graph import PROMPT_BLOCK
+    from kvc_trt.operators import PROMPT_BLOCK
 
     model, itemsize = program.model, cache_itemsize(weight_format(program.weights_path))
     positions = rows * tokens

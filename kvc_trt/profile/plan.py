@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile import floor
 from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost
 from kvc_trt.profile.layer_caches import layer_caches

@@ -9,8 +9,8 @@ from kvc_trt.backends.tensorrt.memory import DevicePlan, fits_by, modelled_engin
 from kvc_trt.backends.tensorrt.profiles import prefill_profiles
 from kvc_trt.engine.request import compute_dtype
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
 from kvc_trt.profile.model_size import weight_bytes
 

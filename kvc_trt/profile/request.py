@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvc_trt.errors import InputError
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
 
 DEFAULT_POINTS = 5
 LEAST_DEFAULT_CONTEXT = 128

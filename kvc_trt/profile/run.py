@@ -26,7 +26,7 @@ def profile_engine(engine: Engine, request: ProfileRequest, progress: Progress) 
 
     Times in milliseconds, sizes in bytes, rates in tokens per second; fields that could not be measured are null.
     """
-    from kvc_trt.backends.onnxruntime.program import engine_program
+    from kvc_trt.engine.program import engine_program
 
     bench = bench_for(engine, request.threads)
     before = _copy_bandwidth(bench, progress)

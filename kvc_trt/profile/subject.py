@@ -15,8 +15,8 @@ from kvc_trt.profile.traffic import entries_by_cache
 from kvc_trt.runtime.executor import GreedyExecutor
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.program import Program
-    from kvc_trt.policies.parameters import PolicyParameters
+    from kvc_trt.engine.program import Program
+    from kvc_trt.methods.parameters import PolicyParameters
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def twin_for(program: Program, context: int) -> Program:
     Its caches are no longer than they need to be, as those of a dense engine built for that length: it never reads
     slots that only a longer prompt would fill.
     """
-    from kvc_trt.backends.onnxruntime.program import twin_program
+    from kvc_trt.engine.program import twin_program
 
     return twin_program(replace(program, parameters=replace(program.parameters, max_input_len=context)))
 

@@ -16,7 +16,7 @@ from kvc_trt.profile.subject import DecodeRun, Subject, open_subject, random_pro
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
-    from kvc_trt.policies.parameters import PolicyParameters
+    from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.progress import Progress
 
 LARGEST_SHARE_OF_MEMORY = 0.5
@@ -57,7 +57,7 @@ class Sweep:
 
 def run_sweep(engine: Engine, request: ProfileRequest, progress: Progress, bench: Bench | None = None) -> Sweep:
     """Measure every context and batch of `request` at `bench`; how far it is goes to `progress`."""
-    from kvc_trt.backends.onnxruntime.program import engine_program
+    from kvc_trt.engine.program import engine_program
 
     program = engine_program(engine)
     sweeper = _Sweeper(open_subject("engine", program, request.threads, bench), request)

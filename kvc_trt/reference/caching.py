@@ -19,9 +19,9 @@ from kvc_trt.reference.layers import Rotary
 from kvc_trt.reference.recent import make_room
 
 if TYPE_CHECKING:
+    from kvc_trt.methods.parameters import Group, PolicyParameters
+    from kvc_trt.methods.registry import Method
     from kvc_trt.models.config import ModelConfig
-    from kvc_trt.policies.parameters import Group, PolicyParameters
-    from kvc_trt.policies.registry import Method
 
 
 class Projected(NamedTuple):

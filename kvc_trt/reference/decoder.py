@@ -21,16 +21,16 @@ from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, linear, ml
 from kvc_trt.reference.squeeze import squeeze
 
 if TYPE_CHECKING:
+    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.registry import Method
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.weights import WeightSource
-    from kvc_trt.policies.parameters import PolicyParameters
-    from kvc_trt.policies.registry import Method
 
 
 class ReferenceDecoder:
     """One model under one policy, in float32 or float64.
 
-    `method` offers compact and select (kvc_trt.policies.registry.Method) for the resolved `parameters`. With
+    `method` offers compact and select (kvc_trt.methods.registry.Method) for the resolved `parameters`. With
     resident=False, weights are read again for every layer of every call and at most one layer of them is held.
     """
 

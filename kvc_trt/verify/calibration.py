@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
-from kvc_trt.policies.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
+from kvc_trt.methods.layer_budget import DEFAULT_SHARE, largest_budget, smallest_budget, uniform_budget
 
 if TYPE_CHECKING:
     from kvc_trt.engine.model_choice import ModelSource
     from kvc_trt.engine.request import Request
     from kvc_trt.progress import Progress
-    from kvc_trt.verify.tasks.tokenizer import TaskTokenizer
+    from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 TASKS = ("passkey", "lines")
 SEEDS = (0, 1)
@@ -106,7 +106,7 @@ def _of_file(path: Path, tokenizer: TaskTokenizer, longest: int) -> list[list[in
 
 
 def _of_tasks(tokenizer: TaskTokenizer, length: int) -> list[list[int]]:
-    from kvc_trt.verify.tasks.registry import task
+    from kvc_trt.tasks.registry import task
 
     prompts = []
     for name in TASKS:
@@ -123,7 +123,7 @@ def _of_tasks(tokenizer: TaskTokenizer, length: int) -> list[list[int]]:
 
 
 def _tokenizer(source: ModelSource) -> TaskTokenizer:
-    from kvc_trt.verify.tasks.tokenizer import load_task_tokenizer
+    from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
     path = next((path for path in source.tokenizer_files if path.name == "tokenizer.json"), None)
     if path is None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.graph import PROMPT_BLOCK
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.policies import PolicyParameters
 
 Float = NDArray[np.floating]

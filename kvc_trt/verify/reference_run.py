@@ -19,10 +19,10 @@ from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compar
 from kvc_trt.verify.prompts import Batch
 
 if TYPE_CHECKING:
+    from kvc_trt.methods.registry import Method
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.policies.registry import Method
 
 Choices = Mapping[int, list[NDArray[np.integer]]]
 """Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, KeyValueSample, Placement, generate
+from kvc_trt.tasks.vocabulary import KEYS, WORDS
 from kvc_trt.verify.prompts import batch_of
 from kvc_trt.verify.report import Check, Rung
-from kvc_trt.verify.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, KeyValueSample, Placement, generate
-from kvc_trt.verify.tasks.vocabulary import KEYS, WORDS
 from kvc_trt.verify.tokens import Match, explanation, match, reference_greedy
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from kvc_trt.graph import KVC_DOMAIN
 from kvc_trt.graph.state import CacheSite
+from kvc_trt.operators import KVC_DOMAIN
 
 Array = NDArray[Any]
 

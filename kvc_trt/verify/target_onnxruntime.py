@@ -32,7 +32,7 @@ class OnnxRuntimeTarget:
     def open_twin(self) -> OnnxRuntimeExecutor:
         """Graphs derived from config.json and the same weight file, in memory."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-        from kvc_trt.backends.onnxruntime.program import twin_program
+        from kvc_trt.engine.program import twin_program
 
         return OnnxRuntimeExecutor(twin_program(self._engine), threads=self._threads)
 

@@ -19,10 +19,10 @@ from kvc_trt.verify.target_onnxruntime import OnnxRuntimeTarget
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.loading import Bench
     from kvc_trt.engine import Engine
+    from kvc_trt.engine.program import Program
     from kvc_trt.verify.single_op import SingleOp
 
 FEWEST_ROWS = 8
@@ -72,8 +72,8 @@ class TensorRtTarget:
 
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
         """The engine as it is; with `expose` its graphs, built once more with these values as outputs."""
-        from kvc_trt.backends.onnxruntime.program import engine_program
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+        from kvc_trt.engine.program import engine_program
 
         if not expose:
             return TensorRtExecutor(self._engine)
@@ -81,7 +81,7 @@ class TensorRtTarget:
 
     def open_twin(self) -> TensorRtExecutor:
         """Graphs derived from config.json and the same weight file, built in memory."""
-        from kvc_trt.backends.onnxruntime.program import twin_program
+        from kvc_trt.engine.program import twin_program
 
         return self._built(twin_program(self._engine), ())
 
@@ -139,7 +139,7 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
     from onnx import ModelProto, helper
 
     from kvc_trt.backends.tensorrt.in_memory import typed
-    from kvc_trt.graph.functions import prefill_attention
+    from kvc_trt.operators import prefill_attention
 
     copy = ModelProto()
     copy.CopyFrom(model)

@@ -59,7 +59,7 @@ class TorchTarget:
 
     def open_twin(self) -> TorchExecutor:
         """The same weights under the policy that evicts nothing and reads everything."""
-        from kvc_trt.backends.onnxruntime.program import twin_program
+        from kvc_trt.engine.program import twin_program
 
         return TorchExecutor(twin_program(self._engine), threads=self._threads, weights=self._weights)
 

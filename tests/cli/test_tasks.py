@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kvc_trt.cli.main import run
-from kvc_trt.verify.tasks.registry import TASKS
+from kvc_trt.tasks.registry import TASKS
 
 
 @pytest.fixture

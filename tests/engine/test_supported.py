@@ -14,7 +14,7 @@ from kvc_trt.engine.request import resolve
 from kvc_trt.engine.supported import check_supported, unsupported
 from kvc_trt.engine.targets import STAGES
 from kvc_trt.errors import InputError
-from kvc_trt.policies.registry import describe
+from kvc_trt.methods.registry import describe
 from tests.graph.small_models import LLAMA
 from tests.graph.small_models import resolve as parameters_of
 

@@ -10,15 +10,17 @@ import onnx
 from onnx import TensorProto, helper
 
 from kvc_trt import policies
-from kvc_trt.graph import IR_VERSION, KVC_DOMAIN, OPSET, functions
+from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.build import build_decode, build_prefill
-from kvc_trt.graph.emitter import Emitter
 from kvc_trt.graph.expose import expose, index_lists
 from kvc_trt.graph.state import StateTensor, state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators import function as functions
+from kvc_trt.operators.emitter import Emitter
 from tests.small_model import SMALL
 
 LLAMA = SMALL

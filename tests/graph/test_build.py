@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.graph import KVC_DOMAIN
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.random_weights import RandomWeights
+from kvc_trt.operators import KVC_DOMAIN
 from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, open_session, resolve
 
 EVERY_OUTPUT = {"KvcPrefillAttention": 1, "KvcCompact": 5, "KvcHybridAttention": 5, "KvcDenseAttention": 3}

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.graph.functions.dense_attention import dense_attention
-from kvc_trt.graph.functions.hybrid_attention import hybrid_attention
-from kvc_trt.graph.functions.selective import Layout
-from kvc_trt.graph.functions.shapes import HeadShape
 from kvc_trt.graph.state import LOWEST
+from kvc_trt.operators.dense_attention import dense_attention
+from kvc_trt.operators.hybrid_attention import hybrid_attention
+from kvc_trt.operators.selective import Layout
+from kvc_trt.operators.shapes import HeadShape
 from kvc_trt.verify.near_ties import compare_selection
 from tests.graph.small_models import SingleNode, normal
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from kvc_trt.graph import IR_VERSION, OPSET
-from kvc_trt.graph.emitter import Emitter
+from kvc_trt.graph import IR_VERSION
+from kvc_trt.operators import OPSET
+from kvc_trt.operators.emitter import Emitter
 from tests.graph.small_models import open_session
 
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.graph.functions.compact_heavy_hitters import compact_heavy_hitters
-from kvc_trt.graph.functions.dense_attention import dense_attention
-from kvc_trt.graph.functions.heavy_hitter_attention import heavy_hitter_attention
-from kvc_trt.graph.functions.recent_attention import ranked_recent_attention, recent_attention
-from kvc_trt.graph.functions.shapes import HeadShape
+from kvc_trt.operators.compact_heavy_hitters import compact_heavy_hitters
+from kvc_trt.operators.dense_attention import dense_attention
+from kvc_trt.operators.heavy_hitter_attention import heavy_hitter_attention
+from kvc_trt.operators.recent_attention import ranked_recent_attention, recent_attention
+from kvc_trt.operators.shapes import HeadShape
 from tests.graph.small_models import SingleNode, normal
 
 ROOT = Path(__file__).parents[2]
@@ -228,7 +228,7 @@ def test_prompts_are_compacted_as_the_reference_does(budget, recent):
 MEASURE = """
 import resource, sys
 import numpy as np
-from kvc_trt.graph.functions.compact_heavy_hitters import compact_heavy_hitters
+from kvc_trt.operators.compact_heavy_hitters import compact_heavy_hitters
 from tests.graph.small_models import SingleNode
 node = SingleNode(compact_heavy_hitters(), {"prompt_budget": 32, "capacity": 33, "recent": 16})
 def run(length):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.graph.functions.layer_budgets import layer_budgets
+from kvc_trt.operators.layer_budgets import layer_budgets
 from kvc_trt.reference.squeeze import squeeze
 from tests.graph.small_models import SingleNode
 

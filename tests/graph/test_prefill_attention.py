@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvc_trt.graph.functions.prefill_attention import prefill_attention
+from kvc_trt.operators.prefill_attention import prefill_attention
 from tests.graph.small_models import SingleNode, normal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def test_every_product_is_made_block_by_block():
 MEASURE = """
 import resource, sys
 import numpy as np
-from kvc_trt.graph.functions.prefill_attention import prefill_attention
+from kvc_trt.operators.prefill_attention import prefill_attention
 from tests.graph.small_models import SingleNode
 node = SingleNode(prefill_attention(), {})
 def run(length):

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.graph.functions.dense_attention import dense_attention
-from kvc_trt.graph.functions.selective import Layout
-from kvc_trt.graph.functions.shapes import HeadShape
-from kvc_trt.graph.functions.sparq_attention import sparq_attention
+from kvc_trt.operators.dense_attention import dense_attention
+from kvc_trt.operators.selective import Layout
+from kvc_trt.operators.shapes import HeadShape
+from kvc_trt.operators.sparq_attention import sparq_attention
 from tests.graph.small_models import SingleNode, normal
 
 HEADS, SIZE, CAPACITY = 8, 16, 64

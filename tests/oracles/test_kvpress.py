@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvc_trt.policies import snapkv_gqa
+from kvc_trt.methods import snapkv_gqa
 from kvc_trt.reference import compaction
 from kvc_trt.reference.selection import best_ascending
 from tests.oracles.presses import Kept, answer, assert_same_sets, import_presses, press_prompt, ratio, read

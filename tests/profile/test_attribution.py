@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from kvc_trt.backends.onnxruntime.program import engine_program, twin_program
+from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.profile.attribution import function_times
 from kvc_trt.profile.compaction import time_compaction
 from kvc_trt.profile.subject import open_subject

@@ -8,9 +8,9 @@ import json
 import pytest
 import torch
 
-from kvc_trt.backends.onnxruntime.program import engine_program, twin_program
 from kvc_trt.backends.torch.timed import TimedDecoder
 from kvc_trt.cli.profile_text import profile_text
+from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.profile import bench, bench_torch
 from kvc_trt.profile import run as profile_run

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from kvc_trt.backends.onnxruntime.program import engine_program, twin_program
+from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.profile.memory import MemoryLine, peak_resident_bytes, prefill_memory, standing_memory, watch_memory
 from kvc_trt.profile.subject import DecodeRun, open_subject
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvc_trt.backends.onnxruntime.program import engine_program, twin_program
+from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights

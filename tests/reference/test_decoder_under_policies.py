@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvc_trt.policies import full
+from kvc_trt.methods import full
 from kvc_trt.reference import LayerCache, Selection
 from kvc_trt.reference.decoder import ReferenceDecoder
 

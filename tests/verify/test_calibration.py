@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvc_trt.cli.main import run
-from kvc_trt.verify.tasks.key_value import generate
+from kvc_trt.tasks.key_value import generate
 
 BUILD = ["build", "--model", "retrieval-tiny", "--policy", "snapkv-gqa", "--token-budget", "192", "--no-verify"]
 SQUEEZE = [*BUILD, "--layer-budget", "squeeze"]

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from kvc_trt.backends.onnxruntime.program import engine_program, twin_program
 from kvc_trt.backends.tensorrt.in_memory import typed
 from kvc_trt.backends.tensorrt.lowering import OPERATORS, expected_aliases, lower
 from kvc_trt.engine import Engine
+from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.expose import expose
 from kvc_trt.verify.single_op import single_ops

@@ -13,11 +13,11 @@ from typing import Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from kvc_trt.verify.tasks import lines, needles
-from kvc_trt.verify.tasks.haystack import SHORT_SENTENCES
-from kvc_trt.verify.tasks.keys import FIVE_DIGITS, draw_distinct
-from kvc_trt.verify.tasks.prose import prose
-from kvc_trt.verify.tasks.vocabulary import BOS
+from kvc_trt.tasks import lines, needles
+from kvc_trt.tasks.haystack import SHORT_SENTENCES
+from kvc_trt.tasks.keys import FIVE_DIGITS, draw_distinct
+from kvc_trt.tasks.prose import prose
+from kvc_trt.tasks.vocabulary import BOS
 
 Kind = Literal["single", "values", "queries", "line"]
 Ids = list[int]

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from kvc_trt.verify.tasks import lines, needles
-from kvc_trt.verify.tasks.registry import Task, task
-from kvc_trt.verify.tasks.sample import TaskSample
-from kvc_trt.verify.tasks.vocabulary import END
+from kvc_trt.tasks import lines, needles
+from kvc_trt.tasks.registry import Task, task
+from kvc_trt.tasks.sample import TaskSample
+from kvc_trt.tasks.vocabulary import END
 from training.retrieval_text.tokenizer import build_tokenizer
 from training.retrieval_tiny.checkpoint import load_model
 from training.retrieval_tiny.model import SmallLlama

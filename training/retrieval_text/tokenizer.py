@@ -16,11 +16,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
-from kvc_trt.verify.tasks import lines, needles
-from kvc_trt.verify.tasks.haystack import SHORT_SENTENCES
-from kvc_trt.verify.tasks.prose import prose
-from kvc_trt.verify.tasks.vocabulary import BOS, END, PAD, SPECIALS, UNKNOWN
-from kvc_trt.verify.tasks.word_stream import ADJECTIVES, NOUNS
+from kvc_trt.tasks import lines, needles
+from kvc_trt.tasks.haystack import SHORT_SENTENCES
+from kvc_trt.tasks.prose import prose
+from kvc_trt.tasks.vocabulary import BOS, END, PAD, SPECIALS, UNKNOWN
+from kvc_trt.tasks.word_stream import ADJECTIVES, NOUNS
 
 PIECE = r"\n| ?[A-Za-z]+|-[a-z]+| ?[0-9]{1,2}|[^A-Za-z0-9]"
 SPECIAL_WORDS = SPECIALS[: UNKNOWN + 1]

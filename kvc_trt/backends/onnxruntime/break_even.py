@@ -13,8 +13,8 @@ import numpy as np
 from kvc_trt.backends import break_even as both
 from kvc_trt.engine.directory import Engine
 from kvc_trt.engine.targets import DECODE_FILE, WEIGHTS_FILE
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 
 if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor

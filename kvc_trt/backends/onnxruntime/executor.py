@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound, split_by_graph
-from kvc_trt.backends.onnxruntime.program import Graph, Program, engine_program
+from kvc_trt.engine.program import Graph, Program, engine_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import Limits, Prefilled
 
@@ -49,8 +49,8 @@ class OnnxRuntimeExecutor:
         profile: Path | None = None,
         expose: Collection[str] = (),
     ) -> None:
-        from kvc_trt.graph import PROMPT_BLOCK
         from kvc_trt.graph.weights import GraphWeights
+        from kvc_trt.operators import PROMPT_BLOCK
 
         program = engine if isinstance(engine, Program) else engine_program(engine)
         parameters = program.parameters

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.backends.onnxruntime.program import Graph
+from kvc_trt.engine.program import Graph
 from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:

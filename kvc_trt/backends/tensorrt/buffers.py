@@ -14,7 +14,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.safetensors_format import numpy_dtype
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.onnxruntime.program import Program
+    from kvc_trt.engine.program import Program
     from kvc_trt.graph.state import StateTensor
 
 Array = NDArray[Any]

@@ -23,8 +23,8 @@ from kvc_trt.engine.request import Request
 from kvc_trt.engine.stages import cache_root
 from kvc_trt.engine.targets import DECODE_FILE, PREFILL_FILE, WEIGHTS_FILE, plan_file
 from kvc_trt.errors import InputError
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 from kvc_trt.progress import Progress
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.onnxruntime.program import Program, engine_program
 from kvc_trt.backends.tensorrt.buffers import Buffers
 from kvc_trt.backends.tensorrt.context import Context
 from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
@@ -25,7 +24,8 @@ from kvc_trt.backends.tensorrt.lowering.best_token import BEST, LOGITS
 from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
 from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile
 from kvc_trt.backends.tensorrt.staging import StagedRows
-from kvc_trt.graph import PROMPT_BLOCK
+from kvc_trt.engine.program import Program, engine_program
+from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, Prefilled
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from kvc_trt.backends.tensorrt.profiles import decode_profiles, prefill_profiles
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.backends.tensorrt.loading import Bench, LoadedEngine
+    from kvc_trt.engine.program import Program
 
 
 def build_program(bench: Bench, program: Program, rows: int, expose: Collection[str] = ()) -> LoadedEngine:

@@ -15,8 +15,8 @@ from kvc_trt.backends.tensorrt.memory_estimate import activation_bytes
 from kvc_trt.backends.tensorrt.profiles import TOKENS_PER_PREFILL, Profile, Range
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 
 ALIGNMENT = 512
 """Of every region, bytes: TensorRT demands 256 of tensors, and the device's texture alignment of its own memory."""

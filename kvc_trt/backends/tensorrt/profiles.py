@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
-from kvc_trt.graph import PROMPT_BLOCK
+from kvc_trt.operators import PROMPT_BLOCK
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -18,9 +18,9 @@ from kvc_trt.backends.tensorrt_llm.llm_api_schema import (
     RocketSparseAttention,
 )
 from kvc_trt.errors import InputError
+from kvc_trt.methods.budget import traffic
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.budget import traffic
-from kvc_trt.policies.parameters import PolicyParameters
 
 KT_BYTES = {"bfloat16": 2, "float8_e5m2": 1}
 TOKENS_PER_BLOCK = 32

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvc_trt.backends.tensorrt_llm.llm_api_schema import AttentionBackend, RocketSparseAttention
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 
 
 def changes(

@@ -10,8 +10,8 @@ from typing import Any
 
 from kvc_trt.config import BuildConfig, layered, read_configuration
 from kvc_trt.errors import InputError
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
 
 CONFIG_FILE = "config.json"
 LARGEST_CONFIG = 16 << 20

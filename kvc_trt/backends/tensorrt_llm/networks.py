@@ -13,7 +13,7 @@ from kvc_trt.backends.tensorrt_llm import plugins
 from kvc_trt.backends.tensorrt_llm.layers import Angles, Layers
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi, Tensor
 from kvc_trt.graph.state import state_tensors, uses_pages
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
 
 Dynamic = tuple[str, Sequence[tuple[int, int, int]]]
 """A dimension whose size a call decides: its name; smallest, fastest and largest size in every profile."""

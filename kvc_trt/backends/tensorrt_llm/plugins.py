@@ -9,7 +9,7 @@ import numpy as np
 from kvc_trt.backends.tensorrt.plugins import NAMESPACE
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi, Tensor
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
 
 VERSION = "1"
 

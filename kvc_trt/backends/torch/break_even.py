@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from kvc_trt.backends.torch.executor import TorchExecutor
+    from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
-    from kvc_trt.policies.parameters import PolicyParameters
 
 STATE_BYTES = 2 << 30
 """Caches of many layers: a step then takes long beside what the host adds to it, and no cache of a GPU holds them."""
@@ -61,9 +61,9 @@ def _executor(model: ModelConfig, parameters: PolicyParameters, dtype: str, devi
     """Random weights and caches; nothing is read from a file."""
     import torch
 
-    from kvc_trt.backends.onnxruntime.program import Program
     from kvc_trt.backends.torch.executor import TorchExecutor
     from kvc_trt.backends.torch.weights import TorchWeights
+    from kvc_trt.engine.program import Program
     from kvc_trt.graph.state import state_tensors
     from kvc_trt.models.random_weights import RandomWeights
 

@@ -22,8 +22,8 @@ from kvc_trt.reference.layers import Rotary, linear
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.weights import TorchWeights
+    from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
-    from kvc_trt.policies.parameters import PolicyParameters
 
 State = Mapping[str, Tensor]
 """The state tensors by name: k_cache.L, v_cache.L [B,G,C,D] and, where a layer has pages, bounds.L [B,G,2D,P]."""

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvc_trt.backends.onnxruntime.program import Program, engine_program
 from kvc_trt.backends.torch import elementwise, memory
 from kvc_trt.backends.torch.arrays import to_numpy
 from kvc_trt.backends.torch.capture import Capturer
@@ -24,8 +23,9 @@ from kvc_trt.backends.torch.decoder import OBSERVABLE, PREFILL_BLOCK, DenseAtten
 from kvc_trt.backends.torch.device import choose_device, kernel_device, say_if_slow
 from kvc_trt.backends.torch.step import StaticStep, rows_captured
 from kvc_trt.backends.torch.weights import TorchWeights
-from kvc_trt.graph import PROMPT_BLOCK
+from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.weights import HEAD, EngineWeights
+from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, Prefilled
 
 if TYPE_CHECKING:

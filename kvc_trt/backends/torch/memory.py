@@ -18,8 +18,8 @@ from kvc_trt.graph.state import StateTensor
 from kvc_trt.models.weights import expected_tensors
 
 if TYPE_CHECKING:
+    from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
-    from kvc_trt.policies.parameters import PolicyParameters
 
 GIB = 2**30
 FLOAT, INT64 = 4, 8

@@ -14,10 +14,10 @@ from onnx import FunctionProto
 from kvc_trt.graph.caches import dense, heavy_hitters, hybrid, quest, recent, sparq
 from kvc_trt.graph.caches.prompt import PromptLayer
 from kvc_trt.graph.caches.step import StepLayer
-from kvc_trt.graph.emitter import Value
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.operators.emitter import Value
 
 
 class CacheKind(Protocol):

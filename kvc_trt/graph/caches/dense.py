@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from onnx import FunctionProto
 
-from kvc_trt.graph import functions
 from kvc_trt.graph.caches.prompt import PromptLayer, compact_body, store_compacted, store_whole
 from kvc_trt.graph.caches.step import StepLayer, head_shape
-from kvc_trt.graph.emitter import Value
-from kvc_trt.graph.functions import dense_attention
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.operators import dense_attention
+from kvc_trt.operators import function as functions
+from kvc_trt.operators.emitter import Value
 
 
 def prefill(layers: Layers, prompt: PromptLayer, site: CacheSite) -> None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import FunctionProto
 
-from kvc_trt.graph import functions
-from kvc_trt.graph.emitter import Emitter, Value
-from kvc_trt.graph.functions import compact, compact_ranked
-from kvc_trt.graph.functions.shapes import count_to, size
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import LOWEST, PAGED, CacheSite
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.safetensors_format import numpy_dtype
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.operators import compact, compact_ranked
+from kvc_trt.operators import function as functions
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.shapes import count_to, size
 
 KEPT = ("k_kept", "v_kept", "kept", "ranks")
 """What a layer holds until its budget is known."""

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 
 from onnx import FunctionProto
 
-from kvc_trt.graph import functions
 from kvc_trt.graph.caches.hybrid import prefill
 from kvc_trt.graph.caches.prompt import compact_body
 from kvc_trt.graph.caches.step import StepLayer, head_shape
-from kvc_trt.graph.emitter import Value
-from kvc_trt.graph.functions import quest_attention
-from kvc_trt.graph.functions.selective import Layout
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.operators import function as functions
+from kvc_trt.operators import quest_attention
+from kvc_trt.operators.emitter import Value
+from kvc_trt.operators.selective import Layout
 
 __all__ = ["bodies", "decode", "prefill"]
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from onnx import FunctionProto, TensorProto
 
-from kvc_trt.graph import functions
 from kvc_trt.graph.caches.prompt import PromptLayer
 from kvc_trt.graph.caches.step import StepLayer, head_shape
-from kvc_trt.graph.emitter import Value
-from kvc_trt.graph.functions import recent_attention
-from kvc_trt.graph.functions.shapes import size
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.operators import function as functions
+from kvc_trt.operators import recent_attention
+from kvc_trt.operators.emitter import Value
+from kvc_trt.operators.shapes import size
 
 
 def prefill(layers: Layers, prompt: PromptLayer, site: CacheSite) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 
 from onnx import FunctionProto
 
-from kvc_trt.graph import functions
 from kvc_trt.graph.caches.prompt import PromptLayer, store_whole
 from kvc_trt.graph.caches.step import StepLayer, head_shape
-from kvc_trt.graph.emitter import Value
-from kvc_trt.graph.functions import sparq_attention
-from kvc_trt.graph.functions.selective import Layout
-from kvc_trt.graph.functions.shapes import float32
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.operators import function as functions
+from kvc_trt.operators import sparq_attention
+from kvc_trt.operators.emitter import Value
+from kvc_trt.operators.selective import Layout
+from kvc_trt.operators.shapes import float32
 
 
 def prefill(layers: Layers, prompt: PromptLayer, site: CacheSite) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvc_trt.graph.emitter import Emitter, Value
-from kvc_trt.graph.functions.shapes import HeadShape
 from kvc_trt.graph.state import cache_heads, cache_sites
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.policies.parameters import PolicyParameters
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.shapes import HeadShape
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.program import twin_program
+from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import Prefilled
 

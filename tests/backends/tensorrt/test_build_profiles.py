@@ -17,7 +17,7 @@ from kvc_trt.backends.tensorrt.profiles import (
     split_prefill,
 )
 from kvc_trt.errors import InputError
-from kvc_trt.graph import PROMPT_BLOCK
+from kvc_trt.operators import PROMPT_BLOCK
 from tests.backends.tensorrt.weightless import preset_graphs
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.program import Program
 from kvc_trt.backends.tensorrt import device
 from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, check_state
 from kvc_trt.backends.tensorrt.lowering import OPERATORS, PASSES
 from kvc_trt.backends.tensorrt.lowering.target import Target
+from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.runtime import Request, Sampling, Session
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor

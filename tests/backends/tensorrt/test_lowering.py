@@ -23,9 +23,10 @@ from kvc_trt.backends.tensorrt.lowering.best_token import add_best_token
 from kvc_trt.backends.tensorrt.lowering.plugin_nodes import FIELDS
 from kvc_trt.backends.tensorrt.lowering.target import Target
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, KVC_DOMAIN, OPSET
+from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
+from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.runtime.executor import NOT_FINITE
 from tests.backends.tensorrt.weightless import preset_graphs, weightless_graphs
 from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, make_small_engine, open_session, prompts_of, resolve

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto
 
 from kvc_trt.backends.tensorrt.lowering import OPERATORS, expected_aliases, lower
-from kvc_trt.graph import KVC_DOMAIN
 from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.operators import KVC_DOMAIN
 from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, preset_graphs, weights_as_inputs
 
 pytestmark = pytest.mark.tensorrt

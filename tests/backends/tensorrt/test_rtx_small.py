@@ -11,7 +11,8 @@ from onnx import ModelProto, TensorProto, helper
 from kvc_trt.backends.tensorrt.lowering import OPERATORS, PASSES, check_aliases, expected_aliases, lower
 from kvc_trt.backends.tensorrt.lowering.target import Target
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.graph import IR_VERSION, OPSET
+from kvc_trt.graph import IR_VERSION
+from kvc_trt.operators import OPSET
 from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
 from tests.graph.small_models import FAMILIES, LLAMA, resolve
 

@@ -13,10 +13,10 @@ from kvc_trt.backends.tensorrt.lowering import OPERATORS as PLUGINS
 from kvc_trt.backends.tensorrt.lowering import lower
 from kvc_trt.backends.tensorrt.twins import COMPACT, OPERATORS
 from kvc_trt.backends.tensorrt.twins.tables import INT32_MAX, Operator
-from kvc_trt.graph import KVC_DOMAIN
 from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import kvc
+from kvc_trt.operators import KVC_DOMAIN
 from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, weightless_graphs
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda import cases

@@ -11,11 +11,11 @@ from kvc_trt import policies
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import ITEM_SIZE
 from kvc_trt.graph.weights import ROTARY, GraphWeights, activation_dtype
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import load_preset
 from kvc_trt.models.safetensors_file import TensorEntry
 from kvc_trt.models.weights import expected_tensors
-from kvc_trt.policies.parameters import PolicyParameters
 
 WITH_AN_ENGINE = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")
 """Policies whose layers differ; the other names of the registry are the same ones with other numbers."""

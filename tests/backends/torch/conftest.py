@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kvc_trt import policies
-from kvc_trt.backends.onnxruntime.program import Program
 from kvc_trt.cli.main import run
 from kvc_trt.engine import Engine
+from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.random_weights import RandomWeights

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from kvc_trt import policies
-from kvc_trt.backends.onnxruntime.program import twin_program
 from kvc_trt.backends.torch import device as device_module
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.cli.main import run as run_command
+from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import loading, use_library

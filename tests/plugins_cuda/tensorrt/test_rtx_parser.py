@@ -18,10 +18,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from kvc_trt.graph import IR_VERSION, KVC_DOMAIN, OPSET, functions
-from kvc_trt.graph.emitter import Emitter
-from kvc_trt.graph.functions import compact
+from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.state import LOWEST, state_tensors
+from kvc_trt.operators import KVC_DOMAIN, OPSET, compact
+from kvc_trt.operators import function as functions
+from kvc_trt.operators.emitter import Emitter
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda.tensorrt.tables import FILES, read_table
 

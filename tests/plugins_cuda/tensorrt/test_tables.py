@@ -7,9 +7,9 @@ import re
 import onnx
 import pytest
 
-from kvc_trt.graph import KVC_DOMAIN, functions
-from kvc_trt.graph.functions import compact, dense_attention, hybrid_attention
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.operators import KVC_DOMAIN, compact, dense_attention, hybrid_attention
+from kvc_trt.operators import function as functions
 from tests.graph.small_models import LLAMA, make_small_engine, resolve
 from tests.plugins_cuda.tensorrt.tables import FILES, Table, read_table
 from tests.plugins_cuda.tensorrt.toolchain import SOURCES

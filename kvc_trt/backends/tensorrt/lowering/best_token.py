@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.backends.tensorrt.lowering.target import Target
-from kvc_trt.graph.emitter import Emitter
+from kvc_trt.operators.emitter import Emitter
 from kvc_trt.runtime.executor import NOT_FINITE
 
 BEST = "best"

@@ -12,7 +12,7 @@ from typing import Any
 from onnx import ModelProto
 
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.graph import KVC_DOMAIN
+from kvc_trt.operators import KVC_DOMAIN
 
 
 def expected_plugins(model: ModelProto) -> dict[str, int]:

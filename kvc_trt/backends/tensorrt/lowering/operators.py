@@ -6,7 +6,8 @@ from onnx import ModelProto, NodeProto
 
 from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS, Target
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.graph import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
+from kvc_trt.graph import CONTRIB_DOMAIN
+from kvc_trt.operators import KVC_DOMAIN, OPSET
 
 REFUSED = {
     "Swish": "TensorRT reads it from 11.0 on only; expected Sigmoid and Mul",

@@ -6,8 +6,8 @@ from onnx import ModelProto, NodeProto, helper
 
 from kvc_trt.backends.tensorrt.lowering.target import Target
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.graph import KVC_DOMAIN
-from kvc_trt.graph.functions import PLUGIN_ATTRIBUTES, compact, dense_attention, hybrid_attention
+from kvc_trt.operators import KVC_DOMAIN, compact, dense_attention, hybrid_attention
+from kvc_trt.operators.function import PLUGIN_ATTRIBUTES
 
 FIELDS: dict[str, tuple[str, ...]] = {
     compact.NAME: compact.ATTRIBUTES,

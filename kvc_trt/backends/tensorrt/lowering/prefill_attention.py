@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.backends.tensorrt.lowering.target import Target
 from kvc_trt.errors import InputError
-from kvc_trt.graph.functions import prefill_attention
+from kvc_trt.operators import prefill_attention
 
 SCALE = "attention.scale"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from kvc_trt.graph.functions import prefill_attention
+from kvc_trt.operators import prefill_attention
 
 _LIKE_FIRST = frozenset(
     ("Cast", "DequantizeLinear", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", prefill_attention.NAME)

@@ -1,0 +1,115 @@
+"""One cell of the grid: what one policy answered to the questions of one group."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.statistics import Mean, mean
+from kvc_trt.errors import InputError
+
+EVIDENCE = 0.99
+"""Accuracy of the full cache from which a cell says something about the method: a loss is then the method's."""
+
+
+class CellKey(NamedTuple):
+    """Where a cell stands in the grid."""
+
+    task: str
+    mode: str
+    length: int
+    policy: str
+    token_budget: int | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Plain data; one line of the results file. A cell without scores does not apply, as `reason` says."""
+
+    task: str
+    family: str
+    mode: str
+    length: int
+    """Tokens of prompt and answer together."""
+    policy: str
+    token_budget: int | None
+    seed: int
+    dataset: str
+    """SHA-256 of the questions."""
+    max_new_tokens: int
+    full_accuracy: float | None = None
+    """Of the full cache on the same questions."""
+    scores: tuple[float, ...] = ()
+    """Between 0 and 1, in the order of the questions."""
+    depths: tuple[float, ...] = ()
+    """Where each question's needle lies, 0 at the start and 1 at the end; empty where the task has no single one."""
+    executor: str = ""
+    """onnxruntime, another backend, or reference (PyTorch) for policies that have no engine."""
+    row_bytes: int | None = None
+    """Allocated cache of one sequence."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """The policy's, as resolved for this length."""
+    seconds: float = 0.0
+    reason: str = ""
+
+    @property
+    def key(self) -> CellKey:
+        """Task, mode, length, policy, token budget."""
+        return CellKey(self.task, self.mode, self.length, self.policy, self.token_budget)
+
+    @property
+    def group(self) -> Group:
+        """Its questions."""
+        return Group(self.task, self.mode, self.length)
+
+    @property
+    def samples(self) -> int:
+        """Questions asked."""
+        return len(self.scores)
+
+    @property
+    def query_aware(self) -> bool:
+        """Whether compaction saw the question."""
+        return self.mode == "query-aware"
+
+    @property
+    def mean(self) -> Mean:
+        """Accuracy with its standard error; ValueError where the policy does not apply."""
+        return mean(self.scores)
+
+    @property
+    def evidence(self) -> bool:
+        """Whether the full cache answers nearly everything; only then does this cell count."""
+        if self.policy == FULL:
+            return bool(self.scores) and self.mean.value >= EVIDENCE
+        return self.full_accuracy is not None and self.full_accuracy >= EVIDENCE
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field, and the figures that follow from the scores."""
+        figures = self.mean if self.scores else None
+        return {
+            **asdict(self),
+            "samples": self.samples,
+            "accuracy": figures and figures.value,
+            "standard_error": figures and figures.standard_error,
+            "query_aware": self.query_aware,
+            "evidence": self.evidence,
+        }
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Cell:
+        """The cell that `to_json` wrote; InputError for anything else."""
+        known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
+        try:
+            cell = cls(**{**known, "scores": tuple(known["scores"]), "depths": tuple(known["depths"])})
+            if not all(0 <= score <= 1 for score in cell.scores):
+                raise ValueError("scores outside 0..1")
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"not a cell of results: {error}") from error
+        return cell
+
+
+def key_of(group: Group, variant: Variant) -> CellKey:
+    """The key of a cell that may not exist yet."""
+    return CellKey(group.task, group.mode, group.length, variant.policy, variant.token_budget)

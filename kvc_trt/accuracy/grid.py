@@ -1,0 +1,88 @@
+"""What is compared: policies x token budgets, each asked groups of questions (task, context length, mode)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvc_trt import policies
+from kvc_trt.errors import InputError
+from kvc_trt.schema import suggest
+
+MODES = ("query-aware", "query-agnostic")
+"""Whether compaction sees the question: at the end of the prompt, or fed through decode behind the compacted cache."""
+FULL = "full"
+"""The policy that every other one is compared with."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One policy at one token budget; None is a policy without one (full)."""
+
+    policy: str
+    """A policy, with settings of its own behind colons: `hybrid:page_size=16`."""
+    token_budget: int | None
+
+    @property
+    def name(self) -> str:
+        """The policy's name in the registry."""
+        return self.policy.partition(":")[0]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings behind the name, as `--set` reads them."""
+        from kvc_trt.config import parse_settings
+
+        return parse_settings(self.policy.split(":")[1:])
+
+    def __str__(self) -> str:
+        return self.policy if self.token_budget is None else f"{self.policy} {self.token_budget}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The questions that every variant is asked alike."""
+
+    task: str
+    mode: str
+    """query-aware or query-agnostic."""
+    length: int
+    """Tokens of prompt and answer together."""
+
+    def __str__(self) -> str:
+        return f"{self.task}, {self.length} tokens, {self.mode}"
+
+
+def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
+    """Full once and first, then every other policy at every budget. InputError for a name that is no policy,
+    and for settings that no policy has.
+    """
+    known = [one.name for one in policies.describe()]
+    chosen: list[Variant] = [Variant(FULL, None)]
+    for name in dict.fromkeys(names):
+        if (bare := name.partition(":")[0]) not in known:
+            raise InputError(f"unknown policy {bare!r}{suggest(bare, known)}", hint="kvc-trt policies lists them")
+        if Variant(name, None).settings and bare == FULL:
+            raise InputError(f"{name}: full is what the others are compared with, and takes no settings")
+        if bare != FULL:
+            chosen += [Variant(name, budget) for budget in sorted(set(budgets))]
+    return chosen
+
+
+def groups(tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str]) -> list[Group]:
+    """Every task at every length in every mode, short ones first. InputError for an unknown task or mode."""
+    from kvc_trt.tasks.registry import task
+
+    for mode in modes:
+        if mode not in MODES:
+            raise InputError(f"unknown mode {mode!r}{suggest(mode, MODES)}", hint=f"modes: {', '.join(MODES)}")
+    names = [task(name).name for name in dict.fromkeys(tasks)]
+    ordered = [mode for mode in MODES if mode in modes]
+    return [Group(name, mode, length) for length in sorted(set(lengths)) for name in names for mode in ordered]
+
+
+def file_name(text: str) -> str:
+    """Text as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")

@@ -1,0 +1,159 @@
+"""A model under every policy: its weights written once, an engine in memory per policy, budget and length."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.accuracy.answerer import Answerer, SessionAnswerer
+from kvc_trt.accuracy.grid import FULL, Variant
+from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
+from kvc_trt.accuracy.shared_prefill import SharedPrefill, SharingExecutor
+from kvc_trt.accuracy.subject import Room, is_oracle, rows_for, threads_for
+from kvc_trt.config import BuildConfig
+from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, open_source
+from kvc_trt.engine.request import Request, compute_dtype, default_weights, resolve_parameters, with_defaults
+from kvc_trt.engine.stages import cache_root
+from kvc_trt.engine.targets import WEIGHTS_FILE
+from kvc_trt.errors import InputError
+from kvc_trt.models.limits import longest_sequence
+from kvc_trt.profile.machine import usable_cores
+from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.schema import validated
+
+if TYPE_CHECKING:
+    from kvc_trt.engine.program import Program
+    from kvc_trt.policies import PolicyParameters
+    from kvc_trt.tasks.tokenizer import TaskTokenizer
+
+SHARED_WEIGHTS = 64 << 20
+"""Size of the weights up to which engines share prefill and stay open: the values between the halves of a larger
+model's prefill would not fit in memory."""
+
+
+class ModelSubject:
+    """Use as `with open_model(...) as subject`."""
+
+    def __init__(self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path) -> None:
+        from kvc_trt.tasks.tokenizer import load_task_tokenizer
+
+        self._choice, self._source, self._weights = choice, source, weights
+        self._threads = threads_for(choice.config)
+        self._path = directory / WEIGHTS_FILE
+        self.model = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
+        files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
+        self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
+        self._shared = SharedPrefill(directory) if self._path.stat().st_size <= SHARED_WEIGHTS else None
+        self.workers = 1 if self._shared is None or self._threads is None else usable_cores()
+        self._prefills = Prefills()
+        self._open: dict[tuple[Variant, Room], Answerer] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """The model, its checkpoint and the kind of weights."""
+        return {
+            "model": self._choice.name,
+            "checkpoint": self._source.weights.fingerprint(),
+            "weights": self._weights,
+            "backend": "onnxruntime",
+        }
+
+    def announce(self, variants: Sequence[Variant], room: Room) -> None:
+        """Engines of other rooms are closed; those of this one say what they will read of prefill."""
+        self._prefills.forget()
+        self._open = {key: answerer for key, answerer in self._open.items() if key[1] == room}
+        if self._shared is not None:
+            self._shared.forget()
+            for variant in variants:
+                with contextlib.suppress(InputError):
+                    self.open(variant, room)
+
+    def open(self, variant: Variant, room: Room) -> Answerer:
+        """An engine in memory; the reference where the policy has none."""
+        if (variant, room) in self._open:
+            return self._open[variant, room]
+        if self._shared is None:
+            self._open.clear()
+        parameters = self._resolve(variant, room)
+        answerer = self._reference(parameters) if is_oracle(parameters.decode_selection) else self._engine(parameters)
+        self._open[variant, room] = answerer
+        return answerer
+
+    def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
+        """As a build resolves it, with layer budgets measured where the variant asks for them."""
+        from kvc_trt.verify.calibration import calibrated
+
+        budget = {} if variant.policy == FULL else {"token_budget": variant.token_budget}
+        given = {
+            "model": self._choice.name,
+            "policy": variant.name,
+            "max_input_len": room.max_input_len,
+            "max_output_len": room.max_output_len,
+            **budget,
+            **variant.settings,
+        }
+        config = with_defaults(validated(BuildConfig, given, str(variant)), self._choice)
+        request = Request(config, self.model, resolve_parameters(config, self._choice.config))
+        return calibrated(request, self._source, NullProgress()).parameters
+
+    def _engine(self, parameters: PolicyParameters) -> Answerer:
+        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+
+        program = self._program(parameters)
+        executor = (
+            OnnxRuntimeExecutor(program, threads=self._threads)
+            if self._shared is None
+            else SharingExecutor(program, self._shared, self._shared.split(program), threads=self._threads)
+        )
+        rows = rows_for(self.model, parameters.max_sequence_len)
+        return SessionAnswerer(executor, parameters, "onnxruntime", rows, self.model.eos_token_ids)
+
+    def _reference(self, parameters: PolicyParameters) -> Answerer:
+        from kvc_trt.graph.weights import EngineWeights
+
+        weights = EngineWeights(self._path)
+        rows = rows_for(self.model, parameters.max_sequence_len)
+        return ReferenceAnswerer(self.model, weights, parameters, rows, self.model.eos_token_ids, self._prefills)
+
+    def _program(self, parameters: PolicyParameters) -> Program:
+        from kvc_trt.engine.program import Program
+        from kvc_trt.graph.build import build_decode, build_prefill
+        from kvc_trt.graph.state import state_tensors
+        from kvc_trt.graph.weights import GraphWeights
+
+        model, weights = self.model, GraphWeights(self._path)
+        return Program(
+            model,
+            parameters,
+            state_tensors(model, parameters, weights.dtype),
+            self._path,
+            lambda: build_prefill(model, parameters, weights=weights),
+            lambda: build_decode(model, parameters, weights=weights),
+        )
+
+
+@contextlib.contextmanager
+def open_model(
+    model: str,
+    *,
+    checkpoint: str | None = None,
+    weights: str = "auto",
+    progress: Progress | None = None,
+) -> Iterator[ModelSubject]:
+    """Write the weights of a preset or a Hugging Face directory once, for as long as the subject is used.
+
+    Raises InputError for an unknown model or a checkpoint that is not the model's.
+    """
+    from kvc_trt.graph.weights import write_weights
+
+    config = BuildConfig(model=model, checkpoint=checkpoint)
+    choice, source = open_source(choose_model(model, checkpoint), config)
+    kind = default_weights(choice) if weights == "auto" else weights
+    length = longest_sequence(choice.config)
+    with tempfile.TemporaryDirectory(prefix="accuracy-", dir=cache_root()) as directory:
+        path = Path(directory) / WEIGHTS_FILE
+        write_weights(choice.config, source.weights, path, weights=kind, length=length, progress=progress)
+        yield ModelSubject(choice, source, kind, Path(directory))

@@ -1,0 +1,134 @@
+"""What a measurement of accuracy found: its cells, what counts as evidence, and whether the bars hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kvc_trt.accuracy.cell import EVIDENCE, Cell
+from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.statistics import Mean, mean
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Thresholds of one measurement, recorded in its report; None judges nothing."""
+
+    minimum_accuracy: float | None = None
+    """Every cell that counts answers at least this share, 0..1."""
+    maximum_loss: float | None = None
+    """No cell that counts answers less than the full cache by more than this share, 0..1."""
+
+    def failures(self, cells: Iterable[Cell]) -> list[str]:
+        """One line per cell and bar that does not hold; one where bars were set and no cell counts."""
+        if self.minimum_accuracy is None and self.maximum_loss is None:
+            return []
+        judged = [cell for cell in cells if cell.scores and cell.evidence and cell.policy != FULL]
+        if not judged:
+            return [f"no cell counts: the full cache answers less than {EVIDENCE:.0%}, or no policy applies"]
+        return [line for cell in judged for line in self._failures(cell)]
+
+    def _failures(self, cell: Cell) -> Iterable[str]:
+        where = f"{Variant(cell.policy, cell.token_budget)} on {cell.group}"
+        value, full = cell.mean.value, cell.full_accuracy or 0.0
+        if self.minimum_accuracy is not None and value < self.minimum_accuracy:
+            yield f"{where}: {cell.mean} %, expected at least {100 * self.minimum_accuracy:g} %"
+        if self.maximum_loss is not None and full - value > self.maximum_loss:
+            yield f"{where}: {100 * (full - value):.1f} points lost, expected at most {100 * self.maximum_loss:g}"
+
+
+@dataclass(frozen=True)
+class AccuracyReport:
+    """Plain data; text, HTML, CSV and figures are made from it."""
+
+    settings: Mapping[str, Any]
+    """Model, checkpoint, weights, samples, seed."""
+    machine: Mapping[str, Any]
+    cells: Sequence[Cell]
+    bars: Bars = Bars()
+    seconds: float = 0.0
+
+    @cached_property
+    def failures(self) -> list[str]:
+        """Why the bars do not hold."""
+        return self.bars.failures(self.cells)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was answered, and the bars hold."""
+        return not self.failures and any(cell.scores for cell in self.cells)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Policies and budgets, in the order of the grid."""
+        return list(dict.fromkeys(Variant(cell.policy, cell.token_budget) for cell in self.cells))
+
+    @property
+    def policies(self) -> list[str]:
+        """Policies, in the order of the grid."""
+        return list(dict.fromkeys(cell.policy for cell in self.cells))
+
+    @property
+    def budgets(self) -> list[int]:
+        """Token budgets, ascending."""
+        return sorted({cell.token_budget for cell in self.cells if cell.token_budget is not None})
+
+    @property
+    def lengths(self) -> list[int]:
+        """Context lengths, ascending."""
+        return sorted({cell.length for cell in self.cells})
+
+    @property
+    def modes(self) -> list[str]:
+        """Modes, in the order of the grid."""
+        return list(dict.fromkeys(cell.mode for cell in self.cells))
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks, in the order of the grid."""
+        return list(dict.fromkeys(cell.task for cell in self.cells))
+
+    @property
+    def not_learned(self) -> list[tuple[Group, Mean]]:
+        """Groups of questions that the full cache itself does not answer: nothing follows from them."""
+        full = [cell for cell in self.cells if cell.policy == FULL and cell.scores]
+        return [(cell.group, cell.mean) for cell in full if not cell.evidence]
+
+    @property
+    def not_applicable(self) -> list[Cell]:
+        """Cells without answers; each says why."""
+        return [cell for cell in self.cells if not cell.scores]
+
+    def cell(self, group: Group, variant: Variant) -> Cell | None:
+        """One cell, if the grid has it."""
+        return self._by_key.get((group, variant))
+
+    def average(self, mode: str, length: int, variant: Variant) -> tuple[Mean, int] | None:
+        """Mean over the samples of every task that counts, and how many tasks; None where one of them has no answer.
+
+        Tasks have equally many samples, so this is the mean over tasks too.
+        """
+        groups = [Group(task, mode, length) for task in self.tasks]
+        cells = [cell for group in groups if (cell := self.cell(group, variant)) is not None and cell.evidence]
+        if not cells or not all(cell.scores for cell in cells):
+            return None
+        return mean([score for cell in cells for score in cell.scores]), len(cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries and lists, ready for `json.dumps`."""
+        return {
+            "passed": self.passed,
+            "failures": self.failures,
+            "thresholds": {**vars(self.bars), "full_accuracy_of_evidence": EVIDENCE},
+            "settings": dict(self.settings),
+            "machine": dict(self.machine),
+            "cells": [cell.to_json() for cell in self.cells],
+            "not_learned": [{**vars(group), "full_accuracy": full.value} for group, full in self.not_learned],
+            "seconds": round(self.seconds, 1),
+        }
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[Group, Variant], Cell]:
+        return {(cell.group, Variant(cell.policy, cell.token_budget)): cell for cell in self.cells}

@@ -1,0 +1,134 @@
+"""The results file: a line that says what is measured, then one line per cell, written as cells are finished.
+
+A measurement that was interrupted goes on where it stopped: cells that are in the file are not asked again. A last
+line that was cut short is dropped, and its cell asked again; anything else that is wrong is an error, and the file
+stays as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from kvc_trt.accuracy.cell import Cell, CellKey
+from kvc_trt.engine.files import disk_error
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+
+FORMAT = "kvc-trt accuracy 1"
+
+
+class Results:
+    """Use as `with Results(path, settings) as results`; one process at a time."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.cells: dict[CellKey, Cell] = {}
+        self.dropped = False
+        """Whether a last line that was cut short was found."""
+        self._settings = {"format": FORMAT, **settings}
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Results:
+        """Open the file, or make it. InputError for another file, or results under other settings."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "a+b")
+        except OSError as error:
+            message = f"cannot write the results file {self.path}: {error.strerror}"
+            raise InputError(message, hint="--output-dir another directory") from error
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the file; what was appended is on the disk."""
+        assert self._file is not None
+        self._file.close()
+
+    def append(self, cell: Cell) -> None:
+        """Write one cell, whole and to the disk. UnsupportedEnvironment where the disk is full."""
+        self._write(cell.to_json())
+        self.cells[cell.key] = cell
+
+    def _lock(self) -> None:
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = f"another process is writing {self.path}"
+            raise UnsupportedEnvironment(message, hint="wait for it, or give another --output-dir") from error
+
+    def _read(self) -> None:
+        assert self._file is not None
+        self._file.seek(0)
+        whole, newline, rest = self._file.read().rpartition(b"\n")
+        lines = whole.split(b"\n") if newline else []
+        if rest and (lines or self._begins_header(rest)):
+            self._file.truncate(len(whole) + len(newline))
+            self.dropped = True
+        elif rest:
+            raise self._not_ours()
+        if not lines:
+            self._write(self._settings)
+            return
+        header = self._header(lines[0])
+        if len(lines) == 1:  # of a run that was refused before it asked anything
+            self._file.truncate(0)
+            self._write(self._settings)
+            return
+        self._check_settings(header)
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                cell = Cell.from_json(json.loads(line))
+            except (ValueError, TypeError, InputError) as error:
+                raise InputError(
+                    f"{self.path}, line {number}: expected a cell of results ({error})",
+                    hint="give another --output-dir, or remove that line: its cell is then asked again",
+                ) from error
+            self.cells[cell.key] = cell
+
+    def _begins_header(self, rest: bytes) -> bool:
+        """Whether a file of one line without an end is our first line, cut short."""
+        return json.dumps(self._settings).encode().startswith(rest)
+
+    def _header(self, line: bytes) -> dict[str, Any]:
+        """The settings that a first line says. InputError for a file of something else."""
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise self._not_ours() from error
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise self._not_ours()
+        return found
+
+    def _check_settings(self, found: Mapping[str, Any]) -> None:
+        expected = json.loads(json.dumps(self._settings))
+        for name in sorted(expected.keys() | found.keys()):
+            if found.get(name) != expected.get(name):
+                raise InputError(
+                    f"{self.path} holds results of other settings: {name} is {found.get(name)!r} there, "
+                    f"{expected.get(name)!r} here",
+                    hint="give another --output-dir",
+                )
+
+    def _not_ours(self) -> InputError:
+        return InputError(f"{self.path} is not a file of accuracy results", hint="give another --output-dir")
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        line = json.dumps(value, allow_nan=False).encode() + b"\n"
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise disk_error(error, f"appending to {self.path}; {end} bytes of results are kept") from error

@@ -1,0 +1,67 @@
+"""What the executor runs: two graphs over one weight file, and the state between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from kvc_trt.engine import Engine
+
+Graph: TypeAlias = "Path | Callable[[], ModelProto]"
+"""A graph in a file, or one that is built in memory when it is needed."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """An engine, or something derived from one that exists in memory only."""
+
+    model: ModelConfig
+    parameters: PolicyParameters
+    state: tuple[StateTensor, ...]
+    weights_path: Path
+    prefill: Graph
+    decode: Graph
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """Slots of each cache, in the order of the rows of `cache_lengths`: the middle of its tensors' [G,C,D]."""
+        slots = {tensor.cache: tensor.shape[1] for tensor in self.state if tensor.name.startswith("k_cache")}
+        return tuple(slots[cache] for cache in sorted(slots))
+
+    @property
+    def evicting(self) -> tuple[bool, ...]:
+        """Per cache, whether a step makes room in it."""
+        return tuple(site.parameters.evicts_while_decoding for site in cache_sites(self.model, self.parameters))
+
+
+def engine_program(engine: Engine) -> Program:
+    """The graphs of an engine directory."""
+    return Program(
+        engine.model, engine.parameters, engine.state, engine.weights_path, engine.prefill_path, engine.decode_path
+    )
+
+
+def twin_program(engine: Engine | Program) -> Program:
+    """The dense twin over the same weight file: nothing evicted, nothing skipped; its graphs are built in memory."""
+    from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill, twin_parameters
+    from kvc_trt.graph.weights import GraphWeights
+
+    model, parameters, weights = engine.model, engine.parameters, GraphWeights(engine.weights_path)
+    dense = twin_parameters(parameters)
+    return Program(
+        model,
+        dense,
+        state_tensors(model, dense, weights.dtype),
+        engine.weights_path,
+        lambda: build_twin_prefill(model, parameters, weights=weights),
+        lambda: build_twin_decode(model, parameters, weights=weights),
+    )

@@ -1,0 +1,95 @@
+"""DuoAttention: a few retrieval heads keep every token, the others only sinks and recent ones.
+
+"DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads", arXiv 2410.10819, with the
+accounting of RocketKV's appendix (arXiv 2502.14051, A.3). Which KV heads retrieve is a pattern that was learnt for one
+model: a score in 0..1 for each (layer, KV head); the best F of all of them, by (score, layer, head), keep everything.
+
+Shapes: a layer may hold two caches, [B,F_l,S,D] and [B,G-F_l,sinks+recent,D]. The budget is a mean over heads: t > 640
+gives 128 sinks, 512 recent tokens and F = floor((t - 640) / (S - 640) of all heads); smaller budgets give no retrieval
+head at all, and then no pattern is needed. Deviations: ties go to the lower layer and head (published: to noise);
+prefill attention is exact for every head, streaming heads included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.request import EVERY_POLICY, Request
+from kvc_trt.methods.streaming_llm import compact, keep_recent, select
+from kvc_trt.models.config import ModelConfig
+
+__all__ = ["compact", "resolve", "select"]
+
+SUMMARY = "retrieval heads keep every token, streaming heads the first and the last ones"
+SOURCE = "DuoAttention, arXiv 2410.10819"
+PROMPT_EVICTION = "recent"
+DECODE_SELECTION = "recent"
+OVERRIDES = ("sinks", "recent", "head_scores", *EVERY_POLICY)
+SINKS, RECENT = 128, 512
+
+
+def resolve(request: Request) -> PolicyParameters:
+    """Sinks and recent tokens of streaming heads, and which heads retrieve."""
+    model, (sinks, recent) = request.model, _streaming(request)
+    streaming = keep_recent(replace(request, token_budget=sinks + recent, overrides={"recent": recent}), sinks)
+    scores = request.choice("head_scores", None)
+    if scores is not None:
+        _check_pattern(scores, model)
+    heads = model.num_hidden_layers * model.num_key_value_heads
+    count = _retrieval_heads(request, sinks + recent, heads)
+    skipped = request.value("skip_layers", 0)
+    if not count:
+        return replace(streaming, token_budget=request.budget, skip_layers=skipped)
+    if scores is None and count < heads:
+        raise InputError(
+            f"policy {request.policy} gives {count} heads the whole cache at a token budget of {request.budget}; "
+            "expected a pattern that says which",
+            hint=f"--set head_pattern=FILE.tsv, or --token-budget {sinks + recent} for none",
+        )
+    chosen = best_heads(scores or [[0.0] * model.num_key_value_heads] * model.num_hidden_layers, count)
+    return replace(streaming, token_budget=request.budget, skip_layers=skipped, retrieval_heads=chosen)
+
+
+def best_heads(scores: Sequence[Sequence[float]], count: int) -> tuple[tuple[bool, ...], ...]:
+    """The `count` best of all heads by (score descending, layer, head), as a table of layers and KV heads."""
+    places = [(-score, layer, head) for layer, row in enumerate(scores) for head, score in enumerate(row)]
+    best = {place[1:] for place in sorted(places)[:count]}
+    return tuple(tuple((layer, head) in best for head in range(len(row))) for layer, row in enumerate(scores))
+
+
+def _streaming(request: Request) -> tuple[int, int]:
+    """Sinks and recent tokens of a streaming head."""
+    budget = request.budget
+    if budget > SINKS + RECENT:
+        sinks, recent = request.value("sinks", SINKS), request.value("recent", RECENT)
+    else:
+        sinks = request.value("sinks", SINKS if budget > 2 * SINKS else budget // 5)
+        recent = request.value("recent", max(1, budget - sinks))
+    if sinks + recent > budget:
+        raise InputError(
+            f"the token budget is {budget}; expected at least {sinks + recent}: {sinks} sinks and {recent} recent",
+            hint=f"--token-budget {sinks + recent}",
+        )
+    return sinks, recent
+
+
+def _retrieval_heads(request: Request, streaming: int, heads: int) -> int:
+    """F: of so many heads those that keep everything, so that the mean over all is about the budget."""
+    if request.budget <= streaming:
+        return 0
+    if request.sequence <= request.budget:
+        return heads
+    return int((request.budget - streaming) / (request.sequence - streaming) * heads)
+
+
+def _check_pattern(scores: Sequence[Sequence[float]], model: ModelConfig) -> None:
+    layers, heads = model.num_hidden_layers, model.num_key_value_heads
+    if len(scores) != layers or any(len(row) != heads for row in scores):
+        found = f"{len(scores)} rows of {sorted({len(row) for row in scores})} scores"
+        raise InputError(f"head pattern: {found}; expected {layers} layers of {heads} KV heads")
+    wrong = next((s for row in scores for s in row if isinstance(s, bool) or not 0 <= s <= 1), None)
+    if wrong is not None:
+        raise InputError(f"head pattern: a score is {wrong!r}; expected numbers in 0..1")

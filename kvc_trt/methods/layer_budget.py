@@ -1,0 +1,100 @@
+"""Which layers may keep how much: every layer the same, or SqueezeAttention's division, on any eviction.
+
+`squeeze` divides once, by cosines that a build measures on calibration prompts; `squeeze-online` divides for each
+prompt, inside the prefill graph: every layer has room for twice the budget, and is trimmed once all cosines are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.errors import InputError
+
+if TYPE_CHECKING:
+    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.methods.request import Request
+
+DEFAULT_SHARE = 0.35
+"""Of the paper's 0.3 to 0.4 (arXiv 2404.04793)."""
+LAYER_BUDGETS = ("uniform", "squeeze", "squeeze-online")
+SETTINGS = ("layer_budget", "squeeze_share", "layer_budgets")
+"""Overrides that go with every policy that evicts."""
+_ONLINE = ("dense", "hybrid")
+
+
+def with_layer_budget(parameters: PolicyParameters, request: Request) -> PolicyParameters:
+    """`parameters` with the layers' own budgets; `squeeze` without measured budgets leaves them as they are.
+
+    InputError where a policy evicts nothing or has layer budgets of its own, and for numbers that cannot be right.
+    """
+    kind = request.choice("layer_budget", "uniform")
+    share = request.choice("squeeze_share", DEFAULT_SHARE)
+    budgets = request.choice("layer_budgets", None)
+    if kind not in LAYER_BUDGETS:
+        raise InputError(f"layer_budget is {kind!r}; expected one of {', '.join(LAYER_BUDGETS)}")
+    if kind == "uniform":
+        _unused("squeeze_share", "squeeze_share" in request.overrides)
+        _unused("layer_budgets", budgets is not None)
+        return parameters
+    _check_evicts(parameters, kind)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise InputError(f"squeeze_share is {share!r}; expected a number over 0, up to 1")
+    if kind == "squeeze-online":
+        _unused("layer_budgets", budgets is not None)
+        return _online(parameters, float(share))
+    if budgets is None:
+        return parameters
+    return replace(parameters, layer_budgets=_checked(budgets, parameters, request))
+
+
+def uniform_budget(parameters: PolicyParameters) -> int:
+    """Tokens that every layer keeps before they are divided: of the prompt, or of everything while decoding."""
+    if parameters.evicts_while_decoding:
+        return parameters.capacity - parameters.spare_slots
+    return parameters.prompt_budget
+
+
+def smallest_budget(parameters: PolicyParameters) -> int:
+    """What no layer can do without: the observation window, or the sinks and one token."""
+    return parameters.sinks + 1 if parameters.evicts_while_decoding else parameters.window
+
+
+def largest_budget(parameters: PolicyParameters) -> int:
+    """What no layer can use more than: the longest prompt, or the whole sequence while decoding."""
+    return parameters.max_sequence_len if parameters.evicts_while_decoding else parameters.max_input_len
+
+
+def _check_evicts(parameters: PolicyParameters, kind: str) -> None:
+    if parameters.prompt_eviction == "none":
+        raise InputError(f"--layer-budget {kind}: policy {parameters.policy} evicts nothing", hint="kvc-trt policies")
+    if parameters.layer_budgets is not None or parameters.retrieval_heads is not None:
+        raise InputError(
+            f"--layer-budget {kind}: policy {parameters.policy} divides its budget itself", hint="kvc-trt policies"
+        )
+
+
+def _online(parameters: PolicyParameters, share: float) -> PolicyParameters:
+    if parameters.decode_selection not in _ONLINE or parameters.per_query_head:
+        raise InputError(
+            f"--layer-budget squeeze-online: policy {parameters.policy} goes on evicting while it decodes, or evicts "
+            "per query head; only what is kept of a prompt can be trimmed by prompt",
+            hint="--layer-budget squeeze",
+        )
+    online = replace(parameters, squeeze_share=share)
+    return replace(online, capacity=online.most_kept + parameters.max_output_len)
+
+
+def _checked(budgets: Any, parameters: PolicyParameters, request: Request) -> tuple[int, ...]:
+    layers = request.model.num_hidden_layers
+    if len(budgets) != layers or any(isinstance(b, bool) or not isinstance(b, int) for b in budgets):
+        raise InputError(f"layer_budgets is {list(budgets)}; expected {layers} integers, one per layer")
+    low, high = smallest_budget(parameters), largest_budget(parameters)
+    if min(budgets) < min(low, uniform_budget(parameters)) or max(budgets) > high:
+        raise InputError(f"layer_budgets reaches from {min(budgets)} to {max(budgets)}; expected {low} to {high}")
+    return tuple(budgets)
+
+
+def _unused(name: str, given: bool) -> None:
+    if given:
+        raise InputError(f"{name} has no use without --layer-budget", hint="--layer-budget squeeze")

@@ -1,0 +1,50 @@
+"""PyramidKV: early layers keep much of the prompt, late layers little; the mean is SnapKV's.
+
+"PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling", arXiv 2406.02069. Budgets fall
+linearly from the first layer to the last: with C tokens per layer on average, a window of W and beta = 20, the last
+layer keeps (C - W) div beta besides its window, and the first what then makes the mean C.
+
+Shapes and selection are `snapkv-gqa`'s. Deviations: one list per KV head (the original repeats keys and values for
+each query head); budgets are settled for the longest prompt of an engine, not for each prompt; the step is
+rounded down as in the released code, which leaves the narrow end wider: up to (L - 2) / 2 tokens per layer above C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.request import EVERY_POLICY, EVICTION, Request
+from kvc_trt.methods.snapkv_gqa import POOL_KERNEL
+from kvc_trt.methods.snapkv_plus_plus import compact, evict_then_dense, select
+
+__all__ = ["compact", "resolve", "select"]
+
+SUMMARY = "baseline: SnapKV with budgets that shrink from layer to layer"
+SOURCE = "PyramidKV, arXiv 2406.02069"
+PROMPT_EVICTION = "snapkv++"
+DECODE_SELECTION = "dense"
+OVERRIDES = (*EVICTION, *EVERY_POLICY)
+BETA = 20
+
+
+def resolve(request: Request) -> PolicyParameters:
+    """Layer l keeps high - l * step besides its window; the mean is the token budget less the new tokens."""
+    uniform = evict_then_dense(request, request.budget - request.max_output_len, POOL_KERNEL)
+    budgets = layer_budgets(
+        uniform.prompt_budget, uniform.window, request.model.num_hidden_layers, request.max_input_len
+    )
+    return replace(uniform, layer_budgets=budgets)
+
+
+def layer_budgets(mean: int, window: int, layers: int, prompt: int) -> tuple[int, ...]:
+    """Prompt budgets of all layers, window included; uniform where the prompt is too short for a pyramid."""
+    free, rest = mean - window, prompt - window
+    if prompt < 2 * free or layers == 1:
+        return (mean,) * layers
+    low = free // BETA
+    high = 2 * free - low
+    if high >= rest:
+        low, high = 2 * free - rest, rest
+    step = (high - low) // (layers - 1)
+    return tuple(high - layer * step + window for layer in range(layers))

@@ -1,0 +1,127 @@
+"""What a user asks of a policy, checked before any method sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.parameters import DecodeSelection, PolicyParameters, PromptEviction
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.limits import check_length
+
+MINIMUM_TOKEN_BUDGET = 16
+DEFAULT_WINDOW = 32
+
+EVERY_POLICY = ("skip_layers",)
+EVICTION = ("prompt_budget", "window", "pool_kernel")
+SELECTION = ("page_size", "top_r", "top_k", "dense_until")
+OVERRIDES = (
+    *EVICTION, *SELECTION, "sinks", "recent", "positions", "reallocate", "head_scores", "layer_budget",
+    "squeeze_share", "layer_budgets", *EVERY_POLICY,
+)  # fmt: skip
+CHOICES: dict[str, tuple[object, ...]] = {"positions": ("original", "cache"), "reallocate": (True, False)}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A budget for one model at one maximal length, plus what the user fixed by hand."""
+
+    policy: str
+    model: ModelConfig
+    token_budget: int | None
+    max_input_len: int
+    max_output_len: int
+    split: str | float = "adaptive"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sequence(self) -> int:
+        """S: the longest prompt and everything generated after it."""
+        return self.max_input_len + self.max_output_len
+
+    @property
+    def budget(self) -> int:
+        """The token budget; InputError where the policy needs one and none was given."""
+        if self.token_budget is None:
+            raise InputError(f"policy {self.policy} needs a token budget", hint="--token-budget 512")
+        return self.token_budget
+
+    def value(self, name: str, default: int) -> int:
+        """The override of that name, or the derived default."""
+        chosen: int = self.overrides.get(name, default)
+        return chosen
+
+    def choice(self, name: str, default: Any) -> Any:
+        """`value` for what is no number."""
+        return self.overrides.get(name, default)
+
+
+def constants(
+    request: Request, eviction: PromptEviction, selection: DecodeSelection, *, capacity: int, **numbers: Any
+) -> PolicyParameters:
+    """The constants of a method: `numbers` as given; what it leaves out is what has no effect on it."""
+    plain = {
+        "token_budget": request.sequence if request.token_budget is None else request.token_budget,
+        "prompt_budget": request.max_input_len,
+        "window": DEFAULT_WINDOW,
+        "pool_kernel": 1,
+        "page_size": 1,
+        "top_r": request.model.head_size,
+        "top_k": capacity,
+        "dense_until": capacity,
+        "skip_layers": request.value("skip_layers", 0),
+    }
+    return PolicyParameters(
+        policy=request.policy,
+        prompt_eviction=eviction,
+        decode_selection=selection,
+        max_input_len=request.max_input_len,
+        max_output_len=request.max_output_len,
+        capacity=capacity,
+        split=request.split,
+        **{**plain, **numbers},
+    )
+
+
+def check_request(request: Request) -> None:
+    """InputError for a length, budget, split or override that cannot be right, naming its range."""
+    model = request.model
+    _integer("max_input_len", request.max_input_len, 1)
+    _integer("max_output_len", request.max_output_len, 1)
+    check_length(model, request.sequence, request.max_output_len)
+    if request.token_budget is not None:
+        _integer("token_budget", request.token_budget, MINIMUM_TOKEN_BUDGET)
+    _split(request.split)
+    ranges: dict[str, tuple[int, int | None, str]] = {
+        "prompt_budget": (1, None, ""),
+        "window": (1, None, ""),
+        "pool_kernel": (1, None, ""),
+        "page_size": (1, request.sequence, "max_input_len + max_output_len"),
+        "top_r": (1, model.head_size, "the head size"),
+        "top_k": (1, None, ""),
+        "dense_until": (0, None, ""),
+        "skip_layers": (0, model.num_hidden_layers, "the number of layers"),
+        "sinks": (0, None, ""),
+        "recent": (1, None, ""),
+    }
+    for name, value in request.overrides.items():
+        if name in ranges:
+            _integer(name, value, *ranges[name])
+        elif name in CHOICES and value not in CHOICES[name]:
+            raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(str, CHOICES[name]))}")
+    if request.value("pool_kernel", 1) % 2 == 0:
+        raise InputError(f"pool_kernel is {request.overrides['pool_kernel']}; expected an odd number (it is centred)")
+
+
+def _integer(name: str, value: object, low: int, high: int | None = None, limit: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        expected = f"at least {low}" if high is None else f"in {low}..{high} ({limit})"
+        raise InputError(f"{name} is {value!r}; expected an integer {expected}")
+
+
+def _split(split: object) -> None:
+    share = split if isinstance(split, (int, float)) and not isinstance(split, bool) else -1
+    if not 0 <= share <= 1 and split not in ("adaptive", "even"):
+        raise InputError(f"split is {split!r}; expected adaptive, even, or a number in 0..1")

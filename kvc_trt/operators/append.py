@@ -1,0 +1,77 @@
+"""Writing one new entry per row and KV head into a cache.
+
+A scatter touches the new entry alone where the executor binds one buffer as cache and result. Nothing else may read
+the old cache, or the executor has to keep it and copies the whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.shapes import HeadShape, count_to, size
+
+
+class Place:
+    """Where the new entry of each row goes: slot `lengths[b]` of row b, for `lengths` [B], unless `slots` says."""
+
+    def __init__(self, emit: Emitter, lengths: Value, shape: HeadShape, slots: Value | None = None) -> None:
+        self._emit, self._shape = emit, shape
+        self.slots: Value = emit.Reshape(lengths, [-1, 1, 1, 1]) if slots is None else slots
+        """INT64 [B,1,1,1], or [B,G,1,1] where heads differ"""
+        self._rows: Value = emit.Reshape(count_to(emit, size(emit, lengths, 0)), [-1, 1, 1, 1])
+
+    def append(self, cache: Value, entry: Value) -> Value:
+        """`cache` [B,G,C,D] with `entry` [B,G,D] stored."""
+        return str(self._emit.ScatterND(cache, self._slot_indices(cache), entry))
+
+    def append_columns(self, cache: Value, entry: Value) -> Value:
+        """The channel-major `cache` [B,G,D,C] with `entry` [B,G,D] stored."""
+        heads, channels = np.indices((self._shape.fixed_kv_heads, self._shape.head_size))
+        grid = np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None]
+        return str(self._emit.ScatterND(cache, self._indices(self.slots, grid), entry))
+
+    def raise_bounds(self, bounds: Value, key: Value, page: Value, dtype: str) -> Value:
+        """`bounds` [B,G,2D,P] after `key` [B,G,D] joined page `page` [B,1,1,1]: channel maxima of K and of -K."""
+        emit = self._emit
+        column = emit.Concat(key, emit.Neg(key), axis=2)
+        if dtype != "float32":  # twice as slow, but ONNX Runtime's ScatterND has no maximum of half floats
+            column = emit.Unsqueeze(column, [3])
+            pages = emit.Expand(page, emit.Shape(column))
+            return str(emit.ScatterElements(bounds, pages, column, axis=3, reduction="max"))
+        heads, channels = np.indices((self._shape.fixed_kv_heads, 2 * self._shape.head_size))
+        grid = np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None]
+        return str(emit.ScatterND(bounds, self._indices(page, grid), column, reduction="max"))
+
+    def first_rows(self, capacity: int | Value) -> Value:
+        """INT64 [B,G,1]: where slot 0 of each head lies in a cache [B,G,C,D] that is seen as [B*G*C,D]."""
+        emit, kv_heads = self._emit, self._shape.fixed_kv_heads
+        heads = np.arange(kv_heads, dtype=np.int64)[None, :, None]
+        if isinstance(capacity, int):
+            row = emit.Reshape(emit.Mul(self._rows, kv_heads * capacity), [-1, 1, 1])
+            return str(emit.Add(row, heads * capacity))
+        row = emit.Reshape(emit.Mul(self._rows, kv_heads), [-1, 1, 1])
+        return str(emit.Mul(emit.Add(row, heads), capacity))
+
+    def _slot_indices(self, cache: Value) -> Value:
+        """INT64 [B,G,3]"""
+        if self._shape.kv_heads is None:
+            return self._slot_indices_of(cache)
+        heads = np.arange(self._shape.kv_heads)
+        grid = np.stack([0 * heads, heads, 0 * heads], axis=-1)[None, :, None]
+        return str(self._emit.Squeeze(self._indices(self.slots, grid), [2]))
+
+    def _slot_indices_of(self, cache: Value) -> Value:
+        """`_slot_indices` for as many heads as the cache has."""
+        emit, count = self._emit, size(self._emit, cache, 1)
+        heads = emit.Reshape(count_to(emit, count), [1, -1, 1])
+        each = emit.Concat(size(emit, cache, 0), count, [1], axis=0)
+        parts = (emit.Squeeze(self._rows, [3]), heads, emit.Squeeze(self.slots, [3]))
+        return str(emit.Concat(*(emit.Expand(part, each) for part in parts), axis=2))
+
+    def _indices(self, last: Value, grid: np.ndarray) -> Value:
+        """`grid` [1,.,.,n] of index tuples with the row added to the first and `last` [B,.,1,1] to the last element."""
+        emit, width = self._emit, grid.shape[-1]
+        first_axis, last_axis = np.eye(width, dtype=np.int64)[[0, -1]]
+        moving = emit.Add(emit.Mul(self._rows, first_axis), emit.Mul(last, last_axis))
+        return str(emit.Add(moving, grid.astype(np.int64)))

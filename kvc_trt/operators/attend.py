@@ -1,0 +1,61 @@
+"""Grouped attention of one decode step, written once for every operator: equal code is equal to the last bit.
+
+The g query heads that share a KV head are the rows of one matrix product, so keys and values are never repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.shapes import MASKED, HeadShape, count_to, float32, one, size
+
+
+@dataclass(frozen=True)
+class GroupedQuery:
+    """A step's queries, fp32, grouped by KV head."""
+
+    plain: Value
+    """[B,G,g,D]"""
+    scaled: Value
+    """[B,G,g,D], times 1/sqrt(D)"""
+
+
+def group_query(emit: Emitter, query: Value, shape: HeadShape, cache: Value = "k_cache") -> GroupedQuery:
+    """Group `query` [B,H,D] by the KV heads of `cache`."""
+    plain = emit.Reshape(float32(emit, query), shape.grouped(emit, cache))
+    return GroupedQuery(plain, emit.Mul(plain, 1 / math.sqrt(shape.head_size)))
+
+
+def attend(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value) -> Value:
+    """Softmax attention to `keys`, `values` [B,G,n,D] where `visible` (BOOL, broadcasts to [B,G,g,n]) -> [B,G,g,D]."""
+    return attend_and_show(emit, query, keys, values, visible)[0]
+
+
+def attend_and_show(
+    emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value
+) -> tuple[Value, Value]:
+    """`attend`, and the probabilities [B,G,g,n] behind it."""
+    scores = emit.MatMul(query.scaled, emit.Transpose(float32(emit, keys), perm=[0, 1, 3, 2]))
+    weights = emit.Softmax(emit.Where(visible, scores, MASKED), axis=-1)
+    return emit.MatMul(weights, float32(emit, values)), weights
+
+
+def attend_slots(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, lengths: Value) -> Value:
+    """Attention over the first `lengths` [B,1,1,1] slots of `keys`, `values` [B,G,n,D], read in place."""
+    visible = emit.Less(count_to(emit, size(emit, keys, 2)), lengths)
+    return attend(emit, query, keys, values, visible)
+
+
+def attend_first(
+    emit: Emitter, query: GroupedQuery, keys: Value, values: Value, lengths: Value, longest: Value
+) -> Value:
+    """`attend_slots` over a copy of the first `longest` (scalar) slots: work follows the rows, not the capacity."""
+    keys, values = (emit.Slice(cache, [0], one(emit, longest), [2]) for cache in (keys, values))
+    return attend_slots(emit, query, keys, values, lengths)
+
+
+def ungroup(emit: Emitter, output: Value, query: Value, shape: HeadShape) -> Value:
+    """`output` [B,G,g,D] in the shape and type of `query` [B,H,D]."""
+    return str(emit.CastLike(emit.Reshape(output, shape.flat(emit, query)), query))

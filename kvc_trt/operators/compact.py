@@ -1,0 +1,108 @@
+"""KvcCompact: keep the part of a prompt's cache that its last queries look at (RocketKV, stage 1: SnapKV++).
+
+Source: RocketKV (arXiv 2502.14051), section 3.2, after SnapKV (arXiv 2404.14469); exact rule in docs/policies/.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import FunctionProto
+
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.function import function
+from kvc_trt.operators.shapes import MASKED, attention_scale, count_to, float32, int32, one, scalar, size
+from kvc_trt.operators.slots import into_slots, pad_end
+
+NAME = "KvcCompact"
+INPUTS = ("q_window", "k", "v", "prompt_lengths")
+ATTRIBUTES = ("prompt_budget", "capacity", "pool_kernel", "page_size")
+NOT_A_NUMBER, PADDING = -1.0, -2.0
+"""Ranks below every score (scores are sums of probabilities)."""
+PROTECTED = np.float32(3e38)
+
+
+def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
+    """(q_window [B,H,W,D], k, v [B,G,S,D], prompt_lengths [B]) ->
+    (k_cache, v_cache [B,G,C,D], bounds [B,G,2D,P], cache_lengths [B], indices INT32 [B,G,C]).
+
+    Row i of q_window is the query at n-W+i. Rows with n <= prompt_budget keep everything; when all rows do, no score
+    is computed. Two numbers cannot be attribute references in ONNX and are written into the body: `pool_kernel`
+    (MaxPool wants a list) and `lowest`, the lowest finite number of the cache type, which marks empty pages.
+    """
+    emit = Emitter()
+    budget = emit.attribute("prompt_budget")
+
+    def evict(branch: Emitter) -> list[Value]:
+        score = rank(branch, pool_kernel)
+        _, best = branch.TopK(score, one(branch, budget), outputs=2, axis=2, sorted=0)
+        kept, _ = branch.TopK(best, one(branch, budget), outputs=2, axis=2, largest=0)
+        where = branch.Unsqueeze(kept, [3])
+        return [branch.GatherND("k", where, batch_dims=2), branch.GatherND("v", where, batch_dims=2), kept]
+
+    def keep(branch: Emitter) -> list[Value]:
+        slots = branch.Min(size(branch, "k", 2), one(branch, emit.attribute("capacity")))
+        everything = branch.Expand(count_to(branch, slots), branch.Concat(branch.Shape("k", end=2), [1], axis=0))
+        return [branch.Slice("k", [0], slots, [2]), branch.Slice("v", [0], slots, [2]), everything]
+
+    too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), budget)
+    keys, values, kept = emit.choose(too_long, evict, keep, outputs=3)
+    lengths = emit.Min("prompt_lengths", budget)
+    stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
+    k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
+    indices = pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
+    bounds = page_bounds(emit, keys, stored, lowest)
+    outputs = {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "bounds": bounds,
+        "cache_lengths": lengths,
+        "indices": int32(emit, indices),
+    }
+    return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)
+
+
+def rank(emit: Emitter, pool_kernel: int) -> Value:
+    """Score by which prompt positions stay, FLOAT [B,G,S] (steps 2 to 8); the window always does."""
+    rows = emit.Reshape("prompt_lengths", [-1, 1, 1])
+    columns = count_to(emit, size(emit, "k", 2))
+    prefix = emit.Less(columns, emit.Sub(rows, size(emit, "q_window", 2)))
+    observed = emit.Where(prefix, _observed(emit, rows, columns), NOT_A_NUMBER)
+    reach = (pool_kernel - 1) // 2
+    pooled = emit.MaxPool(observed, kernel_shape=[pool_kernel], pads=[reach, reach])
+    score = emit.Where(emit.GreaterOrEqual(pooled, 0.0), pooled, NOT_A_NUMBER)
+    return str(emit.Where(prefix, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
+
+
+def _observed(emit: Emitter, rows: Value, columns: Value) -> Value:
+    """Attention that the window's queries pay each key, summed over queries, then over the group; FLOAT [B,G,S].
+
+    One KV head at a time: the scores of all heads of a 128K-token prompt would not fit.
+    """
+    window = size(emit, "q_window", 2)
+    last_visible = emit.Add(emit.Sub(rows, window), emit.Unsqueeze(count_to(emit, window), [1]))
+    hidden = emit.Unsqueeze(emit.Greater(columns, last_visible), [1])
+    by_group = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q_window", 3), axis=0)
+    query = emit.Reshape(emit.Mul(float32(emit, "q_window"), attention_scale(emit, "q_window", 3)), by_group)
+    by_head = emit.Concat([0, -1], window, size(emit, "k", 2), axis=0)
+
+    def one_head(body: Emitter, head: Value) -> Value:
+        keys = float32(body, body.Gather("k", head, axis=1))
+        scores = body.MatMul(body.Gather(query, head, axis=1), body.Transpose(keys, perm=[0, 2, 1]))
+        probabilities = body.Softmax(body.Where(hidden, MASKED, body.Reshape(scores, by_head)), axis=-1)
+        return str(body.ReduceSum(body.ReduceSum(probabilities, [2], keepdims=0), [1], keepdims=0))
+
+    return str(emit.Transpose(emit.collect(scalar(emit, size(emit, "k", 1)), one_head), perm=[1, 0, 2]))
+
+
+def page_bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -> Value:
+    """Page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P]."""
+    page_size = one(emit, emit.attribute("page_size"))
+    capacity = one(emit, emit.attribute("capacity"))
+    pages = emit.Div(emit.Sub(emit.Add(capacity, page_size), 1), page_size)
+    by_channel = emit.Transpose(keys, perm=[0, 1, 3, 2])
+    both = emit.Concat(by_channel, emit.Neg(by_channel), axis=2)
+    marked = emit.Where(emit.Unsqueeze(stored, [2]), both, lowest)
+    missing = emit.Sub(emit.Mul(pages, page_size), size(emit, marked, 3))
+    padded = emit.Pad(marked, emit.Concat([0], missing, axis=0), lowest, [3])
+    paged = emit.Reshape(padded, emit.Concat([0, 0, 0], pages, page_size, axis=0))
+    return str(emit.ReduceMax(paged, [4], keepdims=0))

@@ -1,0 +1,96 @@
+"""KvcCompactHeavyHitters: keep the last tokens of a prompt, and of the others those that received most attention.
+
+Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. Probabilities are summed block by block over
+the queries: memory is linear in the prompt's length.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import FunctionProto
+
+from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.function import function
+from kvc_trt.operators.prefill_attention import future_of_block, weights_of_block
+from kvc_trt.operators.shapes import attention_scale, count_to, float32, int32, one, scalar, size
+from kvc_trt.operators.slots import into_slots, pad_end
+
+NAME = "KvcCompactHeavyHitters"
+INPUTS = ("q", "k", "v", "prompt_lengths")
+ATTRIBUTES = ("prompt_budget", "capacity", "recent")
+NOT_A_NUMBER, PADDING = -1.0, -2.0
+"""Ranks below every score (scores are sums of probabilities)."""
+PROTECTED = np.float32(3e38)
+
+
+def compact_heavy_hitters() -> FunctionProto:
+    """(q [B,H,S,D], k, v [B,G,S,D], prompt_lengths [B]) -> (k_cache, v_cache [B,G,C,D], scores FLOAT [B,G,C],
+    slot_positions INT32 [B,G,C], cache_lengths [B], indices INT32 [B,G,C]).
+
+    S is a multiple of PROMPT_BLOCK. Rows with n <= prompt_budget keep everything. `slot_positions` is `indices`: the
+    position in the text of each slot's token, -1 in an empty one.
+    """
+    emit = Emitter()
+    budget = emit.attribute("prompt_budget")
+    received = _received(emit)
+
+    def evict(branch: Emitter) -> list[Value]:
+        _, best = branch.TopK(_rank(branch, received), one(branch, budget), outputs=2, axis=2, sorted=0)
+        kept, _ = branch.TopK(best, one(branch, budget), outputs=2, axis=2, largest=0)
+        where = branch.Unsqueeze(kept, [3])
+        tables = (branch.GatherND(table, where, batch_dims=2) for table in ("k", "v"))
+        return [*tables, branch.GatherElements(received, kept, axis=2), kept]
+
+    def keep(branch: Emitter) -> list[Value]:
+        slots = branch.Min(size(branch, "k", 2), one(branch, budget))
+        everything = branch.Expand(count_to(branch, slots), branch.Concat(branch.Shape("k", end=2), [1], axis=0))
+        return [*(branch.Slice(table, [0], slots, [2]) for table in ("k", "v", received)), everything]
+
+    too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), budget)
+    keys, values, scores, kept = emit.choose(too_long, evict, keep, outputs=4)
+    lengths = emit.Min("prompt_lengths", budget)
+    stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
+    k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
+    indices = int32(emit, pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1)))
+    outputs = {
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "scores": into_slots(emit, scores, stored),
+        "slot_positions": emit.Identity(indices),
+        "cache_lengths": lengths,
+        "indices": indices,
+    }
+    return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)
+
+
+def _received(emit: Emitter) -> Value:
+    """Probability that each token receives from all queries of its row, summed over the group; FLOAT [B,G,S]."""
+    heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
+    query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
+    keys, block_mask = float32(emit, "k"), future_of_block(emit)
+    rows = emit.Reshape("prompt_lengths", [-1, 1, 1, 1, 1])
+    length = size(emit, "k", 2)
+    last = emit.Sub(scalar(emit, emit.Div(length, PROMPT_BLOCK)), 1)
+
+    def block(body: Emitter, iteration: Value, total: Value) -> Value:
+        # From the last block to the first: what later ones need fits into the place of the first (prefill attention).
+        index = body.Sub(last, iteration)
+        weights, _, end = weights_of_block(body, query, keys, block_mask, index)
+        asking = body.Add(body.Range(0, PROMPT_BLOCK, 1), body.Mul(index, PROMPT_BLOCK))
+        real = body.Less(body.Unsqueeze(asking, [1]), rows)
+        paid = body.ReduceSum(body.Where(real, weights, 0.0), [2, 3], keepdims=0)
+        behind = body.Concat([0], body.Sub(length, end), axis=0)
+        return str(body.Add(total, body.Pad(paid, behind, 0.0, [2])))
+
+    nothing = emit.Expand(np.zeros((1, 1, 1), np.float32), emit.Shape("k", end=3))
+    return emit.accumulate(emit.Add(last, 1), nothing, block)
+
+
+def _rank(emit: Emitter, received: Value) -> Value:
+    """Score by which prompt positions stay, FLOAT [B,G,S]; the last tokens of a row always do."""
+    rows = emit.Reshape("prompt_lengths", [-1, 1, 1])
+    columns = count_to(emit, size(emit, "k", 2))
+    score = emit.Where(emit.GreaterOrEqual(received, 0.0), received, NOT_A_NUMBER)
+    contested = emit.Less(columns, emit.Sub(rows, emit.attribute("recent")))
+    return str(emit.Where(contested, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))

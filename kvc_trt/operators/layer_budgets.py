@@ -1,0 +1,95 @@
+"""KvcLayerBudgets: how much of one prompt each layer keeps (SqueezeAttention, arXiv 2404.04793).
+
+The exact division of `kvc_trt.reference.squeeze`, in double precision, for every row of the batch by itself.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from onnx import FunctionProto, TensorProto
+
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.function import function
+from kvc_trt.operators.shapes import one
+
+NAME = "KvcLayerBudgets"
+ATTRIBUTES = ("budget", "least", "most")
+
+
+def layer_budgets(layers: int, share: float) -> FunctionProto:
+    """(cosines FLOAT [L,B], prompt_lengths [B]) -> budgets INT64 [L,B].
+
+    Budgets lie between `least` and min(`most`, prompt length) and sum to L * `budget` where all of it finds room.
+    """
+    emit = Emitter()
+    values = emit.Cast(emit.Transpose("cosines", perm=[1, 0]), to=TensorProto.DOUBLE)
+    ascending, order = emit.TopK(values, [layers], outputs=2, axis=1, largest=0)
+    important = _important(emit, ascending, layers)
+    budget = emit.attribute("budget")
+    low = emit.Max(emit.attribute("least"), _floor_share(emit, budget, share))
+    others = emit.Sub(layers, important)
+    rest = emit.Sub(emit.Mul(budget, layers), emit.Mul(others, low))
+    base = emit.Div(rest, important)
+    extra = emit.Sub(rest, emit.Mul(base, important))
+    places = np.arange(layers, dtype=np.int64)[None]
+    share_of_rest = emit.Add(base, emit.Cast(emit.Less(places, extra), to=TensorProto.INT64))
+    wanted = emit.Where(emit.Less(places, important), share_of_rest, low)
+    room = emit.Unsqueeze(emit.Min("prompt_lengths", emit.attribute("most")), [1])
+    ranked = _spread(emit, wanted, room)
+    _, back = emit.TopK(order, [layers], outputs=2, axis=1, largest=0)
+    budgets = emit.Transpose(emit.GatherElements(ranked, back, axis=1), perm=[1, 0])
+    return function(NAME, ("cosines", "prompt_lengths"), {"budgets": budgets}, ATTRIBUTES, emit)
+
+
+def _floor_share(emit: Emitter, budget: Value, share: float) -> Value:
+    """floor(budget * share), as Python computes it."""
+    product = emit.Mul(emit.Cast(budget, to=TensorProto.DOUBLE), np.float64(share))
+    return str(emit.Cast(emit.Floor(product), to=TensorProto.INT64))
+
+
+def _important(emit: Emitter, values: Value, layers: int) -> Value:
+    """Layers below the highest of three clusters of `values` [B,L], ascending -> INT64 [B,1], at least 1.
+
+    Every pair of cuts (i, j) has a cost, infinite where a cut would divide equal values; the first least pair wins.
+    Fewer than two such cuts: the one there is, or all layers.
+    """
+    if layers == 1:
+        return str(emit.Expand(one(emit, emit.constant(1)), emit.Concat(emit.Shape(values, end=1), [1], axis=0)))
+    distinct = emit.Greater(emit.Slice(values, [1], [layers], [1]), emit.Slice(values, [0], [layers - 1], [1]))
+    cuts = emit.ReduceSum(emit.Cast(distinct, to=TensorProto.INT64), [1])
+    first_cut = emit.Add(emit.ArgMax(emit.Cast(distinct, to=TensorProto.INT32), axis=1, keepdims=1), 1)
+    few = emit.Where(emit.Equal(cuts, 0), np.int64(layers), first_cut)
+    if layers == 2:
+        return str(few)
+    pairs = np.array([(i, j) for i in range(1, layers) for j in range(i + 1, layers)], np.int64)
+    cost = _cost(emit, values, pairs, layers)
+    allowed = emit.And(*(emit.Gather(distinct, pairs[:, side] - 1, axis=1) for side in (0, 1)))
+    best = emit.ArgMin(emit.Where(allowed, cost, np.float64(np.inf)), axis=1, keepdims=1)
+    return str(emit.Where(emit.Less(cuts, 2), few, emit.Gather(pairs[:, 1], best)))
+
+
+def _cost(emit: Emitter, values: Value, pairs: np.ndarray, layers: int) -> Value:
+    """Sum of squared deviations of the three segments that each pair of cuts makes, DOUBLE [B,pairs]."""
+    running = [
+        emit.Pad(emit.CumSum(terms, 1), [1, 0], np.float64(0), [1]) for terms in (values, emit.Mul(values, values))
+    ]
+    zero, end = np.zeros(len(pairs), np.int64), np.full(len(pairs), layers, np.int64)
+    edges = [zero, pairs[:, 0], pairs[:, 1], end]
+    costs = []
+    for start, stop in pairwise(edges):
+        total, squares = (emit.Sub(*(emit.Gather(sums, edge, axis=1) for edge in (stop, start))) for sums in running)
+        count = (stop - start).astype(np.float64)[None]
+        costs.append(emit.Sub(squares, emit.Div(emit.Mul(total, total), count)))
+    return str(emit.Add(emit.Add(costs[0], costs[1]), costs[2]))
+
+
+def _spread(emit: Emitter, wanted: Value, room: Value) -> Value:
+    """`wanted` [B,L] cut to `room` [B,1]; what is cut off goes to the first layers that have room."""
+    held = emit.Min(wanted, room)
+    surplus = emit.ReduceSum(emit.Sub(wanted, held), [1])
+    free = emit.Sub(room, held)
+    given_before = emit.CumSum(free, 1, exclusive=1)
+    left = emit.Max(emit.Sub(surplus, given_before), 0)
+    return str(emit.Add(held, emit.Min(free, left)))

@@ -1,0 +1,70 @@
+"""KvcPrefillAttention: exact causal attention over the prompt, in memory linear in its length.
+
+One iteration per block of queries, keys cut at the block's end. A TensorRT build replaces the node by fused attention.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import FunctionProto
+
+from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.function import function
+from kvc_trt.operators.shapes import MASKED, attention_scale, float32, one, scalar, size
+
+NAME = "KvcPrefillAttention"
+
+
+def prefill_attention() -> FunctionProto:
+    """(q [B,H,S,D], k, v [B,G,S,D]) -> o [B,H,S,D]; S is a multiple of PROMPT_BLOCK.
+
+    Rows are padded on the right: the causal mask keeps padding away from every real token.
+    """
+    emit = Emitter()
+    heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
+    query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
+    keys, values = float32(emit, "k"), float32(emit, "v")
+    block_mask = future_of_block(emit)
+    count = scalar(emit, emit.Div(size(emit, "q", 2), PROMPT_BLOCK))
+    last = emit.Sub(count, 1)
+
+    def block(body: Emitter, iteration: Value) -> Value:
+        return _attend_block(body, query, keys, values, block_mask, body.Sub(last, iteration))
+
+    # The last block needs most memory and comes first: what the others need fits into the same place. The other way
+    # round an allocator keeps the temporaries of every block apart, which adds up to the square of the length again.
+    blocks = emit.Slice(emit.collect(count, block), [-1], [np.iinfo(np.int64).min], [0], [-1])
+    in_order = emit.Transpose(blocks, perm=[1, 2, 3, 0, 4, 5])
+    output = emit.CastLike(emit.Reshape(in_order, emit.Shape("q")), "q")
+    return function(NAME, ("q", "k", "v"), {"o": output}, (), emit)
+
+
+def future_of_block(emit: Emitter) -> Value:
+    """FLOAT [block, block]: MASKED where a key of the block lies behind the query, else 0."""
+    offsets = emit.Range(0, PROMPT_BLOCK, 1)
+    return str(emit.Where(emit.Greater(offsets, emit.Unsqueeze(offsets, [1])), MASKED, 0.0))
+
+
+def weights_of_block(
+    emit: Emitter, query: Value, keys: Value, block_mask: Value, index: Value
+) -> tuple[Value, Value, Value]:
+    """Probabilities [B,G,g,block,end] that block `index` of `query` [B,G,g,S,D] pays all keys up to its end.
+
+    Also the block's queries [B,G,g,block,D] and its end, INT64 [1].
+    """
+    start = one(emit, emit.Mul(index, PROMPT_BLOCK))
+    end = emit.Add(start, PROMPT_BLOCK)
+    rows = emit.Slice(query, start, end, [3])
+    matrix = emit.Reshape(rows, emit.Concat([0, 0, -1], size(emit, query, 4), axis=0))
+    scores = emit.MatMul(matrix, emit.Transpose(emit.Slice(keys, [0], end, [2]), perm=[0, 1, 3, 2]))
+    mask = emit.Pad(block_mask, emit.Concat([0], start, [0, 0], axis=0), 0.0)
+    by_head = emit.Add(emit.Reshape(scores, emit.Concat(emit.Shape(rows, end=-1), [-1], axis=0)), mask)
+    return emit.Softmax(by_head, axis=-1), rows, end
+
+
+def _attend_block(emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, index: Value) -> Value:
+    """Attention of block `index` of `query` [B,G,g,S,D] to all keys up to the end of the block; -> [B,G,g,block,D]."""
+    weights, rows, end = weights_of_block(emit, query, keys, block_mask, index)
+    matrix = emit.Reshape(weights, emit.Concat([0, 0, -1], end, axis=0))
+    return str(emit.Reshape(emit.MatMul(matrix, emit.Slice(values, [0], end, [2])), emit.Shape(rows)))

@@ -1,0 +1,83 @@
+"""KvcQuestAttention: append one token, attend to the pages whose bounds promise most, per query head (Quest).
+
+Source: Quest (arXiv 2406.10774), algorithm 1; exact rule in docs/policies/quest.md. Bounds are channel-major, page
+maxima of K and of -K [B,G,2D,P]: max(q·max K, q·min K) summed over channels is the product of [max(q,0), max(-q,0)].
+"""
+
+from __future__ import annotations
+
+from onnx import FunctionProto
+
+from kvc_trt.operators.attend import GroupedQuery, attend
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.function import function
+from kvc_trt.operators.selective import LOWEST_RANK, Layout, Step, append, ascending, attend_all_or
+from kvc_trt.operators.shapes import count_to, float32, one, size
+
+NAME = "KvcQuestAttention"
+INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "bounds", "cache_lengths")
+ATTRIBUTES = ("page_size", "top_k", "token_budget", "dense_until")
+
+
+def quest_attention(layout: Layout) -> FunctionProto:
+    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], bounds [B,G,2D,P], cache_lengths [B]) ->
+    (output [B,H,D], k_cache, v_cache, bounds, selected INT32 [B,H,max(top_k, token_budget, dense_until)]).
+
+    `top_k` is a multiple of `page_size`. A row with at most max(token_budget, dense_until) entries attends to all of
+    them. When all rows of the batch are that short, the code of KvcDenseAttention runs, on the same slice.
+    """
+    emit = Emitter()
+    place, step = append(emit, layout)
+    newest = emit.Div(place.slots, emit.attribute("page_size"))
+    bounds = place.raise_bounds("bounds", "k_new", newest, layout.dtype)
+
+    def sparse(branch: Emitter) -> list[Value]:
+        tokens, taken = _tokens_of_pages(branch, step, _ranked_pages(branch, step, bounds, newest))
+        return _attend_per_head(branch, step, tokens, taken)
+
+    output, read = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_heads)
+    selected = ascending(emit, read, emit.Max(step.limit, emit.attribute("top_k")))
+    caches = {"k_cache_out": step.keys, "v_cache_out": step.values, "bounds_out": bounds}
+    return function(NAME, INPUTS, {"output": output, **caches, "selected": selected}, ATTRIBUTES, emit)
+
+
+def _ranked_pages(emit: Emitter, step: Step, bounds: Value, newest: Value) -> Value:
+    """What any key within a page's bounds could reach, FLOAT [B,G,g,P]; the newest page ranks above all others."""
+    query = step.query.plain
+    size_of = emit.Abs(query)
+    # Not Relu, which may drop a NaN; exact, for both sums are 0 or twice |q|.
+    both_signs = emit.Mul(emit.Concat(emit.Add(size_of, query), emit.Sub(size_of, query), axis=3), 0.5)
+    score = emit.MatMul(both_signs, float32(emit, bounds))
+    pages = count_to(emit, size(emit, bounds, 3))
+    comparable = emit.And(emit.Not(emit.IsNaN(score)), emit.Less(pages, newest))
+    return str(emit.Where(emit.Equal(pages, newest), -LOWEST_RANK, emit.Where(comparable, score, LOWEST_RANK)))
+
+
+def _tokens_of_pages(emit: Emitter, step: Step, ranked: Value) -> tuple[Value, Value]:
+    """The tokens of each head's best pages; -> (tokens INT64 [B,G,g*T], taken BOOL of the same shape).
+
+    As many pages are walked as the row with the most of them needs; the others stop early.
+    """
+    page_size, lengths = emit.attribute("page_size"), step.lengths
+    in_use = emit.Div(emit.Add(lengths, emit.Sub(page_size, 1)), page_size)
+    budget = emit.Div(emit.attribute("top_k"), page_size)
+    wanted = emit.Where(emit.LessOrEqual(lengths, step.limit), in_use, emit.Min(in_use, budget))
+    count = emit.ReduceMax(wanted, keepdims=0)
+    _, pages = emit.TopK(ranked, one(emit, count), outputs=2, axis=3)
+    within = emit.Unsqueeze(emit.Less(emit.Range(0, count, 1), wanted), [4])
+    tokens = emit.Add(emit.Mul(emit.Unsqueeze(pages, [4]), page_size), emit.Range(0, page_size, 1))
+    taken = emit.And(within, emit.Less(tokens, emit.Unsqueeze(lengths, [4])))
+    flat = [0, 0, -1]
+    return emit.Reshape(tokens, flat), emit.Reshape(taken, flat)
+
+
+def _attend_per_head(emit: Emitter, step: Step, tokens: Value, taken: Value) -> list[Value]:
+    """[attended [B,H,1,D], tokens INT64 [B,H,T], -1 where not taken]: every query head gathers its own entries."""
+    heads, head_size = step.layout.shape.fixed_heads, step.layout.shape.head_size
+    by_head = [0, heads, -1]
+    keys, values = step.gather(emit, emit.Reshape(step.rows(emit, tokens), by_head))
+    alone = [0, heads, 1, head_size]
+    query = GroupedQuery(emit.Reshape(step.query.plain, alone), emit.Reshape(step.query.scaled, alone))
+    visible = emit.Reshape(taken, by_head)
+    attended = attend(emit, query, keys, values, emit.Unsqueeze(visible, [2]))
+    return [attended, emit.Where(visible, emit.Reshape(tokens, by_head), -1)]

@@ -1,0 +1,119 @@
+"""KvcRecentAttention, KvcRankedRecentAttention: write one token over the oldest that is no sink, attend to all entries.
+
+Source: StreamingLLM (arXiv 2309.17453), section 3; exact rule in docs/policies/. Behind the sinks the slots are a ring:
+an entry stays where it is until it is overwritten, so their order is not that of the text once the ring has turned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import FunctionProto
+
+from kvc_trt.operators.append import Place
+from kvc_trt.operators.attend import attend_first, attend_slots, group_query, ungroup
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.function import function
+from kvc_trt.operators.shapes import HeadShape, float32, one
+
+NAME = "KvcRecentAttention"
+RANKED_NAME = "KvcRankedRecentAttention"
+INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
+TABLES = ("cosine", "sine")
+ATTRIBUTES = ("capacity", "sinks")
+
+
+def recent_attention(shape: HeadShape) -> FunctionProto:
+    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], cache_lengths [B]) ->
+    (output [B,H,D], k_cache, v_cache).
+
+    `cache_lengths` counts all tokens that were ever stored. While every row fits, this is the code of
+    KvcDenseAttention on the same slice.
+    """
+    emit = Emitter()
+    ring = _append(emit, shape)
+    query = group_query(emit, "query", shape)
+
+    def sliced(branch: Emitter) -> list[Value]:
+        return [attend_first(branch, query, ring.keys, ring.values, ring.stored, ring.longest)]
+
+    def in_place(branch: Emitter) -> list[Value]:
+        return [attend_slots(branch, query, ring.keys, ring.values, ring.stored)]
+
+    attended = emit.choose(ring.fits, sliced, in_place, outputs=1)
+    return _function(emit, NAME, INPUTS, ring, ungroup(emit, attended, "query", shape))
+
+
+def ranked_recent_attention(shape: HeadShape) -> FunctionProto:
+    """As `recent_attention`, of queries and keys before the rotary embedding, and its tables `cosine`, `sine` [S,D/2].
+
+    Keys are rotated at every step by their rank among the entries of the cache: the sinks first, then by age.
+    """
+    emit = Emitter()
+    ring = _append(emit, shape)
+    newest = emit.Min(emit.Reshape("cache_lengths", [-1, 1]), emit.Sub(emit.attribute("capacity"), 1))
+    turned = _rotated(emit, emit.Unsqueeze("query", [2]), newest)
+    query = group_query(emit, emit.Squeeze(turned, [2]), shape)
+
+    def sliced(branch: Emitter) -> list[Value]:
+        first = [branch.Slice(cache, [0], one(branch, ring.longest), [2]) for cache in (ring.keys, ring.values)]
+        ranks = branch.Expand(branch.Range(0, ring.longest, 1), branch.Shape(newest))
+        return [attend_slots(branch, query, _rotated(branch, first[0], ranks), first[1], ring.stored)]
+
+    def in_place(branch: Emitter) -> list[Value]:
+        keys = _rotated(branch, ring.keys, _ranks(branch, ring))
+        return [attend_slots(branch, query, keys, ring.values, ring.stored)]
+
+    attended = emit.choose(ring.fits, sliced, in_place, outputs=1)
+    return _function(emit, RANKED_NAME, (*INPUTS, *TABLES), ring, ungroup(emit, attended, "query", shape))
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """The cache after the append."""
+
+    keys: Value
+    values: Value
+    stored: Value
+    """INT64 [B,1,1,1]: tokens ever stored, the new one included; more than the capacity once the ring has turned."""
+    newest: Value
+    """INT64 [B,1,1,1]: slot of the new token."""
+    length: Value
+    """Scalar: slots behind the sinks."""
+    longest: Value
+    """Scalar: the largest of `stored`."""
+    fits: Value
+    """BOOL scalar: no row has lost a token."""
+
+
+def _append(emit: Emitter, shape: HeadShape) -> _Ring:
+    capacity, sinks = emit.attribute("capacity"), emit.attribute("sinks")
+    before, length = emit.Reshape("cache_lengths", [-1, 1, 1, 1]), emit.Sub(capacity, sinks)
+    turning = emit.Add(emit.Mod(emit.Sub(before, sinks), length), sinks)
+    newest = emit.Where(emit.Less(before, capacity), before, turning)
+    place = Place(emit, "cache_lengths", shape, newest)
+    keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
+    stored = emit.Add(before, 1)
+    longest = emit.ReduceMax(stored, keepdims=0)
+    return _Ring(keys, values, stored, newest, length, longest, emit.LessOrEqual(longest, capacity))
+
+
+def _ranks(emit: Emitter, ring: _Ring) -> Value:
+    """INT64 [B,C]: rank of the entry in each slot; in slots that are empty, anything."""
+    capacity, sinks = emit.attribute("capacity"), emit.attribute("sinks")
+    slots = emit.Range(0, capacity, 1)
+    stored, newest = (emit.Squeeze(value, [2, 3]) for value in (ring.stored, ring.newest))
+    age = emit.Mod(emit.Sub(newest, slots), ring.length)
+    by_age = emit.Sub(emit.Sub(capacity, 1), age)
+    turned = emit.And(emit.Greater(stored, capacity), emit.GreaterOrEqual(slots, sinks))
+    return str(emit.Where(turned, by_age, slots))
+
+
+def _rotated(emit: Emitter, x: Value, positions: Value) -> Value:
+    """`x` [B,heads,n,D] at `positions` [B,n], computed in fp32 and rounded as what is rotated before it is stored."""
+    return str(emit.CastLike(emit.RotaryEmbedding(float32(emit, x), *TABLES, positions), x))
+
+
+def _function(emit: Emitter, name: str, inputs: tuple[str, ...], ring: _Ring, output: Value) -> FunctionProto:
+    outputs = {"output": output, "k_cache_out": ring.keys, "v_cache_out": ring.values}
+    return function(name, inputs, outputs, ATTRIBUTES, emit)

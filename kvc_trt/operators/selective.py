@@ -1,0 +1,107 @@
+"""What the operators have in common that read a part of the cache: the append, the dense way out, the list of reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvc_trt.operators.append import Place
+from kvc_trt.operators.attend import GroupedQuery, attend_first, group_query, ungroup
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.shapes import HeadShape, int32, one, size
+
+LAST_INDEX = np.int64(2**31 - 1)
+LOWEST_RANK = np.float32(-np.inf)
+"""Of NaN, and of what is not in use: among equals the lower index wins, so what is not in use comes last."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Numbers of one engine that a body contains; None where layers differ, and the body asks its inputs."""
+
+    shape: HeadShape
+    capacity: int | None
+    pages: int | None
+    dtype: str
+    """Type of the cache."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What both ways to attend need, after the append."""
+
+    layout: Layout
+    query: GroupedQuery
+    keys: Value
+    values: Value
+    key_rows: Value
+    """`keys` as [B*G*C,D]: rows gathered by one index each cost less than by index tuples."""
+    value_rows: Value
+    first_row: Value
+    """INT64 [B,G,1]: row of each head's slot 0 in `key_rows` and `value_rows`."""
+    lengths: Value
+    """[B,1,1,1], the new entry included."""
+    longest: Value
+    """Scalar: the longest row."""
+    limit: Value
+    """Scalar: rows up to this length attend to all their entries."""
+
+    def rows(self, emit: Emitter, tokens: Value) -> Value:
+        """Rows of `tokens` [B,G,T] in `key_rows`; tokens past the capacity point at the last slot."""
+        capacity = _capacity(emit, self.layout)
+        last = [capacity - 1] if isinstance(capacity, int) else emit.Sub(capacity, 1)
+        return str(emit.Add(emit.Min(tokens, last), self.first_row))
+
+    def gather(self, emit: Emitter, rows: Value) -> tuple[Value, Value]:
+        """Keys and values [...,D] of `rows` [...]."""
+        keys, values = (str(emit.Gather(cache, rows)) for cache in (self.key_rows, self.value_rows))
+        return keys, values
+
+
+def append(emit: Emitter, layout: Layout) -> tuple[Place, Step]:
+    """Store k_new and v_new behind the `cache_lengths` entries of k_cache and v_cache."""
+    place = Place(emit, "cache_lengths", layout.shape)
+    keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
+    lengths = emit.Add(place.slots, 1)
+    limit = emit.Max(emit.attribute("token_budget"), emit.attribute("dense_until"))
+    query = group_query(emit, "query", layout.shape)
+    # Outside of the branches, where ONNX Runtime is known to reshape in place.
+    key_rows, value_rows = (emit.Reshape(cache, [-1, layout.shape.head_size]) for cache in (keys, values))
+    first_row, longest = place.first_rows(_capacity(emit, layout)), emit.ReduceMax(lengths, keepdims=0)
+    return place, Step(layout, query, keys, values, key_rows, value_rows, first_row, lengths, longest, limit)
+
+
+def attend_all_or(
+    emit: Emitter, step: Step, sparse: Callable[[Emitter], list[Value]], *, lists: int
+) -> tuple[Value, Value]:
+    """Dense attention by the code of KvcDenseAttention where all rows of the batch fit, else what `sparse` writes:
+    its result, and the tokens read INT64 [B,lists,T], -1 for none. -> (output [B,H,D], the same list of tokens)."""
+
+    def dense(branch: Emitter) -> list[Value]:
+        attended = attend_first(branch, step.query, step.keys, step.values, step.lengths, step.longest)
+        slots = branch.Range(0, step.longest, 1)
+        every = branch.Where(branch.Less(slots, branch.Squeeze(step.lengths, [3])), slots, -1)
+        return [attended, branch.Expand(every, [1, lists, 1])]
+
+    fits = emit.LessOrEqual(step.longest, step.limit)
+    attended, tokens = emit.choose(fits, dense, sparse, outputs=2)
+    return ungroup(emit, attended, "query", step.layout.shape), tokens
+
+
+def ascending(emit: Emitter, tokens: Value, width: Value) -> Value:
+    """`tokens` INT64 [B,G,T] with -1 for none -> INT32 [B,G,width] ascending, -1 past the end.
+
+    Written outside of the branches: `prune` drops it where `selected` is not used.
+    """
+    width = one(emit, width)
+    gaps = emit.Where(emit.Less(tokens, 0), LAST_INDEX, tokens)
+    listed, _ = emit.TopK(gaps, emit.Min(width, size(emit, tokens, 2)), outputs=2, axis=2, largest=0)
+    missing = emit.Sub(width, size(emit, listed, 2))
+    padded = emit.Pad(listed, emit.Concat([0, 0, 0, 0, 0], missing, axis=0), LAST_INDEX)
+    return int32(emit, emit.Where(emit.Equal(padded, LAST_INDEX), -1, padded))
+
+
+def _capacity(emit: Emitter, layout: Layout) -> int | Value:
+    return size(emit, "k_cache", 2) if layout.capacity is None else layout.capacity

@@ -1,0 +1,91 @@
+"""KvcSparqAttention: append one token, score all by a few channels, attend to the best ones (SparQ).
+
+Source: SparQ (arXiv 2312.04985), algorithm 1; exact rule in docs/policies/sparq.md. `channels` holds the keys a second
+time, channel-major [B,G,D,C]: a score on r channels reads r rows of it. `value_sum` is the running sum of the values.
+"""
+
+from __future__ import annotations
+
+from onnx import FunctionProto
+
+from kvc_trt.operators.attend import attend
+from kvc_trt.operators.channels import largest_channels, temperature
+from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.function import function
+from kvc_trt.operators.selective import LOWEST_RANK, Layout, Step, append, ascending, attend_all_or
+from kvc_trt.operators.shapes import MASKED, float32, one, size
+
+NAME = "KvcSparqAttention"
+INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "channels", "value_sum", "cache_lengths")
+ATTRIBUTES = ("top_r", "top_k", "token_budget", "dense_until")
+
+
+def sparq_attention(layout: Layout, *, reallocate: bool) -> FunctionProto:
+    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], channels [B,G,D,C], value_sum FLOAT [B,G,D],
+    cache_lengths [B]) -> (output [B,H,D], k_cache, v_cache, channels, value_sum,
+    selected INT32 [B,G,max(top_k + 1, token_budget, dense_until)]).
+
+    The current token and `top_k` others are read; a row with at most max(token_budget, dense_until) entries attends to
+    all of them. When all rows of the batch are that short, the code of KvcDenseAttention runs, on the same slice.
+    `reallocate` gives the attention that scores leave to unread tokens to the mean value.
+    """
+    emit = Emitter()
+    place, step = append(emit, layout)
+    channels = place.append_columns("channels", "k_new")
+    value_sum = emit.Add("value_sum", float32(emit, "v_new"))
+
+    def sparse(branch: Emitter) -> list[Value]:
+        scores = _scores(branch, step, channels)
+        tokens, taken = _choose(branch, step, scores)
+        keys, values = step.gather(branch, step.rows(branch, tokens))
+        visible = branch.Unsqueeze(taken, [2])
+        attended = attend(branch, step.query, keys, values, visible)
+        if reallocate:
+            share = _share_read(branch, step, scores, tokens, visible)
+            mean = branch.Div(branch.Unsqueeze(value_sum, [2]), float32(branch, step.lengths))
+            attended = branch.Add(branch.Mul(share, attended), branch.Mul(branch.Sub(1.0, share), mean))
+        return [attended, branch.Where(taken, tokens, -1)]
+
+    output, read = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_kv_heads)
+    selected = ascending(emit, read, emit.Max(step.limit, emit.Add(emit.attribute("top_k"), 1)))
+    caches = {"k_cache_out": step.keys, "v_cache_out": step.values}
+    states = {**caches, "channels_out": channels, "value_sum_out": value_sum}
+    return function(NAME, INPUTS, {"output": output, **states, "selected": selected}, ATTRIBUTES, emit)
+
+
+def _scores(emit: Emitter, step: Step, channels: Value) -> Value:
+    """Every head's score of the first slots on the group's channels, FLOAT [B,G,g,longest].
+
+    Divided after the product: tokens whose products are equal stay equal.
+    """
+    query = step.query.plain
+    row = emit.Unsqueeze(largest_channels(emit, query), [3])
+    by_channel = emit.GatherND(emit.Transpose(query, perm=[0, 1, 3, 2]), row, batch_dims=2)
+    chosen = emit.Transpose(by_channel, perm=[0, 1, 3, 2])
+    keys = emit.Slice(emit.GatherND(channels, row, batch_dims=2), [0], one(emit, step.longest), [3])
+    product = emit.MatMul(chosen, float32(emit, keys))
+    return str(emit.Div(product, temperature(emit, query, chosen, step.layout.shape.head_size)))
+
+
+def _choose(emit: Emitter, step: Step, scores: Value) -> tuple[Value, Value]:
+    """-> (tokens INT64 [B,G,T], best first, the current one before all; taken BOOL [B,1,T])."""
+    summed = emit.ReduceSum(scores, [2], keepdims=0)
+    lengths = emit.Squeeze(step.lengths, [3])
+    slots, current = emit.Range(0, step.longest, 1), emit.Sub(lengths, 1)
+    comparable = emit.And(emit.Not(emit.IsNaN(summed)), emit.Less(slots, current))
+    ranked = emit.Where(comparable, summed, emit.Where(emit.Equal(slots, current), -LOWEST_RANK, LOWEST_RANK))
+    budget = emit.Min(lengths, emit.Add(emit.attribute("top_k"), 1))
+    wanted = emit.Where(emit.LessOrEqual(lengths, step.limit), lengths, budget)
+    count = emit.ReduceMax(wanted, keepdims=0)
+    _, tokens = emit.TopK(ranked, one(emit, count), outputs=2, axis=2)
+    return tokens, emit.Less(emit.Range(0, count, 1), wanted)
+
+
+def _share_read(emit: Emitter, step: Step, scores: Value, tokens: Value, visible: Value) -> Value:
+    """How much of each head's attention, by its scores, falls on the tokens read; FLOAT [B,G,g,1]."""
+    in_use = emit.Less(emit.Range(0, step.longest, 1), step.lengths)
+    # Empty slots score 0: adding to them costs less than Where, which passes over all scores more often.
+    weights = emit.Softmax(emit.Add(scores, emit.Where(in_use, 0.0, MASKED)), axis=-1)
+    per_head = emit.Expand(emit.Unsqueeze(tokens, [2]), emit.Concat([1, 1], size(emit, scores, 2), [1], axis=0))
+    read = emit.GatherElements(weights, per_head, axis=3)
+    return str(emit.ReduceSum(emit.Where(visible, read, 0.0), [3]))

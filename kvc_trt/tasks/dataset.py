@@ -1,0 +1,121 @@
+"""A data set: samples of one task as JSON lines, the same bytes wherever and whenever they are drawn.
+
+The first line says what the samples are (task, seed, sizes, options, tokenizer); each other line is one sample. The
+digest is the SHA-256 of the whole file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.tasks.associative_recall import ids_of
+from kvc_trt.tasks.registry import Task, task
+from kvc_trt.tasks.sample import TaskSample
+from kvc_trt.tasks.tokenizer import TaskTokenizer
+
+VERSION = 1
+"""Of the file's layout, and of the generators: raised when equal arguments give other samples."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Samples 0, 1, ... of a task, and what they were drawn with."""
+
+    task: str
+    seed: int
+    target_tokens: int
+    max_new_tokens: int
+    tokenizer: str | None
+    """SHA-256 of tokenizer.json; None for a task of token ids."""
+    samples: tuple[TaskSample, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    def to_jsonl(self) -> str:
+        """The file's text."""
+        header = {name: value for name, value in vars(self).items() if name != "samples"}
+        header["count"] = len(self.samples)
+        lines = [header, *(asdict(sample) for sample in self.samples)]
+        return "".join(f"{_json(line)}\n" for line in lines)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file, hexadecimal."""
+        return hashlib.sha256(self.to_jsonl().encode()).hexdigest()
+
+
+def draw_data_set(
+    chosen: Task,
+    *,
+    seed: int,
+    samples: int,
+    target_tokens: int,
+    tokenizer: TaskTokenizer | None,
+    max_new_tokens: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> DataSet:
+    """Draw samples 0 .. `samples` - 1. A task of token ids takes only the vocabulary's size from the tokenizer.
+
+    InputError where the target is too short for the task or too long for the model, or the tokenizer cannot spell it.
+    """
+    given = dict(options or {})
+    encode = ids_of
+    if tokenizer is not None:
+        tokenizer.require_positions(chosen.name, target_tokens)
+    if chosen.reads == "ids":
+        if tokenizer is not None:
+            given.setdefault("vocabulary_size", tokenizer.vocabulary_size)
+    elif tokenizer is None:
+        raise InputError(f"task {chosen.name} is text, and needs a tokenizer to be sized with")
+    else:
+        encode = tokenizer.encode
+    room = chosen.max_new_tokens if max_new_tokens is None else max_new_tokens
+    drawn = []
+    with (progress or NullProgress()).task(chosen.name, samples) as advance:
+        for index in range(samples):
+            sample = chosen.sample(
+                seed=seed, index=index, target_tokens=target_tokens, encode=encode, max_new_tokens=room, **given
+            )
+            if tokenizer is not None and chosen.reads == "text":
+                tokenizer.check_spelling(sample)
+            drawn.append(sample)
+            advance(1)
+    fingerprint = tokenizer.fingerprint if tokenizer is not None and chosen.reads == "text" else None
+    return DataSet(chosen.name, seed, target_tokens, room, fingerprint, tuple(drawn), given)
+
+
+def read_data_set(path: Path) -> DataSet:
+    """The data set of a file; InputError where it cannot be read, is not whole, or is of another version."""
+    try:
+        header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        count = header.pop("count")
+        if (version := header.get("version")) != VERSION:
+            raise InputError(
+                f"{path} is of version {version}, expected {VERSION}", hint=f"write it again: {_again(path)}"
+            )
+        samples = tuple(TaskSample(**{**line, "answers": tuple(line["answers"])}) for line in lines)
+        found = DataSet(samples=samples, **header)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} is not a data set of kvc-trt", hint=f"write one: {_again(path)}") from error
+    if len(samples) != count:
+        raise InputError(f"{path} has {len(samples)} samples, its header says {count}", hint=_again(path))
+    task(found.task)
+    return found
+
+
+def _again(path: Path) -> str:
+    return f"kvc-trt tasks write TASK -o {path}"
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

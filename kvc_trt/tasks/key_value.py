@@ -1,0 +1,105 @@
+"""Key-value retrieval in filler: which four words stand behind this key?
+
+A prompt is `<bos>`, filler words, and records `<record> key v1 v2 v3 v4` at random gaps; the query is `<query> key`.
+It is LongEval's line retrieval [1] in the vocabulary of `retrieval-tiny`, and like MQAR [2] it needs exact recall of
+what stands anywhere in the context. An answer is right only if all four words are.
+
+[1] D. Li et al., "How Long Can Open-Source LLMs Truly Promise on Context Length?", LMSYS, 2023.
+[2] S. Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", arXiv:2312.04927, 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+from kvc_trt.tasks.randomness import sample_rng
+from kvc_trt.tasks.vocabulary import BOS, FILLER_IDS, KEY_IDS, QUERY, RECORD, VALUE_IDS, text_of
+
+Ids = NDArray[np.int64]
+Placement = Literal["in_prompt", "after_compaction"]
+
+VALUES_PER_RECORD = len(VALUE_IDS)
+RECORD_TOKENS = 2 + VALUES_PER_RECORD
+QUERY_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class KeyValueSample:
+    """One question and its answer, as token ids and as words."""
+
+    prompt_ids: tuple[int, ...]
+    query_ids: tuple[int, ...]  # fed through decode after the prompt; empty where the prompt ends with the query
+    answer_ids: tuple[int, ...]
+
+    @property
+    def prompt_text(self) -> str:
+        """Without `<bos>`, which the tokenizer adds."""
+        return text_of(self.prompt_ids[1:])
+
+    @property
+    def query_text(self) -> str:
+        """To be encoded without special tokens, because it continues a prompt."""
+        return text_of(self.query_ids)
+
+    @property
+    def answer_text(self) -> str:
+        """The four values, without the `<end>` that the model puts behind them."""
+        return text_of(self.answer_ids)
+
+
+def generate(
+    *, seed: int, index: int, context_tokens: int, pairs: int, placement: Placement = "in_prompt"
+) -> KeyValueSample:
+    """Sample `index` of the data set that `seed` names; the prompt has exactly `context_tokens` tokens.
+
+    `in_prompt` ends the prompt with the query, so an observation window sees the question. `after_compaction` keeps the
+    query out of the prompt: what a policy evicts is then chosen without knowing what will be asked. Records and
+    question of a sample are the same in both.
+    """
+    if placement not in ("in_prompt", "after_compaction"):
+        raise InputError(f"placement is {placement!r}, expected 'in_prompt' or 'after_compaction'")
+    query_room = QUERY_TOKENS if placement == "in_prompt" else 0
+    _require_fit(context_tokens, pairs, query_room)
+
+    rng = sample_rng("key_value", seed, index)
+    asked = int(rng.integers(pairs))  # before the haystack, whose draws depend on its length
+    haystack, keys, values = draw_haystack(rng, context_tokens - query_room, pairs)
+    prompt = tuple(haystack.tolist())
+    query = (QUERY, int(keys[asked]))
+    answer = tuple(values[asked].tolist())
+    if placement == "in_prompt":
+        return KeyValueSample(prompt + query, (), answer)
+    return KeyValueSample(prompt, query, answer)
+
+
+def draw_haystack(rng: np.random.Generator, length: int, pairs: int) -> tuple[Ids, Ids, Ids]:
+    """`<bos>`, filler and records: ids [length], the distinct keys in record order [pairs], their values [pairs, 4]."""
+    keys = rng.choice(KEY_IDS, size=pairs, replace=False)
+    values = np.stack([rng.choice(alphabet, size=pairs) for alphabet in VALUE_IDS], axis=1)
+
+    # Records and filler words are the items of one line; a uniform choice of items to be records makes the gaps random.
+    fillers = length - 1 - RECORD_TOKENS * pairs
+    items = np.sort(rng.choice(fillers + pairs, size=pairs, replace=False))
+    starts = 1 + items + (RECORD_TOKENS - 1) * np.arange(pairs)
+
+    ids = rng.choice(FILLER_IDS, size=length)
+    ids[0] = BOS
+    records = np.column_stack([np.full(pairs, RECORD), keys, values])
+    ids[starts[:, None] + np.arange(RECORD_TOKENS)] = records
+    return ids, keys, values
+
+
+def _require_fit(context_tokens: int, pairs: int, query_room: int) -> None:
+    if not 1 <= pairs <= len(KEY_IDS):
+        raise InputError(f"key-value retrieval: pairs is {pairs}, expected 1 to {len(KEY_IDS)} (keys are distinct)")
+    needed = 1 + RECORD_TOKENS * pairs + query_room
+    if context_tokens < needed:
+        raise InputError(
+            f"key-value retrieval: {pairs} pairs need {needed} tokens, the context has {context_tokens}",
+            hint=f"use at most {max(0, context_tokens - query_room - 1) // RECORD_TOKENS} pairs, or a longer context",
+        )

@@ -1,0 +1,143 @@
+"""Needles in a haystack: RULER's NIAH families [1] in wording of our own.
+
+A needle is one sentence, `Entry <key> reads <value>.`; the question asks for the values of one key or of several. The
+answer is greedy text, and the score is the share of values that it contains. Where a key has several values, its
+needles say when it reads them (`first`, `then`, `later`, `finally`, in the order in which they stand), and so does the
+answer: unlike RULER's, such needles differ in more than their values.
+
+[1] C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?", arXiv:2404.06654.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from kvc_trt.errors import InputError
+from kvc_trt.tasks.fit import fit_units
+from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, insert_needles, repeated
+from kvc_trt.tasks.keys import Kind, draw_distinct
+from kvc_trt.tasks.prose import prose
+from kvc_trt.tasks.randomness import sample_rng
+from kvc_trt.tasks.sample import Encode, TaskSample
+
+Haystack = Literal["noise", "prose", "needles"]
+HAYSTACKS: tuple[Haystack, ...] = get_args(Haystack)
+INTRODUCTION = "Remember what every entry reads."
+COUNTS = ("one", "two", "three", "four")
+TIMES = ("first", "then", "later", "finally")
+DEPTHS = 40
+MAX_NEW_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What distinguishes the tasks of the family.
+
+    `keys` needles of different keys, or `values_per_key` needles of each; the first `asked` keys are asked for. In a
+    haystack of needles every unit is one more needle. Either one key is asked for, or keys have one value.
+    """
+
+    haystack: Haystack
+    keys: int = 1
+    values_per_key: int = 1
+    asked: int = 1
+    key_kind: Kind = "words"
+    value_kind: Kind = "numbers"
+
+    def __post_init__(self) -> None:
+        """InputError where no question can be phrased."""
+        most = len(TIMES)
+        if self.haystack not in HAYSTACKS:
+            raise InputError(f"haystack is {self.haystack!r}, expected one of {', '.join(HAYSTACKS)}")
+        if not (1 <= self.asked <= min(self.keys, most) and 1 <= self.values_per_key <= most):
+            raise InputError(
+                f"needles: {self.keys} keys, {self.asked} asked, {self.values_per_key} values per key; expected "
+                f"1 <= asked <= keys, and at most {most} asked and {most} values"
+            )
+        if self.asked > 1 and self.values_per_key > 1:
+            raise InputError("needles: several keys of several values each are asked, expected one of the two")
+
+
+def generate_needles(
+    *,
+    task: str,
+    variant: Variant,
+    seed: int,
+    index: int,
+    target_tokens: int,
+    encode: Encode,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    depth: float | None = None,
+) -> TaskSample:
+    """Sample `index` of the variant; the stream of random numbers is named after `task`.
+
+    `depth` in 0..1 places the needles in place of drawing depths: all of them behind one another, in order.
+    """
+    if depth is not None and not 0 <= depth <= 1:
+        raise InputError(f"{task}: depth is {depth}, expected 0 to 1")
+    rng = sample_rng(task, seed, index)
+    in_haystack = target_tokens if variant.haystack == "needles" else 0  # a needle is at least one token
+    keys = draw_distinct(rng, variant.key_kind, variant.keys + in_haystack)
+    values = draw_distinct(rng, variant.value_kind, variant.keys * variant.values_per_key + in_haystack)
+    gaps = np.sort(rng.permutation(DEPTHS)[: variant.keys * variant.values_per_key])
+    depths = (gaps / (DEPTHS - 1)).tolist() if depth is None else [depth] * len(gaps)
+
+    owners = rng.permutation(np.repeat(np.arange(variant.keys), variant.values_per_key))
+    times = [int((owners[:i] == owner).sum()) for i, owner in enumerate(owners)]
+    needles = [
+        needle(keys[owner], value, when(time, variant.values_per_key))
+        for owner, value, time in zip(owners, values, times, strict=False)
+    ]
+    asked = rng.permutation(variant.keys)[: variant.asked].tolist()
+    answers = tuple(values[i] for owner in asked for i in np.flatnonzero(owners == owner))
+    text = question([keys[i] for i in asked], variant.values_per_key, variant.value_kind)
+    others = [needle(k, v) for k, v in zip(keys[variant.keys :], values[len(needles) :], strict=False)]
+    streams = {"noise": repeated(SHORT_SENTENCES), "prose": prose(rng), "needles": iter(others)}
+    filler = Drawn(streams[variant.haystack])
+
+    def context(units: int) -> str:
+        return " ".join([INTRODUCTION, *insert_needles(filler.first(units), needles, depths)])
+
+    units = fit_units(
+        lambda units: context(units) + text,
+        task=task,
+        encode=encode,
+        target_tokens=target_tokens,
+        max_new_tokens=max_new_tokens,
+        maximum=len(others) if variant.haystack == "needles" else None,
+    )
+    meta = {"depths": depths, "asked": [keys[i] for i in asked], "haystack": variant.haystack, "units": units}
+    return TaskSample(task, seed, index, context(units), text, answers, meta)
+
+
+def when(time: int, values_per_key: int) -> str:
+    """What a needle says between key and value, a space behind it; nothing where a key has one value."""
+    return f"{TIMES[time]} " if values_per_key > 1 else ""
+
+
+def needle(key: str, value: str, time: str = "") -> str:
+    """The sentence that is looked for; `time` as `when` gives it."""
+    return f"Entry {key} {time}reads {value}."
+
+
+def question(keys: list[str], values_per_key: int = 1, value_kind: Kind = "numbers") -> str:
+    """Question and prefix of the answer, for one key of several values or for several keys of one."""
+    if values_per_key > 1:
+        asks = f"which {COUNTS[values_per_key - 1]} {value_kind} does entry {keys[0]} read, in order"
+    elif len(keys) > 1:
+        asks = f"what do entries {', '.join(keys[:-1])} and {keys[-1]} read"
+    else:
+        asks = f"what does entry {keys[0]} read"
+    return f"\nQuestion: {asks}? Answer: entry {keys[0]} {when(0, values_per_key)}reads"
+
+
+def answer(keys: list[str], values: list[str]) -> str:
+    """What continues `question` if it is answered as the shipped model does; `values` in the order asked for."""
+    several = len(values) if len(keys) == 1 else 1
+    rest = [
+        f", entry {keys[i % len(keys)]} {when(i, several)}reads {value}" for i, value in enumerate(values[1:], start=1)
+    ]
+    return f" {values[0]}{''.join(rest)}."

@@ -1,0 +1,126 @@
+"""The tokenizer that a data set is sized with, and whether it can spell what the data set asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.errors import InputError
+from kvc_trt.tasks.fit import require_positions
+from kvc_trt.tasks.sample import TaskSample
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class TaskTokenizer:
+    """A tokenizer, what identifies it, and how many positions the model behind it has."""
+
+    tokenizer: Tokenizer
+    fingerprint: str
+    """SHA-256 of tokenizer.json."""
+    positions: int | None = None
+    """None where nothing says how many."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the largest token id."""
+        return 1 + int(max(self.tokenizer.get_vocab(with_added_tokens=True).values()))
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a whole prompt."""
+        return list(self.tokenizer.encode(text).ids)
+
+    def require_positions(self, task: str, target_tokens: int) -> None:
+        """InputError where the target is longer than the model's positions, if they are known."""
+        if self.positions is not None:
+            require_positions(task, target_tokens, self.positions)
+
+    def unknown_word(self, text: str) -> str | None:
+        """The first piece of a text that becomes the unknown token, if there is one."""
+        encoding, unknown = self.tokenizer.encode(text), unknown_id(self.tokenizer)
+        if unknown is None or unknown not in encoding.ids:
+            return None
+        first, last = encoding.offsets[encoding.ids.index(unknown)]
+        return text[first:last]
+
+    def check_spelling(self, sample: TaskSample) -> None:
+        """InputError for a word of the prompt that becomes the unknown token, or an answer that does not come back.
+
+        Such a sample cannot be answered, whatever the cache keeps.
+        """
+        if (word := self.unknown_word(sample.prompt)) is not None:
+            raise _cannot_spell(sample.task, f"{word!r} is an unknown token")
+        for answer in sample.answers:
+            ids = self.tokenizer.encode(answer, add_special_tokens=False).ids
+            returned = self.tokenizer.decode(ids)
+            if answer.lower() not in returned.lower():
+                raise _cannot_spell(sample.task, f"the answer {answer!r} comes back as {returned!r}")
+
+
+def load_task_tokenizer(source: str) -> TaskTokenizer:
+    """The tokenizer of a preset whose checkpoint is shipped, of a directory (checkpoint or engine), or of a file.
+
+    InputError where there is none, or it is malformed or empty.
+    """
+    from kvc_trt.engine.tokenizer import read_tokenizer
+
+    path = Path(source) if Path(source).exists() else _shipped(source)
+    if path.is_dir():
+        found = [path / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (path / name).is_file()]
+        if not found:
+            raise InputError(f"{path} has no tokenizer.json")
+        file, positions = found[0], _positions(path / "config.json")
+    else:
+        file, positions = path, None
+    tokenizer = read_tokenizer(file)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TaskTokenizer(tokenizer, hashlib.sha256(file.read_bytes()).hexdigest(), positions)
+
+
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """The id that stands for whatever the vocabulary lacks; None where every text has tokens."""
+    model = json.loads(tokenizer.to_str())["model"]
+    token = model.get("unk_token")
+    found: int | None = model.get("unk_id") if token is None else tokenizer.token_to_id(token)
+    return found
+
+
+def _shipped(name: str) -> Path:
+    from kvc_trt.models.presets import list_presets, load_preset
+    from kvc_trt.schema import suggest
+
+    if name not in (known := list_presets()):
+        raise InputError(
+            f"{name} is neither a file, a directory nor a preset{suggest(name.lower(), known)}",
+            hint="give a tokenizer.json, a Hugging Face directory, an engine or a preset (kvc-trt models)",
+        )
+    directory = load_preset(name).checkpoint
+    if directory is None:
+        raise InputError(
+            f"preset {name} ships no tokenizer", hint="give the directory of its checkpoint, or its tokenizer.json"
+        )
+    return directory
+
+
+def _positions(config: Path) -> int | None:
+    """`max_position_embeddings` of a checkpoint's or an engine's config.json, if it says."""
+    from kvc_trt.models.hugging_face import read_json_object
+
+    if not config.is_file():
+        return None
+    content = read_json_object(config)
+    described: Any = content.get("pretrained_config", content)
+    positions = described.get("max_position_embeddings") if isinstance(described, dict) else None
+    return positions if isinstance(positions, int) else None
+
+
+def _cannot_spell(task: str, how: str) -> InputError:
+    return InputError(
+        f"{task}: the tokenizer cannot spell this task: {how}", hint="use a task or a model whose words it knows"
+    )

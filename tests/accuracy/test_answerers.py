@@ -1,0 +1,85 @@
+"""Engines in memory and the reference give the same answers, with the question in the prompt and behind it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.questions import Vocabulary, ask, draw
+from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
+from kvc_trt.accuracy.subject import MOST_ROWS, Room, rows_for
+from kvc_trt.errors import InputError
+
+LENGTH = 160
+
+
+def questions(subject, key_value, mode, samples=MOST_ROWS + 2):
+    vocabulary = Vocabulary(subject.tokenizer, subject.model.vocab_size)
+    drawn = draw(key_value, LENGTH, vocabulary, samples=samples, seed=0, max_new_tokens=None)
+    return ask(Group(key_value, mode, LENGTH), drawn, vocabulary)
+
+
+@pytest.mark.parametrize("mode", ["query-aware", "query-agnostic"])
+@pytest.mark.parametrize("policy", ["rocketkv", "hybrid"])
+def test_the_reference_answers_as_the_engine(tiny, key_value, mode, policy):
+    asked, room = questions(tiny, key_value, mode), Room(LENGTH - 5, 5 + 8)
+    engine = tiny.open(Variant(policy, 32), room)
+    from kvc_trt.graph.weights import EngineWeights
+
+    weights = EngineWeights(tiny._path)
+    ends = tiny.model.eos_token_ids
+    reference = ReferenceAnswerer(tiny.model, weights, engine.parameters, MOST_ROWS, ends, Prefills())
+    found = engine.answer(asked.flat, asked.max_new_tokens)
+    assert reference.answer(asked.flat, asked.max_new_tokens) == found
+    assert len(set(found)) > 1
+    assert engine.row_bytes > reference.row_bytes > 0  # the engine's pages have bounds
+
+
+def test_full_finds_everything(tiny, key_value):
+    asked = questions(tiny, key_value, "query-agnostic")
+    answerer = tiny.open(Variant("full", None), Room(LENGTH - 5, 13))
+    assert asked.score(answerer.answer(asked.flat, asked.max_new_tokens)) == (1.0,) * (MOST_ROWS + 2)
+
+
+def test_oracles_answer_in_the_reference_and_read_prompts_once(tiny, key_value, monkeypatch):
+    asked, room = questions(tiny, key_value, "query-agnostic", samples=3), Room(LENGTH - 5, 13)
+    tiny.announce([], room)
+    small, large = (tiny.open(Variant("exact-topk", budget), room) for budget in (16, 64))
+    assert small.executor == "reference"
+    assert asked.score(large.answer(asked.flat, asked.max_new_tokens)) == (1.0,) * 3
+    monkeypatch.setattr(type(small._decoder), "prefill", None)
+    assert len(small.answer(asked.flat, asked.max_new_tokens)) == 3
+
+
+def test_a_budget_below_the_methods_minimum_has_no_engine(tiny):
+    with pytest.raises(InputError, match="observation window"):
+        tiny.open(Variant("snapkv-gqa", 16), Room(LENGTH, 8))
+
+
+def test_engines_are_opened_once_per_room(tiny):
+    variant, room = Variant("full", None), Room(64, 8)
+    tiny.announce([variant], room)
+    first = tiny.open(variant, room)
+    assert tiny.open(variant, room) is first
+    tiny.announce([variant], Room(72, 8))
+    assert tiny.open(variant, room) is not first
+
+
+def test_as_many_questions_together_as_their_caches_fit():
+    from kvc_trt.models.presets import load_preset
+
+    assert rows_for(load_preset("retrieval-tiny").config, 2048) == MOST_ROWS
+    assert rows_for(load_preset("llama3.1-8b").config, 1024) == 4
+    assert rows_for(load_preset("llama3.1-8b").config, 65536) == 1
+
+
+def test_an_answer_that_the_cache_cuts_short_is_no_result(tiny):
+    from types import SimpleNamespace
+
+    from kvc_trt.accuracy.answerer import _check_room
+
+    parameters = tiny.open(Variant("full", None), Room(64, 8)).parameters
+    whole, cut = SimpleNamespace(finish_reason="stop"), SimpleNamespace(finish_reason="capacity")
+    _check_room([whole, whole], parameters)
+    with pytest.raises(InputError, match="1 of 2 answers do not fit the engine's max_output_len of 8"):
+        _check_room([whole, cut], parameters)

@@ -1,0 +1,53 @@
+"""Names and sizes of the grid, and what is wrong with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvc_trt.accuracy.defaults import budgets_of, grid_for, longest_of, policies_of
+from kvc_trt.accuracy.grid import Group, Variant, groups, variants
+from kvc_trt.errors import InputError
+
+
+def test_full_is_first_and_has_no_budget():
+    assert variants(["hybrid", "full", "hybrid"], [128, 64, 64]) == [
+        Variant("full", None), Variant("hybrid", 64), Variant("hybrid", 128),
+    ]  # fmt: skip
+
+
+def test_a_policy_may_carry_settings():
+    (_, one) = variants(["hybrid:page_size=4:top_r=8"], [64])
+    assert (one.name, dict(one.settings)) == ("hybrid", {"page_size": 4, "top_r": 8})
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["rocketvk"], "did you mean 'rocketkv'"), (["hybrid:pages=4"], "unknown key"), (["hybrid:"], "expected key")],
+)
+def test_a_wrong_policy_is_named(names: list[str], message: str):
+    with pytest.raises(InputError, match=message):
+        variants(names, [64])
+
+
+def test_groups_run_from_short_to_long_with_both_modes_of_a_task_behind_one_another():
+    found = groups(["lines", "niah-single-1", "lines"], [1024, 512], ["query-agnostic", "query-aware"])
+    assert found[:3] == [
+        Group("lines", "query-aware", 512), Group("lines", "query-agnostic", 512),
+        Group("niah-single-1", "query-aware", 512),
+    ]  # fmt: skip
+    assert len(found) == 8
+
+
+def test_a_wrong_task_or_mode_is_named():
+    with pytest.raises(InputError, match="did you mean 'niah-single-1'"):
+        groups(["niah-single"], [512], ["query-aware"])
+    with pytest.raises(InputError, match="did you mean 'query-aware'"):
+        groups(["lines"], [512], ["aware"])
+
+
+def test_defaults_are_the_models_own():
+    assert budgets_of("retrieval-tiny") == (64, 128, 256)
+    assert longest_of("retrieval-tiny") == 2048
+    assert "full" in policies_of(None)
+    assert {group.length for group in grid_for(2048, None, None, None)} == {512, 1024, 2048}
+    assert {group.length for group in grid_for(300, None, None, None)} == {300}

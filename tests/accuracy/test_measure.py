@@ -1,0 +1,153 @@
+"""The loop over the grid, with an answerer that knows everything, something or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from kvc_trt import policies
+from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.measure import Sampling, measure
+from kvc_trt.accuracy.questions import Vocabulary, ask, draw
+from kvc_trt.accuracy.results import Results
+from kvc_trt.errors import InputError
+from kvc_trt.models.presets import load_preset
+from kvc_trt.tasks.tokenizer import load_task_tokenizer
+from tests.accuracy.cells import SETTINGS
+
+MODEL = load_preset("retrieval-tiny").config
+VARIANTS = [Variant("full", None), Variant("rocketkv", 64), Variant("snapkv-gqa", 16)]
+SAMPLING = Sampling(4, 0)
+
+
+class Fake:
+    """Answers right under full, wrong under everything else; has no snapkv-gqa."""
+
+    model, workers = MODEL, 1
+    tokenizer = load_task_tokenizer("retrieval-tiny")
+
+    def __init__(self, drawn, wrong=("rocketkv",)) -> None:
+        self.asked: list[str] = []
+        self.announced: list[int] = []
+        self.rooms = set()
+        self._answers, self._wrong = [sample.answers[0] for sample in drawn.samples], wrong
+
+    def describe(self):
+        return {}
+
+    def announce(self, variants, room):
+        self.announced.append(len(variants))
+        self.rooms.add(room)
+
+    def open(self, variant, room):
+        if variant.name == "snapkv-gqa":
+            raise InputError("too small")
+        parameters = policies.resolve("full", model=MODEL, token_budget=None, max_input_len=9, max_output_len=9)
+
+        def answer(questions, max_new_tokens):
+            self.asked.append(str(variant))
+            return [self._ids(text, variant) for text, _ in zip(self._answers, questions, strict=True)]
+
+        return SimpleNamespace(answer=answer, parameters=parameters, row_bytes=7, executor="fake")
+
+    def _ids(self, text, variant):
+        return () if variant.name in self._wrong else tuple(self.tokenizer.tokenizer.encode(text).ids)
+
+
+@pytest.fixture
+def drawn(key_value):
+    vocabulary = Vocabulary(Fake.tokenizer, MODEL.vocab_size)
+    return draw(key_value, 128, vocabulary, samples=4, seed=0, max_new_tokens=None)
+
+
+@pytest.fixture
+def groups(key_value):
+    return [Group(key_value, mode, 128) for mode in ("query-aware", "query-agnostic")]
+
+
+def run(subject, groups, path, sampling=SAMPLING, variants=VARIANTS):
+    with Results(path, SETTINGS) as results:
+        return measure(subject, variants, groups, sampling, results)
+
+
+def test_cells_say_what_was_answered_and_what_does_not_apply(drawn, groups, tmp_path):
+    subject = Fake(drawn)
+    full, wrong, absent, *rest = run(subject, groups, tmp_path / "r")
+    assert (full.scores, full.evidence, full.row_bytes, full.executor) == ((1.0,) * 4, True, 7, "fake")
+    assert (wrong.scores, wrong.full_accuracy, wrong.evidence) == ((0.0,) * 4, 1.0, True)
+    assert (absent.scores, absent.reason) == ((), "too small")
+    assert {cell.dataset for cell in (full, *rest)} == {drawn.digest}
+    assert [cell.query_aware for cell in (full, *rest)] == [True, False, False, False]
+
+
+def test_room_is_the_answer_and_the_question_where_it_is_late(drawn, groups, tmp_path):
+    subject = Fake(drawn)
+    run(subject, groups, tmp_path / "r")
+    assert {(room.max_input_len, room.max_output_len) for room in subject.rooms} == {(123, 5), (123, 13)}
+
+
+def test_the_longest_answer_may_be_told_by_task(drawn, groups, tmp_path, key_value):
+    sampling = Sampling(4, 0, {key_value: 8, "lines": 99})
+    (cell,) = run(Fake(drawn), groups[:1], tmp_path / "r", sampling, VARIANTS[:1])
+    assert cell.max_new_tokens == 8
+    assert (sampling.room("passkey"), Sampling(4, 0, 7).room("passkey"), SAMPLING.room("passkey")) == (None, 7, None)
+
+
+def test_a_second_run_asks_only_what_is_missing(drawn, groups, tmp_path):
+    path = tmp_path / "r"
+    run(Fake(drawn), groups[:1], path, variants=VARIANTS[:2])
+    again = Fake(drawn)
+    cells = run(again, groups, path)
+    assert again.asked == ["full", "rocketkv 64"]  # of the second mode
+    assert sorted(again.announced) == [1, 3]
+    assert len(cells) == 6
+    nothing = Fake(drawn)
+    assert run(nothing, groups, path) == cells
+    assert not nothing.asked
+
+
+def test_a_full_cache_that_answers_little_is_no_evidence(drawn, groups, tmp_path):
+    full, other, _ = run(Fake(drawn, wrong=("full",)), groups[:1], tmp_path / "r")
+    assert (full.evidence, other.evidence, other.full_accuracy) == (False, False, 0.0)
+
+
+def test_results_of_other_questions_are_refused(drawn, groups, tmp_path):
+    path = tmp_path / "r"
+    cell, *_ = run(Fake(drawn), groups[:1], path, variants=VARIANTS[:1])
+    path.unlink()
+    with Results(path, SETTINGS) as results:
+        results.append(replace(cell, dataset="0" * 64))
+    with pytest.raises(InputError, match="answers to other questions"):
+        run(Fake(drawn), groups[:1], path)
+
+
+def test_a_length_beyond_the_models_positions_is_refused_before_anything_is_asked(drawn, tmp_path, key_value):
+    subject = Fake(drawn)
+    with pytest.raises(InputError, match="--lengths 9999: the model takes at most 4096"):
+        run(subject, [Group(key_value, "query-aware", 9999)], tmp_path / "r")
+    assert not subject.asked
+
+
+def test_what_the_tokenizer_cannot_spell_is_no_question(drawn, tmp_path):
+    with pytest.raises(InputError, match="cannot spell"):
+        run(Fake(drawn), [Group("niah-single-1", "query-aware", 1024)], tmp_path / "r")
+
+
+def test_text_needs_a_tokenizer(key_value):
+    with pytest.raises(InputError, match="the model has no tokenizer"):
+        draw(key_value, 128, Vocabulary(None, 326), samples=1, seed=0, max_new_tokens=None)
+
+
+def test_recall_is_one_question_per_key_and_scored_together():
+    vocabulary = Vocabulary(None, 512)
+    drawn = draw("associative-recall", 256, vocabulary, samples=2, seed=0, max_new_tokens=None)
+    for mode, behind in (("query-aware", 32), ("query-agnostic", 0)):
+        asked = ask(Group("associative-recall", mode, 256), drawn, vocabulary)
+        assert [len(one) for one in asked.questions] == [8, 8]
+        assert len(asked.flat[0].prompt_ids) - behind == len(drawn.samples[0].context.split())
+        assert asked.max_new_tokens == 1
+        right = [[int(answer)] for sample in drawn.samples for answer in sample.answers]
+        assert asked.score(right) == (1.0, 1.0)
+        assert asked.score([[0], *right[1:]]) == (7 / 8, 1.0)

@@ -1,0 +1,144 @@
+"""What the report says: evidence, bars, order, and files that need nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from kvc_trt.accuracy.cell import Cell
+from kvc_trt.accuracy.curves import average_curves
+from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.html_page import html_page
+from kvc_trt.accuracy.order import compare, paper_order, summary
+from kvc_trt.accuracy.published import BUDGETS, TABLES, published_for
+from kvc_trt.accuracy.report import Bars
+from kvc_trt.accuracy.run import figures, write_files
+from tests.accuracy.cells import SAMPLES, SETTINGS, cell, grid, report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Everything that one measurement writes, by file name."""
+    paths = write_files(report(bars=Bars(0.7)), tmp_path_factory.mktemp("accuracy"))
+    return {path.name: path for path in paths}
+
+
+def test_a_cell_is_stored_with_its_figures_and_read_again():
+    one = cell("hybrid", 64, 5)
+    stored = one.to_json()
+    assert (stored["samples"], stored["accuracy"], stored["query_aware"], stored["evidence"]) == (20, 0.25, True, True)
+    assert stored["standard_error"] == pytest.approx((0.25 * 0.75 / SAMPLES) ** 0.5)
+    assert Cell.from_json(stored) == one
+
+
+def test_the_average_is_over_tasks_that_count():
+    found = report()
+    average, tasks = found.average("query-aware", 512, Variant("hybrid", 64))
+    assert (average.value, tasks) == (0.4, 1)  # lines are not learned
+    assert found.average("query-aware", 512, Variant("snapkv", 64)) is None
+    assert [(group.task, mean.value) for group, mean in found.not_learned] == [("lines", 0.5)] * 4
+
+
+def test_without_bars_a_loss_is_no_failure():
+    assert report().passed
+    assert not report(cells=[cell("snapkv", 64, reason="too small")]).passed
+
+
+@pytest.mark.parametrize(
+    ("bars", "failing"),
+    [(Bars(minimum_accuracy=0.4), 0), (Bars(minimum_accuracy=0.7), 4), (Bars(maximum_loss=0.3), 4),
+     (Bars(maximum_loss=0.2), 8), (Bars(0.99, 0.0), 16)],
+)  # fmt: skip
+def test_bars_judge_cells_that_count(bars: Bars, failing: int):
+    found = report(bars=bars)
+    assert len(found.failures) == failing
+    assert found.passed == (failing == 0)
+    assert found.to_json()["thresholds"]["minimum_accuracy"] == bars.minimum_accuracy
+
+
+def test_bars_without_evidence_fail():
+    cells = [one for one in grid() if one.task == "lines"]
+    assert "no cell counts" in report(cells=cells, bars=Bars(0.1)).failures[0]
+
+
+def test_the_order_is_judged_question_by_question():
+    cells = grid()
+    won = compare(cells, "rocketkv", "hybrid", "query-aware", 64)
+    assert (won.difference.value, won.verdict, len(won.groups)) == (0.6, "holds", 2)
+    assert compare(cells, "rocketkv", "hybrid", "query-aware", 128).verdict == "equal within the error"
+    assert compare(cells, "hybrid", "rocketkv", "query-aware", 64).verdict == "does not hold"
+    assert compare(cells, "rocketkv", "snapkv", "query-aware", 64) is None
+    comparisons = paper_order(cells)
+    claims = {(one.first, one.second) for one in comparisons}
+    first = "query-aware: of 3 comparisons (claim and budget) 2 holds, 1 equal within the error, 0 does not hold"
+    assert summary(comparisons)[0] == first
+    assert claims == {("rocketkv", "hybrid"), ("rocketkv", "snapkv")}
+
+
+def test_the_html_page_is_one_file_and_every_cell_says_what_it_is(files: dict[str, Path]):
+    page = files["report.html"].read_text()
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert "http" not in page
+    assert "m&lt;o&gt;del" in page
+    assert "m<o>del" not in page
+    assert "&lt;13&gt; tokens" in page
+    cells = re.findall(r"<small>n (\d+), (aware|agnostic)</small>", page)
+    assert {count for count, _ in cells} == {"20"}
+    assert {mode for _, mode in cells} == {"aware", "agnostic"}
+    assert page.count("data:image/png;base64,") == len(files) - 2
+    assert "failed" in page
+
+
+def test_figures_are_png_and_equal_for_equal_results(files: dict[str, Path]):
+    images = {name: path.read_bytes() for name, path in files.items() if name.endswith(".png")}
+    assert all(image.startswith(PNG) for image in images.values())
+    assert images.keys() == {
+        f"{kind}-{mode}.png" for kind in ("budget", "tasks", "depth-niah-single-1", "depth-lines")
+        for mode in ("query-aware", "query-agnostic")
+    }  # fmt: skip
+    name = "budget-query-aware.png"
+    assert average_curves(report(), "query-aware") == images[name]
+
+
+def test_a_measurement_of_full_alone_draws_nothing():
+    assert figures(report(cells=[cell("full")])) == {}
+
+
+def test_csv_has_a_line_per_cell_and_nothing_where_nothing_applies(files: dict[str, Path]):
+    rows = list(csv.DictReader(io.StringIO(files["accuracy.csv"].read_text())))
+    assert len(rows) == len(grid())
+    absent = next(row for row in rows if row["reason"])
+    assert (absent["accuracy"], absent["low"], absent["samples"]) == ("", "", "0")
+    assert (rows[0]["high"], rows[0]["query_aware"]) == ("1.0", "True")
+
+
+def test_published_numbers_stand_beside_the_published_model_only():
+    page = html_page(report(settings={**SETTINGS, "model": "llama3.1-8b"}), {}).decode()
+    assert "Published for this model" in page
+    assert "86.4" in page
+    assert "Published" not in html_page(report(), {}).decode()
+
+
+def test_published_tables_are_whole():
+    assert len(TABLES) == 18
+    for table in TABLES:
+        assert {
+            "full",
+            "exact-topk",
+            "rocketkv-v1",
+            "hybrid",
+            "sparq",
+            "quest-matched",
+            "snapkv",
+            "duo-attention",
+        } == set(table.by_policy)
+        assert all(0 <= score <= 100 for scores in table.by_policy.values() for score in scores.values())
+    llama = published_for("llama3.1-8b")[2]
+    assert (llama.length, llama.by_policy["rocketkv-v1"][256], llama.by_policy["full"]) == (16000, 86.4, {None: 91.3})
+    assert BUDGETS[0] == 256

@@ -1,0 +1,83 @@
+"""One prefill for all policies: the engine's own graph, cut in two, gives the engine's own result."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvc_trt.accuracy import shared_prefill
+from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.shared_prefill import SharedPrefill, SharingExecutor
+from kvc_trt.accuracy.subject import Room
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+
+VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]
+ROOM = Room(120, 8)
+
+
+@pytest.fixture(scope="module")
+def programs(tiny):
+    return [tiny._program(tiny._resolve(variant, ROOM)) for variant in VARIANTS]
+
+
+@pytest.fixture
+def prompts():
+    """Two rows, one of them padded."""
+    ids = np.random.default_rng(0).integers(6, 300, (2, 128))
+    ids[0, 120:] = 0
+    ids[1, 50:] = 0
+    return ids, np.array([120, 50])
+
+
+def executors(programs, shared):
+    halves = [shared.split(program) for program in programs]
+    return [SharingExecutor(program, shared, half, threads=1) for program, half in zip(programs, halves, strict=True)]
+
+
+def test_every_policy_gets_its_own_prefill_bit_for_bit_from_one_run(programs, prompts):
+    shared = SharedPrefill(programs[0].weights_path.parent)
+    for program, executor in zip(programs, executors(programs, shared), strict=True):
+        found, expected = executor.prefill(*prompts), OnnxRuntimeExecutor(program, threads=1).prefill(*prompts)
+        np.testing.assert_array_equal(found.logits, expected.logits)
+        np.testing.assert_array_equal(found.cache_lengths, expected.cache_lengths)
+        assert found.state.keys() == expected.state.keys()
+        for name, values in expected.state.items():
+            np.testing.assert_array_equal(found.state[name], values)
+    assert shared.runs == 1
+
+
+def test_other_prompts_and_forgotten_ones_are_computed(programs, prompts):
+    ids, lengths = prompts
+    shared = SharedPrefill(programs[0].weights_path.parent)
+    (executor,) = executors(programs[:1], shared)
+    executor.prefill(ids, lengths)
+    executor.prefill(ids, lengths - 1)
+    assert shared.runs == 2
+    executor.prefill(ids, lengths)
+    assert shared.runs == 2
+    shared.forget()
+    executor.prefill(ids, lengths)
+    assert shared.runs == 3
+
+
+def test_what_does_not_fit_is_computed_again(programs, prompts, monkeypatch):
+    monkeypatch.setattr(shared_prefill, "REMEMBERED_BYTES", 1)
+    shared = SharedPrefill(programs[0].weights_path.parent)
+    (executor,) = executors(programs[:1], shared)
+    executor.prefill(*prompts)
+    executor.prefill(*prompts)
+    assert shared.runs == 2
+
+
+def test_a_graph_whose_nodes_hold_graphs_is_not_cut():
+    from onnx import TensorProto, helper
+
+    from kvc_trt.accuracy.split_prefill import split_prefill
+
+    branch = helper.make_graph([], "branch", [], [helper.make_tensor_value_info("x", TensorProto.FLOAT, [])])
+    node = helper.make_node("If", ["c"], ["logits"], then_branch=branch, else_branch=branch)
+    model = SimpleNamespace(graph=helper.make_graph([node], "g", [], []))
+    with pytest.raises(ValueError, match="holds a graph of its own"):
+        split_prefill(model)

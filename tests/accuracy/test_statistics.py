@@ -1,0 +1,37 @@
+"""Means, their errors, and differences on the same questions."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvc_trt.accuracy.statistics import interval, mean, paired_difference
+
+
+def test_right_and_wrong_answers_have_the_binomial_error():
+    assert str(mean([1.0] * 75 + [0.0] * 25)) == "75.0 ± 4.3"
+
+
+def test_partial_scores_vary_less_than_right_and_wrong_ones():
+    assert mean([0.25, 0.75] * 50).standard_error < mean([0.0, 1.0] * 50).standard_error
+
+
+def test_no_scores_have_no_mean():
+    with pytest.raises(ValueError, match="found none"):
+        mean([])
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [(0.0, 0.0, 0.0713), (1.0, 0.9287, 1.0), (0.5, 0.3664, 0.6336)])
+def test_wilsons_interval(value: float, low: float, high: float):
+    assert interval(value, 50) == pytest.approx((low, high), abs=1e-3)
+
+
+def test_what_both_find_hard_does_not_widen_the_difference():
+    first, second = [1.0, 0.0] * 20, [1.0, 0.0] * 19 + [0.0, 0.0]
+    difference = paired_difference(first, second)
+    assert difference.value == pytest.approx(1 / 40)
+    assert difference.standard_error < mean(first).standard_error / 2
+
+
+def test_other_questions_are_not_comparable():
+    with pytest.raises(ValueError, match="same questions"):
+        paired_difference([1.0], [1.0, 0.0])

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvc_trt.errors import InputError
+from kvc_trt.tasks.passkey import BACKGROUND, INSTRUCTION, QUESTION, generate, grid
+from tests.tasks.readers import by_word
+
+
+def draw(**arguments):
+    return generate(**{"seed": 0, "index": 0, "target_tokens": 1000, "encode": by_word} | arguments)
+
+
+@settings(max_examples=30)
+@given(depth=st.floats(0, 1), index=st.integers(0, 10**6))
+def test_one_pass_key_of_seven_digits_stands_at_the_depth(depth, index):
+    sample = draw(depth=depth, index=index)
+    (digits,) = sample.answers
+    assert re.findall(r"\d+", sample.prompt) == [digits]
+    assert len(digits) == 7
+    before, after = (text.count(".") for text in sample.context.removeprefix(INSTRUCTION).split(f"{digits}."))
+    assert before + after == sample.meta["sentences"]
+    assert abs(before - depth * sample.meta["sentences"]) <= 0.5
+
+
+def test_the_background_is_repeated_in_order():
+    sample = draw(depth=1.0)
+    text = sample.context.removeprefix(INSTRUCTION)
+    expected = [BACKGROUND[i % len(BACKGROUND)] for i in range(sample.meta["sentences"])]
+    assert text.startswith(" ".join(expected))
+    assert sample.meta["sentences"] > 2 * len(BACKGROUND)
+    assert sample.question == QUESTION
+
+
+def test_depths_take_turns_and_digits_are_independent():
+    samples = [draw(index=index) for index in range(200)]
+    assert [sample.meta["depth"] for sample in samples[:10]] == pytest.approx([i / 9 for i in range(10)])
+    assert samples[10].meta["depth"] == 0
+    for place in range(7):
+        assert {sample.answers[0][place] for sample in samples} == set("0123456789")
+
+
+def test_the_grid_has_every_length_at_every_depth():
+    cells = grid(512, 5120, lengths=10, depths=5)
+    assert len(set(cells)) == 50
+    assert sorted({length for length, _ in cells}) == [512 * i for i in range(1, 11)]
+    assert sorted({depth for _, depth in cells}) == [0, 0.25, 0.5, 0.75, 1]
+    assert len(grid(2048, 81920)) == 100
+
+
+@pytest.mark.parametrize("depth", [-0.1, 1.1, float("nan")])
+def test_a_depth_is_a_share(depth):
+    with pytest.raises(InputError, match="expected 0 "):
+        draw(depth=depth)
