@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from kvc_trt.accuracy.model_subject import open_model
 from kvc_trt.accuracy.order import paper_order
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.accuracy.run import evaluate, figures
-from kvc_trt.profile.files import write_whole
+from kvc_trt.atomic_files import write_whole
 from kvc_trt.progress import progress_on
 
 MODEL = "retrieval-text"
@@ -112,9 +111,7 @@ def write_result(report: AccuracyReport, spent: dict[str, int]) -> Path:
     head = {"machine": machine.record(), "settings": settings, "spent": spent, "order": order}
     text = json.dumps(head, indent=2)[:-2] + ',\n  "cells": [\n' + _lines([_compact(c.to_json()) for c in report.cells])
     path = machine.RESULTS / f"accuracy-{MODEL}.json"
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(f"{text}\n  ]\n}}\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, f"{text}\n  ]\n}}\n".encode())
     return path
 
 

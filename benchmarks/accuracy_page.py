@@ -10,7 +10,7 @@ from kvc_trt.accuracy.cell import EVIDENCE
 from kvc_trt.accuracy.grid import FULL, Group, Variant
 from kvc_trt.accuracy.order import NOTICEABLE, Comparison, paper_order, summary
 from kvc_trt.accuracy.report import AccuracyReport
-from kvc_trt.profile.files import write_whole
+from kvc_trt.atomic_files import write_whole
 
 BEGIN, END = "<!-- measured: begin (benchmarks/accuracy.py writes this part) -->", "<!-- measured: end -->"
 

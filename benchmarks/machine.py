@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from kvc_trt.atomic_files import write_json
 from kvc_trt.profile.machine import machine_record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,9 +28,6 @@ def record() -> dict[str, Any]:
 
 def write_result(name: str, result: dict[str, Any]) -> Path:
     """Writes `benchmarks/results/NAME.json` = {machine, **result}; whole or not at all."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
     target = RESULTS / f"{name}.json"
-    partial = target.with_suffix(".json.partial")
-    partial.write_text(json.dumps({"machine": record(), **result}, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, target)
+    write_json(target, {"machine": record(), **result})
     return target

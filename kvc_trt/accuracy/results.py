@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvc_trt.accuracy.cell import Cell, CellKey
-from kvc_trt.engine.files import disk_error
+from kvc_trt.atomic_files import disk_error
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 FORMAT = "kvc-trt accuracy 1"

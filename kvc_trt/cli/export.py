@@ -43,10 +43,10 @@ def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype
     `kvc-trt build --config` takes it. The file says what TensorRT-LLM cannot do (it needs Blackwell GPUs) and where its
     RocketKV differs from the policy.
     """
+    from kvc_trt.atomic_files import write_new_file
     from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
     from kvc_trt.backends.tensorrt_llm.llm_api_source import read_source
     from kvc_trt.backends.tensorrt_llm.llm_api_text import yaml_text
-    from kvc_trt.new_file import write_new_file
 
     found = read_source(source)
     export = export_llm_api(

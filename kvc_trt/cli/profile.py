@@ -76,11 +76,12 @@ def command(
 
 
 def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path | None, directory: Path | None) -> None:
-    from kvc_trt.profile.files import csv_bytes, json_bytes, write_whole
+    from kvc_trt.atomic_files import write_json, write_whole
+    from kvc_trt.profile.files import csv_bytes
     from kvc_trt.profile.plot import png_bytes
 
     if directory is not None:
-        write_whole(directory / "profile.json", json_bytes(result))
+        write_json(directory / "profile.json", result)
     for path in (csv_file, directory and directory / "profile.csv"):
         if path is not None:
             write_whole(path, csv_bytes(result))

@@ -65,7 +65,7 @@ def write(
     The same arguments give the same bytes. Each line holds a context, a question, the reference answers, and what is
     known of the sample; the first line says what they were drawn with.
     """
-    from kvc_trt.new_file import check_new_file, write_new_file
+    from kvc_trt.atomic_files import check_new_file, write_new_file
     from kvc_trt.tasks.dataset import draw_data_set
     from kvc_trt.tasks.registry import task as task_named
     from kvc_trt.tasks.tokenizer import load_task_tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +83,19 @@ def command(
 
 def _climb(engine: Path, file: Path | None, as_json: bool, backend: str | None, **request: Any) -> None:
     """The ladder; VerificationFailed where a check did not hold."""
+    from kvc_trt.atomic_files import check_new_file, write_json
     from kvc_trt.backends.session import runner
     from kvc_trt.engine import Engine
-    from kvc_trt.errors import InputError, VerificationFailed
+    from kvc_trt.errors import VerificationFailed
     from kvc_trt.verify.ladder import verify
 
-    if file is not None and not file.absolute().parent.is_dir():
-        raise InputError(f"-o {file}: {file.parent} is not a directory")
+    if file is not None:
+        check_new_file(file, replace=True)
     progress = output.progress()
     opened = Engine.open(engine, progress=progress)
     report = verify(opened, backend=runner(opened.backend, backend), progress=progress, **request)
     if file is not None:
-        file.write_text(json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(file, report.to_json())
     if as_json:
         output.print_json(report.to_json())
     else:

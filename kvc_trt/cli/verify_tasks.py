@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
@@ -69,12 +68,13 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
     from kvc_trt.accuracy.measure import Sampling
     from kvc_trt.accuracy.report import Bars
     from kvc_trt.accuracy.run import evaluate
+    from kvc_trt.atomic_files import check_new_file, write_json
     from kvc_trt.cli.verify_tasks_text import accuracy_text
-    from kvc_trt.errors import InputError, VerificationFailed
+    from kvc_trt.errors import VerificationFailed
 
     _check_combination(engine, given)
-    if file is not None and not file.absolute().parent.is_dir():
-        raise InputError(f"-o {file}: {file.parent} is not a directory")
+    if file is not None:
+        check_new_file(file, replace=True)
     name = engine.name if engine is not None else Path(given["model"]).name
     directory = given["output_dir"] or Path("accuracy") / re.sub(r"[^A-Za-z0-9._+-]", "-", name)
     progress = output.progress()
@@ -85,7 +85,7 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
         groups = grid_for(longest, given["tasks"], given["lengths"], given["modes"])
         report = evaluate(subject, variants, groups, sampling, directory, bars=bars, progress=progress)
     if file is not None:
-        file.write_text(json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(file, report.to_json())
     if as_json:
         output.print_json(report.to_json())
     else:

@@ -16,8 +16,9 @@ from typing import Any, Literal, Protocol
 
 import kvc_trt
 from kvc_trt import __version__
+from kvc_trt.atomic_files import disk_error, write_durably
 from kvc_trt.engine.directory import Engine
-from kvc_trt.engine.files import disk_error, sha256, write_durably
+from kvc_trt.engine.files import sha256
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.request import Request, weight_bytes

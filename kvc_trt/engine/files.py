@@ -1,20 +1,18 @@
-"""Files of an engine, handled with care: no links, no escapes, hashed in pieces, durable before they are visible."""
+"""Files of an engine, handled with care: no links, no escapes, hashed in pieces."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
 import stat
 from pathlib import Path, PurePosixPath
 
-from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.errors import InputError
 from kvc_trt.progress import Advance
 
 PIECE = 8 << 20
 """Bytes hashed at a time."""
-OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -72,30 +70,3 @@ def read_bytes(path: Path, limit: int) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
             raise InputError(f"{path}: expected a regular file of at most {limit} bytes, found {status.st_size}")
         return file.read(limit + 1)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a new file and force it to the disk."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def make_durable(path: Path) -> None:
-    """Force a finished file or directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def disk_error(error: OSError, doing: str) -> UnsupportedEnvironment:
-    """Turn a failed write into the user's error; a full disk is named as such."""
-    if error.errno in OUT_OF_SPACE:
-        return UnsupportedEnvironment(
-            f"no space left while {doing}: {error.strerror}",
-            hint="free some space and repeat the command: finished stages are kept",
-        )
-    return UnsupportedEnvironment(f"failed while {doing}: {error.strerror or error}")

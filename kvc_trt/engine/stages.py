@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from kvc_trt.engine.files import disk_error, make_durable, sha256, write_durably
+from kvc_trt.atomic_files import disk_error, make_durable, write_durably
+from kvc_trt.engine.files import sha256
 from kvc_trt.engine.manifest import FileRecord, canonical
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.progress import NullProgress, Progress

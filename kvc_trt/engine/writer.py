@@ -10,12 +10,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvc_trt.engine.files import listing, make_durable
+from kvc_trt.atomic_files import make_durable
+from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.engine.stages import cache_root
 from kvc_trt.engine.targets import ENTRIES
@@ -78,7 +79,7 @@ def new_directory(target: Path, *, replace: bool) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(target)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
+    temporary = _directory_beside(target, "tmp")
     try:
         with _locked(temporary):
             yield temporary
@@ -86,7 +87,6 @@ def new_directory(target: Path, *, replace: bool) -> Iterator[Path]:
                 make_durable(temporary / name)
             for directory in (*filter(Path.is_dir, temporary.iterdir()), temporary):
                 make_durable(directory)
-            temporary.chmod(0o777 & ~_umask())
             _put_in_place(temporary, target, replace=replace)
             make_durable(target.parent)
     except BaseException:
@@ -112,7 +112,7 @@ def _put_in_place(new: Path, target: Path, *, replace: bool) -> None:
     if not replace:
         raise InputError(f"{target} appeared while the engine was being built; nothing was overwritten")
     check_replaceable(target)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+    aside = _directory_beside(target, "old")
     with _locked(aside):
         try:
             os.rename(target, aside / target.name)
@@ -123,6 +123,13 @@ def _put_in_place(new: Path, target: Path, *, replace: bool) -> None:
             raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _directory_beside(target: Path, kind: str) -> Path:
+    """Make an empty directory with a name that `_clear_leftovers` recognises."""
+    made = target.with_name(f".{target.name}.{kind}-{secrets.token_hex(8)}")
+    made.mkdir()
+    return made
 
 
 def _clear_leftovers(target: Path) -> None:
@@ -146,9 +153,3 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    current = os.umask(0o077)
-    os.umask(current)
-    return current

@@ -9,12 +9,13 @@ import struct
 
 import pytest
 
+from kvc_trt.atomic_files import write_whole
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.profile import bench
 from kvc_trt.profile import run as profile_run
 from kvc_trt.profile import sweep as profile_sweep
 from kvc_trt.profile.copy_bandwidth import CopyBandwidth
-from kvc_trt.profile.files import csv_bytes, json_bytes, write_whole
+from kvc_trt.profile.files import csv_bytes
 from kvc_trt.profile.plot import png_bytes
 from kvc_trt.profile.request import ProfileRequest, check_contexts, default_contexts
 from kvc_trt.progress import NullProgress
@@ -39,7 +40,7 @@ def result(engine, bandwidth):
 
 def test_everything_in_one_result(result, tmp_path):
     assert set(SECTIONS) <= set(result)
-    assert json.loads(json_bytes(result)) == result
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
     keys = [(row["context"], row["batch_size"], row["side"]) for row in result["rows"]]
     assert keys == [(c, b, side) for c in (96, 512) for b in (1, 2) for side in ("engine", "dense")]
     for row in result["rows"]:
@@ -92,7 +93,7 @@ def test_a_prefill_that_would_take_too_long_is_left_out_and_said(engine, bandwid
     assert by_context[512]["median_ttft_ms"] is None
     assert by_context[512]["median_itl_ms"] > 0
     assert any("a prefill would take about 61 s" in sentence for sentence in result["findings"])
-    json_bytes(result)
+    json.dumps(result, allow_nan=False)
     csv_bytes(result)
 
 

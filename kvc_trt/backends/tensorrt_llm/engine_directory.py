@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvc_trt.atomic_files import write_durably
 from kvc_trt.backends.tensorrt.profiles import prefill_profiles
 from kvc_trt.engine import Engine
-from kvc_trt.engine.files import read_bytes, write_durably
+from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError

@@ -1,0 +1,99 @@
+"""Files that exist whole or not at all: written beside their target, made durable, then given its name."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+
+OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put `content` at `path`, making its directory; what was there is replaced only when all of it is written.
+
+    Raises UnsupportedEnvironment for a disk that is full or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, content, replace=True)
+    except OSError as error:
+        raise disk_error(error, f"writing {path}") from error
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """`write_whole` of a JSON document; NaN and infinities are refused (they are not JSON)."""
+    write_whole(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_new_file(path: Path, text: str, *, replace: bool) -> None:
+    """Write `text` to `path` in an existing directory.
+
+    Raises InputError where `check_new_file` does, also for what appears at `path` meanwhile; UnsupportedEnvironment
+    for a disk that is full or cannot be written.
+    """
+    check_new_file(path, replace=replace)
+    try:
+        _write(path, text.encode(), replace=replace)
+    except FileExistsError:
+        check_new_file(path, replace=replace)
+        raise
+    except OSError as error:
+        raise disk_error(error, f"writing {path}") from error
+
+
+def check_new_file(path: Path, *, replace: bool) -> None:
+    """InputError where `write_new_file` would refuse `path`, so that work is not done for nothing."""
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; expected the name of a file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file and is not replaced")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path} cannot be made: {path.parent} is not a directory")
+    if os.path.lexists(path) and not replace:
+        raise InputError(f"{path} exists and is not replaced", hint="--force, or another -o FILE")
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Write a new file and force it to the disk; FileExistsError where there is one."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_durable(path: Path) -> None:
+    """Force a finished file or directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def disk_error(error: OSError, doing: str) -> UnsupportedEnvironment:
+    """Turn a failed write into the user's error; a full disk is named as such."""
+    if error.errno in OUT_OF_SPACE:
+        return UnsupportedEnvironment(
+            f"no space left while {doing}: {error.strerror}",
+            hint="free some space and repeat the command: finished stages are kept",
+        )
+    return UnsupportedEnvironment(f"failed while {doing}: {error.strerror or error}")
+
+
+def _write(path: Path, content: bytes, *, replace: bool) -> None:
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        write_durably(partial, content)
+        if replace:
+            os.replace(partial, path)
+        else:
+            os.link(partial, path, follow_symlinks=False)  # unlike a rename it fails where something appeared
+    finally:
+        partial.unlink(missing_ok=True)
