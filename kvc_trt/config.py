@@ -8,18 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kvc_trt.errors import InputError
-from kvc_trt.schema import read_mapping, suggest, validated
+from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.methods.request import OVERRIDES
+from kvc_trt.schema import read_mapping, validated
 
-__all__ = ["OVERRIDES", "POLICY_INPUTS", "BuildConfig", "layered", "parse_settings", "read_configuration", "suggest"]
+DERIVED_NUMBERS = tuple(name for name in OVERRIDES if name not in ("dense_until", "head_scores"))
+"""What a policy derives and a build may set one by one, named alike in both; `dense_until` may also be `auto`."""
 
-OVERRIDES = (
-    "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
-    "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets",
-)  # fmt: skip
-"""Derived numbers of a policy that a user may set one by one."""
-
-POLICY_INPUTS = ("policy", "token_budget", "max_input_len", "max_output_len", "split", *OVERRIDES)
+POLICY_INPUTS = ("policy", "token_budget", "max_input_len", "max_output_len", "split", *DERIVED_NUMBERS)
 """Everything the resolved parameters follow from, besides the model and `dense_until`."""
 
 WEIGHT_SOURCES = frozenset(("checkpoint", "revision", "random_weights"))
@@ -81,7 +77,7 @@ class BuildConfig(BaseModel):
 
     def overrides(self) -> dict[str, Any]:
         """Return the derived numbers that were set by hand."""
-        return {name: value for name in OVERRIDES if (value := getattr(self, name)) is not None}
+        return {name: value for name in DERIVED_NUMBERS if (value := getattr(self, name)) is not None}
 
     def stored(self) -> dict[str, Any]:
         """Return what an engine records and a replay reads: every setting given, without `verify`."""
@@ -98,7 +94,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         if not separator or not key:
             raise InputError(f"--set {setting}: expected key=value")
         if key not in BuildConfig.model_fields:
-            raise InputError(f"--set {setting}: unknown key '{key}'{suggest(key, BuildConfig.model_fields)}")
+            raise InputError(f"--set {setting}: unknown key '{key}'{did_you_mean(key, BuildConfig.model_fields)}")
         if key in parsed:
             raise InputError(f"--set {setting}: '{key}' is set twice")
         try:

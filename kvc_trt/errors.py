@@ -6,6 +6,8 @@ Every message is one line: what is wrong, where, what was expected against what 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class KvcError(Exception):
     """Base of every error that kvc-trt raises on purpose."""
@@ -34,3 +36,11 @@ class UnsupportedEnvironment(KvcError):
     """The request is valid, but this machine cannot carry it out."""
 
     exit_code = 3
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or an empty string."""
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -18,12 +17,6 @@ else:
 
 LARGEST_CONFIGURATION = 4 << 20
 """Bytes; a configuration file beyond this is not one."""
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -60,7 +53,7 @@ def _first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
     problem = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in problem["loc"][:1])
     if problem["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{suggest(key, schema.model_fields)}"
+        return f"unknown key '{key}'{did_you_mean(key, schema.model_fields)}"
     if problem["type"] == "missing":
         return f"missing key '{key}'"
     found = "" if isinstance(problem["input"], dict) else f", found {problem['input']!r}"

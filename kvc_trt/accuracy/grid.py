@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvc_trt import policies
-from kvc_trt.errors import InputError
-from kvc_trt.schema import suggest
+from kvc_trt.errors import InputError, did_you_mean
 
 MODES = ("query-aware", "query-agnostic")
 """Whether compaction sees the question: at the end of the prompt, or fed through decode behind the compacted cache."""
@@ -63,7 +62,7 @@ def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
     chosen: list[Variant] = [Variant(FULL, None)]
     for name in dict.fromkeys(names):
         if (bare := name.partition(":")[0]) not in known:
-            raise InputError(f"unknown policy {bare!r}{suggest(bare, known)}", hint="kvc-trt policies lists them")
+            raise InputError(f"unknown policy {bare!r}{did_you_mean(bare, known)}", hint="kvc-trt policies lists them")
         if Variant(name, None).settings and bare == FULL:
             raise InputError(f"{name}: full is what the others are compared with, and takes no settings")
         if bare != FULL:
@@ -77,7 +76,7 @@ def groups(tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str]) -
 
     for mode in modes:
         if mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}{suggest(mode, MODES)}", hint=f"modes: {', '.join(MODES)}")
+            raise InputError(f"unknown mode {mode!r}{did_you_mean(mode, MODES)}", hint=f"modes: {', '.join(MODES)}")
     names = [task(name).name for name in dict.fromkeys(tasks)]
     ordered = [mode for mode in MODES if mode in modes]
     return [Group(name, mode, length) for length in sorted(set(lengths)) for name in names for mode in ordered]

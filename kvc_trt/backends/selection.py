@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvc_trt.backends.probes import PROBES, Probe
-from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.schema import suggest
+from kvc_trt.errors import InputError, UnsupportedEnvironment, did_you_mean
 
 BUILDERS = ("onnxruntime", "tensorrt", "tensorrt-llm", "torch")
 
@@ -29,7 +28,7 @@ def select_backend(name: str = "auto") -> Backend:
         return _automatic()
     if name not in BUILDERS:
         raise InputError(
-            f"unknown backend '{name}'{suggest(name, BUILDERS)}", hint=f"one of auto, {', '.join(BUILDERS)}"
+            f"unknown backend '{name}'{did_you_mean(name, BUILDERS)}", hint=f"one of auto, {', '.join(BUILDERS)}"
         )
     probe = PROBES[name]()
     if not probe.usable:

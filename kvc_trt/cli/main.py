@@ -5,7 +5,6 @@ Subcommands are imported when they are asked for, so that `--help` needs click a
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import signal
@@ -16,7 +15,7 @@ from types import FrameType
 import click
 
 from kvc_trt import __version__
-from kvc_trt.errors import KvcError
+from kvc_trt.errors import KvcError, did_you_mean
 
 COMMANDS = {
     "build": "Build an engine directory from a checkpoint and a KV-cache policy.",
@@ -62,9 +61,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve the first argument, suggesting the nearest command for a mistyped one."""
         if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
-            near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-            suggestion = f"; did you mean '{near[0]}'?" if near else ""
-            raise click.UsageError(f"no such command '{arguments[0]}'{suggestion}", context)
+            raise click.UsageError(f"no such command '{arguments[0]}'{did_you_mean(arguments[0], COMMANDS)}", context)
         return super().resolve_command(context, arguments)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

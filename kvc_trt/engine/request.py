@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvc_trt import policies
-from kvc_trt.config import OVERRIDES, POLICY_INPUTS, BuildConfig
+from kvc_trt.config import DERIVED_NUMBERS, POLICY_INPUTS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
@@ -65,7 +65,7 @@ def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
     """Fill what the user left out from the model's defaults; a default that the policy has no use for is dropped."""
     given = config.model_dump(include=config.model_fields_set, exclude_none=True)
     policy = given.get("policy", choice.defaults.get("policy", config.policy))
-    overrides = {name: value for name, value in choice.defaults.items() if name in (*OVERRIDES, "dense_until")}
+    overrides = {name: value for name, value in choice.defaults.items() if name in (*DERIVED_NUMBERS, "dense_until")}
     others = {name: value for name, value in choice.defaults.items() if name not in overrides}
     settled = policies.fixed(policy)
     free = {name: value for name, value in overrides.items() if name not in settled}
@@ -194,7 +194,7 @@ def weight_bytes(model: ModelConfig, weights: str) -> int:
 
 def _pinned(config: BuildConfig, derived: PolicyParameters, recorded: Mapping[str, Any]) -> BuildConfig:
     """Set by hand what an engine recorded and this version would derive differently."""
-    known = {name: recorded[name] for name in OVERRIDES if name in recorded}
+    known = {name: recorded[name] for name in DERIVED_NUMBERS if name in recorded}
     different = {name: value for name, value in known.items() if value != getattr(derived, name)}
     pins = policies.applicable(config.policy, different)
     return validated(BuildConfig, {**config.stored(), **pins}, "recorded parameters") if pins else config

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.methods import (
     duo_attention,
     exact_topk,
@@ -166,17 +165,14 @@ def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
     for name in overrides:
         if name not in OVERRIDES:
             hint = f"known: {', '.join(OVERRIDES)}"
-            raise InputError(f"unknown policy override {name!r}{_nearest(name, OVERRIDES)}", hint=hint)
+            raise InputError(f"unknown policy override {name!r}{did_you_mean(name, OVERRIDES)}", hint=hint)
     derived = (("pool_kernel", "auto"), ("dense_until", "auto"))
     return {name: value for name, value in overrides.items() if value is not None and (name, value) not in derived}
 
 
 def _entry(policy: str) -> _Entry:
     if policy not in _POLICIES:
-        raise InputError(f"unknown policy {policy!r}{_nearest(policy, _POLICIES)}", hint="kvc-trt policies lists them")
+        raise InputError(
+            f"unknown policy {policy!r}{did_you_mean(policy, _POLICIES)}", hint="kvc-trt policies lists them"
+        )
     return _POLICIES[policy]
-
-
-def _nearest(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

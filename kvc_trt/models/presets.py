@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.hugging_face import parse_config
-from kvc_trt.schema import read_mapping, suggest, validated
+from kvc_trt.schema import read_mapping, validated
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -77,7 +77,7 @@ def load_preset(name: str) -> Preset:
     known = list_presets()
     if name not in known:
         raise InputError(
-            f"unknown model {name!r}{suggest(name.lower(), known)}",
+            f"unknown model {name!r}{did_you_mean(name.lower(), known)}",
             hint="`kvc-trt models` lists the presets; --model also takes a Hugging Face directory",
         )
     path = build_configs_directory() / "models" / f"{name}.yaml"

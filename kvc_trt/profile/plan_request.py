@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt import policies
-from kvc_trt.config import OVERRIDES, BuildConfig, layered, parse_settings, read_configuration
+from kvc_trt.config import DERIVED_NUMBERS, BuildConfig, layered, parse_settings, read_configuration
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
 from kvc_trt.engine.request import check_backend_settings, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
@@ -46,7 +46,7 @@ def resolve_comparison(config_file: Path | None, settings: Iterable[str], flags:
     """`resolve_plan`'s inputs; every policy instead of one. InputError for `--set` of what single policies have."""
     flags, settings = dict(flags), tuple(settings)
     for name in parse_settings(settings):
-        if name in (*OVERRIDES, "dense_until") and name != "layer_budget":
+        if name in (*DERIVED_NUMBERS, "dense_until") and name != "layer_budget":
             raise InputError(
                 f"--set {name}: --compare shows every policy as it is derived from the budget",
                 hint="leave out --compare to set it for one --policy",
@@ -79,7 +79,7 @@ def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
 
 def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For every number of the policy: its value, and whether it was given, is the model's default, or was derived."""
-    known = policies.applicable(filled.policy, dict.fromkeys((*OVERRIDES, "dense_until")))
+    known = policies.applicable(filled.policy, dict.fromkeys((*DERIVED_NUMBERS, "dense_until")))
     names = [name for name in (*_INPUTS, *known) if name in plan["policy"]]
     return [{"name": name, "value": plan["policy"][name], "source": _source(name, config, filled)} for name in names]
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from kvc_trt.errors import InputError
-from kvc_trt.schema import suggest
+from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.tasks import (
     associative_recall,
     common_words,
@@ -75,7 +74,7 @@ class Task:
     def _check_option(self, name: str, value: object) -> None:
         if name not in self.options:
             raise InputError(
-                f"task {self.name} has no option {name!r}{suggest(name, self.options)}",
+                f"task {self.name} has no option {name!r}{did_you_mean(name, self.options)}",
                 hint=f"options: {', '.join(self.options)}" if self.options else None,
             )
         kind = self.options[name]
@@ -190,5 +189,5 @@ TASKS: dict[str, Task] = {one.name: one for one in _ALL}
 def task(name: str) -> Task:
     """The task of that name; InputError names the nearest one."""
     if name not in TASKS:
-        raise InputError(f"unknown task {name!r}{suggest(name.lower(), TASKS)}", hint="kvc-trt tasks lists them")
+        raise InputError(f"unknown task {name!r}{did_you_mean(name.lower(), TASKS)}", hint="kvc-trt tasks lists them")
     return TASKS[name]

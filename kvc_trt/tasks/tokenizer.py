@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.tasks.fit import require_positions
 from kvc_trt.tasks.sample import TaskSample
 
@@ -93,11 +93,10 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
 
 def _shipped(name: str) -> Path:
     from kvc_trt.models.presets import list_presets, load_preset
-    from kvc_trt.schema import suggest
 
     if name not in (known := list_presets()):
         raise InputError(
-            f"{name} is neither a file, a directory nor a preset{suggest(name.lower(), known)}",
+            f"{name} is neither a file, a directory nor a preset{did_you_mean(name.lower(), known)}",
             hint="give a tokenizer.json, a Hugging Face directory, an engine or a preset (kvc-trt models)",
         )
     directory = load_preset(name).checkpoint

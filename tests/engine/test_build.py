@@ -273,7 +273,7 @@ def test_a_model_too_large_for_fp32_names_the_ways_out(monkeypatch, tmp_path, ca
         (["--set", "prompt_budget=16"], "window"),
         (["--set", "pool_kernel=8"], "odd"),
         (["--set", "page_sise=8"], "did you mean 'page_size'"),
-        (["--policy", "rocket"], "did you mean rocketkv"),
+        (["--policy", "rocket"], "did you mean 'rocketkv'"),
         (["--policy", "full", "--set", "top_k=4"], "has no top_k"),
         (["--checkpoint", "/nowhere"], "exclude each other"),
         (["--model", "lama3.1-8b"], "did you mean 'llama3.1-8b'"),

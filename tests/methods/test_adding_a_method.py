@@ -37,7 +37,7 @@ def sources() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_only_the_registry_knows_a_policys_name(name: str, sources: dict[str, str]) -> None:
-    assert [file for file, text in sources.items() if f'"{name}"' in text] == ["policies/registry.py"]
+    assert [file for file, text in sources.items() if f'"{name}"' in text] == ["methods/registry.py"]
 
 
 @pytest.mark.parametrize("name", NAMES)
