@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvc_trt import policies, reference
 from kvc_trt.policies import PolicyParameters
 from kvc_trt.verify.near_ties import IndexComparison
-from kvc_trt.verify.rounding import differences
+from kvc_trt.verify.outcome import differences
 
 Array = NDArray[Any]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvc_trt.verify.checks import Check, Rung, at_most
 from kvc_trt.verify.engine_run import run
+from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.prompts import batch_of, random_prompts
-from kvc_trt.verify.report import Check, Rung, at_most
 
 if TYPE_CHECKING:
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.verify.subject import Subject
 
 _MOST_STEPS = 8
 
@@ -38,28 +38,28 @@ def _all_kept(rule: PolicyParameters) -> int:
     return max(rule.window, int(rule.prompt_budget * rule.squeeze_share))
 
 
-def check_dense_twin(subject: Subject, rung: Rung) -> None:
+def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
     """Control (a): within the budget, engine and dense twin agree to the last bit."""
-    parameters = subject.engine.parameters
+    parameters = tested.engine.parameters
     if parameters.policy == "full":
         rung.reason = "a full engine is its own dense twin"
         return
-    limit = min(dense_limit(parameters, subject.engine.model.num_hidden_layers), parameters.max_input_len)
+    limit = min(dense_limit(parameters, tested.engine.model.num_hidden_layers), parameters.max_input_len)
     steps = min(_MOST_STEPS, limit - 1, parameters.max_output_len)
     if steps < 1:
         rung.reason = f"no row fits: dense up to {limit} tokens"
         return
     longest = limit - steps
-    batch = batch_of(random_prompts(subject.engine.model, sorted({longest, max(1, longest // 2), 1}), subject.seed))
-    with subject.phase("engine"):
-        ours = run(subject.executor, batch, steps)
-    with subject.phase("dense twin"):
-        dense = run(subject.twin, batch, steps, tokens=ours.tokens)
+    batch = batch_of(random_prompts(tested.engine.model, sorted({longest, max(1, longest // 2), 1}), tested.seed))
+    with tested.phase("engine"):
+        ours = run(tested.executor, batch, steps)
+    with tested.phase("dense twin"):
+        dense = run(tested.twin, batch, steps, tokens=ours.tokens)
     sample = f"{len(batch)} rows x {steps + 1} positions"
     if parameters.per_query_head and parameters.prompt_eviction == "snapkv":
         error = float(np.abs(ours.logits - dense.logits).max())
         note = f"rows of up to {limit} tokens; a cache per query head multiplies in another order, so not bit for bit"
-        bar = subject.thresholds.logits_max_error
+        bar = tested.thresholds.logits_max_error
         rung.checks.append(at_most("logits unlike the dense twin's", sample, error, bar, note=note))
         return
     unequal = int((ours.logits != dense.logits).any(axis=-1).sum())
@@ -67,27 +67,27 @@ def check_dense_twin(subject: Subject, rung: Rung) -> None:
     rung.checks.append(at_most("logits unlike the dense twin's", sample, unequal, 0, note=note))
 
 
-def check_activity(subject: Subject, rung: Rung) -> None:
+def check_activity(tested: EngineUnderTest, rung: Rung) -> None:
     """Control (b): evicted where a prompt is longer than the budget, and read no more than k where it does not fit."""
-    parameters = subject.engine.parameters
+    parameters = tested.engine.parameters
     if parameters.policy == "full":
         rung.reason = "a full engine compresses nothing"
         return
-    rung.checks += [*_eviction(subject, rung.layers), *_selection(subject, rung.layers)]
+    rung.checks += [*_eviction(tested, rung.layers), *_selection(tested, rung.layers)]
     if not rung.checks:
-        rung.left_out = subject.plan.limited
-        longest = int(subject.batch.prompt_lengths.max()) + len(subject.engine_run.tokens)
+        rung.left_out = tested.plan.limited
+        longest = int(tested.batch.prompt_lengths.max()) + len(tested.engine_run.tokens)
         size = f"prompts of up to {parameters.max_input_len} tokens" if not rung.left_out else f"{longest} tokens"
         rung.reason = f"{size} fit the budget: nothing to compress"
 
 
-def _eviction(subject: Subject, measured: list[dict[str, int]]) -> list[Check]:
+def _eviction(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[Check]:
     """Prompt tokens stored and kept, in every cache that evicts, of the longest prompt."""
-    batch, lists, stored = subject.batch, subject.observed.kept, subject.engine_run.cache_lengths
+    batch, lists, stored = tested.batch, tested.observed.kept, tested.engine_run.cache_lengths
     row = int(np.argmax(batch.prompt_lengths))
     logical = int(batch.prompt_lengths[row])
     over, most = 0, 0
-    for site in subject.sites:
+    for site in tested.sites:
         budget = site.parameters.most_kept
         if site.parameters.prompt_eviction == "none" or logical <= budget:
             continue
@@ -103,10 +103,10 @@ def _eviction(subject: Subject, measured: list[dict[str, int]]) -> list[Check]:
     ]
 
 
-def _selection(subject: Subject, measured: list[dict[str, int]]) -> list[Check]:
+def _selection(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[Check]:
     """Tokens read by the steps of rows that do not fit, counted in the operator's own lists."""
-    observed = subject.observed
-    choosing = [site for site in subject.sites if site.parameters.reads_a_part]
+    observed = tested.observed
+    choosing = [site for site in tested.sites if site.parameters.reads_a_part]
     steps, counts = 0, [0]
     for site in choosing:
         lengths = np.array([stored[site.cache] for stored in observed.lengths])

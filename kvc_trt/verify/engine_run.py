@@ -1,20 +1,34 @@
-"""One batch through an executor: prefill, then one token per row and step, with a look at every operator if wanted."""
+"""One batch through an executor: prefill, then one token per row and step; and the same run observed.
+
+Observed, each compression operator shows what it was given and what it chose, layer by layer. It is compared with the
+reference on the inputs that it really got, so that rounding of earlier layers cannot pass for an error of selection,
+nor hide one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from kvc_trt import reference
 from kvc_trt.errors import VerificationFailed
+from kvc_trt.graph.state import CacheSite, cache_sites
+from kvc_trt.verify.near_ties import IndexComparison, compare_compaction
+from kvc_trt.verify.ops import compare_step
+from kvc_trt.verify.outcome import larger
 from kvc_trt.verify.prompts import Batch
+from kvc_trt.verify.target import ObservedExecutor, Target, Watched
 
 if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
     from kvc_trt.runtime.executor import Executor
 
+Array = NDArray[Any]
 Observer = Callable[[int, NDArray[np.int64]], None]
 """Called with the step's number and the stored lengths [caches,B] after its append."""
 
@@ -69,3 +83,75 @@ def _check_lengths(cache_lengths: NDArray[np.int64], capacities: tuple[int, ...]
     for cache, (lengths, slots) in enumerate(zip(cache_lengths, capacities, strict=True)):
         if lengths.min() < 0 or lengths.max() > slots:
             raise VerificationFailed(f"cache {cache} of {slots} slots holds {lengths.tolist()} tokens after prefill")
+
+
+@dataclass
+class Observed:
+    """Comparisons and measurements over every compressed layer and step."""
+
+    compaction: IndexComparison = field(default_factory=IndexComparison)
+    selection: IndexComparison = field(default_factory=IndexComparison)
+    output_error: float = 0.0
+    kept: dict[int, Array] = field(default_factory=dict)
+    """Per cache that does not keep all of a prompt: the positions that stay, [B,G,C]."""
+    read: dict[int, list[Array]] = field(default_factory=dict)
+    """Per cache that is not read whole: the slots that each step reads, [B,G,k] or [B,H,k]."""
+    lengths: list[Array] = field(default_factory=list)
+    """Stored lengths [caches,B] after each step's append."""
+    run: EngineRun | None = None
+
+    @property
+    def choices(self) -> dict[int, list[Array]]:
+        """As `ReferenceRun` lists them, of caches that have a list of kept positions."""
+        return {cache: [kept, *self.read.get(cache, [])] for cache, kept in self.kept.items()}
+
+
+def observe(
+    engine: Engine, target: Target, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
+) -> Observed:
+    """Run `batch` and `steps` steps with every list of chosen tokens exposed, and what KvcCompact and a step got."""
+    compactions, selections = target.compactions(), target.selections()
+    exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
+    executor = target.open(expose=sorted(exposed))
+    sites, found = cache_sites(engine.model, engine.parameters), Observed()
+
+    def after_prefill(prefilled: Any) -> None:
+        for op in compactions:
+            if op.inputs:
+                found.compaction += _compare_compaction(sites[op.cache], executor, op, batch)
+            found.kept[op.cache] = executor.exposed(op.outputs[-1]).copy()
+
+    def after_step(step: int, lengths: NDArray[np.int64]) -> None:
+        found.lengths.append(lengths.copy())
+        for op in selections:
+            compared, error = _compare_selection(sites[op.cache], executor, op, lengths[op.cache])
+            found.selection += compared
+            found.output_error = larger(found.output_error, error)
+            found.read.setdefault(op.cache, []).append(executor.exposed(op.outputs[-1]).copy())
+
+    found.run = run(executor, batch, steps, tokens=tokens, after_prefill=after_prefill, after_step=after_step)
+    return found
+
+
+def _compare_compaction(site: CacheSite, executor: ObservedExecutor, op: Watched, batch: Batch) -> IndexComparison:
+    q_window, keys, values = map(executor.exposed, op.inputs)
+    rule = site.parameters
+    if (width := q_window.shape[2]) != rule.window:
+        return IndexComparison(1, wrong=(f"cache {op.cache}: a window of {width}, not {rule.window}",))
+    q, k, v = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in (q_window, keys, values))
+    expected = reference.compact(
+        q, k, v, torch.from_numpy(batch.prompt_lengths), prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel
+    )
+    actual = executor.exposed(op.outputs[-1])
+    return compare_compaction(
+        q_window, keys, batch.prompt_lengths, expected.indices.numpy(), actual, pool_kernel=rule.pool_kernel
+    )
+
+
+def _compare_selection(
+    site: CacheSite, executor: ObservedExecutor, op: Watched, lengths: NDArray[np.int64]
+) -> tuple[IndexComparison, float]:
+    rows = len(lengths)
+    keys, values = (executor.buffers[f"{kind}_cache.{site.name}"][:rows] for kind in "kv")
+    query, output, selected = map(executor.exposed, (*op.inputs, *op.outputs))
+    return compare_step(query, keys, values, lengths, output, selected, site.parameters, exact=True)

@@ -19,14 +19,15 @@ from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.verify.checks import Check, Rung, at_most
 from kvc_trt.verify.controls import check_activity, check_dense_twin
+from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.logits import check_logits
 from kvc_trt.verify.near_ties import IndexComparison
 from kvc_trt.verify.ops import check_operators, index_check
 from kvc_trt.verify.plan import CONTROLS, RUNGS, Plan, make_plan
-from kvc_trt.verify.report import Check, Report, Rung, at_most
+from kvc_trt.verify.report import Report
 from kvc_trt.verify.retrieval import check_retrieval
-from kvc_trt.verify.subject import Subject
 from kvc_trt.verify.target import target_for
 from kvc_trt.verify.thresholds import thresholds_for
 from kvc_trt.verify.tokens import check_tokens
@@ -63,26 +64,26 @@ def verify(
     directory = None if checkpoint is None else Path(checkpoint)
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
         target = target_for(backend, engine, plan.threads)
-        subject = Subject(
+        tested = EngineUnderTest(
             engine, target, plan, bars, progress or NullProgress(), seed=seed, checkpoint_directory=directory
         )
-        report = _empty_report(subject)
+        report = _empty_report(tested)
         with _torch_threads(plan.threads):
             for name in (*RUNGS, *CONTROLS):
                 if name in (*plan.rungs, *plan.controls):
-                    report.rungs.append(_climb(name, subject))
+                    report.rungs.append(_climb(name, tested))
                 elif level in ("quick", "full"):
                     report.left_out.append(_left_out(name, plan))
     report.seconds = time.monotonic() - started
     return report
 
 
-def _empty_report(subject: Subject) -> Report:
+def _empty_report(tested: EngineUnderTest) -> Report:
     """What is verified, and the figures that the rungs will fill in."""
-    engine, parameters = subject.engine, subject.engine.parameters
+    engine, parameters = tested.engine, tested.engine.parameters
     return Report(
         engine=str(engine.path),
-        level=subject.plan.level,
+        level=tested.plan.level,
         description={
             "model": engine.build.model,
             "policy": parameters.policy,
@@ -90,14 +91,14 @@ def _empty_report(subject: Subject) -> Report:
             "token_budget": parameters.token_budget,
             "max_input_len": parameters.max_input_len,
             "max_output_len": parameters.max_output_len,
-            "seed": subject.seed,
-            **subject.target.describe(),
+            "seed": tested.seed,
+            **tested.target.describe(),
         },
-        thresholds=subject.thresholds.to_json(),
-        halves=subject.halves,
-        near_ties=subject.near_ties,
-        memory=subject.memory,
-        findings=subject.findings,
+        thresholds=tested.thresholds.to_json(),
+        halves=tested.halves,
+        near_ties=tested.near_ties,
+        memory=tested.memory,
+        findings=tested.findings,
     )
 
 
@@ -113,24 +114,24 @@ def _torch_threads(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _climb(name: str, subject: Subject) -> Rung:
+def _climb(name: str, tested: EngineUnderTest) -> Rung:
     rung = Rung(name)
     started = time.monotonic()
-    with subject.progress.task(f"verify: {name}", None):
+    with tested.progress.task(f"verify: {name}", None):
         try:
-            _STEPS[name](subject, rung)
+            _STEPS[name](tested, rung)
         except VerificationFailed as error:
             rung.checks.append(Check("runs to its end", "the whole rung", "no", "yes", False, error.message))
     rung.seconds = time.monotonic() - started
     return rung
 
 
-def _operators(subject: Subject, rung: Rung) -> None:
-    with subject.phase("operators"):
-        checks, compared = check_operators(subject.engine, subject.target, subject.thresholds, seed=subject.seed)
+def _operators(tested: EngineUnderTest, rung: Rung) -> None:
+    with tested.phase("operators"):
+        checks, compared = check_operators(tested.engine, tested.target, tested.thresholds, seed=tested.seed)
     rung.checks += checks
-    observed = subject.observed
-    seen, expected = observed.kept.keys() | observed.read.keys(), subject.choosing_caches()
+    observed = tested.observed
+    seen, expected = observed.kept.keys() | observed.read.keys(), tested.choosing_caches()
     if expected:
         missing = at_most("caches without their operator", f"{len(expected)} caches", len(expected - seen), 0)
         rung.checks.append(missing)
@@ -138,28 +139,28 @@ def _operators(subject: Subject, rung: Rung) -> None:
         if found.compared:
             rung.checks.append(index_check(f"tokens {what}, in the engine", found, "on the inputs it really got"))
     if observed.selection.compared:
-        bar = subject.thresholds.value_error
+        bar = tested.thresholds.value_error
         sample = f"{observed.selection.compared} lists"
         rung.checks.append(at_most("values of such a step, in the engine", sample, observed.output_error, bar))
-    _count(subject, compared + observed.compaction + observed.selection)
+    _count(tested, compared + observed.compaction + observed.selection)
 
 
-def _count(subject: Subject, found: IndexComparison) -> None:
-    ties = subject.near_ties
+def _count(tested: EngineUnderTest, found: IndexComparison) -> None:
+    ties = tested.near_ties
     ties.lists_compared += found.compared
     ties.lists_admitted += found.near_ties
     ties.tokens_swapped += found.swapped_tokens
 
 
-def _logits(subject: Subject, rung: Rung) -> None:
-    rung.checks += check_logits(subject)
+def _logits(tested: EngineUnderTest, rung: Rung) -> None:
+    rung.checks += check_logits(tested)
 
 
-def _tokens(subject: Subject, rung: Rung) -> None:
-    rung.checks += check_tokens(subject)
+def _tokens(tested: EngineUnderTest, rung: Rung) -> None:
+    rung.checks += check_tokens(tested)
 
 
-_STEPS: dict[str, Callable[[Subject, Rung], None]] = {
+_STEPS: dict[str, Callable[[EngineUnderTest, Rung], None]] = {
     "ops": _operators,
     "logits": _logits,
     "tokens": _tokens,

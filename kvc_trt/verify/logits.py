@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.verify.checks import Check, at_most
+from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.ops import index_check
 from kvc_trt.verify.reference_run import reference_run
-from kvc_trt.verify.report import Check, ErrorFigures, at_most
+from kvc_trt.verify.report import ErrorFigures
 
 if TYPE_CHECKING:
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.verify.subject import Subject
 
 Logits = NDArray[np.float32]
 
@@ -62,14 +63,14 @@ def _log_softmax(logits: Logits) -> NDArray[np.float64]:
     return normalised
 
 
-def check_logits(subject: Subject) -> list[Check]:
+def check_logits(tested: EngineUnderTest) -> list[Check]:
     """Fill the columns of the error table; the checks are on the engine's own half."""
-    bars, batch, run = subject.thresholds, subject.batch, subject.engine_run
-    with subject.phase("reference"):
-        ours = subject.reference_run
-    found = difference(run.logits, subject.granted.logits, bars.near_equal_logits)
-    subject.halves.engine = found.figures
-    subject.near_ties.near_equal_tokens += found.near_equal
+    bars, batch, run = tested.thresholds, tested.batch, tested.engine_run
+    with tested.phase("reference"):
+        ours = tested.reference_run
+    found = difference(run.logits, tested.forced_choices.logits, bars.near_equal_logits)
+    tested.halves.engine = found.figures
+    tested.near_ties.near_equal_tokens += found.near_equal
 
     rows, steps = len(batch), len(run.tokens)
     sample = f"{rows} rows x {steps + 1} positions"
@@ -78,7 +79,7 @@ def check_logits(subject: Subject) -> list[Check]:
     assert kl is not None
     assert error is not None
     checks = [
-        *_judge_choices(subject),
+        *_judge_choices(tested),
         at_most("max logit error", sample, error, bars.logits_max_error, note=lengths),
         at_most("mean KL (nats)", sample, kl, bars.logits_mean_kl),
         Check(
@@ -90,56 +91,57 @@ def check_logits(subject: Subject) -> list[Check]:
             f"{found.near_equal} near-equal" if found.near_equal else "",
         ),
     ]
-    _measure_compression(subject, ours.logits)
-    _measure_quantisation(subject, ours.logits)
+    _measure_compression(tested, ours.logits)
+    _measure_quantisation(tested, ours.logits)
     return checks
 
 
-def _judge_choices(subject: Subject) -> list[Check]:
-    granted = subject.granted
-    if granted.explained is None:
+def _judge_choices(tested: EngineUnderTest) -> list[Check]:
+    forced = tested.forced_choices
+    if forced.explained is None:
         return []
-    name, slack = "choices unlike the reference's own run", subject.thresholds.choice_slack
+    name, slack = "choices unlike the reference's own run", tested.thresholds.choice_slack
     if slack is None:
-        sample = f"{granted.explained.compared} lists"
-        reason = "activations are rounded coarsely: choices are judged on equal inputs (ops), and granted here"
-        return [Check(name, sample, f"{granted.explained.near_ties} differ", detail="granted", note=reason)]
-    where = f"{len(granted.rows)} rows; near-ties within {slack:g} times the tolerance, granted"
-    return [index_check(name, granted.explained, where)]
+        sample = f"{forced.explained.compared} lists"
+        measured, detail = f"{forced.explained.near_ties} differ", "forced on the reference"
+        note = "activations are rounded coarsely: choices are judged on equal inputs (ops), and here only forced"
+        return [Check(name, sample, measured, detail=detail, note=note)]
+    where = f"{len(forced.rows)} rows; near-ties within {slack:g} times the tolerance, forced on the reference"
+    return [index_check(name, forced.explained, where)]
 
 
-def _measure_compression(subject: Subject, ours: Logits) -> None:
-    parameters, batch = subject.engine.parameters, subject.batch
+def _measure_compression(tested: EngineUnderTest, ours: Logits) -> None:
+    parameters, batch = tested.engine.parameters, tested.batch
     if parameters.policy == "full":
-        subject.halves.notes["compression"] = "a full engine compresses nothing"
+        tested.halves.notes["compression"] = "a full engine compresses nothing"
         return
-    if subject.compresses_nothing():
-        longest = int(batch.prompt_lengths.max()) + len(subject.engine_run.tokens)
-        subject.halves.notes["compression"] = f"{longest} tokens fit the budget: nothing is compressed"
+    if tested.compresses_nothing():
+        longest = int(batch.prompt_lengths.max()) + len(tested.engine_run.tokens)
+        tested.halves.notes["compression"] = f"{longest} tokens fit the budget: nothing is compressed"
         return
     from kvc_trt.graph.twin import twin_parameters
 
-    full = _reference_logits(subject, subject.engine.weights(), twin_parameters(parameters))
-    subject.halves.compression = difference(ours, full, 0.0).figures
-    subject.halves.notes["compression"] = "the policy against the full cache, both in the reference"
+    full = _reference_logits(tested, tested.engine.weights(), twin_parameters(parameters))
+    tested.halves.compression = difference(ours, full, 0.0).figures
+    tested.halves.notes["compression"] = "the policy against the full cache, both in the reference"
 
 
-def _measure_quantisation(subject: Subject, ours: Logits) -> None:
-    source, note = subject.checkpoint
-    subject.halves.notes["quantisation"] = note
+def _measure_quantisation(tested: EngineUnderTest, ours: Logits) -> None:
+    source, note = tested.checkpoint
+    tested.halves.notes["quantisation"] = note
     if source is not None:
-        exact = _reference_logits(subject, source, subject.engine.parameters)
-        subject.halves.quantisation = difference(ours, exact, 0.0).figures
+        exact = _reference_logits(tested, source, tested.engine.parameters)
+        tested.halves.quantisation = difference(ours, exact, 0.0).figures
 
 
-def _reference_logits(subject: Subject, weights: WeightSource, parameters: PolicyParameters) -> Logits:
-    with subject.phase("reference"):
+def _reference_logits(tested: EngineUnderTest, weights: WeightSource, parameters: PolicyParameters) -> Logits:
+    with tested.phase("reference"):
         run = reference_run(
-            subject.engine.model,
+            tested.engine.model,
             weights,
             parameters,
-            subject.batch,
-            subject.engine_run.tokens,
-            progress=subject.progress,
+            tested.batch,
+            tested.engine_run.tokens,
+            progress=tested.progress,
         )
     return run.logits

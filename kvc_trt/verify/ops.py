@@ -12,14 +12,22 @@ import torch
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import PAGED, CacheSite, cache_heads, cache_sites
 from kvc_trt.reference.dense import causal_attention
-from kvc_trt.verify.attention import attend_selected
+from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.choices import compare_either
 from kvc_trt.verify.inputs import AttentionCase, PromptCase, StepCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.layer_budget_operators import run_compact_ranked, run_layer_budgets, run_trim
 from kvc_trt.verify.method_operators import PROMPT_RUNS, STEP_RUNS
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
-from kvc_trt.verify.outcome import Outcome, appended, exact, float32, gathered, maximum_error, page_bounds
-from kvc_trt.verify.report import Check, at_most
+from kvc_trt.verify.outcome import (
+    Outcome,
+    appended,
+    attend_selected,
+    exact,
+    float32,
+    gathered,
+    maximum_error,
+    page_bounds,
+)
 from kvc_trt.verify.target import Array, Operator, Target
 from kvc_trt.verify.thresholds import Thresholds
 

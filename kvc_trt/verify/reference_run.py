@@ -1,8 +1,13 @@
-"""The reference over a whole forced sequence, layer by layer: every weight is read once, and one layer is held."""
+"""The reference over a sequence of given tokens, layer by layer: every weight is read once, and one layer is held.
+
+It makes its own choices of tokens to keep and to read, or has the engine's forced on it. A token swapped at a near-tie
+may carry much attention: from there on logits differ, although nobody computed wrongly. So the engine's choices are
+judged first, each on the reference's own inputs, and then forced on the reference; what is left is numerics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -14,8 +19,8 @@ from torch import Tensor
 from kvc_trt import policies, reference
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
-from kvc_trt.verify.attention import attend_selected
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection, count_differences
+from kvc_trt.verify.outcome import attend_selected
 from kvc_trt.verify.prompts import Batch
 
 if TYPE_CHECKING:
@@ -27,6 +32,9 @@ if TYPE_CHECKING:
 Choices = Mapping[int, list[NDArray[np.integer]]]
 """Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
 
+_JUDGED = ("dense", "hybrid")
+"""Decode selections whose choices `near_ties` proves to be near-ties or not; of a prompt, those of one budget."""
+
 
 @dataclass
 class ReferenceRun:
@@ -35,7 +43,18 @@ class ReferenceRun:
     logits: NDArray[np.float32]
     choices: dict[int, list[NDArray[np.integer]]]
     explained: IndexComparison | None = None
-    """Under somebody else's choices: those choices against the reference's own on its own inputs."""
+    """Under forced choices: those choices against the reference's own on its own inputs."""
+
+
+@dataclass(frozen=True)
+class ForcedChoices:
+    """Reference logits [N+1,B,vocab] that the engine's are compared with."""
+
+    logits: NDArray[np.float32]
+    rows: tuple[int, ...] = ()
+    """Rows of the batch that were run again under the engine's choices."""
+    explained: IndexComparison | None = None
+    """Those choices against the reference's own, within `slack` times a near-tie's tolerance."""
 
 
 class ForcedDecoder(ReferenceDecoder):
@@ -95,7 +114,7 @@ def replay(
     """The reference under an engine's choices `chosen`, each judged on the reference's own inputs.
 
     Rounding of earlier layers differs between the two, so a choice is explained within `slack` times the tolerance of a
-    near-tie (None: differences are counted only); choices made before are granted, so that one near-tie is not counted
+    near-tie (None: differences are counted only); choices made before are forced, so that one near-tie is not counted
     again in all that follows from it.
     """
     method = _Replay(chosen, parameters, slack)
@@ -103,6 +122,33 @@ def replay(
     run = decoder.forced(batch, tokens, progress)
     run.explained = method.compared
     return run
+
+
+def can_judge(rules: Iterable[PolicyParameters]) -> bool:
+    """Whether `near_ties` can tell the choices of caches under these rules from errors."""
+    return all(rule.decode_selection in _JUDGED and rule.squeeze_share is None for rule in rules)
+
+
+def force_choices(
+    config: ModelConfig,
+    weights: WeightSource,
+    parameters: PolicyParameters,
+    batch: Batch,
+    tokens: NDArray[np.int64],
+    own: ReferenceRun,
+    chosen: Choices,
+    *,
+    slack: float | None,
+    progress: Progress | None = None,
+) -> ForcedChoices:
+    """Run the reference again under the engine's choices `chosen` in the rows where its `own` run chose otherwise."""
+    rows = tuple(sorted(different_rows(own.choices, chosen)))
+    if not rows:
+        return ForcedChoices(own.logits)
+    again = replay(config, weights, parameters, batch, tokens, chosen, slack=slack, progress=progress)
+    logits = own.logits.copy()
+    logits[:, rows] = again.logits[:, rows]
+    return ForcedChoices(logits, rows, again.explained)
 
 
 class _Replay:

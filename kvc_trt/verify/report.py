@@ -1,76 +1,26 @@
-"""What a verification found: plain data that prints as a table and stores as JSON."""
+"""What a verification found: plain data that prints as tables and stores as JSON."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from io import StringIO
+from typing import TYPE_CHECKING, Any
 
-Status = Literal["passed", "failed", "not applicable", "left out"]
+from kvc_trt.verify.checks import Check, Rung, format_measured, json_number
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
-@dataclass(frozen=True)
-class Check:
-    """One measured figure. `passed` is None where a figure is reported without a bar."""
-
-    name: str
-    sample: str
-    """What it was measured on, with its count: "24 lists", "3 rows x 32 steps"."""
-    measured: float | str
-    bar: str = ""
-    passed: bool | None = None
-    detail: str = ""
-    """In a few words: what the figure does not say."""
-    note: str = ""
-    """What exactly was run; in the stored report only."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; a measured NaN or infinity becomes text."""
-        return {
-            "name": self.name,
-            "sample": self.sample,
-            "measured": json_number(self.measured),
-            "bar": self.bar or None,
-            "passed": self.passed,
-            "detail": self.detail or None,
-            "note": self.note or None,
-        }
-
-
-def at_most(name: str, sample: str, measured: float, bar: float, detail: str = "", note: str = "") -> Check:
-    """A check that holds if `measured` <= `bar`; NaN fails."""
-    return Check(name, sample, float(measured), f"<= {bar:g}", bool(measured <= bar), detail, note)
-
-
-@dataclass
-class Rung:
-    """One step of the ladder, or one control. `reason` says why it is not applicable or was left out."""
-
-    name: str
-    checks: list[Check] = field(default_factory=list)
-    reason: str = ""
-    left_out: bool = False
-    layers: list[dict[str, int]] = field(default_factory=list)
-    """Measurements per layer behind the checks."""
-    seconds: float = 0.0
-
-    @property
-    def status(self) -> Status:
-        """Failed if one check failed; without checks it was not applicable or left out, as `reason` says."""
-        if not self.checks:
-            return "left out" if self.left_out else "not applicable"
-        return "failed" if any(check.passed is False for check in self.checks) else "passed"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries and lists."""
-        return {
-            "name": self.name,
-            "status": self.status,
-            "reason": self.reason or None,
-            "seconds": round(self.seconds, 2),
-            "checks": [check.to_json() for check in self.checks],
-            **({"layers": self.layers} if self.layers else {}),
-        }
+WIDTH = 160
+_VERDICTS = {True: "ok", False: "FAILED", None: ""}
+_FIGURES = {
+    "max_logit_error": "max logit error",
+    "mean_kl": "mean KL (nats)",
+    "top1_agreement": "top-1 agreement",
+    "first_divergence": "first divergence",
+    "greedy_match": "greedy match",
+}
 
 
 @dataclass(frozen=True)
@@ -152,10 +102,13 @@ class Report:
         ]
 
     def as_text(self) -> str:
-        """Tables for people."""
-        from kvc_trt.verify.report_text import as_text
-
-        return as_text(self)
+        """Aligned tables for people, at most `WIDTH` columns wide; the verdict comes last."""
+        about = self.description
+        title = f"verify {self.engine}: {about['policy']} on {about['model']}, {about['weights']} weights, {self.level}"
+        parts = [title, _render(_ladder(self.rungs))]
+        if any((self.halves.engine, self.halves.compression, self.halves.quantisation)):
+            parts += ["The two halves of an engine's error (and what its weights cost)", _render(_halves(self))]
+        return "\n".join([*parts, *_lines(self), _verdict(self)])
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries and lists, ready for `json.dumps`."""
@@ -175,19 +128,78 @@ class Report:
         }
 
 
-def json_number(value: float | str | None) -> float | str | None:
-    """JSON knows neither NaN nor infinity: those become text."""
-    return value if value is None or isinstance(value, str) or math.isfinite(value) else str(value)
+def _ladder(rungs: Sequence[Rung]) -> Table:
+    table = _table("rung", "check", "on", "measured", "bar", "", "detail")
+    for rung in rungs:
+        if not rung.checks:
+            table.add_row(rung.name, rung.status, "", "", "", "", rung.reason)
+        for number, check in enumerate(rung.checks):
+            table.add_row(rung.name if number == 0 else "", *_cells(check))
+    return table
 
 
-def format_measured(value: float | str | None) -> str:
-    """A figure for people: counts as integers, small errors with an exponent."""
-    if value is None:
+def _cells(check: Check) -> tuple[str, ...]:
+    measured = format_measured(check.measured)
+    return check.name, check.sample, measured, check.bar, _VERDICTS[check.passed], check.detail
+
+
+def _halves(report: Report) -> Table:
+    halves = report.halves
+    columns = {"engine": halves.engine, "compression": halves.compression, "quantisation": halves.quantisation}
+    table = _table("", *columns)
+    for figure, label in _FIGURES.items():
+        table.add_row(label, *(_figure(column, figure) for column in columns.values()))
+    return table
+
+
+def _figure(column: ErrorFigures | None, figure: str) -> str:
+    if column is None:
         return "-"
-    if isinstance(value, str):
-        return value
-    if not math.isfinite(value):
-        return str(value)
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    return f"{value:.2e}" if abs(value) < 1e-2 else f"{value:.4g}"
+    value = getattr(column, figure)
+    if figure == "first_divergence":
+        return "none" if value is None else f"step {value}"
+    if value is not None and figure in ("top1_agreement", "greedy_match"):
+        return f"{value:.2%}"
+    return format_measured(value)
+
+
+def _lines(report: Report) -> Iterable[str]:
+    kernels = report.description.get("kernels")
+    yield f"run by {report.description['backend']}" + (f"; kernels: {kernels}" if kernels else "")
+    for column, note in report.halves.notes.items():
+        yield f"{column}: {note}"
+    ties = report.near_ties
+    yield (
+        f"near-ties: {ties.lists_admitted} of {ties.lists_compared} index lists ({ties.tokens_swapped} tokens swapped, "
+        f"each proven in float64); {ties.near_equal_tokens} tokens at near-equal logits"
+    )
+    if report.memory:
+        peaks = ", ".join(f"{phase} {bytes_ / 2**20:.0f} MiB" for phase, bytes_ in report.memory.items())
+        yield f"peak resident memory: {peaks}"
+    for heading, items in (("finding", report.findings), ("left out", report.left_out)):
+        for item in items:
+            yield f"{heading}: {item}"
+
+
+def _verdict(report: Report) -> str:
+    if report.passed:
+        return f"PASSED in {report.seconds:.1f} s"
+    reasons = report.failures or ["nothing could be checked"]
+    return "\n".join([f"FAILED in {report.seconds:.1f} s", *(f"  {reason}" for reason in reasons)])
+
+
+def _table(*headers: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for header in headers:
+        table.add_column(header, no_wrap=header != "detail", overflow="fold")
+    return table
+
+
+def _render(table: Table) -> str:
+    from rich.console import Console
+
+    buffer = StringIO()
+    Console(file=buffer, width=WIDTH, color_system=None, highlight=False, markup=False).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, KeyValueSample, Placement, generate
-from kvc_trt.tasks.vocabulary import KEYS, WORDS
-from kvc_trt.verify.prompts import batch_of
-from kvc_trt.verify.report import Check, Rung
+from kvc_trt.tasks.key_value import RECORD_TOKENS, KeyValueSample, Placement, generate
+from kvc_trt.tasks.vocabulary import KEYS
+from kvc_trt.verify.checks import Check, Rung
+from kvc_trt.verify.engine_under_test import EngineUnderTest
+from kvc_trt.verify.prompts import MOST_PAIRS, batch_of, why_not_asked
 from kvc_trt.verify.tokens import Match, explanation, match, reference_greedy
 
 if TYPE_CHECKING:
     from kvc_trt.runtime import Session
-    from kvc_trt.verify.subject import Subject
 
 Answers = list[tuple[int, ...]]
 
 _ROWS = 8
-_MOST_PAIRS = 32
 _REFERENCE_SAMPLES = 32
 _NOTICEABLE = 3.0
 """Standard errors of a difference worth a line of its own."""
@@ -54,64 +53,41 @@ class Accuracy:
         return f"{self.rate:.1%} ± {self.standard_error:.1%}"
 
 
-def why_not(subject: Subject) -> str | None:
-    """Why the task says nothing about this engine; None if it does."""
-    from kvc_trt.runtime import load_tokenizer
-
-    path = subject.engine.tokenizer_path
-    if path is None:
-        return "the engine has no tokenizer; the key-value task needs retrieval-tiny's vocabulary"
-    vocabulary = load_tokenizer(path).get_vocab()
-    if subject.engine.model.vocab_size != len(WORDS) or any(vocabulary.get(w) != i for i, w in enumerate(WORDS)):
-        return "the tokenizer's vocabulary is not the key-value task's (retrieval-tiny)"
-    return None
-
-
-def task_prompts(lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Haystacks with a question, where a length has room for one record; filler and the question's token otherwise."""
-    prompts = []
-    for index, length in enumerate(lengths):
-        pairs = min(_MOST_PAIRS, (length - 1 - QUERY_TOKENS) // RECORD_TOKENS)
-        haystack = generate(seed=seed, index=index, context_tokens=max(length, 9), pairs=max(1, pairs))
-        prompts.append(list(haystack.prompt_ids[-length:]))
-    return prompts
-
-
-def check_retrieval(subject: Subject, rung: Rung) -> None:
+def check_retrieval(tested: EngineUnderTest, rung: Rung) -> None:
     """Ask both engines the same questions, and the reference some of them."""
-    if (reason := why_not(subject)) is not None:
+    if (reason := why_not_asked(tested.engine)) is not None:
         rung.reason = reason
         return
-    limit = subject.engine.parameters.max_input_len
-    contexts = [length for length in subject.plan.contexts if length <= limit] or [limit]
-    with subject.progress.task("retrieval", len(contexts) * len(PLACEMENTS)) as advance:
+    limit = tested.engine.parameters.max_input_len
+    contexts = [length for length in tested.plan.contexts if length <= limit] or [limit]
+    with tested.progress.task("retrieval", len(contexts) * len(PLACEMENTS)) as advance:
         for context in contexts:
             for placement in PLACEMENTS:
-                rung.checks += _ask(subject, context, placement)
+                rung.checks += _ask(tested, context, placement)
                 advance(1)
 
 
-def _ask(subject: Subject, context: int, placement: Placement) -> list[Check]:
-    pairs = max(1, min(_MOST_PAIRS, len(KEYS), (context - 3) // RECORD_TOKENS))
+def _ask(tested: EngineUnderTest, context: int, placement: Placement) -> list[Check]:
+    pairs = max(1, min(MOST_PAIRS, len(KEYS), (context - 3) // RECORD_TOKENS))
     samples = [
-        generate(seed=subject.seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
-        for i in range(subject.plan.samples_at(context))
+        generate(seed=tested.seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
+        for i in range(tested.plan.samples_at(context))
     ]
-    with subject.answering():
-        found = answers(subject.session(_ROWS), samples)
+    with tested.answering():
+        found = answers(tested.session(_ROWS), samples)
     compressed = score(found, samples)
     where = f"{PLACEMENTS[placement]}, {context} tokens"
-    asked, note = f"{len(samples)} questions", f"{pairs} pairs in {context} tokens, seed {subject.seed}"
+    asked, note = f"{len(samples)} questions", f"{pairs} pairs in {context} tokens, seed {tested.seed}"
     checks = []
-    if subject.engine.parameters.policy == "full":
+    if tested.engine.parameters.policy == "full":
         checks.append(Check(f"full, {where}", asked, str(compressed), "no bar", note=note))
     else:
-        with subject.phase("dense twin"):
-            full = score(answers(subject.twin_session(_ROWS), samples), samples)
+        with tested.phase("dense twin"):
+            full = score(answers(tested.twin_session(_ROWS), samples), samples)
         both = f"{full} | {compressed}"
         checks.append(Check(f"full | compressed, {where}", asked, both, "no bar", note=note))
-        _note_loss(subject, where, full, compressed)
-    return [*checks, _against_reference(subject, where, samples, found)]
+        _note_loss(tested, where, full, compressed)
+    return [*checks, _against_reference(tested, where, samples, found)]
 
 
 def answers(session: Session, samples: Sequence[KeyValueSample]) -> Answers:
@@ -138,15 +114,15 @@ def score(found: Answers, samples: Sequence[KeyValueSample]) -> Accuracy:
     return Accuracy(right, len(samples))
 
 
-def _against_reference(subject: Subject, where: str, samples: Sequence[KeyValueSample], found: Answers) -> Check:
-    bars, some = subject.thresholds, samples[:_REFERENCE_SAMPLES]
+def _against_reference(tested: EngineUnderTest, where: str, samples: Sequence[KeyValueSample], found: Answers) -> Check:
+    bars, some = tested.thresholds, samples[:_REFERENCE_SAMPLES]
     total = Match(0, 0, 0, 0, 0)
-    with subject.phase("reference"):
+    with tested.phase("reference"):
         for first in range(0, len(some), _ROWS):
             part = some[first : first + _ROWS]
             query = np.array([s.query_ids for s in part], np.int64).T
             batch = batch_of([s.prompt_ids for s in part])
-            expected = reference_greedy(subject.reference, batch, len(part[0].answer_ids), query)
+            expected = reference_greedy(tested.reference, batch, len(part[0].answer_ids), query)
             one = match(found[first : first + len(part)], expected, bars.near_equal_logits)
             total = Match(
                 total.matched + one.matched,
@@ -155,7 +131,7 @@ def _against_reference(subject: Subject, where: str, samples: Sequence[KeyValueS
                 0,
                 total.unexplained + one.unexplained,
             )
-    subject.near_ties.near_equal_tokens += total.near_equal
+    tested.near_ties.near_equal_tokens += total.near_equal
     return Check(
         "answers as the reference's",
         f"{len(some)} questions",
@@ -167,9 +143,7 @@ def _against_reference(subject: Subject, where: str, samples: Sequence[KeyValueS
     )
 
 
-def _note_loss(subject: Subject, where: str, full: Accuracy, compressed: Accuracy) -> None:
+def _note_loss(tested: EngineUnderTest, where: str, full: Accuracy, compressed: Accuracy) -> None:
     error = math.hypot(full.standard_error, compressed.standard_error)
     if full.rate - compressed.rate > _NOTICEABLE * max(error, 1 / full.samples):
-        subject.findings.append(
-            f"{where}: compression costs accuracy, {full} with the full cache, {compressed} with it"
-        )
+        tested.findings.append(f"{where}: compression costs accuracy, {full} with the full cache, {compressed} with it")

@@ -15,7 +15,7 @@ class Thresholds:
 
     value_error: float
     """Operator outputs: largest absolute error over the largest reference value (at least 1); of bfloat16 outputs the
-    error that they had before they were rounded (`rounding.differences`)."""
+    error that they had before they were rounded (`outcome.differences`)."""
     logits_max_error: float
     """Teacher-forced logits: largest absolute error over the largest reference logit (at least 1)."""
     logits_mean_kl: float
@@ -55,7 +55,7 @@ _HALF = Thresholds(
     unexplained_tokens=0,
     unexplained_answers=0.15,
 )
-_BRAIN = Thresholds(
+_BFLOAT16 = Thresholds(
     value_error=2e-3,
     logits_max_error=0.16,
     logits_mean_kl=1e-2,
@@ -74,7 +74,14 @@ _QUANTISED = Thresholds(
     unexplained_answers=0.15,
 )
 
-_BY_WEIGHTS = {"fp32": _SINGLE, "fp16": _HALF, "bf16": _BRAIN, "fp8": _BRAIN, "int8": _QUANTISED, "int4": _QUANTISED}
+_BY_WEIGHTS = {
+    "fp32": _SINGLE,
+    "fp16": _HALF,
+    "bf16": _BFLOAT16,
+    "fp8": _BFLOAT16,
+    "int8": _QUANTISED,
+    "int4": _QUANTISED,
+}
 
 
 def thresholds_for(weights: str) -> Thresholds:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvc_trt.verify.checks import Check
+from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.prompts import Batch
-from kvc_trt.verify.report import Check
 
 if TYPE_CHECKING:
     from kvc_trt.reference.decoder import ReferenceDecoder
-    from kvc_trt.verify.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Match:
     near_equal: int
     """Rows that part where two logits nearly tie; what follows is another sentence and is not compared."""
     by_choice: int
-    """Rows that part because of a near-tie choice that was judged and granted; likewise."""
+    """Rows that part because of a near-tie choice that was judged and forced on the reference; likewise."""
     unexplained: int
     """Rows that part for neither reason."""
 
@@ -66,9 +66,9 @@ def match(
     answers: Sequence[Sequence[int]],
     expected: Greedy,
     near_equal_logits: float,
-    granted: NDArray[np.float32] | None = None,
+    forced: NDArray[np.float32] | None = None,
 ) -> Match:
-    """Row by row; `granted` [N,B,vocab] are the logits under the engine's choices along the reference's tokens."""
+    """Row by row; `forced` [N,B,vocab] are the logits under the engine's choices along the reference's tokens."""
     matched = compared = near_equal = by_choice = unexplained = 0
     steps = len(expected.tokens)
     for row, answer in enumerate(answers):
@@ -79,7 +79,7 @@ def match(
             continue
         first = int(parts[0])
         close = _gap(expected.logits[first, row], answer[first]) <= near_equal_logits
-        chosen = not close and granted is not None and _gap(granted[first, row], answer[first]) <= near_equal_logits
+        chosen = not close and forced is not None and _gap(forced[first, row], answer[first]) <= near_equal_logits
         matched += first
         compared += first if close or chosen else steps
         near_equal, by_choice = near_equal + int(close), by_choice + int(chosen)
@@ -108,24 +108,24 @@ def explanation(found: Match) -> str:
     return ", ".join(f"{count} rows part {reason}" for count, reason in reasons if count)
 
 
-def _granted(subject: Subject, answers: Sequence[Sequence[int]]) -> NDArray[np.float32] | None:
+def _under_forced_choices(tested: EngineUnderTest, answers: Sequence[Sequence[int]]) -> NDArray[np.float32] | None:
     """Logits under the engine's choices, if its answers are the tokens that those were observed on."""
-    same = np.array_equal(np.array(answers).T, subject.engine_run.tokens)
-    return subject.granted.logits if same else None
+    same = np.array_equal(np.array(answers).T, tested.engine_run.tokens)
+    return tested.forced_choices.logits if same else None
 
 
-def check_tokens(subject: Subject) -> list[Check]:
+def check_tokens(tested: EngineUnderTest) -> list[Check]:
     """Greedy answers of the engine, of the reference under the same policy, and of the dense twin."""
     from kvc_trt.runtime import Request
 
-    batch, steps, bars = subject.batch, subject.plan.steps, subject.thresholds
+    batch, steps, bars = tested.batch, tested.plan.steps, tested.thresholds
     requests = [Request(row, max_new_tokens=steps, ignore_eos=True) for row in batch.rows()]
-    with subject.answering():
-        answers = [output.token_ids for output in subject.session(len(batch)).generate(requests)]
-    with subject.phase("reference"):
-        expected = reference_greedy(subject.reference, batch, steps)
-    found = match(answers, expected, bars.near_equal_logits, _granted(subject, answers))
-    subject.near_ties.near_equal_tokens += found.near_equal
+    with tested.answering():
+        answers = [output.token_ids for output in tested.session(len(batch)).generate(requests)]
+    with tested.phase("reference"):
+        expected = reference_greedy(tested.reference, batch, steps)
+    found = match(answers, expected, bars.near_equal_logits, _under_forced_choices(tested, answers))
+    tested.near_ties.near_equal_tokens += found.near_equal
     sample = f"{len(batch)} rows x {steps} tokens"
     checks = [
         Check(
@@ -137,13 +137,13 @@ def check_tokens(subject: Subject) -> list[Check]:
             explanation(found),
         )
     ]
-    if subject.halves.engine is not None:
-        subject.halves.engine = dataclasses.replace(subject.halves.engine, greedy_match=found.rate)
-    if subject.engine.parameters.policy != "full":
-        with subject.phase("dense twin"):
-            dense = [output.token_ids for output in subject.twin_session(len(batch)).generate(requests)]
+    if tested.halves.engine is not None:
+        tested.halves.engine = dataclasses.replace(tested.halves.engine, greedy_match=found.rate)
+    if tested.engine.parameters.policy != "full":
+        with tested.phase("dense twin"):
+            dense = [output.token_ids for output in tested.twin_session(len(batch)).generate(requests)]
         rate = shared_prefix(answers, dense)
         checks.append(Check("greedy match with the full cache", sample, f"{rate:.2%}", "no bar"))
-        if subject.halves.compression is not None:
-            subject.halves.compression = dataclasses.replace(subject.halves.compression, greedy_match=rate)
+        if tested.halves.compression is not None:
+            tested.halves.compression = dataclasses.replace(tested.halves.compression, greedy_match=rate)
     return checks

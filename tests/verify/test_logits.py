@@ -63,9 +63,9 @@ def test_an_unexplained_parting_counts_every_token_after_it():
     assert found.rate == pytest.approx(1 / 3)
 
 
-def test_a_parting_under_granted_choices_is_explained():
-    granted = np.array([[[0, 1, 0]], [[3, 0, 0]], [[0, 0, 0]]], np.float32)
-    found = match([(1, 0, 0)], EXPECTED, 1e-3, granted)
+def test_a_parting_under_forced_choices_is_explained():
+    forced = np.array([[[0, 1, 0]], [[3, 0, 0]], [[0, 0, 0]]], np.float32)
+    found = match([(1, 0, 0)], EXPECTED, 1e-3, forced)
     assert (found.by_choice, found.unexplained, found.compared) == (1, 0, 1)
 
 

@@ -1,8 +1,6 @@
-"""The layer-major reference is the reference; a replay judges every choice it grants."""
+"""The layer-major reference is the reference; a replay judges every choice that is forced on it."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +8,8 @@ import torch
 
 from kvc_trt import policies
 from kvc_trt.reference.decoder import ReferenceDecoder
-from kvc_trt.verify.attention import attend_selected
-from kvc_trt.verify.granted import grant
 from kvc_trt.verify.prompts import batch_of, prompt_lengths, random_prompts
-from kvc_trt.verify.reference_run import ReferenceRun, different_rows, reference_run, replay
+from kvc_trt.verify.reference_run import can_judge, different_rows, force_choices, reference_run, replay
 
 STEPS = 3
 
@@ -68,29 +64,21 @@ def test_a_replay_refuses_what_rounding_cannot_explain(forced):
     assert (counted.explained.near_ties >= 1, counted.explained.wrong) == (True, ())
 
 
-def test_nothing_is_granted_where_each_prompt_has_budgets_of_its_own(parameters_for):
-    rule = parameters_for(token_budget=40, layer_budget="squeeze-online")
-    ours = ReferenceRun(np.zeros((1, 1, 97), np.float32), {0: [np.zeros((1, 1, 2))]})
-    subject = SimpleNamespace(
-        sites=[SimpleNamespace(parameters=rule)],
-        reference_run=ours,
-        observed=SimpleNamespace(choices={0: [np.ones((1, 1, 2))]}),
-        choosing_caches=lambda: {0},
-    )
-    assert grant(subject).rows == ()
+def test_choices_are_forced_only_where_one_budget_holds_for_all_prompts(parameters_for):
+    assert can_judge([parameters_for(token_budget=40)])
+    assert not can_judge([parameters_for(), parameters_for(token_budget=40, layer_budget="squeeze-online")])
 
 
-def test_attention_over_all_tokens_is_dense_attention():
-    rng = np.random.default_rng(0)
-    query = torch.from_numpy(rng.standard_normal((1, 4, 8)))
-    keys, values = (torch.from_numpy(rng.standard_normal((1, 2, 5, 8))) for _ in range(2))
-    everything = torch.arange(5).expand(1, 2, 5)
-    found = attend_selected(query, keys, values, everything)
-    weights = torch.softmax(query.reshape(1, 2, 2, 8) @ keys.transpose(2, 3) / 8**0.5, -1)
-    torch.testing.assert_close(found, (weights @ values).reshape(1, 4, 8))
-    padded = torch.tensor([[[0, 2, -1], [1, -1, -1]]])
-    only = attend_selected(query, keys, values, padded)
-    torch.testing.assert_close(only[0, 2:], values[0, 1, 1].expand(2, 8))
+def test_only_rows_that_chose_otherwise_are_run_again(forced):
+    own = reference_run(*arguments(*forced))
+    chosen = {layer: [choice.copy() for choice in choices] for layer, choices in own.choices.items()}
+    assert force_choices(*arguments(*forced), own, chosen, slack=32.0).rows == ()
+    kept = chosen[0][0][0, 0]
+    chosen[0][0][0, 0] = np.sort(np.append(kept[1:], np.setdiff1d(np.arange(150), kept)[0]))
+    found = force_choices(*arguments(*forced), own, chosen, slack=None)
+    assert (found.rows, found.explained.near_ties >= 1) == ((0,), True)
+    assert np.array_equal(found.logits[:, 1:], own.logits[:, 1:])
+    assert not np.array_equal(found.logits[:, 0], own.logits[:, 0])
 
 
 def test_prompt_lengths_reach_every_regime(parameters_for):

@@ -44,7 +44,7 @@ def test_accuracy_has_a_binomial_error():
 
 
 def test_a_tokenizer_of_other_words_is_not_applicable(engine: Engine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvc_trt.verify.retrieval.WORDS", ("other", "words"))
+    monkeypatch.setattr("kvc_trt.verify.prompts.WORDS", ("other", "words"))
     report = verify(engine, level="retrieval", samples=1)
     assert "vocabulary is not" in report.rungs[0].reason
     assert not report.passed

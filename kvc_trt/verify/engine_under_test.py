@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +13,17 @@ from typing import TYPE_CHECKING
 from kvc_trt import policies
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.progress import Progress
-from kvc_trt.verify.engine_run import EngineRun, run
-from kvc_trt.verify.granted import Granted, grant
-from kvc_trt.verify.memory import peak_of
-from kvc_trt.verify.observed import Observed, observe
+from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
 from kvc_trt.verify.plan import Plan
-from kvc_trt.verify.prompts import Batch, batch_of, prompt_lengths, random_prompts
-from kvc_trt.verify.reference_run import ReferenceRun, reference_run
+from kvc_trt.verify.prompts import (
+    Batch,
+    batch_of,
+    prompt_lengths,
+    random_prompts,
+    task_prompts,
+    why_not_asked,
+)
+from kvc_trt.verify.reference_run import ForcedChoices, ReferenceRun, can_judge, force_choices, reference_run
 from kvc_trt.verify.report import ErrorHalves, NearTies
 from kvc_trt.verify.thresholds import Thresholds
 
@@ -31,9 +36,12 @@ if TYPE_CHECKING:
     from kvc_trt.runtime.executor import Executor
     from kvc_trt.verify.target import Target
 
+_STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
 
 @dataclass
-class Subject:
+class EngineUnderTest:
     """One verification's shared state. Runs happen once; peaks of memory are kept per phase."""
 
     engine: Engine
@@ -57,12 +65,10 @@ class Subject:
     @cached_property
     def batch(self) -> Batch:
         """Prompts that reach every regime of the policy: the task's where the model knows it, else random tokens."""
-        from kvc_trt.verify.retrieval import task_prompts, why_not
-
         lengths = prompt_lengths(self.engine.parameters, self.plan.longest_prompt)
         if self.plan.limited:
             lengths = lengths[:1]
-        if why_not(self) is None:
+        if why_not_asked(self.engine) is None:
             return batch_of(task_prompts(lengths, self.seed))
         return batch_of(random_prompts(self.engine.model, lengths, self.seed))
 
@@ -96,9 +102,27 @@ class Subject:
         )
 
     @cached_property
-    def granted(self) -> Granted:
-        """The reference's logits, under the engine's choices where rounding made it choose otherwise."""
-        return grant(self)
+    def forced_choices(self) -> ForcedChoices:
+        """The reference's logits, under the engine's choices where rounding made it choose otherwise.
+
+        Nothing is forced where the graph hides some of its choices, nor where nobody can judge them.
+        """
+        ours, seen = self.reference_run, self.observed.choices
+        if not can_judge(site.parameters for site in self.sites) or seen.keys() != self.choosing_caches():
+            return ForcedChoices(ours.logits)
+        engine = self.engine
+        with self.phase("reference"):
+            return force_choices(
+                engine.model,
+                engine.weights(),
+                engine.parameters,
+                self.batch,
+                self.engine_run.tokens,
+                ours,
+                seen,
+                slack=self.thresholds.choice_slack,
+                progress=self.progress,
+            )
 
     @cached_property
     def reference(self) -> ReferenceDecoder:
@@ -188,3 +212,25 @@ class Subject:
             return load_preset(self.engine.build.model).checkpoint
         except InputError:
             return None
+
+
+@contextlib.contextmanager
+def peak_of(phase: str, peaks: dict[str, int]) -> Iterator[None]:
+    """Record the largest resident size, in bytes, reached inside; the larger one if `phase` was there before.
+
+    Where the kernel cannot reset the peak, it is that of the process so far.
+    """
+    with contextlib.suppress(OSError):
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+    try:
+        yield
+    finally:
+        peaks[phase] = max(peaks.get(phase, 0), _peak_bytes())
+
+
+def _peak_bytes() -> int:
+    try:
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,13 +1,13 @@
-"""A bfloat16 output is judged by what it was before it was rounded; other types as they are."""
+"""How an operator's arrays are compared: a bfloat16 output by what it was before it was rounded, other types as they are."""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
-from kvc_trt.verify.outcome import maximum_error
-from kvc_trt.verify.rounding import differences
+from kvc_trt.verify.outcome import differences, maximum_error
 from kvc_trt.verify.thresholds import thresholds_for
 
 BF16 = ml_dtypes.bfloat16
@@ -56,3 +56,16 @@ def test_other_types_keep_their_plain_difference(dtype):
     plain = np.abs(found.astype(np.float64) - OUTPUTS)
     assert (differences(found, OUTPUTS) == plain).all()
     assert maximum_error(found, OUTPUTS) == plain.max() / np.abs(OUTPUTS).max()
+
+
+def test_attention_over_all_tokens_is_dense_attention():
+    rng = np.random.default_rng(0)
+    query = torch.from_numpy(rng.standard_normal((1, 4, 8)))
+    keys, values = (torch.from_numpy(rng.standard_normal((1, 2, 5, 8))) for _ in range(2))
+    everything = torch.arange(5).expand(1, 2, 5)
+    found = attend_selected(query, keys, values, everything)
+    weights = torch.softmax(query.reshape(1, 2, 2, 8) @ keys.transpose(2, 3) / 8**0.5, -1)
+    torch.testing.assert_close(found, (weights @ values).reshape(1, 4, 8))
+    padded = torch.tensor([[[0, 2, -1], [1, -1, -1]]])
+    only = attend_selected(query, keys, values, padded)
+    torch.testing.assert_close(only[0, 2:], values[0, 1, 1].expand(2, 8))
