@@ -13,6 +13,7 @@ import click
 
 from kvc_trt.cli import output
 from kvc_trt.cli.describe import describe_parameters
+from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
     from kvc_trt.backends import Backend
@@ -212,7 +213,7 @@ def _summary(result: BuildResult, request: Request) -> str:
     engine, parameters = result.engine, request.parameters
     total = sum(record.size for record in engine.files.values())
     lines = [
-        f"{engine.path}: {result.status} in {result.seconds:.1f} s, {output.size(total)} ({request.config.weights})",
+        f"{engine.path}: {result.status} in {result.seconds:.1f} s, {readable_size(total)} ({request.config.weights})",
         f"policy {parameters.policy}: {describe_parameters(parameters)}",
     ]
     if result.resumed:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.cli.output import size, table
+from kvc_trt.cli.output import table
+from kvc_trt.sizes import readable_size
 
 _HEADERS = ("policy", "stored per row", "beside K and V", "of dense", "Table 1", "read per step", "of dense", "Table 1")
 
@@ -14,9 +15,8 @@ def compare_text(comparison: Mapping[str, Any]) -> str:
     """A heading, an aligned table, and the policies that the budget rules out."""
     full, rows = comparison["full_bytes_per_row"], comparison["policies"]
     lengths = f"prompts to {comparison['max_input_len']:,}, answers to {comparison['max_output_len']:,} tokens"
-    heading = (
-        f"{comparison['model']}, token budget {comparison['token_budget']:,}: {lengths}; dense {size(full)} per row"
-    )
+    dense = f"dense {readable_size(full)} per row"
+    heading = f"{comparison['model']}, token budget {comparison['token_budget']:,}: {lengths}; {dense}"
     fitting = [_cells(row) for row in rows if "not_applicable" not in row]
     lines = [heading, table(_HEADERS, fitting, right=range(1, len(_HEADERS)))]
     lines += [f"{row['policy']}: not applicable: {row['not_applicable']}" for row in rows if "not_applicable" in row]
@@ -31,11 +31,11 @@ def compare_text(comparison: Mapping[str, Any]) -> str:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
         row["policy"],
-        size(row["stored_bytes"]),
-        size(row["of_these_beside_keys_and_values"]),
+        readable_size(row["stored_bytes"]),
+        readable_size(row["of_these_beside_keys_and_values"]),
         _share(row["stored_share"]),
         _share(row["stored_share_by_formula"]),
-        size(row["read_bytes_per_step"]),
+        readable_size(row["read_bytes_per_step"]),
         _share(row["read_share"]),
         _share(row["read_share_by_formula"]),
     ]

@@ -9,6 +9,7 @@ import click
 
 from kvc_trt import __version__
 from kvc_trt.cli import output
+from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
     from kvc_trt.backends.probes import Probe
@@ -41,7 +42,7 @@ def command(as_json: bool) -> None:
         return
     click.echo(
         f"kvc-trt {__version__}, Python {platform.python_version()}, {platform.machine()}, "
-        f"{cores} cores, {output.size(memory)} memory; cache {cache}\n"
+        f"{cores} cores, {readable_size(memory)} memory; cache {cache}\n"
     )
     rows = [(probe.name, "yes" if probe.usable else "no", probe.purpose) for probe in probes]
     click.echo(output.table(("backend", "usable", "for"), rows))

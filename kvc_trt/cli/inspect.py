@@ -11,6 +11,7 @@ import click
 from kvc_trt.cli import output
 from kvc_trt.cli.describe import describe_parameters
 from kvc_trt.cli.layer_text import ranges
+from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -48,7 +49,7 @@ def _heading(engine: Engine) -> str:
 
 
 def _files(engine: Engine) -> str:
-    rows = [(name, output.size(record.size), record.sha256[:12]) for name, record in sorted(engine.files.items())]
+    rows = [(name, readable_size(record.size), record.sha256[:12]) for name, record in sorted(engine.files.items())]
     return output.table(("file", "size", "SHA-256"), rows, right=(1,))
 
 
@@ -59,12 +60,12 @@ def _state(engine: Engine) -> str:
         key = (tensor.name.split(".")[0], tensor.dtype, tensor.shape, tensor.bytes_per_row())
         kinds.setdefault(key, []).append(tensor.layer)
     rows = [
-        (name, ranges(layers), dtype, "x".join(map(str, shape)), output.size(size * len(layers)))
+        (name, ranges(layers), dtype, "x".join(map(str, shape)), readable_size(size * len(layers)))
         for (name, dtype, shape, size), layers in kinds.items()
     ]
     total = sum(tensor.bytes_per_row() for tensor in engine.state)
     headers = ("state", "layers", "dtype", "shape per row", "bytes per row")
-    return f"{output.table(headers, rows, right=(4,))}\ndecode state of one row: {output.size(total)}"
+    return f"{output.table(headers, rows, right=(4,))}\ndecode state of one row: {readable_size(total)}"
 
 
 def _as_json(engine: Engine) -> dict[str, Any]:

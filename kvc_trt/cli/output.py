@@ -1,4 +1,4 @@
-"""What commands print: JSON alone on stdout, aligned tables, sizes for people; progress goes to stderr."""
+"""What commands print: JSON alone on stdout, aligned tables; progress goes to stderr."""
 
 from __future__ import annotations
 
@@ -44,15 +44,6 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Se
         return "  ".join(aligned).rstrip()
 
     return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, lines)])
-
-
-def size(count: float) -> str:
-    """Return bytes for people, in powers of 1024: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def progress() -> Progress:

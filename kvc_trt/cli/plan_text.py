@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvc_trt.cli.layer_text import layers_text
-from kvc_trt.cli.output import size, table
+from kvc_trt.cli.output import table
+from kvc_trt.sizes import readable_size
 
 Plan = Mapping[str, Any]
 
@@ -24,8 +25,8 @@ def _head(plan: Plan) -> str:
     return "\n".join(
         [
             f"{model['name']}: {model['architecture']}, {shape}, {weights['parameters'] / 1e9:.3g}B parameters",
-            f"weights: {weights['format']}, {size(weights['resident_bytes'])} resident, "
-            f"{size(weights['read_bytes_per_step'])} read per step",
+            f"weights: {weights['format']}, {readable_size(weights['resident_bytes'])} resident, "
+            f"{readable_size(weights['read_bytes_per_step'])} read per step",
         ]
     )
 
@@ -40,10 +41,10 @@ def _choices(plan: Plan) -> str:
 def _cache(plan: Plan) -> str:
     cache = plan["cache"]
     rows = [
-        [batch["batch"], size(batch["full_bytes"]), size(batch["compressed_bytes"]), _ratio(batch)]
+        [batch["batch"], readable_size(batch["full_bytes"]), readable_size(batch["compressed_bytes"]), _ratio(batch)]
         for batch in cache["batches"]
     ]
-    others = size(cache["page_bounds_bytes_per_row"])
+    others = readable_size(cache["page_bounds_bytes_per_row"])
     heading = f"cache (allocated; beside keys and values {others} of each compressed row)"
     text = _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
     return "\n".join(line for line in (text, layers_text(cache["layers"]), _layer_budget(plan)) if line)
@@ -74,8 +75,8 @@ def _traffic(plan: Plan) -> str:
     if any(caches != one for caches in layers):
         name, pairs = "this policy, on average", full * traffic["bytes_per_row"] / full_bytes
     rows = [
-        ["full cache", _number(full), size(full_bytes)],
-        [name, f"{pairs:,.1f}", size(traffic["bytes_per_row"])],
+        ["full cache", _number(full), readable_size(full_bytes)],
+        [name, f"{pairs:,.1f}", readable_size(traffic["bytes_per_row"])],
     ]
     headers = ["", "tokens read per layer", "bytes of cache per row"]
     return _section("one decode step of the longest row (a token is one key and one value)", headers, rows, [1, 2])
@@ -83,26 +84,26 @@ def _traffic(plan: Plan) -> str:
 
 def _device(plan: Plan) -> str:
     memory = plan["device_memory"]
-    rows = [[line["kind"], size(line["bytes"]), line["known"]] for line in memory["lines"]]
-    rows.append(["together", size(memory["total_bytes"]), ""])
+    rows = [[line["kind"], readable_size(line["bytes"]), line["known"]] for line in memory["lines"]]
+    rows.append(["together", readable_size(memory["total_bytes"]), ""])
     heading = f"GPU memory of a TensorRT engine with {memory['rows']} rows (allocated once, before the first prompt)"
     lines = [_section(heading, ["for", "bytes", "known"], rows, [1])]
     lines += [_layers(cache) for cache in memory["caches"]]
-    lines.append(f"one more row: {size(memory['bytes_per_further_row'])}")
+    lines.append(f"one more row: {readable_size(memory['bytes_per_further_row'])}")
     return "\n".join([*lines, *map(_fits, memory["gpus"])])
 
 
 def _layers(cache: Mapping[str, Any]) -> str:
     pages = f" and {_number(cache['pages'])} pages of bounds" if cache["pages"] else ""
-    each = f"{_number(cache['slots'])} slots{pages}, {size(cache['bytes_per_row'])} per layer and row"
+    each = f"{_number(cache['slots'])} slots{pages}, {readable_size(cache['bytes_per_row'])} per layer and row"
     return f"layers {cache['first_layer']}-{cache['last_layer']}: {each}"
 
 
 def _fits(gpu: Mapping[str, Any]) -> str:
-    left, usable = gpu["fits_by_bytes"], f"{gpu['gpu']} (90% of its memory, {size(gpu['usable_bytes'])})"
+    left, usable = gpu["fits_by_bytes"], f"{gpu['gpu']} (90% of its memory, {readable_size(gpu['usable_bytes'])})"
     if left >= 0:
-        return f"{usable}: fits, {size(left)} left"
-    return f"{usable}: does not fit by {size(-left)}; {'; or '.join(gpu['what_helps'])}"
+        return f"{usable}: fits, {readable_size(left)} left"
+    return f"{usable}: does not fit by {readable_size(-left)}; {'; or '.join(gpu['what_helps'])}"
 
 
 def _speed(plan: Plan) -> str:

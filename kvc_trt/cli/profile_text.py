@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvc_trt.cli.output import size, table
+from kvc_trt.cli.output import table
 from kvc_trt.profile.machine import place
+from kvc_trt.sizes import readable_size
 
 WIDTH = 120
 Result = Mapping[str, Any]
@@ -29,7 +30,7 @@ def _head(result: Result) -> str:
             f"{policy['token_budget']:,}, weights {engine['weights']}, backend {engine['backend']}",
             f"machine: {place(machine)}",
             f"copy bandwidth (measured, read and written): {copy['median_gb_s']:.1f} GB/s +- {copy['std_gb_s']:.1f} "
-            f"over {copy['samples']} copies of {size(copy['buffer_bytes'])}",
+            f"over {copy['samples']} copies of {readable_size(copy['buffer_bytes'])}",
         ]
     )
 
@@ -42,7 +43,7 @@ def _decode(result: Result) -> str:
             row["side"],
             *(f"{row[f'{kind}_itl_ms']:.3f}" for kind in ("p50", "p90", "p99")),
             f"{row['system_output_throughput_tok_s']:,.1f}",
-            size(row["bytes_read_per_step_modelled"]),
+            readable_size(row["bytes_read_per_step_modelled"]),
             f"{row['floor_ms']:.3f}",
             f"{row['percent_of_floor']:.0f}%",
             _times(row["speedup_over_dense"]),
@@ -98,14 +99,14 @@ def _memory(result: Result) -> str:
         [
             line["side"],
             line["kind"],
-            size(line["modelled_bytes"]),
-            size(line["measured_bytes"]),
+            readable_size(line["modelled_bytes"]),
+            readable_size(line["measured_bytes"]),
             f"{line['difference_percent']:+.1f}%",
             line["measured"],
         ]
         for line in chosen
     ]
-    peak = size(result["memory"]["peak_resident_bytes_of_the_whole_profile"])
+    peak = readable_size(result["memory"]["peak_resident_bytes_of_the_whole_profile"])
     heading = f"memory at {top[0]:,} tokens, batch {top[1]}"
     text = _section(heading, ("side", "kind", "modelled", "measured", "apart", "measured as"), rows, left=(0, 1, 5))
     return f"{text}\npeak resident memory of this process, engine and twin together: {peak}"

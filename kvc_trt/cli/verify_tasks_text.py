@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.cli.output import size, table
+from kvc_trt.cli.output import table
+from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.cell import Cell
@@ -39,7 +40,7 @@ def _table(report: AccuracyReport, mode: str, length: int) -> str:
             [
                 variant.policy,
                 "-" if variant.token_budget is None else f"{variant.token_budget:,}",
-                "-" if stored is None else size(stored),
+                "-" if stored is None else readable_size(stored),
                 *map(_cell, cells),
                 "n/a" if average is None else str(average[0]),
             ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvc_trt.methods.parameters import READING_A_PART
+from kvc_trt.sizes import readable_size
 
 Result = Mapping[str, Any]
 
@@ -83,7 +84,7 @@ def _floor(result: Result) -> Iterator[str]:
     if within:
         which = "every step" if len(within) == len(engine) else f"{len(within)} of {len(engine)} rows' steps"
         yield (
-            f"{which} of the engine would fit the last-level cache ({cache / 2**20:.0f} MiB): the floor from memory "
+            f"{which} of the engine would fit the last-level cache ({readable_size(cache)}): the floor from memory "
             "bandwidth can be beaten there, and overhead per operator counts for more"
         )
     if copy["drift_percent"] > NOISE_PERCENT:
@@ -115,8 +116,8 @@ def _memory(result: Result) -> Iterator[str]:
         apart = abs(line["difference_percent"]) > MEMORY_TOLERANCE_PERCENT and abs(difference) > resolution
         if apart and line["side"] == "engine":
             yield (
-                f"memory, {line['kind']} at {_where(line)}: {line['measured_bytes'] / 2**20:.1f} MiB measured against "
-                f"{line['modelled_bytes'] / 2**20:.1f} MiB modelled ({line['difference_percent']:+.0f}%)"
+                f"memory, {line['kind']} at {_where(line)}: {readable_size(line['measured_bytes'])} measured against "
+                f"{readable_size(line['modelled_bytes'])} modelled ({line['difference_percent']:+.0f}%)"
             )
 
 

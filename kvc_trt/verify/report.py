@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.sizes import readable_size
 from kvc_trt.verify.checks import Check, Rung, format_measured, json_number
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _lines(report: Report) -> Iterable[str]:
         f"each proven in float64); {ties.near_equal_tokens} tokens at near-equal logits"
     )
     if report.memory:
-        peaks = ", ".join(f"{phase} {bytes_ / 2**20:.0f} MiB" for phase, bytes_ in report.memory.items())
+        peaks = ", ".join(f"{phase} {readable_size(bytes_)}" for phase, bytes_ in report.memory.items())
         yield f"peak resident memory: {peaks}"
     for heading, items in (("finding", report.findings), ("left out", report.left_out)):
         for item in items:

@@ -19,6 +19,7 @@ from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bo
 from kvc_trt.engine.program import Graph, Program, engine_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import Limits, Prefilled
+from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding, RunOptions
@@ -123,7 +124,7 @@ class OnnxRuntimeExecutor:
         except MemoryError as error:
             needed = max_batch_size * sum(tensor.bytes_per_row() for tensor in self.program.state)
             raise UnsupportedEnvironment(
-                f"the caches of {max_batch_size} rows need {needed / 2**30:.1f} GiB, more than this machine gives",
+                f"the caches of {max_batch_size} rows need {readable_size(needed)}, more than this machine gives",
                 hint="take a smaller batch, or build the engine with a smaller token budget or length",
             ) from error
         self._bound_rows = 0

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import KvcError, UnsupportedEnvironment
+from kvc_trt.sizes import readable_size
 
 _OUT_OF_MEMORY, _INSUFFICIENT_DRIVER, _NO_DEVICE = 2, 35, 100
 
@@ -66,7 +67,7 @@ class DeviceBlock:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        (address,) = call(runtime().cudaMalloc, size, doing=f"allocating {size / 2**30:.2f} GiB")
+        (address,) = call(runtime().cudaMalloc, size, doing=f"allocating {readable_size(size)}")
         self.address = int(address)
 
     def free(self) -> None:

@@ -17,6 +17,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.sizes import readable_size
 
 ALIGNMENT = 512
 """Of every region, bytes: TensorRT demands 256 of tensors, and the device's texture alignment of its own memory."""
@@ -221,11 +222,12 @@ def check_fits(plan: DevicePlan, free_bytes: int, what: str = "the engine") -> N
     if missing <= 0:
         return
     largest = sorted(plan.lines, key=lambda line: -line.bytes)[:3]
-    parts = ", ".join(f"{line.kind} {gib(line.bytes)}" for line in largest)
+    parts = ", ".join(f"{line.kind} {readable_size(line.bytes)}" for line in largest)
     rows = _rows(plan.sizes.rows)
     raise UnsupportedEnvironment(
-        f"{what} does not fit the GPU's memory by {gib(missing)}: expected {gib(plan.total)} for {rows} ({parts}), "
-        f"found {gib(free_bytes)} free",
+        f"{what} does not fit the GPU's memory by {readable_size(missing)}: "
+        f"expected {readable_size(plan.total)} for {rows} ({parts}), "
+        f"found {readable_size(free_bytes)} free",
         hint="; or ".join(remedies(plan, missing)),
     )
 
@@ -247,7 +249,9 @@ def remedies(plan: DevicePlan, missing: int) -> list[str]:
             found.append(f"build with --max-input-len {tokens}")
     weights = plan.of("weights of decode", "weights of prefill")
     if weights // 2 >= missing:
-        found.append(f"build with weights of half the width (now {gib(weights)}: each of the two engines has its own)")
+        found.append(
+            f"build with weights of half the width (now {readable_size(weights)}: each of the two engines has its own)"
+        )
     if plan.of("caches", "page bounds") > missing:
         found.append("build with a smaller --token-budget, or a policy that evicts")
     return found or ["a GPU with more memory, or a smaller model"]
@@ -263,8 +267,3 @@ def _rows_that_fit(plan: DevicePlan, missing: int) -> int:
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
-
-
-def gib(size: int) -> str:
-    """Bytes for people, as the CLI writes them."""
-    return f"{size / 2**30:.1f} GiB" if abs(size) >= 2**30 else f"{size / 2**20:.1f} MiB"

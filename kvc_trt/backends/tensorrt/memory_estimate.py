@@ -15,6 +15,7 @@ from kvc_trt.backends.tensorrt.profiles import Profile
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import ITEM_SIZE, StateTensor
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.sizes import readable_size
 
 COPIES_IN_BUILDER = 2.0
 HOST_BASE_BYTES = 2 << 30
@@ -38,8 +39,8 @@ class Estimate:
     def as_text(self) -> str:
         """One line for the build's log."""
         return (
-            f"{_gib(self.host)} of memory (and {_gib(self.mapped)} of weights mapped from the disk), "
-            f"{_gib(self.device)} on the GPU, {_gib(self.disk)} on the disk"
+            f"{readable_size(self.host)} of memory (and {readable_size(self.mapped)} of weights mapped from the disk), "
+            f"{readable_size(self.device)} on the GPU, {readable_size(self.disk)} on the disk"
         )
 
 
@@ -95,11 +96,7 @@ def check_fits(needed: Estimate, machine: Machine, what: str) -> None:
     ):
         if found is not None and found < expected:
             raise UnsupportedEnvironment(
-                f"building {what} needs {_gib(expected)} of {kind}, {_gib(found)} are free: "
-                f"it does not fit by {_gib(expected - found)}",
+                f"building {what} needs {readable_size(expected)} of {kind}, {readable_size(found)} are free: "
+                f"it does not fit by {readable_size(expected - found)}",
                 hint=hint,
             )
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

@@ -11,6 +11,7 @@ from kvc_trt.backends.tensorrt.machine import Machine
 from kvc_trt.backends.tensorrt.plugins import BUILD_HINT, VARIABLE, PluginLibrary
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION
+from kvc_trt.sizes import readable_size
 
 INSTALL = "pip install 'kvc-trt[tensorrt]'"
 OLDEST_CUDA = (12, 0)
@@ -123,7 +124,7 @@ def describe(machine: Machine) -> dict[str, str]:
     if machine.driver is not None:
         found["driver"] = f"for CUDA {_dotted(machine.driver)}"
     if machine.gpu is not None:
-        found["gpu"] = f"{machine.gpu.name} ({machine.gpu.architecture}, {machine.gpu.memory_bytes / 2**30:.0f} GiB)"
+        found["gpu"] = f"{machine.gpu.name} ({machine.gpu.architecture}, {readable_size(machine.gpu.memory_bytes)})"
     for library in machine.libraries:
         abi = "" if library.abi is None else f"{library.executor}, ABI {library.abi}, "
         found[library.kind] = f"{library.path} ({abi}SHA-256 {library.sha256[:16]})"

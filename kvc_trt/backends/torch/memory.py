@@ -16,12 +16,12 @@ import torch
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
 from kvc_trt.models.weights import expected_tensors
+from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 
-GIB = 2**30
 FLOAT, INT64 = 4, 8
 
 
@@ -85,8 +85,8 @@ def require(needed: int, what: str, device: torch.device, hint: str) -> None:
     free = free_bytes(device)
     if needed > free:
         where = "this machine" if device.type == "cpu" else str(device)
-        lacking = f"{where} has {free / GIB:.1f} GiB free, {(needed - free) / GIB:.1f} GiB too few"
-        raise UnsupportedEnvironment(f"{what} {needed / GIB:.1f} GiB; {lacking}", hint=hint)
+        lacking = f"{where} has {readable_size(free)} free, {readable_size(needed - free)} too few"
+        raise UnsupportedEnvironment(f"{what} {readable_size(needed)}; {lacking}", hint=hint)
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def said(what: str, device: torch.device, hint: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         reason = str(error).strip().partition("\n")[0]
-        free = free_bytes(device) / GIB
+        free = free_bytes(device)
         raise UnsupportedEnvironment(
-            f"{what} ran out of memory, {free:.1f} GiB are free: {reason}", hint=hint
+            f"{what} ran out of memory, {readable_size(free)} are free: {reason}", hint=hint
         ) from error

@@ -217,16 +217,16 @@ def test_a_batch_too_large_for_the_profiles():
     ],
 )
 def test_what_cuda_refuses(status, name, kind, hint):
-    error = failure(status, name, "allocating 12.00 GiB")
+    error = failure(status, name, "allocating 12.0 GiB")
     assert type(error) is kind
-    assert error.message == f"CUDA, allocating 12.00 GiB: {name} ({status})"
+    assert error.message == f"CUDA, allocating 12.0 GiB: {name} ({status})"
     assert hint in error.hint
     assert error.exit_code == 3
 
 
 def test_doctor_shows_the_facts():
     found = describe(GOOD)
-    assert found["gpu"] == "NVIDIA H200 (sm_90, 140 GiB)"
+    assert found["gpu"] == "NVIDIA H200 (sm_90, 140.4 GiB)"
     assert found["driver"] == "for CUDA 13.0"
     assert found["plugins"] == f"/opt/libkvc_plugins.so (cuda, ABI 1, SHA-256 {SHA256[:16]})"
     assert describe(Machine()) == {}

@@ -273,7 +273,7 @@ def test_a_cuda_library_needs_a_gpu(rocketkv, tmp_path, monkeypatch):
 
 
 def test_caches_that_do_not_fit_say_how_much_they_need(rocketkv):
-    with pytest.raises(UnsupportedEnvironment, match=r"of 1000000000 rows need \d+\.\d GiB"):
+    with pytest.raises(UnsupportedEnvironment, match=r"of 1000000000 rows need \d+\.\d TiB"):
         TorchExecutor(rocketkv).allocate(10**9)
 
 
@@ -288,7 +288,7 @@ def test_memory_that_runs_out_all_the_same_is_one_line(method, what, rocketkv, m
     monkeypatch.setattr(executor.decoder, method, exhausted)
     one = np.ones(1, np.int64)
     asked = padded(prompts((5,))) if method == "prefill" else (one, one, np.ones((3, 1), np.int64))
-    with pytest.raises(UnsupportedEnvironment, match=f"{what} ran out of memory, .* GiB are free") as refused:
+    with pytest.raises(UnsupportedEnvironment, match=f"{what} ran out of memory, .* are free") as refused:
         getattr(executor, method)(*asked)
     assert "and advice" not in refused.value.message
 

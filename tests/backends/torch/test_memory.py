@@ -14,6 +14,7 @@ from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights
+from kvc_trt.sizes import readable_size
 from tests.backends.onnxruntime.conftest import MODEL
 from tests.backends.onnxruntime.test_executor import padded, prompts
 from tests.backends.torch import meta
@@ -121,7 +122,9 @@ def test_what_does_not_fit_is_refused_before_it_is_taken(make_program, monkeypat
     needed = memory.weight_bytes(MODEL, 4, own_head=True)
     monkeypatch.setattr(TorchWeights, "read", None)
     text = refusal(monkeypatch, needed - 1, lambda: executor.weights)
-    assert text.startswith("the weights need 0.0 GiB; this machine has 0.0 GiB free")
+    assert text.startswith(
+        f"the weights need {readable_size(needed)}; this machine has {readable_size(needed - 1)} free"
+    )
     monkeypatch.setattr(torch, "full", None)
     assert "the caches of 2 rows need" in refusal(monkeypatch, 1000, lambda: executor.allocate(2))
     batch = padded(prompts())
