@@ -1,4 +1,4 @@
-"""How an operator's arrays are compared: a bfloat16 output by what it was before it was rounded, other types as they are."""
+"""How arrays are compared: a bfloat16 output by what it was before it was rounded, other types as they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.verify.outcome import differences, maximum_error
+from kvc_trt.verify.outcome import attend_selected, differences, maximum_error
 from kvc_trt.verify.thresholds import thresholds_for
 
 BF16 = ml_dtypes.bfloat16
