@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvc_trt.reference import checks
-from kvc_trt.reference.selection import best_ascending, gather_rows, sum_in_order
+from kvc_trt.reference.selection import best_ascending, dot_products, gather_rows, sum_in_order
 
 
 class Compacted(NamedTuple):
@@ -85,7 +85,7 @@ def _row_scores(q_window: Tensor, keys: Tensor, pool_kernel: int) -> tuple[Tenso
     hidden = positions > positions[n - window :, None]
     votes, magnitude = keys.new_empty(heads, n - window), keys.new_empty(heads)
     for kv, queries in enumerate(q_window.reshape(heads, -1, window, size)):
-        logits = queries @ keys[kv].T / math.sqrt(size)
+        logits = dot_products(queries.flatten(0, 1), keys[kv]).reshape(*queries.shape[:2], n) / math.sqrt(size)
         attention = torch.softmax(logits.masked_fill(hidden, -torch.inf), dim=-1)
         per_head = sum_in_order(attention[..., : n - window], 1)
         votes[kv] = sum_in_order(per_head, 0)

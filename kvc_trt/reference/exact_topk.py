@@ -10,7 +10,7 @@ from torch import Tensor
 from kvc_trt.reference import checks
 from kvc_trt.reference.cache import Selection
 from kvc_trt.reference.dense import attend, check_cache
-from kvc_trt.reference.selection import best_ascending, gather_rows, sum_in_order
+from kvc_trt.reference.selection import best_ascending, dot_products, gather_rows, sum_in_order
 
 
 def exact_topk(
@@ -35,7 +35,9 @@ def exact_topk(
             selected[b, :, :m] = torch.arange(m, device=query.device)
             continue
         row_keys, row_values = (table.repeat_interleave(shared, dim=0) for table in (row_keys, row_values))
-        logits = query[b].reshape(lists, -1, query.shape[2]) @ row_keys.transpose(1, 2) / math.sqrt(query.shape[2])
+        grouped = query[b].reshape(lists, -1, query.shape[2])
+        products = [dot_products(heads, of_list) for heads, of_list in zip(grouped, row_keys, strict=True)]
+        logits = torch.stack(products) / math.sqrt(query.shape[2])
         # Alone, a head ranks logits: many probabilities are 0 to float32, and would be tied.
         scores = logits[:, 0] if per_query_head else sum_in_order(torch.softmax(logits, dim=-1), 1)
         index = best_ascending(scores, top_k)

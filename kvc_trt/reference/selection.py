@@ -8,6 +8,9 @@ import functools
 import torch
 from torch import Tensor
 
+_BLOCK = 16
+"""Rows, columns and channels of a matrix product that processors compute together; a multiple for all of them."""
+
 
 def best(scores: Tensor, k: int) -> Tensor:
     """Positions of the k best along the last axis, best first: scores [..., n] -> int64 [..., k]."""
@@ -26,6 +29,19 @@ def sum_in_order(values: Tensor, axis: int) -> Tensor:
     """Sum along an axis, lowest index first. torch's own sum adds the last few columns of a table in another order than
     the others: equal columns would get unequal sums, and ties would be lost."""
     return functools.reduce(torch.add, values.unbind(axis))
+
+
+def dot_products(queries: Tensor, keys: Tensor) -> Tensor:
+    """Every query with every key: [R,D], [n,D] -> [R,n]; equal keys get equal products, to the last bit.
+
+    A matrix product adds in another order in rows and columns that do not fill a block, and the processor decides which
+    these are. So all three axes are padded with zeros to whole blocks, and the keys are the rows of the product.
+    """
+    padded_keys, padded_queries = (
+        torch.nn.functional.pad(table, (0, -table.shape[1] % _BLOCK, 0, -table.shape[0] % _BLOCK))
+        for table in (keys, queries)
+    )
+    return (padded_keys @ padded_queries.T)[: len(keys), : len(queries)].T
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:

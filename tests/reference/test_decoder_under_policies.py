@@ -74,11 +74,11 @@ def visible_positions(layer: LayerCache, prompt_lengths: list[int]) -> list[list
     return result
 
 
-@pytest.mark.parametrize(("dtype", "bar"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_compression_equals_masked_full_attention(
-    policy: str, dtype: torch.dtype, bar: float, family: Callable[..., Any]
-) -> None:
+def test_compression_equals_masked_full_attention(policy: str, dtype: torch.dtype, family: Callable[..., Any]) -> None:
+    """Both sum the same products in another order, which costs a few roundings: up to 11 were seen, by processor."""
+    bar = 16 * torch.finfo(dtype).eps
     pair = family("llama3.1")
     lengths = [150, 90, 3]
     ids, n, following = prompts(pair, lengths)
