@@ -10,25 +10,35 @@ from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.exact_topk import exact_topk
+from kvc_trt.reference.expected_attention import QueryStatistics, future_rotation, keep_expected, query_statistics
 from kvc_trt.reference.heavy_hitters import heavy_hitter_attention, keep_heavy_hitters
 from kvc_trt.reference.hybrid import hybrid_attention
+from kvc_trt.reference.keydiff import keep_distinct
 from kvc_trt.reference.quest import quest_attention
 from kvc_trt.reference.recent import keep_recent
 from kvc_trt.reference.sparq import sparq_attention
+from kvc_trt.reference.tova import keep_attended, tova_attention
 
 __all__ = [
     "Compacted",
     "LayerCache",
+    "QueryStatistics",
     "Selection",
     "append",
     "compact",
     "dense_attention",
     "exact_topk",
+    "future_rotation",
     "heavy_hitter_attention",
     "hybrid_attention",
+    "keep_attended",
+    "keep_distinct",
+    "keep_expected",
     "keep_heavy_hitters",
     "keep_recent",
     "page_bounds",
+    "query_statistics",
     "quest_attention",
     "sparq_attention",
+    "tova_attention",
 ]

@@ -1,0 +1,132 @@
+"""Expected Attention: what queries to come will attend to, estimated from those of the prompt (arXiv 2510.00636).
+
+The queries of a head before their rotary embedding are taken for draws from one normal distribution, whose mean and
+covariance the prompt gives. Rotated by the average of the rotations that the next positions would apply, they say what
+attention each key can expect; the question that will be asked takes no part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvc_trt.reference import checks
+from kvc_trt.reference.compaction import Compacted
+from kvc_trt.reference.kept import check_prompts, everything, gather_kept
+from kvc_trt.reference.selection import best_ascending, dot_products, sum_in_order
+
+
+class QueryStatistics(NamedTuple):
+    """How the queries of a prompt are distributed, before their rotary embedding."""
+
+    mean: Tensor
+    """[B,H,D]"""
+    covariance: Tensor
+    """[B,H,D,D], divided by the number of queries."""
+
+
+def query_statistics(queries: Tensor, prompt_lengths: Tensor, *, sinks: int) -> QueryStatistics:
+    """Mean and covariance of each head's queries, the first `sinks` tokens left out; zeros where none are left.
+
+    queries [B,H,S,D] before RoPE, position i in row i; prompt_lengths [B], each in 1..S.
+    """
+    checks.tensor("queries", queries, "[B,H,S,D]", None, None, None, None)
+    checks.number("sinks", sinks, 0)
+    batch, heads, length, size = queries.shape
+    mean, covariance = queries.new_zeros(batch, heads, size), queries.new_zeros(batch, heads, size, size)
+    for b, n in enumerate(checks.lengths("prompt_lengths", prompt_lengths, batch, 1, length)):
+        if n > sinks:
+            seen = queries[b, :, sinks:n]
+            mean[b] = seen.mean(dim=1)
+            centred = seen - mean[b, :, None]
+            covariance[b] = centred.transpose(1, 2) @ centred / (n - sinks)
+    return QueryStatistics(mean, covariance)
+
+
+def future_rotation(
+    cosine: Tensor, sine: Tensor, prompt_lengths: Tensor, *, future_positions: int
+) -> tuple[Tensor, Tensor]:
+    """The mean of the rotary tables over the positions n .. n + future_positions - 1 behind each prompt.
+
+    cosine, sine [L,D/2]: of every position below L; prompt_lengths [B]. Returns two tensors [B,D/2].
+    """
+    checks.tensor("cosine", cosine, "[L,D/2]", None, None)
+    checks.tensor("sine", sine, f"{list(cosine.shape)} like cosine", *cosine.shape, dtype=cosine.dtype)
+    checks.number("future_positions", future_positions, 1, len(cosine))
+    rows = checks.lengths("prompt_lengths", prompt_lengths, len(prompt_lengths), 0, len(cosine) - future_positions)
+    ahead = [torch.stack([table[n : n + future_positions].mean(dim=0) for n in rows]) for table in (cosine, sine)]
+    return ahead[0], ahead[1]
+
+
+def keep_expected(
+    statistics: QueryStatistics, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, prompt_lengths: Tensor,
+    *, prompt_budget: int, sinks: int, use_covariance: bool = True, use_value_norm: bool = True, epsilon: float = 0.0,
+) -> Compacted:  # fmt: skip
+    """Keep the first `sinks` tokens and the best others, `prompt_budget` in all, of every prompt longer than that.
+
+    statistics as `query_statistics` gives them, rotation [B,D/2] twice as `future_rotation` does; keys, values
+    [B,G,S,D], keys after RoPE; prompt_lengths [B], each in 1..S.
+    """
+    rows = check_prompts(keys, values, prompt_lengths)
+    batch, heads, length, size = keys.shape
+    mean, covariance = statistics
+    expected = f"[B={batch},H,D={size}] of {keys.dtype}"
+    checks.tensor("statistics.mean", mean, expected, batch, None, size, dtype=keys.dtype)
+    shape = [batch, mean.shape[1], size, size]
+    checks.tensor("statistics.covariance", covariance, str(shape), *shape, dtype=keys.dtype)
+    for name, table in zip(("cosine", "sine"), rotation, strict=True):
+        checks.tensor(f"rotation ({name})", table, f"[{batch},{size // 2}]", batch, size // 2, dtype=keys.dtype)
+    checks.group_size(mean.shape[1], heads, "statistics.mean", mean.shape)
+    checks.number("sinks", sinks, 0)
+    checks.number("prompt_budget", prompt_budget, sinks + 1)
+    mean, covariance = rotate_ahead(statistics, rotation)
+    chosen = []
+    for b, n in enumerate(rows):
+        index = everything(keys, n)
+        if n > prompt_budget:
+            score = expected_attention(
+                mean[b], covariance[b] if use_covariance else None, keys[b, :, sinks:n], values[b, :, sinks:n],
+                use_value_norm=use_value_norm, epsilon=epsilon,
+            )  # fmt: skip
+            best = sinks + best_ascending(score, prompt_budget - sinks)
+            index = torch.cat([index[:, :sinks], best], dim=1)
+        chosen.append(index)
+    return gather_kept(keys, values, chosen, min(prompt_budget, length))
+
+
+def rotate_ahead(statistics: QueryStatistics, rotation: tuple[Tensor, Tensor]) -> QueryStatistics:
+    """Mean R mu and covariance R Sigma R^T under the averaged rotation R of each row, given as [B,D/2] twice."""
+    mean = _rotated(statistics.mean, rotation)
+    rows = _rotated(statistics.covariance.transpose(2, 3), rotation)  # (R Sigma)^T = Sigma R^T, Sigma symmetric
+    return QueryStatistics(mean, _rotated(rows.transpose(2, 3), rotation))
+
+
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """The last axis of x [B,...,D] rotated row by row, its halves forming the pairs."""
+    cosine, sine = (table.reshape(len(x), *[1] * (x.ndim - 2), -1) for table in rotation)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1)
+
+
+def expected_attention(
+    mean: Tensor, covariance: Tensor | None, keys: Tensor, values: Tensor, *, use_value_norm: bool, epsilon: float
+) -> Tensor:
+    """Score of each key of one row: mean [H,D], covariance [H,D,D], both rotated, keys, values [G,n,D] -> [G,n].
+
+    exp(mu.k / sqrt(D) + k.Sigma.k / 2D) normalised over the keys, mean over the group, times the value's length.
+    """
+    heads, _, size = keys.shape
+    group = len(mean) // heads
+    logits = torch.cat([dot_products(mean[h, None], keys[h // group]) for h in range(len(mean))]) / math.sqrt(size)
+    if covariance is not None:
+        for h, of_head in enumerate(covariance):
+            spread = dot_products(of_head, keys[h // group]).T.contiguous()  # Sigma k of every key, [n,D]
+            logits[h] += (spread * keys[h // group]).sum(dim=-1) / (2 * size)
+    attention = torch.softmax(logits, dim=-1).reshape(heads, group, -1)
+    score = sum_in_order(attention, 1) / group
+    if use_value_norm:
+        score = (score + epsilon) * torch.linalg.vector_norm(values, dim=-1)
+    return score
