@@ -67,7 +67,7 @@ void Block::run(uint3 block_index) {
         const int next = ready_.take(schedule_->order, schedule_->random);
         if (next < 0) throw LaunchError(place() + ": " + explain_deadlock());
         resume(*threads_[next]);
-        running_ = nullptr;  // nobody until the next one, so that no access of the host counts as a thread's
+        running_ = nullptr;  // none until the next one, so that no access of the host counts as a thread's
         if (error_) std::rethrow_exception(error_);
         if (races_.found()) throw LaunchError(place() + ": " + explain_race(*races_.found()));
     }

@@ -2,10 +2,10 @@
 // after another on the same fibers.
 //
 // A collective operation (a barrier, a shuffle, a vote, an mma) parks every thread that reaches it until the last one
-// of its group arrives; that one does the work for all. When nobody can run and somebody waits, the group can never
+// of its group arrives; that one does the work for all. When no thread can run and one waits, its group can never
 // become complete: the block fails and says who waits where and who is missing. This is stricter than the hardware:
 //   - an exited thread does not count as arrived at a barrier, nor an exited or missing lane at a warp operation;
-//   - two threads of one barrier must stand at the same source line.
+//   - two threads of one barrier must be at the same source line.
 #pragma once
 
 #include "emulation/fiber.h"
@@ -90,7 +90,7 @@ public:
     void warp_operation(const char* name, uint32_t mask, WarpOperation operation, void* operand, Site site);
     BarrierResult barrier(const char* name, bool predicate, Site site);
     void fence();
-    // For the race detector. An access to the thread's own stack is nobody else's business.
+    // For the race detector. Accesses to the thread's own stack do not count.
     void note_access(const void* address, size_t bytes, RaceDetector::Kind kind);
     void note_copy(const void* to, const void* from, size_t bytes);
     [[noreturn]] void fail(const std::string& what) const;

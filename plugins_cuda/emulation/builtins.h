@@ -62,20 +62,20 @@ inline int __syncthreads_and(int predicate, kvc::emulation::Site site = kvc::emu
     const auto result = kvc::emulation::current_block->barrier("__syncthreads_and", predicate != 0, site);
     return result.count == result.threads;
 }
-inline void __syncwarp(unsigned mask = 0xffffffffu, kvc::emulation::Site site = kvc::emulation::Site::current()) {
+inline void __syncwarp(unsigned mask = kvc::kFullWarp, kvc::emulation::Site site = kvc::emulation::Site::current()) {
     kvc::emulation::current_block->warp_operation("__syncwarp", mask, kvc::emulation::synchronize, nullptr, site);
 }
 inline void __threadfence() { kvc::emulation::current_block->fence(); }
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32,
+T __shfl_sync(unsigned mask, T value, int source, int width = kvc::kWarpSize,
               kvc::emulation::Site site = kvc::emulation::Site::current()) {
     const int lane = kvc::emulation::lane();
     const int from = (lane & ~(width - 1)) | (source & (width - 1));
     return kvc::emulation::shuffle("__shfl_sync", mask, value, from, site);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = kvc::kWarpSize,
                  kvc::emulation::Site site = kvc::emulation::Site::current()) {
     const int lane = kvc::emulation::lane();
     const int from = lane - static_cast<int>(delta);
@@ -83,7 +83,7 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
     return kvc::emulation::shuffle("__shfl_up_sync", mask, value, outside ? lane : from, site);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = kvc::kWarpSize,
                    kvc::emulation::Site site = kvc::emulation::Site::current()) {
     const int lane = kvc::emulation::lane();
     const int from = lane + static_cast<int>(delta);
@@ -91,7 +91,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
     return kvc::emulation::shuffle("__shfl_down_sync", mask, value, outside ? lane : from, site);
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32,
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = kvc::kWarpSize,
                   kvc::emulation::Site site = kvc::emulation::Site::current()) {
     const int lane = kvc::emulation::lane();
     const int from = lane ^ bits;
@@ -150,8 +150,6 @@ T __ldg(const T* p) {
     KVC_ATOMIC(atomicExch, T, value)
 KVC_ATOMICS(int)
 KVC_ATOMICS(unsigned)
-KVC_ATOMICS(unsigned long)
-KVC_ATOMICS(unsigned long long)
 #undef KVC_ATOMICS
 #undef KVC_ATOMIC
 

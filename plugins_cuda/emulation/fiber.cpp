@@ -49,7 +49,7 @@ void Fiber::prepare(Entry entry, void* argument) {
     entry_ = entry;
     argument_ = argument;
     fiber_fake_stack_ = nullptr;
-    // Stacks lie at multiples of the page size: without the offset all their tops would share a few cache sets.
+    // Stacks start at multiples of the page size: without the offset all their tops would share a few cache sets.
     const size_t colour = slot_ % 32 * 128;
     context_ =
         make_context(stack_ + kStackBytes - colour, [](void* fiber) { start(static_cast<Fiber*>(fiber)); }, this);

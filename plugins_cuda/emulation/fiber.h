@@ -23,7 +23,7 @@ public:
     Fiber(const Fiber&) = delete;
     Fiber& operator=(const Fiber&) = delete;
 
-    // The next resume() calls entry(argument) on an empty stack; whatever the fiber was in the middle of is forgotten.
+    // The next resume() calls entry(argument) on an empty stack; what the fiber was doing is forgotten.
     // `entry` must never return and never let an exception out: it calls pause() when it is done.
     void prepare(Entry entry, void* argument);
 

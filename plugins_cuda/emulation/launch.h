@@ -11,7 +11,7 @@ using cudaStream_t = void*;
 namespace kvc {
 namespace emulation {
 
-// Throws LaunchError: limits of the launch, and whatever the kernel did wrong.
+// Throws LaunchError where the launch is beyond the limits, and where the kernel did something wrong.
 void run_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body);
 
 }  // namespace emulation

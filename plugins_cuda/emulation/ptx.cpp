@@ -6,12 +6,9 @@
 namespace kvc::platform {
 
 using emulation::current_block;
-using emulation::kWarpSize;
 using emulation::Lanes;
 
 namespace {
-
-constexpr uint32_t kFullWarp = 0xffffffffu;
 
 struct MmaOperands {
     float* c;
@@ -60,51 +57,11 @@ void mma(float* c, const uint32_t* a, const uint32_t* b) {
     current_block->warp_operation("mma.sync", kFullWarp, multiply<T>, &mine, Site::current());
 }
 
-struct MatrixOperands {
-    uint32_t* registers;
-    const void* row;
-};
-
-// Lane 8 i + j holds the address of row j of matrix i; register i of a lane gets elements [lane / 4][2 (lane % 4)] and
-// the next one of matrix i, or of its transpose.
-template <int kMatrices, bool kTranspose>
-void load(const Lanes& operands) {
-    const auto of = [&](int lane) -> const MatrixOperands& {
-        return *static_cast<const MatrixOperands*>(operands[lane]);
-    };
-    uint16_t matrices[kMatrices][8][8];
-    for (int i = 0; i < kMatrices; ++i) {
-        for (int j = 0; j < 8; ++j) {
-            const void* row = of(8 * i + j).row;
-            emulation::check_alignment(row, 16);
-            if (!current_block->shared().contains(row, 16)) current_block->fail("ldmatrix outside shared memory");
-            std::memcpy(matrices[i][j], row, 16);
-        }
-    }
-    for (int lane = 0; lane < kWarpSize; ++lane) {
-        for (int i = 0; i < kMatrices; ++i) {
-            const int row = lane / 4;
-            const int column = 2 * (lane % 4);
-            const uint32_t low = kTranspose ? matrices[i][column][row] : matrices[i][row][column];
-            const uint32_t high = kTranspose ? matrices[i][column + 1][row] : matrices[i][row][column + 1];
-            of(lane).registers[i] = low | high << 16;
-        }
-    }
-}
-
 }  // namespace
 
 void mma_m16n8k16(half_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma<half_t>(c, a, b); }
 void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     mma<bfloat16_t>(c, a, b);
-}
-
-void load_matrices(uint32_t* registers, int matrices, bool transpose, const void* row) {
-    if (emulation::lane() < 8 * matrices) current_block->note_access(row, 16, emulation::RaceDetector::Kind::kRead);
-    MatrixOperands mine{registers, row};
-    const auto operation =
-        matrices == 4 ? (transpose ? load<4, true> : load<4, false>) : (transpose ? load<2, true> : load<2, false>);
-    current_block->warp_operation("ldmatrix", kFullWarp, operation, &mine, Site::current());
 }
 
 void copy_async_16(void* to, const void* from) {

@@ -47,7 +47,7 @@ RaceDetector::Byte& RaceDetector::byte_at(uintptr_t address) {
 void RaceDetector::access(int thread, const void* pointer, size_t bytes, Kind kind, bool shared) {
     const Access present = now(thread, kind);
     const auto first = reinterpret_cast<uintptr_t>(pointer);
-    if (kind == Kind::kAtomic && !shared) meet(present, first);
+    if (kind == Kind::kAtomic && !shared) acquire(present, first);
     for (uintptr_t address = first; address < first + bytes; ++address) {
         Byte& byte = byte_at(address);
         check(byte.write, present, address, shared);
@@ -100,7 +100,7 @@ bool RaceDetector::published(const Access& past, const Arrival& arrival) const {
 }
 
 // An atomic in global memory: learns of every block that arrived here before, and arrives itself.
-void RaceDetector::meet(const Access& present, uintptr_t address) {
+void RaceDetector::acquire(const Access& present, uintptr_t address) {
     auto& here = arrivals_[address];
     for (const auto& arrival : here) {
         if (arrival->access.block != block_) acquired_[arrival->access.block].push_back({present, arrival});

@@ -12,7 +12,7 @@
 // an atomic at the same address later, and the access is by that thread or after a barrier.
 //
 // Per byte the last write and the latest reads of two threads are kept. A race between an older read and a write can
-// escape; whatever is reported is a race.
+// escape; every report is a race.
 #pragma once
 
 #include "emulation/ready_set.h"
@@ -40,7 +40,7 @@ public:
     // Of the running thread.
     void access(int thread, const void* address, size_t bytes, Kind kind, bool shared);
     // cp.async brings `bytes` to shared memory. Their source counts as read by whoever reads them there, not before:
-    // a copy of 16 bytes may bring a neighbour's along that nobody looks at.
+    // a copy of 16 bytes may bring a neighbour's along that no thread reads.
     void copy(int thread, const void* to, const void* from, size_t bytes);
     void fence(int thread);
     void barrier() { ++epoch_; }
@@ -48,7 +48,7 @@ public:
 
     static constexpr uint32_t kNoBlock = ~uint32_t{0};
 
-    // One access, and where its thread stood: how many barriers of the block, own __syncwarps and own fences before.
+    // One access, and how many barriers of the block, own __syncwarps and own fences its thread had passed.
     struct Access {
         uint32_t block = kNoBlock;
         uint32_t epoch = 0;
@@ -94,7 +94,7 @@ private:
     bool ordered(const Access& past, const Access& present) const;
     bool ordered_in_block(const Access& past, const Access& present) const;
     bool published(const Access& past, const Arrival& arrival) const;
-    void meet(const Access& present, uintptr_t address);
+    void acquire(const Access& present, uintptr_t address);
 
     std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
     uintptr_t latest_page_number_ = 0;

@@ -1,12 +1,13 @@
 // The threads of a block that can run, as one bit each, and which of them goes next.
 #pragma once
 
+#include "kernels/warp.cuh"
+
 #include <bit>
 #include <cstdint>
 
 namespace kvc::emulation {
 
-inline constexpr int kWarpSize = 32;
 inline constexpr int kMaxThreads = 1024;  // per block, as on every device
 
 enum class Order : int32_t { kForward = 0, kReverse = 1, kShuffled = 2 };

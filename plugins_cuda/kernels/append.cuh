@@ -5,7 +5,7 @@
 // -K, so that a minimum is read as a negated maximum and one comparison serves both.
 //
 // Bytes per KV head: 4 D s for the key and the value (s bytes per element; read and written once), and 2 D sectors of
-// 32 bytes read and written for the bounds, because the page's elements of different channels lie P elements apart.
+// 32 bytes read and written for the bounds, because the page's elements of different channels are P elements apart.
 // Deterministic: every element has one writer. page_scores.cuh writes key and value and only reads bounds; its next
 // launch, select_tokens.cuh, raises them. In the same launch the blocks that read the page's neighbours, 16 bytes at a
 // time, would race with the write.

@@ -36,10 +36,4 @@ __device__ __forceinline__ AttendedRow attended_row(int64_t cache_length, const 
     return {static_cast<int>(length), static_cast<int>(all ? length : limits.top_k), all};
 }
 
-// Most entries that any row can read: it fixes grids and workspaces.
-inline int64_t most_attended(const AttentionLimits& limits) {
-    const int64_t wanted = limits.top_k > limits.dense_limit ? limits.top_k : limits.dense_limit;
-    return wanted < limits.capacity ? wanted : limits.capacity;
-}
-
 }  // namespace kvc

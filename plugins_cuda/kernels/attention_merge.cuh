@@ -1,21 +1,21 @@
 // From the warps' parts of one split to its result, and from the splits of a row to its output.
 //
 // Parts are softmax sums over different tokens, each relative to its own maximum (the log-sum-exp merge). They are
-// added in ascending order of warps and of splits, whatever order they were finished in.
+// added in ascending order of warps and of splits, whichever finished first.
 //
-// The last block of a row to arrive merges its splits: a block's partial results are written, made visible by
-// __threadfence, then counted; whoever counts the last one reads them all. So one launch does it, and the counter's
-// order decides who merges but not what comes out.
+// The last block of a row to arrive merges its splits: each block writes its partial results, makes them visible by
+// __threadfence and counts itself; the block that counts last reads them all. So one launch is enough, and the order of
+// arrival decides which block merges, but not the result.
 #pragma once
 
 #include "kernels/attention_tile.cuh"
+#include "kvc/limits.h"
 
 namespace kvc {
 
 inline constexpr int kAttentionWarps = 8;
 inline constexpr int kAttentionThreads = kAttentionWarps * kWarpSize;
 inline constexpr int kMostSplits = 64;
-inline constexpr int kLargestGroup = 16;
 
 // Shared memory of one block.
 struct MergeBuffers {
@@ -27,7 +27,7 @@ struct MergeBuffers {
     SharedSpan<int> is_last;         // [1]
 };
 inline constexpr int kWarpOutputs = kWarpHeads * kBlockStride;
-static_assert(kAttentionWarps * kWarpOutputs >= kMostSplits * kLargestGroup);
+static_assert(kAttentionWarps * kWarpOutputs >= kMostSplits * KVC_LARGEST_GROUP);
 
 // Results of the splits of one row and KV head.
 struct SplitResults {
@@ -151,7 +151,7 @@ __device__ __forceinline__ void weigh_splits(const SplitResults& results, int sp
 #pragma unroll
         for (int i = 0; i < kSplitsPerLane; ++i) {
             const int split = i * kWarpSize + lane_index();
-            buffers.outputs[split * kLargestGroup + head] = softmax_weight(parts[i].maximum, maximum) / sum;
+            buffers.outputs[split * KVC_LARGEST_GROUP + head] = softmax_weight(parts[i].maximum, maximum) / sum;
         }
     }
 }
@@ -174,7 +174,7 @@ __device__ __forceinline__ void merge_splits(const SplitResults& results, int gr
         for (int split = 0; split < splits; ++split) {
             const int64_t at = (int64_t{split} * group + head) * head_size + d;
             const float4 values = *reinterpret_cast<const float4*>(results.outputs + at);
-            const float weight = buffers.outputs[split * kLargestGroup + head];
+            const float weight = buffers.outputs[split * KVC_LARGEST_GROUP + head];
             sums[0] += weight * values.x;
             sums[1] += weight * values.y;
             sums[2] += weight * values.z;

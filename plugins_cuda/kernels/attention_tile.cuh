@@ -1,5 +1,5 @@
-// What the warps of the attention kernel share, whatever they compute with: where the tokens of a tile lie, how scores
-// become weights, and how results are laid out for the merge.
+// What the warps of the attention kernel share, on tensor cores and without: which slots a tile reads, how scores become
+// weights, and how results are laid out for the merge.
 //
 // A warp takes tiles of 16 tokens and 8 query heads of one group. Where a group has more than 8 heads, two warps take
 // the same tokens, and the second finds them in the L1 cache.
@@ -18,7 +18,7 @@ inline constexpr int kTileTokens = 16;
 inline constexpr int kWarpHeads = 8;
 
 // Channels that are merged at a time, and the distance of two heads in shared memory: 8 floats past a multiple of the
-// 32 banks, so that the 128-bit stores of a warp meet at most in pairs.
+// 32 banks, so that at most two of a warp's 128-bit stores share a bank.
 inline constexpr int kBlockChannels = 64;
 inline constexpr int kBlockStride = kBlockChannels + 8;
 
@@ -56,7 +56,7 @@ struct SoftmaxPart {
     float sum;
 };
 
-// exp(score - maximum). A maximum of -inf counts as 0: nothing finite was met yet, and -inf - -inf would be NaN.
+// exp(score - maximum). A maximum of -inf counts as 0: no finite score was seen yet, and -inf - -inf would be NaN.
 __device__ __forceinline__ float softmax_weight(float score, float maximum) {
     return expf(score - (maximum == -INFINITY ? 0.0f : maximum));
 }

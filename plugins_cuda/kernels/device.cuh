@@ -68,16 +68,3 @@ void launch(const char* name, void (*kernel)(Params), dim3 grid, dim3 block, siz
 
 // Storage of one array declaration.
 #define KVC_SHARED_STORAGE(T, name, count) __shared__ __align__(16) T name##_storage[count]
-
-// uint64_t is unsigned long here, CUDA's atomics know unsigned long long.
-static_assert(sizeof(unsigned long) == sizeof(unsigned long long));
-#define KVC_ATOMIC_64(name)                                                                                  \
-    __device__ __forceinline__ unsigned long name(unsigned long* address, unsigned long value) {             \
-        return name(reinterpret_cast<unsigned long long*>(address), static_cast<unsigned long long>(value)); \
-    }
-KVC_ATOMIC_64(atomicAdd)
-KVC_ATOMIC_64(atomicMin)
-KVC_ATOMIC_64(atomicMax)
-KVC_ATOMIC_64(atomicOr)
-KVC_ATOMIC_64(atomicExch)
-#undef KVC_ATOMIC_64

@@ -15,14 +15,12 @@
 // Determinism: every element has one writer; maxima are exact, so their order does not matter.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/shared.cuh"
-#include "src/launch.h"
 
 namespace kvc {
 
@@ -195,29 +193,6 @@ __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks) gather_cache(co
     }
     __syncthreads();
     if (params.bounds != nullptr) write_bounds(params, columns);
-}
-
-// Shares of about 48 slots: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds a
-// page is only what one thread copies.
-inline PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds) {
-    constexpr int32_t kSlotsPerBlock = 48;
-    constexpr int32_t kMostColumns = 32;
-    PageLayout layout{};
-    layout.page_size = std::min(with_bounds ? page_size : kRowsInFlight, capacity);
-    layout.pages = ceil_div(capacity, layout.page_size);
-    layout.segment_slots = std::max(kRowsInFlight, ceil_div(layout.page_size, kMostColumns));
-    layout.segments = ceil_div(layout.page_size, layout.segment_slots);
-    layout.pages_per_block = std::clamp(kSlotsPerBlock / layout.page_size, 1, kMostColumns);
-    return layout;
-}
-
-template <class T>
-void launch_gather(const GatherParams<T>& params, cudaStream_t stream) {
-    const PageLayout& layout = params.layout;
-    const dim3 grid(static_cast<unsigned>(ceil_div(layout.pages, layout.pages_per_block)),
-                    static_cast<unsigned>(params.kv_heads), static_cast<unsigned>(params.batch));
-    const size_t shared_bytes = sizeof(T) * layout.columns() * bounds_pitch<T>(params.head_size);
-    launch("gather_cache", gather_cache<T>, grid, dim3(kGatherThreads), shared_bytes, stream, params);
 }
 
 }  // namespace kvc

@@ -1,7 +1,7 @@
-// Tensor-core products of one warp: C[16, 8] += A[16, 16] B[16, 8], fp16 or bf16 operands, fp32 sums, and the loads
-// that bring operands from shared memory into fragments. All 32 lanes take part.
+// Tensor-core products of one warp: C[16, 8] += A[16, 16] B[16, 8], fp16 or bf16 operands, fp32 sums. All lanes take
+// part.
 //
-// Source: PTX manual, mma.sync.m16n8k16 and ldmatrix. With group = lane / 4 and t = lane % 4, two elements a register,
+// Source: PTX manual, mma.sync.m16n8k16. With group = lane / 4 and t = lane % 4, two elements a register,
 // the lower column (A, C) or row (B) in the lower half:
 //   a[0] A[group][2t, 2t+1]   a[1] A[group+8][2t, 2t+1]   a[2] A[group][2t+8, 2t+9]   a[3] A[group+8][2t+8, 2t+9]
 //   b[0] B[2t, 2t+1][group]   b[1] B[2t+8, 2t+9][group]
@@ -21,27 +21,6 @@ namespace kvc {
 template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     platform::mma_m16n8k16(T{}, c, a, b);
-}
-
-// Four 8 x 8 matrices of 16-bit elements: lane 8 i + j passes the address of row j of matrix i (16 bytes, aligned, in
-// shared memory); r[i] gets matrix i's [group][2t, 2t+1]. Rows 16 bytes apart modulo 128 are free of bank conflicts.
-template <class T>
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const T* row) {
-    platform::ldmatrix<false>(r, row);
-}
-// r[i] gets matrix i's [2t, 2t+1][group].
-template <class T>
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const T* row) {
-    platform::ldmatrix<true>(r, row);
-}
-// Two matrices, addresses from lanes 0 to 15.
-template <class T>
-__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const T* row) {
-    platform::ldmatrix<false>(r, row);
-}
-template <class T>
-__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const T* row) {
-    platform::ldmatrix<true>(r, row);
 }
 
 // Two numbers rounded to T in one register, as a fragment holds them.

@@ -1,6 +1,6 @@
 // Moves the kept rows of K and V to the front of the caches that hold them: compaction without a second cache.
 //
-// Source: RocketKV, arXiv 2502.14051, end of algorithm 1. Bounds and the zeros behind the kept rows are left to
+// Source: RocketKV, arXiv 2502.14051, end of algorithm 1. Bounds and the zeros after the kept rows are left to
 // gather_cache.cuh, which runs afterwards.
 //
 // Blocks own slices of channels of K or of V, which do not depend on each other. Each walks the slots in ascending
@@ -17,7 +17,6 @@
 
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
-#include "src/launch.h"
 
 namespace kvc {
 
@@ -70,14 +69,6 @@ __global__ void __launch_bounds__(kMoveThreads) move_in_place(const MoveParams<T
             if (slot < end) platform::store_16_bytes(channels + int64_t{slot} * params.head_size, rows[j]);
         }
     }
-}
-
-template <class T>
-void launch_move_in_place(MoveParams<T> params, cudaStream_t stream) {
-    params.slices = ceil_div(params.head_size / kVectorWidth<T>, kSliceVectors);
-    const dim3 grid(2 * static_cast<unsigned>(params.slices), static_cast<unsigned>(params.kv_heads),
-                    static_cast<unsigned>(params.batch));
-    launch("move_in_place", move_in_place<T>, grid, dim3(kMoveThreads), 0, stream, params);
 }
 
 }  // namespace kvc

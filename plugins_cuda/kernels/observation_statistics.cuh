@@ -6,17 +6,17 @@
 // observation_merge: one warp per query row merges its chunks: lanes in a stride, then an xor butterfly.
 //
 // Bytes: K once (B·G·n·D elements), partials B·H·W·N·8 written and read. Flops: 2·B·H·W·n·D and B·H·W·n exponentials.
-// More query rows than fit in shared memory (block_rows) are taken block by block; the chunk is then read again, as a
-// rule from L2.
+// More query rows than fit in shared memory (block_rows) are taken block by block; the chunk is then read again, usually
+// from L2.
 //
-// Determinism: every order is a function of n; a column's logits do not depend on where it stands.
+// Determinism: every order is a function of n; a column's logits do not depend on its position.
 #pragma once
 
 #include "kernels/observation_row.cuh"
 
 namespace kvc {
 
-// Causal window: row i, the query at n-W+i, does not see keys behind it. Hidden logits become -inf.
+// Causal window: row i, the query at n-W+i, does not see later keys. Hidden logits become -inf.
 template <int kGroups>
 __device__ __forceinline__ void hide_future(float (&logits)[kGroups][4], int64_t first_key, int64_t first_hidden,
                                             int row, int window) {

@@ -10,10 +10,10 @@
 // A dot product does not mind the order of its channels, so lane t of a quad takes channels 8t..8t+7 of every 32 as
 // the slots (2t, 2t+1, 2t+8, 2t+9) of two k-steps, for keys and queries alike. Hence keys come from global memory
 // straight into operand registers by 128-bit loads, 64 contiguous bytes of 8 keys each, without shared memory or a
-// barrier. Queries lie in shared memory in operand order: one 128-bit read without bank conflicts is an A operand.
+// barrier. Queries are in shared memory in operand order: one 128-bit read without bank conflicts is an A operand.
 // Channels past D are zeros on both sides.
 //
-// Determinism: a logit is the same chain of operations whatever key of a tile it belongs to.
+// Determinism: a logit is the same chain of operations for every key of a tile.
 #pragma once
 
 #include <cstdint>
@@ -107,7 +107,7 @@ public:
 private:
     static constexpr int kVectorsPerBlock = 4;  // 32 channels
 
-    // The operand of the first k-step of a block of channels; that of the second stands kWarpSize behind it.
+    // The operand of the first k-step of a block of channels; that of the second is kWarpSize further on.
     static __device__ __forceinline__ int operand_slot(int tile, int block, int lane) {
         return (tile * kChannelBlocks + block) * 2 * kWarpSize + lane;
     }

@@ -3,11 +3,11 @@
 // pooling).
 //
 // One block per chunk of keys, KV head and batch row. A warp owns its keys for all query rows: a lane adds up the
-// rows that it holds, in order, and the eight lanes of a column meet in an xor butterfly: no atomics and no barrier.
+// rows that it holds, in order, and an xor butterfly adds up the eight lanes of a column: no atomics and no barrier.
 //
 // Bytes: K once more (B·G·n·D elements), weights B·H·W·8 a block, votes B·G·n·4. Flops and exponentials as in pass A.
 //
-// Determinism: every column goes through the same additions in the same order, wherever it stands; equal keys get
+// Determinism: every column goes through the same additions in the same order, at any position; equal keys get
 // bit-equal votes.
 #pragma once
 
@@ -15,8 +15,7 @@
 
 namespace kvc {
 
-// Shared memory -> registers: what a query row's logits are worth, {maximum, 1 / sum}; rows past the last weigh
-// nothing.
+// Global -> shared memory: the weight of every query row's logits, {maximum, 1 / sum}; rows past the last weigh nothing.
 template <class T>
 __device__ __forceinline__ void stage_weights(const ObservationParams<T>& params, const ObservedChunk<T>& chunk,
                                               int first_row, SharedSpan<float2> weights) {

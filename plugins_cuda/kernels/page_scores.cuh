@@ -199,7 +199,7 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
                                             const QueryChannel& own, const GroupQuery& query, int64_t head) {
     const ScoreLayout layout =
         score_layout<T, kHeads>(params.row_vectors, query.channels, query.group, query.head_size);
-    KVC_SHARED(int32_t, first, kMaxHeadSize);
+    KVC_SHARED(int32_t, first, KVC_LARGEST_HEAD_SIZE);
     const StagedBounds<T> staged = {dynamic_shared<T>(0, query.channels * layout.row), first, layout.row};
     const SharedSpan<float> signed_query =
         dynamic_shared<float>(layout.signed_query, query.channels * layout.tiles * kHeads);
@@ -223,8 +223,8 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
 
 template <class T, int kHeads>
 __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresParams<T> params) {
-    KVC_SHARED(int32_t, chosen, kMaxHeadSize);
-    KVC_SHARED(float, temperature, kMaxGroup);
+    KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
+    KVC_SHARED(float, temperature, KVC_LARGEST_GROUP);
     const AppendParams<T>& token = params.token;
     const int size = token.head_size, group = params.group;
     const int query_start = score_layout<T, kHeads>(params.row_vectors, params.top_r, group, size).query;

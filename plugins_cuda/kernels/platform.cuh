@@ -3,7 +3,7 @@
 // the same names. Kernel bodies read as ordinary CUDA (threadIdx, __syncthreads, __shfl_xor_sync, ...).
 //
 // What is left out on purpose: float atomics and approximate math (not deterministic across orders or devices),
-// <<<>>> (kvc::launch below it reports errors), and PTX outside kernels/ptx.cuh.
+// <<<>>> (kvc::launch reports errors), and PTX outside kernels/ptx.cuh.
 #pragma once
 
 #include <stdexcept>

@@ -10,7 +10,7 @@
 //
 // Bytes per row and KV head of n > budget: pool_votes reads 4·n·(1 + (ks-1)/outputs) and writes 4·n, outputs being what
 // is left of a tile of 2048 (ks < 1024) or 8192 votes without its margins; select_prompt reads 6·4·n (radix_select.cuh)
-// and writes 4·C. Pooling costs 2·log2(ks) shared accesses a vote, whatever the plateaus.
+// and writes 4·C. Pooling costs 2·log2(ks) shared accesses a vote, with or without plateaus.
 //
 // Two launches, since the first is parallel over the prompt and the second one block per row and KV head: pooled by
 // that one block, a prompt of 128K tokens at batch 1 would keep 8 SMs busy for as long as the selection itself takes.
@@ -24,7 +24,6 @@
 #include "kernels/platform.cuh"
 #include "kernels/radix_select.cuh"
 #include "kernels/shared.cuh"
-#include "src/launch.h"
 
 namespace kvc {
 
@@ -54,7 +53,7 @@ template <int kThreads>
 constexpr size_t kPoolSharedBytes = 2 * sizeof(uint32_t) * kPoolTile<kThreads>;
 
 constexpr int kSelectThreads = 1024;
-constexpr int kSelectCopies = 32;
+constexpr int kSelectCopies = kWarpSize;
 
 // n of a row: what the caller says, within the prompt.
 __device__ __forceinline__ int32_t clamped_length(const int64_t* lengths, int64_t row, int64_t longest) {
@@ -148,26 +147,6 @@ __global__ void __launch_bounds__(kThreads) select_prompt(const PoolSelectParams
         indices[slot] = slot < kept ? static_cast<int32_t>(n - kept + slot) : -1;
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) params.cache_lengths[blockIdx.y] = kept;
-}
-
-template <int kThreads>
-void launch_pool_votes(const PoolSelectParams& params, cudaStream_t stream) {
-    const int64_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
-    const dim3 grid(static_cast<unsigned>(ceil_div(params.prompt_length, outputs)),
-                    static_cast<unsigned>(params.kv_heads), static_cast<unsigned>(params.batch));
-    launch("pool_votes", pool_votes<kThreads>, grid, dim3(kThreads), kPoolSharedBytes<kThreads>, stream, params);
-}
-
-// Queues both kernels; the first only where a prompt can exceed the budget.
-inline void launch_pool_select(const PoolSelectParams& params, cudaStream_t stream) {
-    // Small tiles spread a prompt over more blocks; of a wide kernel they would hold little but margins.
-    constexpr int32_t kWideKernel = 1024;
-    if (params.prompt_length > params.prompt_budget) {
-        params.pool_kernel < kWideKernel ? launch_pool_votes<256>(params, stream)
-                                         : launch_pool_votes<1024>(params, stream);
-    }
-    const dim3 grid(static_cast<unsigned>(params.kv_heads), static_cast<unsigned>(params.batch));
-    launch("select_prompt", select_prompt<kSelectThreads>, grid, dim3(kSelectThreads), 0, stream, params);
 }
 
 }  // namespace kvc

@@ -1,5 +1,5 @@
-// The only PTX of the kernels: mma.sync, ldmatrix and cp.async (sm_80 and later). emulation/ptx.h holds the twins of
-// these functions for the host; kernels use them through kernels/mma.cuh and kernels/copy_async.cuh.
+// The only PTX of the kernels: mma.sync and cp.async (sm_80 and later). emulation/ptx.h has the same functions for the
+// host; kernels use them through kernels/mma.cuh and kernels/copy_async.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,36 +25,6 @@ __device__ __forceinline__ void mma_m16n8k16(__nv_bfloat16, float (&c)[4], const
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-template <bool kTranspose>
-__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
-    if constexpr (kTranspose) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(shared_address(row))
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(shared_address(row))
-                     : "memory");
-    }
-}
-
-template <bool kTranspose>
-__device__ __forceinline__ void ldmatrix(uint32_t (&r)[2], const void* row) {
-    if constexpr (kTranspose) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1])
-                     : "r"(shared_address(row))
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1])
-                     : "r"(shared_address(row))
-                     : "memory");
-    }
 }
 
 __device__ __forceinline__ void copy_async_16(void* to, const void* from) {

@@ -1,7 +1,7 @@
 // Block-wide selection of the best by total weight, and its emission in ascending order of index.
 //
 // Rule: value descending, index ascending; NaN below everything. Values arrive as 32-bit order keys (`order_key`), so
-// the selection is exact: whatever the thread order, one threshold key exists, and equal keys are served by index.
+// the selection is exact: in any order of the threads there is one threshold key, and equal keys are served by index.
 // This is the top-k of RocketKV (arXiv 2502.14051, both stages) under the tie rule that the reference defines.
 //
 //   find_threshold   the key of the last element that gets a share of `quota`: larger keys weigh less than quota in
@@ -17,7 +17,7 @@
 //
 // Contention: equal values are structural here. Max-pooling makes plateaus of hundreds of equal keys, and the top digit
 // is the exponent, so a warp often adds 32 times to one bin, which shared memory serialises. Hence kCopies histograms,
-// interleaved: lane l adds to copy l % kCopies of its bin, which lies in another bank than its neighbours'. With 32
+// interleaved: lane l adds to copy l % kCopies of its bin, in another bank than its neighbours'. With 32
 // copies (32 KiB) no two lanes of a warp ever collide, for any data and any weights; aggregating within the warp by
 // match or leader election costs instructions on every key and helps only where values repeat. Small n: fewer copies,
 // as clearing and adding up the copies is then what a pass costs.
@@ -42,7 +42,7 @@ constexpr int kHistogramWords = kRadixBins * kCopies;
 
 // Words of shared memory of emit_ascending, none of them in use by anyone when it is called.
 template <int kThreads>
-constexpr int kEmissionWords = 2 * (kThreads / 32);
+constexpr int kEmissionWords = 2 * (kThreads / kWarpSize);
 
 struct Threshold {
     uint32_t key;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void add_copies(SharedSpan<uint32_t> histogram, Share
 }
 
 // The highest digit at which the weight from the top reaches `quota`, which becomes what is left of it for that digit;
-// * digit 0 if all together weigh less. Every warp finds it for itself, which saves a barrier.
+// digit 0 if all together weigh less. Every warp finds it for itself, which saves a barrier.
 __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_t& quota) {
     constexpr int32_t kBinsPerLane = kRadixBins / kWarpSize;
     const int32_t lane = lane_index();
@@ -122,12 +122,12 @@ __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_
 }
 
 // Barriers: one before the storage is touched (so keys written by the block before the call are seen), one after it is
-// * cleared, two in each of the four passes. A quota <= 0 selects nothing; one beyond the total weight, everything.
+// cleared, two in each of the four passes. A quota <= 0 selects nothing; one beyond the total weight, everything.
 template <int kThreads, int kCopies, class KeyAt, class WeightAt>
 __device__ Threshold find_threshold(int32_t n, int32_t quota, KeyAt key_at, WeightAt weight_at,
                                     SharedSpan<uint32_t> histogram, SharedSpan<uint32_t> sums) {
-    static_assert(kThreads % 32 == 0 && kThreads <= 1024, "whole warps, at most one block");
-    static_assert(kCopies >= 1 && kCopies <= 32 && (kCopies & (kCopies - 1)) == 0, "copies divide a warp");
+    static_assert(kThreads % kWarpSize == 0 && kThreads <= 1024, "whole warps, at most one block");
+    static_assert(kCopies >= 1 && kCopies <= kWarpSize && (kCopies & (kCopies - 1)) == 0, "copies divide a warp");
     __syncthreads();
     if (quota <= 0) return {0xffffffffu, 0};
     for (int32_t word = threadIdx.x; word < kRadixBins * kCopies; word += kThreads) histogram[word] = 0;
@@ -150,7 +150,7 @@ struct Share {
     int32_t larger = 0;
     int32_t equal = 0;
 
-    // Slots taken by candidates of this share. The equal ones stop at `ties`, wherever they stand.
+    // Slots taken by candidates of this share; at most `ties` of the equal ones get one.
     __device__ __forceinline__ int32_t slots(int32_t ties) const { return larger + (equal < ties ? equal : ties); }
     __device__ __forceinline__ Share operator+(Share other) const {
         return {larger + other.larger, equal + other.equal};
@@ -180,7 +180,7 @@ __device__ __forceinline__ Share share_before_warp(Share own, SharedSpan<int32_t
     return {warp_sum(lane < warp ? storage[lane] : 0), warp_sum(lane < warp ? storage[kWarps + lane] : 0)};
 }
 
-// Emits the selected of 32 neighbours, one per lane; `before` grows by what they take.
+// Emits the selected of a warp's neighbours, one per lane; `before` grows by what they take.
 template <class Emit>
 __device__ __forceinline__ void emit_neighbours(int32_t i, Share own, int32_t ties, Share& before, Emit emit) {
     if (!__any_sync(kFullWarp, own.larger + own.equal > 0)) return;

@@ -1,16 +1,14 @@
-// Sums, maxima and scans over a warp, by all of its 32 lanes.
+// Sums, maxima and scans over a warp, by all of its lanes.
 //
-// Deterministic: every result is a fixed tree over the lanes, whatever the order in which threads run, and every lane
-// of a sum or a maximum gets the same bits. Shuffles order no memory: what lanes exchange through shared memory needs a
+// Deterministic: every result is a fixed tree over the lanes, in any order of the threads, and every lane of a sum or a
+// maximum gets the same bits. Shuffles order no memory: what lanes exchange through shared memory needs a
 // barrier of its own.
 #pragma once
 
 #include "kernels/numeric.cuh"
+#include "kernels/warp.cuh"
 
 namespace kvc {
-
-inline constexpr int kWarpSize = 32;
-inline constexpr unsigned kFullWarp = 0xffffffffu;
 
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / kWarpSize; }

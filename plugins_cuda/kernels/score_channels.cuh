@@ -5,11 +5,11 @@
 // T[h] = sqrt(D part/whole), part and whole being the sums of |q[h,d]| over the chosen and over all channels.
 //
 // A channel's place is the number of channels before it: all of larger A, and the lower ones of equal A. Every warp
-// ranks its 32 channels among themselves and lays them out in order; then each thread searches the other warps' lists.
+// ranks its own channels and lays them out in order; then each thread searches the other warps' lists.
 // That takes 32 + 6 D/32 comparisons per channel instead of D, one barrier, and no communication between blocks: every
 // block of the grid chooses for itself, rather than wait for a launch that does it once.
 //
-// Order of sums: over the group, head 0 first, so that equal channels get equal bits wherever they stand (the
+// Order of sums: over the group, head 0 first, so that equal channels get equal bits at any position (the
 // reference does the same). Channels are kept best first, as their places give them.
 #pragma once
 
@@ -19,13 +19,12 @@
 #include "kernels/platform.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/shared.cuh"
+#include "kvc/limits.h"
 
 namespace kvc {
 
-constexpr int kMaxHeadSize = 256;
-constexpr int kMaxGroup = 16;
 constexpr int kScoreThreads = 256;
-static_assert(kScoreThreads >= kMaxHeadSize, "one thread per channel");
+static_assert(kScoreThreads >= KVC_LARGEST_HEAD_SIZE, "one thread per channel");
 
 // The query of one KV head's group, and what follows from it; in shared memory.
 struct GroupQuery {
@@ -118,11 +117,11 @@ __device__ __forceinline__ void count_not_below(SharedSpan<uint32_t> lists, cons
     }
 }
 
-// Fills `query.chosen`. One barrier, and none behind the result.
+// Fills `query.chosen`. One barrier, and none after the result is written.
 __device__ __forceinline__ void choose_channels(const QueryChannel& own, const GroupQuery& query) {
     constexpr int kSideBySide = 4;
-    KVC_SHARED(uint32_t, keys, kMaxHeadSize);
-    KVC_SHARED(uint32_t, lists, kMaxHeadSize);  // every warp's keys, descending
+    KVC_SHARED(uint32_t, keys, KVC_LARGEST_HEAD_SIZE);
+    KVC_SHARED(uint32_t, lists, KVC_LARGEST_HEAD_SIZE);  // every warp's keys, descending
     const int warp = warp_index();
     const int used = (query.head_size + kWarpSize - 1) / kWarpSize;
     int place = 0;
@@ -139,7 +138,7 @@ __device__ __forceinline__ void choose_channels(const QueryChannel& own, const G
         int counts[kSideBySide];
 #pragma unroll
         for (int i = 0; i < kSideBySide; ++i) {
-            limits[i] = first + i < warp ? own.key : own.key + 1;  // equal keys of earlier warps stand before
+            limits[i] = first + i < warp ? own.key : own.key + 1;  // equal keys of earlier warps come first
         }
         count_not_below(lists.part(first * kWarpSize, kSideBySide * kWarpSize), limits, counts);
 #pragma unroll

@@ -38,11 +38,11 @@
 namespace kvc {
 
 constexpr int kTokenThreads = 512;
-constexpr int kTokenWarps = kTokenThreads / 32;
+constexpr int kTokenWarps = kTokenThreads / kWarpSize;
 constexpr int kTokenCopies = 8;              // histograms of the radix selection, see there
 constexpr int kMostSharedPages = 16 * 1024;  // 64 KiB of keys
-static_assert(kTokenWarps >= kMaxGroup, "every head has a warp");
-static_assert(kTokenThreads >= 2 * kMaxHeadSize, "every bound of a page has a thread");
+static_assert(kTokenWarps >= KVC_LARGEST_GROUP, "every head has a warp");
+static_assert(kTokenThreads >= 2 * KVC_LARGEST_HEAD_SIZE, "every bound of a page has a thread");
 
 template <class T>
 struct SelectTokensParams {
@@ -94,10 +94,10 @@ struct HeadShare {
 
 __device__ __forceinline__ HeadShare head_share(int group) {
     const int warps = kTokenWarps / group;
-    return {warps, warp_index() / warps, warp_index() % warps * 32 + lane_index(), warps * 32};
+    return {warps, warp_index() / warps, warp_index() % warps * kWarpSize + lane_index(), warps * kWarpSize};
 }
 
-// Fills `to`. Three barriers, the last one behind the results.
+// Fills `to`. Three barriers, the last one after the results are written.
 __device__ __forceinline__ void head_softmax(const ScoredPages& pages, const HeadSoftmax& to) {
     KVC_SHARED(float, warp_maximum, kTokenWarps);
     KVC_SHARED(float, warp_total, kTokenWarps);
@@ -178,8 +178,8 @@ struct TokenLists {
 template <class Keys>
 __device__ __forceinline__ void select_best(const ScoredPages& pages, int32_t quota, Keys keys,
                                             const TokenLists& lists) {
-    KVC_SHARED(float, maximum, kMaxGroup);
-    KVC_SHARED(float, sum, kMaxGroup);
+    KVC_SHARED(float, maximum, KVC_LARGEST_GROUP);
+    KVC_SHARED(float, sum, KVC_LARGEST_GROUP);
     KVC_SHARED(uint32_t, histogram, kHistogramWords<kTokenCopies>);
     KVC_SHARED(uint32_t, sums, kRadixBins);
     KVC_SHARED(int32_t, shares, kEmissionWords<kTokenThreads>);

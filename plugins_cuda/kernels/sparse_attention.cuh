@@ -22,7 +22,6 @@
 #include "kernels/attention_fma.cuh"
 #include "kernels/attention_merge.cuh"
 #include "kernels/attention_tensor_core.cuh"
-#include "src/launch.h"
 
 namespace kvc {
 
@@ -36,12 +35,6 @@ struct SplitPlan {
 // less time than the merge through global memory costs.
 inline constexpr int kRoundTokens = kAttentionWarps * kTileTokens;
 inline constexpr int kUnsplitTokens = 2 * kRoundTokens;
-
-// Splits of a row of at most `count` tokens, at most.
-inline int32_t most_splits(int64_t count) {
-    const int64_t rounds = count <= kUnsplitTokens ? 1 : ceil_div(count, int64_t{kRoundTokens});
-    return static_cast<int32_t>(rounds < kMostSplits ? rounds : kMostSplits);
-}
 
 __device__ __forceinline__ SplitPlan split_plan(int count) {
     if (count <= kUnsplitTokens) {
@@ -123,7 +116,7 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     constexpr int kWarpFloats = Warp::kScratch > kWarpOutputs ? Warp::kScratch : kWarpOutputs;
     KVC_SHARED(SoftmaxPart, parts, kAttentionWarps * kWarpHeads);
     KVC_SHARED(float, weights, kAttentionWarps* kWarpHeads);
-    KVC_SHARED(SoftmaxPart, totals, kLargestGroup);
+    KVC_SHARED(SoftmaxPart, totals, KVC_LARGEST_GROUP);
     KVC_SHARED(float, outputs, kAttentionWarps* kWarpFloats);
     KVC_SHARED(int, splits, 1);
     KVC_SHARED(int, is_last, 1);
@@ -154,29 +147,6 @@ __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize
     warp.attend({params.k_cache + cache, params.v_cache + cache, list, end, size}, share.tiles(begin, end));
     warp.store_parts(parts.part(warp_index() * kWarpHeads, kWarpHeads));
     finish_split<kHeadSize>(params, warp, buffers, share);
-}
-
-// Cut the scratch memory of an attention whose rows read at most `most` entries (most_attended).
-inline AttentionScratch take_attention_scratch(Workspace& workspace, int32_t batch, int32_t heads, int32_t kv_heads,
-                                               int32_t head_size, int64_t most) {
-    AttentionScratch scratch{};
-    scratch.splits = most_splits(most);
-    const int64_t kept = scratch.splits > 1 ? scratch.splits : 0;
-    scratch.arrivals = workspace.take<int32_t>({batch, kv_heads});
-    scratch.parts = workspace.take<SoftmaxPart>({batch, heads, kept});
-    scratch.outputs = workspace.take<float>({batch, heads, kept, head_size});
-    return scratch;
-}
-
-// Queue the attention of every row; params.scratch.arrivals must be zero by then.
-template <class T>
-void launch_sparse_attention(const SparseAttentionParams<T>& params, cudaStream_t stream) {
-    const dim3 grid(static_cast<unsigned>(params.kv_heads), static_cast<unsigned>(params.batch),
-                    static_cast<unsigned>(params.scratch.splits));
-    dispatch_head_size(params.head_size, [&](auto head_size) {
-        launch("sparse_attention", sparse_attention<T, decltype(head_size)::value>, grid, dim3(kAttentionThreads), 0,
-               stream, params);
-    });
 }
 
 }  // namespace kvc

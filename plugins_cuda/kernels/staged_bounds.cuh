@@ -1,9 +1,9 @@
 // The page bounds of a block's chunk of pages on the chosen channels, in shared memory: see page_scores.cuh.
 //
-// They are copied 16 bytes at a time, asynchronously, one row per channel. Rows of P elements start at any alignment, so what
-// is copied is the aligned span around the chunk, and each row remembers where its first page lies. That span never
-// leaves the KV head's table [2D,P], which starts and ends at a multiple of 16 bytes (2D is a multiple of 32). All copies are in
-// flight together: one memory latency per block, whatever r is.
+// They are copied 16 bytes at a time, asynchronously, one row per channel. Rows of P elements start at any alignment, so
+// the kernel copies the aligned span around the chunk and keeps the position of each row's first page. That span never
+// leaves the KV head's table [2D,P], which starts and ends at a multiple of 16 bytes (2D is a multiple of 32). All copies
+// are in flight together: one memory latency per block for any r.
 #pragma once
 
 #include <cstdint>

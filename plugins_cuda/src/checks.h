@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kvc/limits.h"
 #include "kvc/types.h"
 #include "src/error.h"
 #include "src/sizes.h"
@@ -19,8 +20,6 @@ namespace kvc::checks {
 inline constexpr int64_t kLargestInt32 = std::numeric_limits<int32_t>::max();
 inline constexpr int64_t kLargestInt64 = std::numeric_limits<int64_t>::max();
 inline constexpr int64_t kLargestGrid = 65535;  // CUDA's limit for the second and third axis of a grid
-inline constexpr int64_t kMostTokens = int64_t{1} << 20;
-inline constexpr int32_t kLargestGroup = 16;
 inline constexpr uint32_t kDataAlignment = 16;  // of one vector access
 
 [[noreturn]] inline void refuse(const std::string& field, const std::string& value, const std::string& expected) {
@@ -72,10 +71,10 @@ void check_shape(const Params& params) {
                   {"batch", params.batch, 1, kLargestGrid},
                   {"heads", params.heads, 1, kLargestGrid},
                   {"kv_heads", params.kv_heads, 1, params.heads, "heads"},
-                  {"head_size", params.head_size, 16, 256}});
+                  {"head_size", params.head_size, 16, KVC_LARGEST_HEAD_SIZE}});
     check_multiple("head_size", params.head_size, 8);
     check_multiple("heads", params.heads, params.kv_heads, "kv_heads");
-    check_ranges({{"heads / kv_heads", params.heads / params.kv_heads, 1, kLargestGroup},
+    check_ranges({{"heads / kv_heads", params.heads / params.kv_heads, 1, KVC_LARGEST_GROUP},
                   {"batch * heads", int64_t{params.batch} * params.heads, 1, kLargestInt32}});
 }
 

@@ -1,4 +1,4 @@
-// What every launcher includes: errors and the C boundary, sizes and workspaces, and the choice of a kernel by type.
+// What every launch needs: errors, sizes and workspaces, grids, and the choice of a kernel by type and head size.
 #pragma once
 
 #include "kernels/numeric.cuh"
@@ -34,6 +34,11 @@ void dispatch_head_size(int32_t head_size, Body&& body) {
         return body(std::integral_constant<int, 128>{});
     }
     return body(std::integral_constant<int, 256>{});
+}
+
+/// A grid of at least one block on every axis.
+inline dim3 grid_of(int64_t x, int64_t y, int64_t z = 1) {
+    return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
 }  // namespace kvc

@@ -13,7 +13,7 @@ using namespace checks;
 
 // ---- Compaction
 
-/// Whether k and v lie in memory as a contiguous [B,G,S=C,D]; the stride of an axis of length 1 says nothing.
+/// Whether k and v are contiguous tensors [B,G,S=C,D]. The stride of an axis of length 1 does not matter.
 bool has_cache_layout(const KvcCompactParams& p) {
     const int64_t head_elements = p.prompt_length * p.head_size;
     return p.prompt_length == p.capacity && (p.prompt_length == 1 || p.kv_stride_token == p.head_size) &&
@@ -93,17 +93,18 @@ void validate_sizes(const KvcCompactParams* params) {
     check_struct(params, "KvcCompactParams");
     const KvcCompactParams& p = *params;
     check_shape(p);
-    check_ranges({{"window", p.window, 1, 1024},
-                  {"pool_kernel", p.pool_kernel, 1, 4095},
+    check_ranges({{"window", p.window, 1, KVC_LARGEST_WINDOW},
+                  {"pool_kernel", p.pool_kernel, 1, KVC_LARGEST_POOL_KERNEL},
                   {"page_size", p.page_size, 1, kLargestInt32},
-                  {"prompt_length", p.prompt_length, 1, kMostTokens},
-                  {"capacity", p.capacity, 1, kMostTokens},
+                  {"prompt_length", p.prompt_length, 1, KVC_MOST_TOKENS},
+                  {"capacity", p.capacity, 1, KVC_MOST_TOKENS},
                   {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     if (p.pool_kernel % 2 == 0) {
         refuse("pool_kernel", std::to_string(p.pool_kernel), "an odd number");
     }
     if (p.prompt_length > p.prompt_budget) {
-        check_ranges({{"window", p.window, 1, std::min<int64_t>(1024, p.prompt_budget), "prompt_budget"}});
+        check_ranges(
+            {{"window", p.window, 1, std::min<int64_t>(KVC_LARGEST_WINDOW, p.prompt_budget), "prompt_budget"}});
     }
     check_strides(p);
     tensors_of(p);
@@ -115,7 +116,7 @@ void validate_sizes(const KvcHybridAttentionParams* params) {
     check_shape(p);
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"top_r", p.top_r, 1, p.head_size, "head_size"},
-                  {"capacity", p.capacity, 1, kMostTokens},
+                  {"capacity", p.capacity, 1, KVC_MOST_TOKENS},
                   {"top_k", p.top_k, 1, p.capacity, "capacity"},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32}});
@@ -127,7 +128,7 @@ void validate_sizes(const KvcHybridAttentionParams* params) {
 void validate_sizes(const KvcDenseAttentionParams* params) {
     check_struct(params, "KvcDenseAttentionParams");
     check_shape(*params);
-    check_ranges({{"reserved", params->reserved, 0, 0}, {"capacity", params->capacity, 1, kMostTokens}});
+    check_ranges({{"reserved", params->reserved, 0, 0}, {"capacity", params->capacity, 1, KVC_MOST_TOKENS}});
     tensors_of(*params);
 }
 

@@ -1,5 +1,6 @@
 // KvcCompact as a plugin: keeps the part of a prompt's cache that its last queries look at (kvc/compact.h).
 #include "kvc/compact.h"
+#include "kvc/limits.h"
 
 #include "tensorrt/plugin.h"
 #include "tensorrt/report.h"
@@ -11,9 +12,9 @@ using enum Dim;
 using enum Element;
 
 constexpr FieldSpec kFields[] = {
-    {"prompt_budget", 1, kMaxTokens},
-    {"capacity", 1, kMaxTokens},
-    {"pool_kernel", 1, 4095},
+    {"prompt_budget", 1, KVC_MOST_TOKENS},
+    {"capacity", 1, KVC_MOST_TOKENS},
+    {"pool_kernel", 1, KVC_LARGEST_POOL_KERNEL},
     {"page_size", 1, INT32_MAX},
 };
 

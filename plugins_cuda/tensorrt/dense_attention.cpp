@@ -22,7 +22,7 @@ constexpr TensorSpec kInputs[] = {
     {"cache_lengths", kInt64, {kBatch}},
 };
 
-// The number behind a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output is.
 constexpr TensorSpec kOutputs[] = {
     {"output", kCache, {kBatch, kHeads, kHeadSize}},
     {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},

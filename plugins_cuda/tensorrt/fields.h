@@ -21,10 +21,6 @@ struct FieldSpec {
 
 inline constexpr size_t kMaxFields = 8;
 
-/// Limits of include/kvc/compact.h and attention.h.
-inline constexpr int32_t kMaxTokens = 1 << 20;
-inline constexpr int32_t kMaxHeadSize = 256;
-
 class Fields {
 public:
     /// Throws Refusal with the field, what was expected and what was found.

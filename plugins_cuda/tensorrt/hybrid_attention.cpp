@@ -1,5 +1,6 @@
 // KvcHybridAttention as a plugin: one decode step of one layer on a paged, compressed cache (kvc/attention.h).
 #include "kvc/attention.h"
+#include "kvc/limits.h"
 
 #include <algorithm>
 
@@ -12,7 +13,7 @@ using enum Dim;
 using enum Element;
 
 constexpr FieldSpec kFields[] = {
-    {"page_size", 1, INT32_MAX},    {"top_r", 1, kMaxHeadSize},    {"top_k", 1, kMaxTokens},
+    {"page_size", 1, INT32_MAX},    {"top_r", 1, KVC_LARGEST_HEAD_SIZE}, {"top_k", 1, KVC_MOST_TOKENS},
     {"token_budget", 0, INT32_MAX}, {"dense_until", 0, INT32_MAX},
 };
 
@@ -26,7 +27,7 @@ constexpr TensorSpec kInputs[] = {
     {"cache_lengths", kInt64, {kBatch}},
 };
 
-// The number behind a shape is the input whose buffer the output is.
+// The number after a shape is the input whose buffer the output is.
 constexpr TensorSpec kOutputs[] = {
     {"output", kCache, {kBatch, kHeads, kHeadSize}},
     {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},

@@ -29,7 +29,7 @@ TIES_BEFORE = "warp ? storage[kWarps + lane]"
 SEGMENT_END = "min(first + layout.segment_slots, (page + 1) * layout.page_size)"
 MUTATIONS = (
     Mutation("nothing", RADIX, "if (quota <= 0)", "if (quota < 1)"),
-    Mutation("no_barrier_behind_the_clearing", RADIX, f"{BARRIER}    uint32_t prefix", "uint32_t prefix"),
+    Mutation("no_barrier_after_the_clearing", RADIX, f"{BARRIER}    uint32_t prefix", "uint32_t prefix"),
     Mutation("no_barrier_before_the_copies_are_added", RADIX, f"{BARRIER}        add_copies", "add_copies"),
     Mutation("no_barrier_before_a_digit_is_taken", RADIX, f"{BARRIER}        prefix |=", "prefix |="),
     Mutation("no_barrier_between_the_shares_of_warps", RADIX, f"{BARRIER}    return {{warp_sum", "return {warp_sum"),

@@ -4,6 +4,7 @@
 
 #include "kvc/attention.h"
 #include "kvc/compact.h"
+#include "kvc/limits.h"
 #include "kvc/types.h"
 
 #endif

@@ -17,13 +17,13 @@ extern "C" {
 /* Raised whenever a parameter struct or the meaning of a field changes. */
 #define KVC_ABI_VERSION 1
 
-/* Type of queries, keys, values, bounds and outputs of one call. Scores and sums are fp32 whatever it is. */
+/* Type of queries, keys, values, bounds and outputs of one call. Scores and sums are always fp32. */
 typedef enum KvcDtype { KVC_FLOAT32 = 0, KVC_FLOAT16 = 1, KVC_BFLOAT16 = 2 } KvcDtype;
 
 typedef enum KvcStatus {
     KVC_OK = 0,
     KVC_INVALID_PARAMETER = 1,   /* a field is out of its range; nothing was launched, nothing was written */
-    KVC_WORKSPACE_TOO_SMALL = 2, /* likewise */
+    KVC_WORKSPACE_TOO_SMALL = 2, /* nothing was launched, nothing was written */
     KVC_LAUNCH_FAILED = 3        /* the CUDA runtime refused a launch; the message carries its reason */
 } KvcStatus;
 

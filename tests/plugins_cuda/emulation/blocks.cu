@@ -66,7 +66,6 @@ __global__ void __launch_bounds__(64) warp_operations(const WarpParams params) {
 
 struct AtomicParams {
     uint32_t* word;   // [5]: add, min, max, or, exchange
-    uint64_t* wide;   // [5]
     int32_t* shared;  // [1]: a count in shared memory, read after a barrier
 };
 
@@ -80,12 +79,6 @@ __global__ void __launch_bounds__(64) atomics(const AtomicParams params) {
     atomicMax(&params.word[2], number);
     atomicOr(&params.word[3], 1u << number % 32);
     atomicExch(&params.word[4], 7u);
-    const uint64_t wide = uint64_t{number} << 32;
-    atomicAdd(&params.wide[0], wide);
-    atomicMin(&params.wide[1], wide + 5);
-    atomicMax(&params.wide[2], wide);
-    atomicOr(&params.wide[3], uint64_t{1} << number % 64);
-    atomicExch(&params.wide[4], uint64_t{7});
     atomicAdd(&count[0], 1);
     __syncthreads();
     if (threadIdx.x == 0) params.shared[0] = count[0];
@@ -157,8 +150,8 @@ const char* run_reductions(int blocks, const float* x, float* sums, float* maxim
 const char* run_warp_operations(int64_t* out) {
     return message_of([&] { launch("warp_operations", warp_operations, 1, 64, 0, nullptr, {out}); });
 }
-const char* run_atomics(uint32_t* word, uint64_t* wide, int32_t* shared) {
-    return message_of([&] { launch("atomics", atomics, 4, 64, 0, nullptr, {word, wide, shared}); });
+const char* run_atomics(uint32_t* word, int32_t* shared) {
+    return message_of([&] { launch("atomics", atomics, 4, 64, 0, nullptr, {word, shared}); });
 }
 const char* run_sequence(const uint32_t* grid, const uint32_t* block, int* ticket, int* out) {
     return message_of([&] {

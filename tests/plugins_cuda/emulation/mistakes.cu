@@ -1,7 +1,6 @@
 // One kernel per mistake that the emulation must report, on a block of 64 threads (one warp and a part in one case).
 #include "emulation/toy.h"
 #include "kernels/copy_async.cuh"
-#include "kernels/mma.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/shared.cuh"
 
@@ -117,11 +116,6 @@ __global__ void copy_to_global(Params params) {
     copy_async_wait<0>();
 }
 
-__global__ void matrix_in_global(Params params) {
-    uint32_t r[4];
-    ldmatrix_x4(r, params.global);
-}
-
 struct Mistake {
     const char* name;
     void (*kernel)(Params);
@@ -138,7 +132,7 @@ constexpr Mistake kMistakes[] = {
     MISTAKE(misaligned_cast),      MISTAKE(too_much_static),
     MISTAKE(misaligned_vector),    MISTAKE(misaligned_copy),
     MISTAKE(copy_without_wait),    MISTAKE(wait_without_commit),
-    MISTAKE(copy_to_global),       MISTAKE(matrix_in_global),
+    MISTAKE(copy_to_global),
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// C = A B through every way into fragments; shapes: A [16, 16], B [16, 8] of T, C [16, 8] fp32.
+// C = A B with operands that cp.async brings to shared memory; shapes: A [16, 16], B [16, 8] of T, C [16, 8] fp32.
 #include "emulation/toy.h"
 #include "kernels/copy_async.cuh"
 #include "kernels/mma.cuh"
@@ -11,7 +11,7 @@ struct MmaParams {
     const T* a;          // [16, 16]
     const T* b;          // [16, 8]
     const T* b_columns;  // [8, 16]: the transpose of b
-    float* c;            // [4, 16, 8]: by plain loads, by ldmatrix, by ldmatrix of columns, by ldmatrix_x2
+    float* c;            // [2, 16, 8]: with b, with b_columns
     bool wait;           // false: b_columns is used before it has arrived
 };
 
@@ -50,38 +50,20 @@ __global__ void __launch_bounds__(32) product(const MmaParams<T> params) {
     }
     __syncthreads();
 
-    const T* A = params.a;
-    const T* B = params.b;
-    const uint32_t plain_a[4] = {pair(A[group * 16 + t], A[group * 16 + t + 1]),
-                                 pair(A[(group + 8) * 16 + t], A[(group + 8) * 16 + t + 1]),
-                                 pair(A[group * 16 + t + 8], A[group * 16 + t + 9]),
-                                 pair(A[(group + 8) * 16 + t + 8], A[(group + 8) * 16 + t + 9])};
-    const uint32_t plain_b[2] = {pair(B[t * 8 + group], B[(t + 1) * 8 + group]),
-                                 pair(B[(t + 8) * 8 + group], B[(t + 9) * 8 + group])};
+    const auto row_pair = [&](int row, int column) { return pair(a[row * 16 + column], a[row * 16 + column + 1]); };
+    const uint32_t first[4] = {row_pair(group, t), row_pair(group + 8, t), row_pair(group, t + 8),
+                               row_pair(group + 8, t + 8)};
+    const uint32_t second[2] = {pair(b[t * 8 + group], b[(t + 1) * 8 + group]),
+                                pair(b[(t + 8) * 8 + group], b[(t + 9) * 8 + group])};
     float c[4] = {};
-    mma_m16n8k16<T>(c, plain_a, plain_b);
+    mma_m16n8k16<T>(c, first, second);
     write<T>(params.c, c);
 
-    uint32_t loaded_a[4];
-    ldmatrix_x4(loaded_a, &a[lane % 16 * 16 + lane / 16 * 8]);
-    uint32_t loaded_b[4];  // the rows of B twice
-    ldmatrix_x4_trans(loaded_b, &b[lane % 16 * 8]);
-    const uint32_t first_b[2] = {loaded_b[0], loaded_b[1]};
-    float from_rows[4] = {};
-    mma_m16n8k16<T>(from_rows, loaded_a, first_b);
-    write<T>(params.c + 128, from_rows);
-
-    uint32_t column_b[2];
-    ldmatrix_x2(column_b, &columns[lane % 8 * 16 + lane / 8 % 2 * 8]);
+    const uint32_t of_columns[2] = {pair(columns[group * 16 + t], columns[group * 16 + t + 1]),
+                                    pair(columns[group * 16 + t + 8], columns[group * 16 + t + 9])};
     float from_columns[4] = {};
-    mma_m16n8k16<T>(from_columns, loaded_a, column_b);
-    write<T>(params.c + 256, from_columns);
-
-    uint32_t row_b[2];
-    ldmatrix_x2_trans(row_b, &b[lane % 16 * 8]);
-    float from_two[4] = {};
-    mma_m16n8k16<T>(from_two, loaded_a, row_b);
-    write<T>(params.c + 384, from_two);
+    mma_m16n8k16<T>(from_columns, first, of_columns);
+    write<T>(params.c + 128, from_columns);
     copy_async_wait<0>();
 }
 

@@ -1,7 +1,7 @@
 // The selection of kernels/radix_select.cuh and kernels/pool_select.cuh on given keys and votes.
 #include "emulation/toy.h"
-#include "kernels/pool_select.cuh"
 #include "kernels/radix_select.cuh"
+#include "src/pool_select.h"
 
 namespace kvc {
 namespace {

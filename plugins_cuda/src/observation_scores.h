@@ -32,19 +32,12 @@ inline int64_t observation_chunks(const KvcCompactParams& compact) {
     return ceil_div(compact.prompt_length, int64_t{kChunkKeys});
 }
 
-inline ObservationScratch take_observation_scratch(Workspace& workspace, const KvcCompactParams& compact) {
+inline ObservationScratch take_observation_scratch(const KvcCompactParams& compact, Workspace& workspace) {
     const int64_t chunks = observation_chunks(compact);
     ObservationScratch scratch;
     scratch.partials = workspace.take<float2>({compact.batch, compact.heads, compact.window, chunks});
     scratch.weights = workspace.take<float2>({compact.batch, compact.heads, compact.window});
     return scratch;
-}
-
-// Bytes of scratch memory for launch_observation, aligned to kWorkspaceAlignment.
-inline uint64_t observation_workspace(const KvcCompactParams& compact) {
-    Workspace workspace;
-    take_observation_scratch(workspace, compact);
-    return workspace.used();
 }
 
 // Query rows in shared memory at a time: all of them, or as equal parts of them as fit, in whole tiles.
@@ -87,22 +80,20 @@ template <class T, class Tile>
 void launch_observation_tiles(ObservationParams<T> params, int32_t block_rows, cudaStream_t stream) {
     params.block_rows = block_rows;
     const size_t shared = ObservationShared<T, Tile>::bytes(block_rows, params.head_size);
-    const dim3 grid(static_cast<unsigned>(params.chunks), static_cast<unsigned>(params.kv_heads),
-                    static_cast<unsigned>(params.batch));
+    const dim3 grid = grid_of(params.chunks, params.kv_heads, params.batch);
     const dim3 threads(Tile::kWarps * kWarpSize);
     const int64_t rows = int64_t{params.batch} * params.heads * params.window;
-    const dim3 merge_grid(static_cast<unsigned>(ceil_div(rows, int64_t{kMergeThreads / kWarpSize})));
+    const dim3 merge_grid = grid_of(ceil_div(rows, int64_t{kMergeThreads / kWarpSize}), 1);
     launch("observation_statistics", observation_statistics<T, Tile>, grid, threads, shared, stream, params);
     launch("observation_merge", observation_merge<T>, merge_grid, dim3(kMergeThreads), 0, stream, params);
     launch("observation_votes", observation_votes<T, Tile>, grid, threads, shared, stream, params);
 }
 
-// Queues the three launches; `scratch` has observation_workspace() bytes. Writes votes [B,G,S] before n-W of every
-// row of n > prompt_budget.
+// Queues the three launches. Writes votes [B,G,S] before n-W of every row of n > prompt_budget.
 template <class T>
-void launch_observation(const KvcCompactParams& compact, void* scratch, float* votes, cudaStream_t stream) {
-    Workspace workspace(scratch, observation_workspace(compact));
-    const auto params = observation_params<T>(compact, take_observation_scratch(workspace, compact), votes);
+void launch_observation(const KvcCompactParams& compact, const ObservationScratch& scratch, float* votes,
+                        cudaStream_t stream) {
+    const auto params = observation_params<T>(compact, scratch, votes);
     const auto run = [&]<class Tile>(Tile*) {
         launch_observation_tiles<T, Tile>(params, observation_block_rows<T, Tile>(compact), stream);
     };

@@ -1,0 +1,101 @@
+// What the two attention operations share on the host: which part of its cache a row reads, the scratch memory of the
+// attention kernel, and its launch.
+//
+// `Params` is KvcDenseAttentionParams or KvcHybridAttentionParams.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/append.cuh"
+#include "kernels/sparse_attention.cuh"
+#include "kvc/attention.h"
+#include "src/launch.h"
+
+namespace kvc {
+
+/// Query heads of a KV head.
+template <class Params>
+int32_t group_of(const Params& params) {
+    return params.heads / params.kv_heads;
+}
+
+/// Every row reads all its entries, which are at most the capacity.
+inline AttentionLimits limits_of(const KvcDenseAttentionParams& params) {
+    return {params.capacity, params.capacity, params.capacity};
+}
+
+inline AttentionLimits limits_of(const KvcHybridAttentionParams& params) {
+    return {params.capacity, params.top_k, std::max(params.token_budget, params.dense_until)};
+}
+
+/// Most entries that any row can read: it fixes grids and workspaces.
+inline int64_t most_attended(const AttentionLimits& limits) {
+    return std::min(std::max(limits.top_k, limits.dense_limit), limits.capacity);
+}
+
+/// Most splits of any row that reads at most `count` entries; split_plan divides one row.
+inline int32_t most_splits(int64_t count) {
+    const int64_t rounds = count <= kUnsplitTokens ? 1 : ceil_div(count, int64_t{kRoundTokens});
+    return static_cast<int32_t>(std::min(rounds, int64_t{kMostSplits}));
+}
+
+/// Cuts off the scratch memory of the attention kernel.
+template <class Params>
+AttentionScratch take_attention_scratch(const Params& params, Workspace& workspace) {
+    AttentionScratch scratch{};
+    scratch.splits = most_splits(most_attended(limits_of(params)));
+    const int64_t kept = scratch.splits > 1 ? scratch.splits : 0;
+    scratch.arrivals = workspace.take<int32_t>({params.batch, params.kv_heads});
+    scratch.parts = workspace.take<SoftmaxPart>({params.batch, params.heads, kept});
+    scratch.outputs = workspace.take<float>({params.batch, params.heads, kept, params.head_size});
+    return scratch;
+}
+
+/// The new token and where it goes.
+template <class T, class Params>
+AppendParams<T> append_params(const Params& params, int32_t* arrivals) {
+    AppendParams<T> append{};
+    append.k_new = static_cast<const T*>(params.k_new);
+    append.v_new = static_cast<const T*>(params.v_new);
+    append.k_cache = static_cast<T*>(params.k_cache);
+    append.v_cache = static_cast<T*>(params.v_cache);
+    append.cache_lengths = params.cache_lengths;
+    append.arrivals = arrivals;
+    append.capacity = params.capacity;
+    append.kv_heads = params.kv_heads;
+    append.head_size = params.head_size;
+    return append;
+}
+
+/// The slots that each sparse row reads, ascending; null where no row is sparse.
+struct TokenList {
+    const int32_t* indices = nullptr;  // [B,G,stride]
+    int64_t stride = 0;
+};
+
+/// Queues the attention of every row; scratch.arrivals must be zero by then.
+template <class T, class Params>
+void launch_attention(const Params& params, const AttentionScratch& scratch, const TokenList& list,
+                      cudaStream_t stream) {
+    SparseAttentionParams<T> attention{};
+    attention.query = static_cast<const T*>(params.query);
+    attention.k_cache = static_cast<const T*>(params.k_cache);
+    attention.v_cache = static_cast<const T*>(params.v_cache);
+    attention.cache_lengths = params.cache_lengths;
+    attention.indices = list.indices;
+    attention.output = static_cast<T*>(params.output);
+    attention.scratch = scratch;
+    attention.limits = limits_of(params);
+    attention.index_stride = list.stride;
+    attention.batch = params.batch;
+    attention.kv_heads = params.kv_heads;
+    attention.group = group_of(params);
+    attention.head_size = params.head_size;
+    const dim3 grid = grid_of(params.kv_heads, params.batch, scratch.splits);
+    dispatch_head_size(params.head_size, [&](auto head_size) {
+        launch("sparse_attention", sparse_attention<T, decltype(head_size)::value>, grid, dim3(kAttentionThreads), 0,
+               stream, attention);
+    });
+}
+
+}  // namespace kvc

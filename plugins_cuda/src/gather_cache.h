@@ -1,0 +1,71 @@
+// Launches of the kernels that move the kept rows of a prompt's cache and bound its pages.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/gather_cache.cuh"
+#include "kernels/move_in_place.cuh"
+#include "kvc/compact.h"
+#include "src/launch.h"
+#include "src/validate.h"
+
+namespace kvc {
+
+/// Shares of about 48 slots: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds a
+/// page is only what one thread copies.
+inline PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds) {
+    constexpr int32_t kSlotsPerBlock = 48;
+    constexpr int32_t kMostColumns = 32;
+    PageLayout layout{};
+    layout.page_size = std::min(with_bounds ? page_size : kRowsInFlight, capacity);
+    layout.pages = ceil_div(capacity, layout.page_size);
+    layout.segment_slots = std::max(kRowsInFlight, ceil_div(layout.page_size, kMostColumns));
+    layout.segments = ceil_div(layout.page_size, layout.segment_slots);
+    layout.pages_per_block = std::clamp(kSlotsPerBlock / layout.page_size, 1, kMostColumns);
+    return layout;
+}
+
+/// Queues gather_cache: rows into their slots (unless they are there already), zeros past a row's end, page bounds.
+template <class T>
+void launch_gather(const KvcCompactParams& params, cudaStream_t stream) {
+    GatherParams<T> gather{};
+    gather.batch = params.batch;
+    gather.kv_heads = params.kv_heads;
+    gather.head_size = params.head_size;
+    gather.capacity = static_cast<int32_t>(params.capacity);
+    gather.stride_batch = params.kv_stride_batch;
+    gather.stride_head = params.kv_stride_head;
+    gather.stride_token = params.kv_stride_token;
+    gather.k = static_cast<const T*>(params.k);
+    gather.v = static_cast<const T*>(params.v);
+    gather.indices = params.indices;
+    gather.cache_lengths = params.cache_lengths;
+    gather.k_cache = static_cast<T*>(params.k_cache);
+    gather.v_cache = static_cast<T*>(params.v_cache);
+    gather.bounds = static_cast<T*>(params.bounds);
+    gather.layout = page_layout(gather.capacity, params.page_size, params.bounds != nullptr);
+    gather.in_place = compacts_in_place(params);
+    const dim3 grid =
+        grid_of(ceil_div(gather.layout.pages, gather.layout.pages_per_block), params.kv_heads, params.batch);
+    const size_t shared_bytes = sizeof(T) * gather.layout.columns() * bounds_pitch<T>(params.head_size);
+    launch("gather_cache", gather_cache<T>, grid, dim3(kGatherThreads), shared_bytes, stream, gather);
+}
+
+/// Queues move_in_place: the kept rows to the front of the caches that hold them.
+template <class T>
+void launch_move_in_place(const KvcCompactParams& params, cudaStream_t stream) {
+    MoveParams<T> move{};
+    move.batch = params.batch;
+    move.kv_heads = params.kv_heads;
+    move.head_size = params.head_size;
+    move.capacity = static_cast<int32_t>(params.capacity);
+    move.slices = ceil_div(params.head_size / kVectorWidth<T>, kSliceVectors);
+    move.k_cache = static_cast<T*>(params.k_cache);
+    move.v_cache = static_cast<T*>(params.v_cache);
+    move.indices = params.indices;
+    move.cache_lengths = params.cache_lengths;
+    const dim3 grid = grid_of(2 * move.slices, params.kv_heads, params.batch);
+    launch("move_in_place", move_in_place<T>, grid, dim3(kMoveThreads), 0, stream, move);
+}
+
+}  // namespace kvc

@@ -1,0 +1,28 @@
+// Launches of the kernels that choose which prompt tokens stay.
+#pragma once
+
+#include "kernels/pool_select.cuh"
+#include "src/launch.h"
+
+namespace kvc {
+
+template <int kThreads>
+void launch_pool_votes(const PoolSelectParams& params, cudaStream_t stream) {
+    const int64_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
+    const dim3 grid = grid_of(ceil_div(params.prompt_length, outputs), params.kv_heads, params.batch);
+    launch("pool_votes", pool_votes<kThreads>, grid, dim3(kThreads), kPoolSharedBytes<kThreads>, stream, params);
+}
+
+/// Queues both kernels; the first only where a prompt can exceed the budget.
+inline void launch_pool_select(const PoolSelectParams& params, cudaStream_t stream) {
+    // Small tiles spread a prompt over more blocks; of a wide kernel they would hold little but margins.
+    constexpr int32_t kWideKernel = 1024;
+    if (params.prompt_length > params.prompt_budget) {
+        params.pool_kernel < kWideKernel ? launch_pool_votes<256>(params, stream)
+                                         : launch_pool_votes<1024>(params, stream);
+    }
+    const dim3 grid = grid_of(params.kv_heads, params.batch);
+    launch("select_prompt", select_prompt<kSelectThreads>, grid, dim3(kSelectThreads), 0, stream, params);
+}
+
+}  // namespace kvc
