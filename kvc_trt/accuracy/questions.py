@@ -9,8 +9,8 @@ from kvc_trt.accuracy.grid import Group
 from kvc_trt.errors import InputError
 from kvc_trt.tasks.associative_recall import ids_of
 from kvc_trt.tasks.dataset import DataSet, draw_data_set
-from kvc_trt.tasks.registry import Task, task
-from kvc_trt.tasks.sample import TaskSample
+from kvc_trt.tasks.registry import task
+from kvc_trt.tasks.task import Task, TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 _QUESTION_BLOCK = 8

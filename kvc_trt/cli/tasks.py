@@ -18,16 +18,17 @@ def command(context: click.Context, as_json: bool) -> None:
     """List the tasks, or write a data set of one."""
     if context.invoked_subcommand is not None:
         return
-    from kvc_trt.tasks.registry import TASKS
+    from kvc_trt.tasks.registry import all_tasks
 
     if as_json:
         names = ("name", "family", "summary", "scored", "max_new_tokens", "reads")
         entries = [
-            {name: getattr(task, name) for name in names} | {"options": list(task.options)} for task in TASKS.values()
+            {name: getattr(task, name) for name in names} | {"options": list(task.options)}
+            for task in all_tasks().values()
         ]
         output.print_json({"tasks": entries})
         return
-    rows = [(task.name, task.family, task.summary, task.scored) for task in TASKS.values()]
+    rows = [(task.name, task.family, task.summary, task.scored) for task in all_tasks().values()]
     click.echo(output.table(("name", "family", "what it asks for", "score"), rows))
 
 

@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.sample import Encode, TaskSample
+from kvc_trt.tasks.task import Encode, Task, TaskSample, position_match, sample_rng
 
 NAME = "associative-recall"
 SECTION_TOKENS = 32
@@ -109,3 +108,18 @@ def _require_fit(length: int, pairs: int, asked: int, keys: int, decode_tokens: 
             f"{SECTION_TOKENS} for the question and {decode_tokens} for decode)",
             hint=f"use a target of at least {needed} tokens",
         )
+
+
+TASKS = (
+    Task(
+        NAME,
+        "recall",
+        "the value behind each of several keys, as token ids",
+        SECTION_TOKENS,
+        generate,
+        position_match,
+        "share of the keys behind which the reference is predicted",
+        reads="ids",
+        options={"vocabulary_size": int, "pairs": int, "asked": int},
+    ),
+)

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvc_trt.tasks.fit import fit_units
-from kvc_trt.tasks.haystack import Drawn
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.sample import Encode, TaskSample
-from kvc_trt.tasks.word_stream import word_stream
+from kvc_trt.tasks.haystack import Drawn, fit_units
+from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
+from kvc_trt.tasks.words import word_stream
 
 NAME = "common-words"
 MAX_NEW_TOKENS = 120
@@ -78,3 +76,16 @@ def generate(
     )
     meta = {"common_repeats": repeats.common, "other_words": others, "other_repeats": repeats.other}
     return TaskSample(NAME, seed, index, context(others), QUESTION, tuple(common), meta)
+
+
+TASKS = (
+    Task(
+        NAME,
+        "aggregation",
+        "the ten words that a numbered list repeats most",
+        MAX_NEW_TOKENS,
+        generate,
+        string_match_all,
+        MATCH_ALL,
+    ),
+)

@@ -16,8 +16,8 @@ from typing import Any
 from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.associative_recall import ids_of
-from kvc_trt.tasks.registry import Task, task
-from kvc_trt.tasks.sample import TaskSample
+from kvc_trt.tasks.registry import task
+from kvc_trt.tasks.task import Task, TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 VERSION = 1

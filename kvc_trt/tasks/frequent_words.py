@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from kvc_trt.tasks.fit import fit_units
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.sample import Encode, TaskSample
+from kvc_trt.tasks.haystack import fit_units
+from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
+from kvc_trt.tasks.words import spelled
 
 NAME = "frequent-words"
 MAX_NEW_TOKENS = 50
@@ -70,4 +70,17 @@ def rank_counts(draws: int, ranks: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def _distinct_words(rng: np.random.Generator, count: int) -> list[str]:
     numbers = rng.choice(len(ascii_lowercase) ** LETTERS, size=count, replace=False)
-    return ["".join(ascii_lowercase[int(n) // 26**i % 26] for i in range(LETTERS)) for n in numbers]
+    return [spelled(number, LETTERS) for number in numbers.tolist()]
+
+
+TASKS = (
+    Task(
+        NAME,
+        "aggregation",
+        "the three most frequent coded words",
+        MAX_NEW_TOKENS,
+        generate,
+        string_match_all,
+        MATCH_ALL,
+    ),
+)

@@ -2,7 +2,10 @@
 
 A prompt is `<bos>`, filler words, and records `<record> key v1 v2 v3 v4` at random gaps; the query is `<query> key`.
 It is LongEval's line retrieval [1] in the vocabulary of `retrieval-tiny`, and like MQAR [2] it needs exact recall of
-what stands anywhere in the context. An answer is right only if all four words are.
+what is written anywhere in the context. An answer is right only if all four words are.
+
+A record is one key and one word from each value alphabet. All lists are disjoint, so the role of a token is known from
+its id alone, and a policy that drops a token of a record cannot hide the loss behind a word that happens to fit.
 
 [1] D. Li et al., "How Long Can Open-Source LLMs Truly Promise on Context Length?", LMSYS, 2023.
 [2] S. Arora et al., "Zoology: Measuring and Improving Recall in Efficient Language Models", arXiv:2312.04927, 2023.
@@ -11,17 +14,87 @@ what stands anywhere in the context. An answer is right only if all four words a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.vocabulary import BOS, FILLER_IDS, KEY_IDS, QUERY, RECORD, VALUE_IDS, text_of
+from kvc_trt.tasks.task import sample_rng
 
 Ids = NDArray[np.int64]
 Placement = Literal["in_prompt", "after_compaction"]
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+SPECIALS = ("<pad>", "<bos>", "<end>", "<unk>", "<record>", "<query>")
+
+KEYS = _split(
+    """
+    anchor apron arrow atlas banjo banner barrel basket beacon bell bench bottle bowl bridge broom bucket
+    button cabin cable candle canoe canvas carpet castle chain chalk chimney circle clock cloak coin compass
+    cottage cradle crown curtain dagger desk diary dome door drawer drum engine fence fiddle flag flask
+    flute fountain furnace gate glove goblet guitar hammer harbor harp helmet hinge hook hourglass jacket jar
+    kettle key kite ladder lamp lantern lever library lock loom magnet mantle map marble mask medal
+    mirror mitten motor needle net oar organ oven paddle parcel pencil pendulum piano pillow pipe plough
+    pocket pulley puzzle quilt raft ribbon ring rope rudder saddle sail scarf shovel spade spoon statue
+    stove sword table tablet teapot tent thimble torch tower trumpet tunnel umbrella vase violin wagon wheel
+    """
+)
+
+VALUES = (
+    _split(
+        """
+        amber auburn azure beige black blue bronze brown cobalt copper coral crimson cyan emerald golden gray
+        green indigo ivory lilac magenta maroon navy orange pink purple red scarlet silver turquoise white yellow
+        """
+    ),
+    _split(
+        """
+        badger bear beaver bison camel cheetah cobra crane deer dolphin eagle falcon ferret fox gecko goose
+        heron horse koala lemur leopard lynx moose otter owl panda puffin rabbit salmon tiger walrus zebra
+        """
+    ),
+    _split(
+        """
+        athens berlin boston bristol cairo chicago dakar delhi denver dublin geneva hanoi havana helsinki kyoto lagos
+        lima lisbon london madrid milan montreal nairobi oslo paris prague quito rome seoul tokyo vienna warsaw
+        """
+    ),
+    _split(
+        """
+        one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+        seventeen eighteen nineteen twenty twenty-one twenty-two twenty-three twenty-four twenty-five twenty-six
+        twenty-seven twenty-eight twenty-nine thirty thirty-one thirty-two
+        """
+    ),
+)
+
+FILLER = _split(
+    """
+    the of and to in that it was for on with as at by from they
+    we she he had have were which there been when who will more out up about
+    into them then some could other than time only its now over did many after before
+    through where much your way well down should because each those people still long here again
+    """
+)
+
+WORDS = SPECIALS + KEYS + tuple(word for alphabet in VALUES for word in alphabet) + FILLER
+
+PAD, BOS, END, UNKNOWN, RECORD, QUERY = range(len(SPECIALS))
+
+
+def _id_ranges() -> list[range]:
+    """Ids of each word list, in the order in which WORDS concatenates them."""
+    sizes = [len(words) for words in (SPECIALS, KEYS, *VALUES, FILLER)]
+    return [range(first, last) for first, last in pairwise(accumulate(sizes, initial=0))]
+
+
+_, KEY_IDS, *VALUE_IDS, FILLER_IDS = _id_ranges()
 
 VALUES_PER_RECORD = len(VALUE_IDS)
 RECORD_TOKENS = 2 + VALUES_PER_RECORD
@@ -103,3 +176,8 @@ def _require_fit(context_tokens: int, pairs: int, query_room: int) -> None:
             f"key-value retrieval: {pairs} pairs need {needed} tokens, the context has {context_tokens}",
             hint=f"use at most {max(0, context_tokens - query_room - 1) // RECORD_TOKENS} pairs, or a longer context",
         )
+
+
+def text_of(ids: tuple[int, ...]) -> str:
+    """The words of `ids`, joined as the tokenizer's decoder joins them."""
+    return " ".join(WORDS[i] for i in ids)

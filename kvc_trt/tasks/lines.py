@@ -8,12 +8,11 @@ The score is 1 if the last integer of the output is the number of the line.
 from __future__ import annotations
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.fit import fit_units
-from kvc_trt.tasks.keys import FIVE_DIGITS, Kind, draw_distinct
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.sample import Encode, TaskSample
+from kvc_trt.tasks.haystack import fit_units
+from kvc_trt.tasks.task import Encode, Task, TaskSample, last_integer, sample_rng
+from kvc_trt.tasks.words import FIVE_DIGITS, Kind, draw_distinct
 
-TASK = "lines"
+NAME = "lines"
 INTRODUCTION = "Remember what every line holds."
 MAX_NEW_TOKENS = 16
 _KEY_NUMBERS = (1, 999_999)
@@ -31,8 +30,8 @@ def generate_lines(
 ) -> TaskSample:
     """Sample `index`; the line asked for stands at `depth` in 0..1, or anywhere. Values have five digits, to 50,000."""
     if depth is not None and not 0 <= depth <= 1:
-        raise InputError(f"{TASK}: depth is {depth}, expected 0 to 1")
-    rng = sample_rng(TASK, seed, index)
+        raise InputError(f"{NAME}: depth is {depth}, expected 0 to 1")
+    rng = sample_rng(NAME, seed, index)
     where = rng.random() if depth is None else depth  # before the lines, whose number depends on the target
     keys = draw_distinct(rng, key_kind, target_tokens, _KEY_NUMBERS)  # a line is at least one token
     first, last = FIVE_DIGITS
@@ -45,7 +44,7 @@ def generate_lines(
 
     lines = fit_units(
         lambda lines: "".join(render(lines)[:2]),
-        task=TASK,
+        task=NAME,
         encode=encode,
         target_tokens=target_tokens,
         max_new_tokens=max_new_tokens,
@@ -53,7 +52,7 @@ def generate_lines(
     )
     context, text, asked = render(lines)
     meta = {"depth": where, "asked": keys[asked], "lines": lines}
-    return TaskSample(TASK, seed, index, context, text, (str(values[asked]),), meta)
+    return TaskSample(NAME, seed, index, context, text, (str(values[asked]),), meta)
 
 
 def line(key: str, value: int) -> str:
@@ -69,3 +68,17 @@ def question(key: str) -> str:
 def answer(value: int) -> str:
     """What continues `question` if it is answered as the shipped model does."""
     return f" {value}."
+
+
+TASKS = (
+    Task(
+        NAME,
+        "lines",
+        "the number of one line of many",
+        MAX_NEW_TOKENS,
+        generate_lines,
+        last_integer,
+        "whether the last integer of the answer is the reference",
+        options={"key_kind": str, "depth": float},
+    ),
+)

@@ -10,12 +10,9 @@ instruction); the task is our own and has no published numbers.
 from __future__ import annotations
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.fit import fit_units
-from kvc_trt.tasks.haystack import Drawn, insert_needles
-from kvc_trt.tasks.keys import available, draw_distinct
-from kvc_trt.tasks.prose import prose
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.sample import Encode, TaskSample
+from kvc_trt.tasks.haystack import Drawn, fit_units, insert_needles
+from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
+from kvc_trt.tasks.words import available, draw_distinct, prose
 
 NAME = "multi-instruction"
 MAX_NEW_TOKENS = 128
@@ -65,3 +62,17 @@ def generate(
     answers = tuple(numbers[fact] for fact in asked)
     meta = {"sentences": sentences, "depths": [depths[fact] for fact in asked], "asked": [keys[fact] for fact in asked]}
     return TaskSample(NAME, seed, index, context(sentences), question, answers, meta)
+
+
+TASKS = (
+    Task(
+        NAME,
+        "needles",
+        "several numbers in prose, each asked for by an instruction of its own",
+        MAX_NEW_TOKENS,
+        generate,
+        string_match_all,
+        MATCH_ALL,
+        options={"facts": int, "instructions": int},
+    ),
+)

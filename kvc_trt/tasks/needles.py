@@ -11,17 +11,15 @@ answer: unlike RULER's, such needles differ in more than their values.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.fit import fit_units
-from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, insert_needles, repeated
-from kvc_trt.tasks.keys import Kind, draw_distinct
-from kvc_trt.tasks.prose import prose
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.sample import Encode, TaskSample
+from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_needles, repeated
+from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
+from kvc_trt.tasks.words import Kind, draw_distinct, prose
 
 Haystack = Literal["noise", "prose", "needles"]
 HAYSTACKS: tuple[Haystack, ...] = get_args(Haystack)
@@ -30,10 +28,12 @@ COUNTS = ("one", "two", "three", "four")
 TIMES = ("first", "then", "later", "finally")
 DEPTHS = 40
 MAX_NEW_TOKENS = 48
+"""Of the tasks that a shipped model learns: its answers end sooner than those of the original."""
+RULER_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class Variant:
+class Arrangement:
     """What distinguishes the tasks of the family.
 
     `keys` needles of different keys, or `values_per_key` needles of each; the first `asked` keys are asked for. In a
@@ -64,7 +64,7 @@ class Variant:
 def generate_needles(
     *,
     task: str,
-    variant: Variant,
+    arrangement: Arrangement,
     seed: int,
     index: int,
     target_tokens: int,
@@ -72,31 +72,31 @@ def generate_needles(
     max_new_tokens: int = MAX_NEW_TOKENS,
     depth: float | None = None,
 ) -> TaskSample:
-    """Sample `index` of the variant; the stream of random numbers is named after `task`.
+    """Sample `index` of the arrangement; the stream of random numbers is named after `task`.
 
     `depth` in 0..1 places the needles in place of drawing depths: all of them behind one another, in order.
     """
     if depth is not None and not 0 <= depth <= 1:
         raise InputError(f"{task}: depth is {depth}, expected 0 to 1")
     rng = sample_rng(task, seed, index)
-    in_haystack = target_tokens if variant.haystack == "needles" else 0  # a needle is at least one token
-    keys = draw_distinct(rng, variant.key_kind, variant.keys + in_haystack)
-    values = draw_distinct(rng, variant.value_kind, variant.keys * variant.values_per_key + in_haystack)
-    gaps = np.sort(rng.permutation(DEPTHS)[: variant.keys * variant.values_per_key])
+    in_haystack = target_tokens if arrangement.haystack == "needles" else 0  # a needle is at least one token
+    keys = draw_distinct(rng, arrangement.key_kind, arrangement.keys + in_haystack)
+    values = draw_distinct(rng, arrangement.value_kind, arrangement.keys * arrangement.values_per_key + in_haystack)
+    gaps = np.sort(rng.permutation(DEPTHS)[: arrangement.keys * arrangement.values_per_key])
     depths = (gaps / (DEPTHS - 1)).tolist() if depth is None else [depth] * len(gaps)
 
-    owners = rng.permutation(np.repeat(np.arange(variant.keys), variant.values_per_key))
+    owners = rng.permutation(np.repeat(np.arange(arrangement.keys), arrangement.values_per_key))
     times = [int((owners[:i] == owner).sum()) for i, owner in enumerate(owners)]
     needles = [
-        needle(keys[owner], value, when(time, variant.values_per_key))
+        needle(keys[owner], value, when(time, arrangement.values_per_key))
         for owner, value, time in zip(owners, values, times, strict=False)
     ]
-    asked = rng.permutation(variant.keys)[: variant.asked].tolist()
+    asked = rng.permutation(arrangement.keys)[: arrangement.asked].tolist()
     answers = tuple(values[i] for owner in asked for i in np.flatnonzero(owners == owner))
-    text = question([keys[i] for i in asked], variant.values_per_key, variant.value_kind)
-    others = [needle(k, v) for k, v in zip(keys[variant.keys :], values[len(needles) :], strict=False)]
+    text = question([keys[i] for i in asked], arrangement.values_per_key, arrangement.value_kind)
+    others = [needle(k, v) for k, v in zip(keys[arrangement.keys :], values[len(needles) :], strict=False)]
     streams = {"noise": repeated(SHORT_SENTENCES), "prose": prose(rng), "needles": iter(others)}
-    filler = Drawn(streams[variant.haystack])
+    filler = Drawn(streams[arrangement.haystack])
 
     def context(units: int) -> str:
         return " ".join([INTRODUCTION, *insert_needles(filler.first(units), needles, depths)])
@@ -107,9 +107,9 @@ def generate_needles(
         encode=encode,
         target_tokens=target_tokens,
         max_new_tokens=max_new_tokens,
-        maximum=len(others) if variant.haystack == "needles" else None,
+        maximum=len(others) if arrangement.haystack == "needles" else None,
     )
-    meta = {"depths": depths, "asked": [keys[i] for i in asked], "haystack": variant.haystack, "units": units}
+    meta = {"depths": depths, "asked": [keys[i] for i in asked], "haystack": arrangement.haystack, "units": units}
     return TaskSample(task, seed, index, context(units), text, answers, meta)
 
 
@@ -141,3 +141,35 @@ def answer(keys: list[str], values: list[str]) -> str:
         f", entry {keys[i % len(keys)]} {when(i, several)}reads {value}" for i, value in enumerate(values[1:], start=1)
     ]
     return f" {values[0]}{''.join(rest)}."
+
+
+def _task(name: str, summary: str, arrangement: Arrangement, max_new_tokens: int = RULER_TOKENS) -> Task:
+    generate = partial(generate_needles, task=name, arrangement=arrangement)
+    return Task(
+        name, "needles", summary, max_new_tokens, generate, string_match_all, MATCH_ALL, options={"depth": float}
+    )
+
+
+TASKS = (
+    _task("niah-single-1", "one number in filler that repeats itself", Arrangement("noise"), MAX_NEW_TOKENS),
+    _task("niah-single-2-prose", "one number in prose", Arrangement("prose")),
+    _task("niah-single-3-prose", "one UUID in prose", Arrangement("prose", value_kind="uuids")),
+    _task("niah-multikey-1-prose", "one of four numbers in prose", Arrangement("prose", keys=4)),
+    _task("niah-multikey-2", "one number where every line gives one", Arrangement("needles"), MAX_NEW_TOKENS),
+    _task(
+        "niah-multikey-3",
+        "one UUID where every line gives one, keys are UUIDs",
+        Arrangement("needles", key_kind="uuids", value_kind="uuids"),
+    ),
+    _task(
+        "niah-multivalue",
+        "the four numbers of one key, in filler",
+        Arrangement("noise", values_per_key=4),
+        MAX_NEW_TOKENS,
+    ),
+    _task("niah-multivalue-prose", "the four numbers of one key, in prose", Arrangement("prose", values_per_key=4)),
+    _task(
+        "niah-multiquery", "the numbers of four keys, in filler", Arrangement("noise", keys=4, asked=4), MAX_NEW_TOKENS
+    ),
+    _task("niah-multiquery-prose", "the numbers of four keys, in prose", Arrangement("prose", keys=4, asked=4)),
+)

@@ -10,14 +10,11 @@ target is a target; the needle stands between two sentences; wording and backgro
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.fit import fit_units
-from kvc_trt.tasks.haystack import Drawn, insert_needles, repeated
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.sample import Encode, TaskSample
+from kvc_trt.tasks.haystack import Drawn, fit_units, insert_needles, repeated
+from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
 
+NAME = "passkey"
 MAX_NEW_TOKENS = 128
 DEPTHS = 10
 DIGITS = 7
@@ -52,8 +49,8 @@ def generate(
     """Sample `index`; its depth is `depth`, or else the next of ten even steps from 0 to 1 in turn."""
     where = (index % DEPTHS) / (DEPTHS - 1) if depth is None else depth
     if not 0 <= where <= 1:
-        raise InputError(f"passkey: the depth is {where}, expected 0 (start) to 1 (end)")
-    digits = "".join(map(str, sample_rng("passkey", seed, index).integers(10, size=DIGITS)))
+        raise InputError(f"{NAME}: the depth is {where}, expected 0 (start) to 1 (end)")
+    digits = "".join(map(str, sample_rng(NAME, seed, index).integers(10, size=DIGITS)))
     background = Drawn(repeated(BACKGROUND))
 
     def context(sentences: int) -> str:
@@ -62,16 +59,24 @@ def generate(
 
     sentences = fit_units(
         lambda count: context(count) + QUESTION,
-        task="passkey",
+        task=NAME,
         encode=encode,
         target_tokens=target_tokens,
         max_new_tokens=max_new_tokens,
     )
     meta = {"depth": where, "sentences": sentences}
-    return TaskSample("passkey", seed, index, context(sentences), QUESTION, (digits,), meta)
+    return TaskSample(NAME, seed, index, context(sentences), QUESTION, (digits,), meta)
 
 
-def grid(shortest: int, longest: int, *, lengths: int = 10, depths: int = DEPTHS) -> list[tuple[int, float]]:
-    """(target_tokens, depth) of every cell of a heat map: `lengths` even steps by `depths` even steps from 0 to 1."""
-    targets = np.linspace(shortest, longest, lengths).round().astype(int)
-    return [(int(target), float(depth)) for target in targets for depth in np.linspace(0, 1, depths)]
+TASKS = (
+    Task(
+        NAME,
+        "needles",
+        "seven digits at a depth of a text that repeats itself",
+        MAX_NEW_TOKENS,
+        generate,
+        string_match_all,
+        MATCH_ALL,
+        options={"depth": float},
+    ),
+)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError, did_you_mean
-from kvc_trt.tasks.fit import require_positions
-from kvc_trt.tasks.sample import TaskSample
+from kvc_trt.tasks.task import TaskSample
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,8 +36,11 @@ class TaskTokenizer:
 
     def require_positions(self, task: str, target_tokens: int) -> None:
         """InputError where the target is longer than the model's positions, if they are known."""
-        if self.positions is not None:
-            require_positions(task, target_tokens, self.positions)
+        if self.positions is not None and target_tokens > self.positions:
+            raise InputError(
+                f"{task}: the target is {target_tokens} tokens, the model has {self.positions} positions",
+                hint=f"use a target of at most {self.positions} tokens",
+            )
 
     def unknown_word(self, text: str) -> str | None:
         """The first piece of a text that becomes the unknown token, if there is one."""

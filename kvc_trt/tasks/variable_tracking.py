@@ -15,10 +15,9 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from kvc_trt.tasks.fit import fit_units
-from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, insert_needles, repeated
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.sample import Encode, TaskSample
+from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_needles, repeated
+from kvc_trt.tasks.task import MATCH_ALL, Encode, Task, TaskSample, sample_rng, string_match_all
+from kvc_trt.tasks.words import spelled
 
 NAME = "variable-tracking"
 MAX_NEW_TOKENS = 30
@@ -101,4 +100,17 @@ def _chain(rng: np.random.Generator, names: Sequence[str], number: int) -> _Chai
 def _distinct_names(rng: np.random.Generator, count: int) -> list[str]:
     """Distinct words of five capital letters."""
     numbers = rng.choice(len(ascii_uppercase) ** LETTERS, size=count, replace=False)
-    return ["".join(ascii_uppercase[int(n) // 26**i % 26] for i in range(LETTERS)) for n in numbers]
+    return [spelled(number, LETTERS, ascii_uppercase) for number in numbers.tolist()]
+
+
+TASKS = (
+    Task(
+        NAME,
+        "tracing",
+        "all variables of a chain of assignments over four hops",
+        MAX_NEW_TOKENS,
+        generate,
+        string_match_all,
+        MATCH_ALL,
+    ),
+)

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.policies import PolicyParameters
-from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, generate
-from kvc_trt.tasks.vocabulary import WORDS
+from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, WORDS, generate
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine

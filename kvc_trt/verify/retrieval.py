@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.tasks.key_value import RECORD_TOKENS, KeyValueSample, Placement, generate
-from kvc_trt.tasks.vocabulary import KEYS
+from kvc_trt.tasks.key_value import KEYS, RECORD_TOKENS, KeyValueSample, Placement, generate
 from kvc_trt.verify.checks import Check, Rung
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.prompts import MOST_PAIRS, batch_of, why_not_asked

@@ -6,7 +6,7 @@ import pytest
 
 from kvc_trt.accuracy.model_subject import ModelSubject, open_model
 from kvc_trt.tasks import registry
-from kvc_trt.tasks.scoring import string_match_all
+from kvc_trt.tasks.task import string_match_all
 from tests.accuracy.key_value import MAX_NEW_TOKENS, NAME, generate_key_value
 
 
@@ -14,7 +14,7 @@ from tests.accuracy.key_value import MAX_NEW_TOKENS, NAME, generate_key_value
 def key_value(monkeypatch: pytest.MonkeyPatch) -> str:
     """The shipped model's task, known by name for as long as a test lasts."""
     one = registry.Task(NAME, "lines", "", MAX_NEW_TOKENS, generate_key_value, string_match_all, "")
-    monkeypatch.setitem(registry.TASKS, NAME, one)
+    monkeypatch.setitem(registry.all_tasks(), NAME, one)
     return NAME
 
 

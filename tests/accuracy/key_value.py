@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvc_trt.errors import InputError
 from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, generate
-from kvc_trt.tasks.sample import Encode, TaskSample
+from kvc_trt.tasks.task import Encode, TaskSample
 
 NAME = "key-value"
 MAX_NEW_TOKENS = 5

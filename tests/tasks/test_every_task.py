@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvc_trt import tasks
 from kvc_trt.errors import InputError
 from kvc_trt.tasks.associative_recall import ids_of
-from kvc_trt.tasks.registry import TASKS, Task, task
+from kvc_trt.tasks.registry import all_tasks, task
+from kvc_trt.tasks.task import Task
 from tests.tasks.readers import by_byte, by_word
 
-EVERY_TASK = pytest.mark.parametrize("chosen", TASKS.values(), ids=lambda chosen: chosen.name)
+EVERY_TASK = pytest.mark.parametrize("chosen", all_tasks().values(), ids=lambda chosen: chosen.name)
 DIGESTS = {
     "passkey": "fc98e13bf848bd07",
     "niah-single-1": "f5335f0bc15de9a8",
@@ -148,10 +151,31 @@ def test_the_nearest_task_is_named():
 
 
 def test_where_the_original_downloads_essays_the_name_says_prose():
-    assert {name for name in TASKS if name.endswith("-prose")} == {
+    assert {name for name in all_tasks() if name.endswith("-prose")} == {
         "niah-single-2-prose",
         "niah-single-3-prose",
         "niah-multikey-1-prose",
         "niah-multivalue-prose",
         "niah-multiquery-prose",
     }
+
+
+def test_a_file_is_a_task(tmp_path, monkeypatch):
+    """What a new file needs is in the file: no list elsewhere names it."""
+    source = """
+from kvc_trt.tasks.task import MATCH_ALL, Task, TaskSample, string_match_all
+
+def generate(*, seed, index, target_tokens, encode, max_new_tokens=4):
+    return TaskSample("echo", seed, index, "Say yes.", " Now:", ("yes",))
+
+TASKS = (Task("echo", "needles", "one word", 4, generate, string_match_all, MATCH_ALL),)
+"""
+    (tmp_path / "echo.py").write_text(source)
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
+    all_tasks.cache_clear()
+    try:
+        assert task("echo").sample(seed=0, index=0, target_tokens=8, encode=by_word).answers == ("yes",)
+        assert len(all_tasks()) == len(DIGESTS) + 1
+    finally:
+        all_tasks.cache_clear()
+        sys.modules.pop("kvc_trt.tasks.echo", None)

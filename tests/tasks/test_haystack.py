@@ -1,19 +1,16 @@
-"""Haystacks: filler, prose and words, and needles between their units."""
+"""Haystacks: filler, needles between its units, and how many units fit."""
 
 from __future__ import annotations
 
 import re
-from itertools import islice
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, insert_needles, repeated
+from kvc_trt.errors import InputError
+from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_needles, repeated
 from kvc_trt.tasks.passkey import BACKGROUND
-from kvc_trt.tasks.prose import prose
-from kvc_trt.tasks.word_stream import ADJECTIVES, NOUNS, word_stream
 
 
 def test_needles_stand_behind_their_share_of_the_units():
@@ -43,27 +40,76 @@ def test_items_are_drawn_once():
     assert Drawn(repeated("ab")).first(5) == list("ababa")
 
 
-def test_prose_is_varied_and_never_looks_like_an_answer():
-    sentences = list(islice(prose(np.random.default_rng(0)), 2000))
-    assert len(set(sentences)) > 1990
-    assert all(re.fullmatch(r"[A-Z][A-Za-z ',-]+\.", sentence) for sentence in sentences)
-    assert sentences[:50] == list(islice(prose(np.random.default_rng(0)), 50))
-
-
 @pytest.mark.parametrize("sentence", [*SHORT_SENTENCES, *BACKGROUND])
 def test_filler_never_looks_like_an_answer(sentence):
     assert not re.search(r"\d|key|:", sentence)
 
 
-def test_no_word_of_the_lists_contains_another():
-    words = ADJECTIVES + NOUNS
-    assert len(set(words)) == len(words)
-    assert not [(one, other) for one in words for other in words if one != other and one in other]
+def by_space(text: str) -> list[int]:
+    return [0] * len(text.split())
 
 
-def test_words_go_on_and_never_come_twice():
-    for seed in range(2):
-        words = list(islice(word_stream(np.random.default_rng(seed)), 4_000))
-        assert len(set(words)) == len(words)
-        assert set(words[: len(ADJECTIVES + NOUNS)]) == set(ADJECTIVES + NOUNS)
-        assert all(re.fullmatch("[a-z]{3,9}", word) for word in words)
+@given(
+    question=st.integers(1, 40),
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=60),
+    room=st.integers(100, 400),
+    minimum=st.integers(0, 1),
+    maximum=st.none() | st.integers(1, 80),
+)
+def test_it_is_the_largest_that_fits(question, sizes, room, minimum, maximum):
+    def length(units: int) -> int:
+        return question + sum(sizes[i % len(sizes)] for i in range(units))
+
+    found = fit_units(
+        lambda units: "x " * length(units),
+        task="any",
+        encode=by_space,
+        target_tokens=room + 7,
+        max_new_tokens=7,
+        minimum=minimum,
+        maximum=maximum,
+    )
+    last = room + 7 if maximum is None else maximum
+    assert found == max(n for n in range(minimum, last + 1) if length(n) <= room)
+
+
+@pytest.mark.parametrize("room", range(1, 34))
+def test_a_prompt_that_fills_its_room_exactly_fits(room):
+    assert fit_units(lambda n: "x " * n, task="any", encode=by_space, target_tokens=room, max_new_tokens=0) == room
+
+
+def test_few_prompts_are_encoded_and_none_far_beyond_the_target():
+    lengths: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        lengths.append(len(text.split()))
+        return by_space(text)
+
+    found = fit_units(
+        lambda n: "a b c d e f g " * n, task="any", encode=encode, target_tokens=100_000, max_new_tokens=0
+    )
+    assert found == 100_000 // 7
+    assert len(lengths) < 22
+    assert max(lengths) <= 2 * 100_000 + 7
+
+
+@pytest.mark.parametrize("tokens", [lambda n: 0, lambda n: 50, lambda n: 50 + n // 1000])
+def test_units_without_tokens_end_the_search_all_the_same(tokens):
+    found = fit_units(
+        lambda n: "x " * tokens(n), task="any", encode=by_space, target_tokens=300, max_new_tokens=10
+    )  # fmt: skip
+    assert found == 300
+
+
+def test_what_is_returned_fits_even_where_length_is_not_monotone():
+    def length(n: int) -> int:
+        return 40 * n if n % 3 else 20 * n
+
+    found = fit_units(lambda n: "x " * length(n), task="any", encode=by_space, target_tokens=1000, max_new_tokens=0)
+    assert length(found) <= 1000
+
+
+def test_the_shortest_prompt_must_fit():
+    with pytest.raises(InputError, match="any: the shortest prompt has 14 tokens and 5 more") as caught:
+        fit_units(lambda n: "x " * (10 + n), task="any", encode=by_space, target_tokens=18, max_new_tokens=5, minimum=4)
+    assert caught.value.hint == "use a target of at least 19 tokens"

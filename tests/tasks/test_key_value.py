@@ -6,16 +6,20 @@ import json
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, KeyValueSample, Placement, generate
-from kvc_trt.tasks.vocabulary import (
+from kvc_trt.tasks.key_value import (
     BOS,
     FILLER_IDS,
     KEY_IDS,
     QUERY,
+    QUERY_TOKENS,
     RECORD,
+    RECORD_TOKENS,
     SPECIALS,
     VALUE_IDS,
     WORDS,
+    KeyValueSample,
+    Placement,
+    generate,
     text_of,
 )
 

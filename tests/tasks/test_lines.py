@@ -5,10 +5,9 @@ import re
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.keys import KINDS, draw_distinct
 from kvc_trt.tasks.lines import answer, generate_lines
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.scoring import last_integer
+from kvc_trt.tasks.task import last_integer, sample_rng
+from kvc_trt.tasks.words import KINDS, draw_distinct
 from tests.tasks.readers import by_word
 
 LINE = re.compile(r"^Line (\S+) holds (\d{5})$", re.MULTILINE)

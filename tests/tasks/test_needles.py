@@ -5,22 +5,28 @@ import re
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.needles import TIMES, Variant, answer, generate_needles, question
-from kvc_trt.tasks.scoring import string_match_all
+from kvc_trt.tasks.needles import TIMES, Arrangement, answer, generate_needles, question
+from kvc_trt.tasks.task import string_match_all
 from tests.tasks.readers import by_word
 
 NEEDLE = re.compile(r"Entry (\S+) (?:(first|then|later|finally) )?reads (\S+)\.")
 
 
-def draw(variant, *, index=0, target_tokens=600, depth=None):
+def draw(arrangement, *, index=0, target_tokens=600, depth=None):
     return generate_needles(
-        task="niah", variant=variant, seed=0, index=index, target_tokens=target_tokens, encode=by_word, depth=depth
+        task="niah",
+        arrangement=arrangement,
+        seed=0,
+        index=index,
+        target_tokens=target_tokens,
+        encode=by_word,
+        depth=depth,
     )
 
 
 @pytest.mark.parametrize("haystack", ["noise", "prose"])
 def test_the_values_of_one_key_stand_in_the_order_of_their_times(haystack):
-    sample = draw(Variant(haystack, values_per_key=4))
+    sample = draw(Arrangement(haystack, values_per_key=4))
     found = NEEDLE.findall(sample.context)
     assert {key for key, _, _ in found} == set(sample.meta["asked"])
     assert [time for _, time, _ in found] == list(TIMES)
@@ -28,7 +34,7 @@ def test_the_values_of_one_key_stand_in_the_order_of_their_times(haystack):
 
 
 def test_the_values_of_four_keys_are_asked_for_in_the_order_of_the_question():
-    sample = draw(Variant("prose", keys=4, asked=4))
+    sample = draw(Arrangement("prose", keys=4, asked=4))
     read = {key: value for key, _, value in NEEDLE.findall(sample.context)}
     assert sample.answers == tuple(read[key] for key in sample.meta["asked"])
     places = [sample.question.index(key) for key in sample.meta["asked"]]
@@ -37,7 +43,7 @@ def test_the_values_of_four_keys_are_asked_for_in_the_order_of_the_question():
 
 
 def test_a_haystack_of_needles_holds_nothing_else_and_no_key_twice():
-    sample = draw(Variant("needles"), target_tokens=1500)
+    sample = draw(Arrangement("needles"), target_tokens=1500)
     found = NEEDLE.findall(sample.context)
     keys = [key for key, _, _ in found]
     assert len(set(keys)) == len(keys) == sample.meta["units"] + 1 > 60
@@ -47,7 +53,7 @@ def test_a_haystack_of_needles_holds_nothing_else_and_no_key_twice():
 @pytest.mark.parametrize(("depth", "place"), [(0.0, 0), (0.5, 0.5), (1.0, 1)])
 @pytest.mark.parametrize("haystack", ["noise", "prose", "needles"])
 def test_depth_places_the_needle(haystack, depth, place):
-    sample = draw(Variant(haystack), target_tokens=2000, depth=depth)
+    sample = draw(Arrangement(haystack), target_tokens=2000, depth=depth)
     before = sample.context.index(sample.answers[0]) / len(sample.context)
     assert before == pytest.approx(place, abs=0.06)
 
@@ -73,11 +79,11 @@ def test_what_the_model_is_to_say_scores_in_full():
 )
 def test_what_cannot_be_asked_is_refused(wrong):
     with pytest.raises(InputError, match="expected"):
-        Variant(**wrong)
+        Arrangement(**wrong)
 
 
 def test_bad_depths_and_targets_are_refused():
     with pytest.raises(InputError, match=r"depth is 1\.5"):
-        draw(Variant("prose"), depth=1.5)
+        draw(Arrangement("prose"), depth=1.5)
     with pytest.raises(InputError, match="shortest prompt"):
-        draw(Variant("prose"), target_tokens=60)
+        draw(Arrangement("prose"), target_tokens=60)

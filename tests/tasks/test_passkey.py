@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
-from kvc_trt.tasks.passkey import BACKGROUND, INSTRUCTION, QUESTION, generate, grid
+from kvc_trt.tasks.passkey import BACKGROUND, INSTRUCTION, QUESTION, generate
 from tests.tasks.readers import by_word
 
 
@@ -42,14 +42,6 @@ def test_depths_take_turns_and_digits_are_independent():
     assert samples[10].meta["depth"] == 0
     for place in range(7):
         assert {sample.answers[0][place] for sample in samples} == set("0123456789")
-
-
-def test_the_grid_has_every_length_at_every_depth():
-    cells = grid(512, 5120, lengths=10, depths=5)
-    assert len(set(cells)) == 50
-    assert sorted({length for length, _ in cells}) == [512 * i for i in range(1, 11)]
-    assert sorted({depth for _, depth in cells}) == [0, 0.25, 0.5, 0.75, 1]
-    assert len(grid(2048, 81920)) == 100
 
 
 @pytest.mark.parametrize("depth", [-0.1, 1.1, float("nan")])

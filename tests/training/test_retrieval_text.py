@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from kvc_trt.tasks.key_value import END, PAD, UNKNOWN
 from kvc_trt.tasks.registry import task
-from kvc_trt.tasks.sample import TaskSample
-from kvc_trt.tasks.vocabulary import END, PAD, UNKNOWN
+from kvc_trt.tasks.task import TaskSample
 from training.retrieval_text.contexts import Kind, Texts
 from training.retrieval_text.data import BRANCH_TOKENS, IGNORED, BatchShape, draw_batch
 from training.retrieval_text.evaluate import MAX_NEW_TOKENS, TASKS, answer_of, scores

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer
 
 from kvc_trt.tasks import lines, needles
 from kvc_trt.tasks.haystack import SHORT_SENTENCES
-from kvc_trt.tasks.keys import FIVE_DIGITS, draw_distinct
-from kvc_trt.tasks.prose import prose
-from kvc_trt.tasks.vocabulary import BOS
+from kvc_trt.tasks.key_value import BOS
+from kvc_trt.tasks.words import FIVE_DIGITS, draw_distinct, prose
 
 Kind = Literal["single", "values", "queries", "line"]
 Ids = list[int]

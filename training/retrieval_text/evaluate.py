@@ -15,9 +15,9 @@ import torch
 from tokenizers import Tokenizer
 
 from kvc_trt.tasks import lines, needles
-from kvc_trt.tasks.registry import Task, task
-from kvc_trt.tasks.sample import TaskSample
-from kvc_trt.tasks.vocabulary import END
+from kvc_trt.tasks.key_value import END
+from kvc_trt.tasks.registry import task
+from kvc_trt.tasks.task import Task, TaskSample
 from training.retrieval_text.tokenizer import build_tokenizer
 from training.retrieval_tiny.checkpoint import load_model
 from training.retrieval_tiny.model import SmallLlama
@@ -39,7 +39,7 @@ MAX_NEW_TOKENS = 48
 
 def answer_of(sample: TaskSample) -> str:
     """The whole text that the model was trained to continue the prompt with."""
-    if sample.task == lines.TASK:
+    if sample.task == lines.NAME:
         return lines.answer(int(sample.answers[0]))
     return needles.answer(sample.meta["asked"], list(sample.answers))
 

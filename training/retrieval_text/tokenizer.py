@@ -18,9 +18,8 @@ from tokenizers.processors import TemplateProcessing
 
 from kvc_trt.tasks import lines, needles
 from kvc_trt.tasks.haystack import SHORT_SENTENCES
-from kvc_trt.tasks.prose import prose
-from kvc_trt.tasks.vocabulary import BOS, END, PAD, SPECIALS, UNKNOWN
-from kvc_trt.tasks.word_stream import ADJECTIVES, NOUNS
+from kvc_trt.tasks.key_value import BOS, END, PAD, SPECIALS, UNKNOWN
+from kvc_trt.tasks.words import ADJECTIVES, NOUNS, prose
 
 PIECE = r"\n| ?[A-Za-z]+|-[a-z]+| ?[0-9]{1,2}|[^A-Za-z0-9]"
 SPECIAL_WORDS = SPECIALS[: UNKNOWN + 1]

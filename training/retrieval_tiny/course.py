@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kvc_trt.tasks.randomness import sample_rng
+from kvc_trt.tasks.task import sample_rng
 
 Shape = TypeVar("Shape")
 

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvc_trt.tasks.key_value import VALUES_PER_RECORD, Ids, draw_haystack
-from kvc_trt.tasks.randomness import sample_rng
-from kvc_trt.tasks.vocabulary import END, QUERY
+from kvc_trt.tasks.key_value import END, QUERY, VALUES_PER_RECORD, Ids, draw_haystack
+from kvc_trt.tasks.task import sample_rng
 
 TARGETS_PER_QUERY = VALUES_PER_RECORD + 1  # the four values, then <end>
 QUESTION_TOKENS = 2 + TARGETS_PER_QUERY  # <query> key v1 v2 v3 v4 <end>

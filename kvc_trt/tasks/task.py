@@ -1,0 +1,147 @@
+"""A task: a pure generator of questions about long contexts, and how answers are scored.
+
+A file of this package that defines `TASKS`, a tuple of these, adds tasks: `registry` finds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from kvc_trt.errors import InputError, did_you_mean
+
+Encode = Callable[[str], list[int]]
+"""The token ids of a whole prompt, with what the tokenizer puts in front of one."""
+Score = Callable[[str, Sequence[str]], float]
+"""How well an output answers, given the reference answers: from 0 to 1."""
+Reads = Literal["text", "ids"]
+_OPTION_TYPES: dict[type, str] = {float: "a number", int: "a whole number", str: "a word"}
+
+
+@dataclass(frozen=True)
+class TaskSample:
+    """One question about one context.
+
+    Query-aware, the prompt is context and question: the window that decides what is kept has seen the question.
+    Query-agnostic, the prompt is the context alone, and the question is fed through decode after compaction. `context`
+    ends where the question begins, and `question` ends with the prefix of the answer, if the task has one.
+    """
+
+    task: str
+    seed: int
+    index: int
+    context: str
+    question: str
+    answers: tuple[str, ...]
+    meta: dict[str, Any] = field(default_factory=dict)  # JSON values: the depth, the length, what was asked
+
+    @property
+    def prompt(self) -> str:
+        """The query-aware prompt."""
+        return self.context + self.question
+
+
+class Generate(Protocol):
+    """A pure generator: equal arguments give equal samples, in any order and on any machine."""
+
+    def __call__(
+        self,
+        *,
+        seed: int,
+        index: int,
+        target_tokens: int,
+        encode: Encode,
+        max_new_tokens: int = ...,
+    ) -> TaskSample:
+        """Sample `index`, as long as tokens(prompt) + max_new_tokens <= target_tokens allows.
+
+        InputError if the shortest prompt of the task is longer than that. Options of one task have defaults.
+        """
+
+
+@dataclass(frozen=True)
+class Task:
+    """A generator and how its answers are scored.
+
+    `max_new_tokens` is what the originals generate; a model that ends its answers sooner needs less. A task that reads
+    `ids` is written as decimal token ids between spaces, needs no tokenizer, and takes the option `vocabulary_size`.
+    """
+
+    name: str
+    family: str
+    summary: str
+    max_new_tokens: int
+    generate: Generate
+    score: Score
+    scored: str
+    """The score in words."""
+    reads: Reads = "text"
+    options: Mapping[str, type] = field(default_factory=dict)
+    """What `generate` takes beyond the arguments of every task, and of which type."""
+
+    def sample(
+        self,
+        *,
+        seed: int,
+        index: int,
+        target_tokens: int,
+        encode: Encode,
+        max_new_tokens: int | None = None,
+        **options: Any,
+    ) -> TaskSample:
+        """Sample `index` under options of this task; `max_new_tokens` None is the task's own."""
+        for name, value in options.items():
+            self._check_option(name, value)
+        generate: Any = self.generate  # which options it takes is known from `options`, not from its type
+        sample: TaskSample = generate(
+            seed=seed,
+            index=index,
+            target_tokens=target_tokens,
+            encode=encode,
+            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
+            **options,
+        )
+        return sample
+
+    def _check_option(self, name: str, value: object) -> None:
+        if name not in self.options:
+            raise InputError(
+                f"task {self.name} has no option {name!r}{did_you_mean(name, self.options)}",
+                hint=f"options: {', '.join(self.options)}" if self.options else None,
+            )
+        kind = self.options[name]
+        accepted = (int, float) if kind is float else (kind,)
+        if isinstance(value, bool) or not isinstance(value, accepted):
+            raise InputError(f"task {self.name}: {name} is {value!r}, expected {_OPTION_TYPES[kind]}")
+
+
+def sample_rng(stream: str, seed: int, index: int) -> np.random.Generator:
+    """A generator that depends on nothing but its arguments; streams of different names never overlap."""
+    digest = hashlib.sha256(f"{stream}/{seed}/{index}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))
+
+
+def string_match_all(output: str, answers: Sequence[str]) -> float:
+    """The share of references that the output contains, whatever their case: RULER's score of its synthetic tasks."""
+    said = output.lower()
+    return sum(answer.lower() in said for answer in answers) / len(answers)
+
+
+def last_integer(output: str, answers: Sequence[str]) -> float:
+    """1 if the last integer of the output is the reference: LongEval's score of its lines."""
+    found = re.findall(r"\d+", output)
+    return float(bool(found) and int(found[-1]) in {int(answer) for answer in answers})
+
+
+def position_match(output: str, answers: Sequence[str]) -> float:
+    """The share of positions whose word is the reference's, for answers that are token ids in order."""
+    return sum(said == answer for said, answer in zip(output.split(), answers, strict=False)) / len(answers)
+
+
+MATCH_ALL = "share of the references that the answer contains"
+"""`string_match_all` in words."""
