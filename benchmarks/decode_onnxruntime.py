@@ -35,10 +35,12 @@ from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.operators import KVC_DOMAIN, OPSET, attend, dense_attention, hybrid_attention, selective
-from kvc_trt.operators import function as functions
+from kvc_trt.operators import KVC_DOMAIN, OPSET, attend
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.shapes import HeadShape
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.shapes import HeadShape, Layout
 
 TOKEN_BUDGET = 512
 NEW_TOKENS = 128
@@ -164,6 +166,12 @@ def whole_step(
     }  # fmt: skip
 
 
+def _call(emit: Emitter, operator: Operator, **attributes: int) -> list[str]:
+    """A node whose values have the names of the operator; returns those of its outputs."""
+    inputs, outputs = ({tensor.name: tensor.name for tensor in part} for part in (operator.inputs, operator.outputs))
+    return list(operator.call(emit, inputs, outputs, **attributes))
+
+
 def attention_graphs(context: int) -> tuple[dict[str, ModelProto], dict[str, PolicyParameters]]:
     """One node of each kind at 32/8/128, and the bare products that dense attention cannot do without."""
     shape = ATTENTION_SHAPE
@@ -175,22 +183,20 @@ def attention_graphs(context: int) -> tuple[dict[str, ModelProto], dict[str, Pol
         return {"k_cache": [1, kv_heads, capacity, size], "v_cache": [1, kv_heads, capacity, size]}
 
     head_shape = HeadShape(heads, kv_heads, size)
-    layout = selective.Layout(head_shape, sparse.capacity, sparse.num_pages(), "float32")
+    layout = Layout(head_shape, sparse.capacity, sparse.num_pages(), "float32")
     bounds = {"bounds": [1, kv_heads, 2 * size, sparse.num_pages()]}
     emit = Emitter()
-    hybrid_outputs = ["output", "k_cache_out", "v_cache_out", "bounds_out", "selected"]
-    functions.call(
-        emit, hybrid_attention.NAME, hybrid_attention.INPUTS, hybrid_outputs, page_size=sparse.page_size,
-        top_r=sparse.top_r, top_k=sparse.top_k, token_budget=sparse.token_budget, dense_until=sparse.dense_until,
+    hybrid_outputs = _call(
+        emit, HYBRID_ATTENTION, page_size=sparse.page_size, top_r=sparse.top_r, top_k=sparse.top_k,
+        token_budget=sparse.token_budget, dense_until=sparse.dense_until,
     )  # fmt: skip
     hybrid_inputs = {**new, **caches(sparse.capacity), **bounds}
-    body = hybrid_attention.hybrid_attention(layout)
+    body = HYBRID_ATTENTION.body(layout)
     graphs = {"rocketkv": _one_node(emit, hybrid_inputs, hybrid_outputs[:-1], body)}
     emit = Emitter()
-    outputs = hybrid_outputs[:3]
-    functions.call(emit, dense_attention.NAME, dense_attention.INPUTS, outputs, dense_until=0)
+    outputs = _call(emit, DENSE_ATTENTION, dense_until=0)
     inputs = {**new, **caches(dense.capacity)}
-    graphs["full"] = _one_node(emit, inputs, outputs, dense_attention.dense_attention(head_shape))
+    graphs["full"] = _one_node(emit, inputs, outputs, DENSE_ATTENTION.body(layout))
     emit = Emitter()
     grouped = attend.group_query(emit, "query", head_shape)
     scores = emit.MatMul(grouped.scaled, emit.Transpose("k_cache", perm=[0, 1, 3, 2]))

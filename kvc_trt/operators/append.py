@@ -6,10 +6,14 @@ the old cache, or the executor has to keep it and copies the whole.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.shapes import HeadShape, count_to, size
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
 class Place:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.shapes import MASKED, HeadShape, count_to, float32, one, size
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from kvc_trt.operators.emitter import Emitter, Value
+from typing import TYPE_CHECKING
+
 from kvc_trt.operators.shapes import one
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
 def largest_channels(emit: Emitter, query: Value) -> Value:

@@ -5,31 +5,59 @@ Source: RocketKV (arXiv 2502.14051), section 3.2, after SnapKV (arXiv 2404.14469
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import numpy as np
-from onnx import FunctionProto
 
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.shapes import MASKED, attention_scale, count_to, float32, int32, one, scalar, size
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.schema import Attribute, Kernel, Operator, Stride
+from kvc_trt.operators.shapes import (
+    MASKED,
+    HeadShape,
+    Layout,
+    attention_scale,
+    count_to,
+    float32,
+    int32,
+    one,
+    scalar,
+    size,
+)
 from kvc_trt.operators.slots import into_slots, pad_end
+from kvc_trt.operators.tensors import (
+    BOUNDS,
+    CAPACITY,
+    INDICES,
+    K_CACHE,
+    PAGE_SIZE,
+    PROMPT_KEYS,
+    PROMPT_LENGTHS,
+    PROMPT_VALUES,
+    STORED_LENGTHS,
+    V_CACHE,
+    WINDOW,
+)
 
-NAME = "KvcCompact"
-INPUTS = ("q_window", "k", "v", "prompt_lengths")
-ATTRIBUTES = ("prompt_budget", "capacity", "pool_kernel", "page_size")
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
+
 NOT_A_NUMBER, PADDING = -1.0, -2.0
 """Ranks below every score (scores are sums of probabilities)."""
 PROTECTED = np.float32(3e38)
 
 
-def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
-    """(q_window [B,H,W,D], k, v [B,G,S,D], prompt_lengths [B]) ->
-    (k_cache, v_cache [B,G,C,D], bounds [B,G,2D,P], cache_lengths [B], indices INT32 [B,G,C]).
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body.
 
     Row i of q_window is the query at n-W+i. Rows with n <= prompt_budget keep everything; when all rows do, no score
     is computed. Two numbers cannot be attribute references in ONNX and are written into the body: `pool_kernel`
     (MaxPool wants a list) and `lowest`, the lowest finite number of the cache type, which marks empty pages.
     """
-    emit = Emitter()
+    pool_kernel, lowest = int(layout.number("pool_kernel")), layout.lowest
     budget = emit.attribute("prompt_budget")
 
     def evict(branch: Emitter) -> list[Value]:
@@ -51,14 +79,13 @@ def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
     k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
     indices = pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
     bounds = page_bounds(emit, keys, stored, lowest)
-    outputs = {
+    return {
         "k_cache": k_cache,
         "v_cache": v_cache,
         "bounds": bounds,
         "cache_lengths": lengths,
         "indices": int32(emit, indices),
     }
-    return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)
 
 
 def rank(emit: Emitter, pool_kernel: int) -> Value:
@@ -106,3 +133,45 @@ def page_bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -
     padded = emit.Pad(marked, emit.Concat([0], missing, axis=0), lowest, [3])
     paged = emit.Reshape(padded, emit.Concat([0, 0, 0], pages, page_size, axis=0))
     return str(emit.ReduceMax(paged, [4], keepdims=0))
+
+
+COMPACT = Operator(
+    name="KvcCompact",
+    summary="Keep the part of a prompt's cache that its last queries look at.",
+    inputs=(WINDOW, PROMPT_KEYS, PROMPT_VALUES, PROMPT_LENGTHS),
+    outputs=(
+        replace(K_CACHE, summary="zeros past a row's end. k itself where the strides say [B,G,S=C,D]"),
+        replace(V_CACHE, summary="in place exactly if k_cache is"),
+        replace(BOUNDS, summary="page maxima of K, then of -K", optional=True),
+        STORED_LENGTHS,
+        INDICES,
+    ),
+    attributes=(
+        Attribute("prompt_budget", 1, MAX_TOKENS, "tokens kept per KV head, window included", at_most="capacity"),
+        CAPACITY,
+        Attribute("pool_kernel", 1, 4095, "width of the max-pooling over scores", bits=32, odd=True),
+        PAGE_SIZE,
+    ),
+    formulas={"C": "capacity"},
+    write=_write,
+    kernel=Kernel(
+        "kvc_compact",
+        "KvcCompactParams",
+        strides=(
+            Stride("kv_stride_batch", ("D", "S", "G"), "elements between rows of k and v"),
+            Stride(
+                "kv_stride_head",
+                ("D", "S"),
+                "elements between KV heads; strides are at least D and multiples of 8",
+            ),
+            Stride("kv_stride_token", ("D",), "elements between tokens of k and v; head elements are contiguous"),
+        ),
+    ),
+)
+
+NAME = COMPACT.name
+
+
+def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
+    """The body for a pooling width and a cache type."""
+    return COMPACT.body(Layout(HeadShape(None, None, 0), dtype=str(lowest.dtype), numbers={"pool_kernel": pool_kernel}))

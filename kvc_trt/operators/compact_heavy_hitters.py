@@ -6,32 +6,45 @@ the queries: memory is linear in the prompt's length.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
-from onnx import FunctionProto
 
 from kvc_trt.operators import PROMPT_BLOCK
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.heavy_hitter_attention import RECENT, SCORES, SLOT_POSITIONS
 from kvc_trt.operators.prefill_attention import future_of_block, weights_of_block
-from kvc_trt.operators.shapes import attention_scale, count_to, float32, int32, one, scalar, size
+from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import HeadShape, Layout, attention_scale, count_to, float32, int32, one, scalar, size
 from kvc_trt.operators.slots import into_slots, pad_end
+from kvc_trt.operators.tensors import (
+    CAPACITY,
+    INDICES,
+    K_CACHE,
+    PROMPT_KEYS,
+    PROMPT_LENGTHS,
+    PROMPT_VALUES,
+    STORED_LENGTHS,
+    V_CACHE,
+)
 
-NAME = "KvcCompactHeavyHitters"
-INPUTS = ("q", "k", "v", "prompt_lengths")
-ATTRIBUTES = ("prompt_budget", "capacity", "recent")
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
+
 NOT_A_NUMBER, PADDING = -1.0, -2.0
 """Ranks below every score (scores are sums of probabilities)."""
 PROTECTED = np.float32(3e38)
 
 
-def compact_heavy_hitters() -> FunctionProto:
-    """(q [B,H,S,D], k, v [B,G,S,D], prompt_lengths [B]) -> (k_cache, v_cache [B,G,C,D], scores FLOAT [B,G,C],
-    slot_positions INT32 [B,G,C], cache_lengths [B], indices INT32 [B,G,C]).
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body.
 
     S is a multiple of PROMPT_BLOCK. Rows with n <= prompt_budget keep everything. `slot_positions` is `indices`: the
     position in the text of each slot's token, -1 in an empty one.
     """
-    emit = Emitter()
     budget = emit.attribute("prompt_budget")
     received = _received(emit)
 
@@ -53,7 +66,7 @@ def compact_heavy_hitters() -> FunctionProto:
     stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
     k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
     indices = int32(emit, pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1)))
-    outputs = {
+    return {
         "k_cache": k_cache,
         "v_cache": v_cache,
         "scores": into_slots(emit, scores, stored),
@@ -61,7 +74,6 @@ def compact_heavy_hitters() -> FunctionProto:
         "cache_lengths": lengths,
         "indices": indices,
     }
-    return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)
 
 
 def _received(emit: Emitter) -> Value:
@@ -94,3 +106,25 @@ def _rank(emit: Emitter, received: Value) -> Value:
     score = emit.Where(emit.GreaterOrEqual(received, 0.0), received, NOT_A_NUMBER)
     contested = emit.Less(columns, emit.Sub(rows, emit.attribute("recent")))
     return str(emit.Where(contested, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
+
+
+COMPACT_HEAVY_HITTERS = Operator(
+    name="KvcCompactHeavyHitters",
+    summary="Keep the last tokens of a prompt, and of the others those that received most attention.",
+    inputs=(Tensor("q", CACHE, ("B", "H", "S", "D"), "after RoPE"), PROMPT_KEYS, PROMPT_VALUES, PROMPT_LENGTHS),
+    outputs=(K_CACHE, V_CACHE, SCORES, SLOT_POSITIONS, STORED_LENGTHS, INDICES),
+    attributes=(
+        Attribute("prompt_budget", 1, MAX_TOKENS, "tokens kept per KV head", at_most="capacity"),
+        CAPACITY,
+        RECENT,
+    ),
+    formulas={"C": "capacity"},
+    write=_write,
+)
+
+NAME = COMPACT_HEAVY_HITTERS.name
+
+
+def compact_heavy_hitters() -> FunctionProto:
+    """The body."""
+    return COMPACT_HEAVY_HITTERS.body(Layout(HeadShape(None, None, 0)))

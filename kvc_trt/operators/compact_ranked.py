@@ -7,42 +7,60 @@ budgets of all layers. At most one layer's full cache is alive at a time, as wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import numpy as np
-from onnx import FunctionProto
 
 from kvc_trt.operators.compact import page_bounds, rank
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.shapes import count_to, int32, one, size
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.schema import CACHE, INT64, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, one, size
 from kvc_trt.operators.slots import into_slots, pad_end
+from kvc_trt.operators.tensors import (
+    BOUNDS,
+    CAPACITY,
+    INDICES,
+    K_CACHE,
+    PAGE_SIZE,
+    PROMPT_KEYS,
+    PROMPT_LENGTHS,
+    PROMPT_VALUES,
+    STORED_LENGTHS,
+    V_CACHE,
+    WINDOW,
+)
 
-NAME, TRIM = "KvcCompactRanked", "KvcTrim"
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
+
+KEPT = (
+    Tensor("k_kept", CACHE, ("B", "G", "N", "D")),
+    Tensor("v_kept", CACHE, ("B", "G", "N", "D")),
+    Tensor("kept", INT64, ("B", "G", "N"), "prompt positions, ascending"),
+    Tensor("ranks", INT64, ("B", "G", "N"), "which of them would be kept first"),
+)
+"""What a layer holds until its budget is known: its best N = min(prompt_budget, S) tokens."""
+
 LAST_INDEX = np.int64(2**31 - 1)
 
 
-def compact_ranked(pool_kernel: int) -> FunctionProto:
-    """(q_window [B,H,W,D], k, v [B,G,S,D], prompt_lengths [B]) ->
-    (k_kept, v_kept [B,G,n,D], kept, ranks INT64 [B,G,n]), n = min(prompt_budget, S).
-
-    `kept` are prompt positions, ascending; `ranks` say which of them would be kept first. Padding ranks last.
-    """
-    emit = Emitter()
+def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body of KvcCompactRanked. Padding ranks last."""
+    pool_kernel = int(layout.number("pool_kernel"))
     wanted = emit.Min(one(emit, emit.attribute("prompt_budget")), size(emit, "k", 2))
     _, best = emit.TopK(rank(emit, pool_kernel), wanted, outputs=2, axis=2)
     kept, ranks = emit.TopK(best, wanted, outputs=2, axis=2, largest=0)
     where = emit.Unsqueeze(kept, [3])
     keys, values = (emit.GatherND(rows, where, batch_dims=2) for rows in ("k", "v"))
-    outputs = {"k_kept": keys, "v_kept": values, "kept": kept, "ranks": ranks}
-    return function(NAME, ("q_window", "k", "v", "prompt_lengths"), outputs, ("prompt_budget",), emit)
+    return {"k_kept": keys, "v_kept": values, "kept": kept, "ranks": ranks}
 
 
-def trim(lowest: np.ndarray) -> FunctionProto:
-    """(k_kept, v_kept [B,G,n,D], kept, ranks [B,G,n], budgets [B], prompt_lengths [B]) ->
-    (k_cache, v_cache [B,G,C,D], bounds [B,G,2D,P], cache_lengths [B], indices INT32 [B,G,C]).
-
-    Each row keeps its best `budgets` tokens, in their order in the prompt. `lowest` marks empty pages.
-    """
-    emit = Emitter()
+def _write_trim(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body of KvcTrim: each row keeps its best `budgets` tokens, in their order in the prompt."""
     lengths = emit.Min("prompt_lengths", "budgets")
     entries = size(emit, "k_kept", 2)
     stays = emit.Less("ranks", emit.Reshape(lengths, [-1, 1, 1]))
@@ -52,16 +70,47 @@ def trim(lowest: np.ndarray) -> FunctionProto:
     keys, values = (_gathered(emit, rows, taken) for rows in ("k_kept", "v_kept"))
     k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
     positions = emit.Where(stored, emit.GatherElements("kept", taken, axis=2), -1)
-    outputs = {
+    return {
         "k_cache": k_cache,
         "v_cache": v_cache,
-        "bounds": page_bounds(emit, keys, stored, lowest),
+        "bounds": page_bounds(emit, keys, stored, layout.lowest),
         "cache_lengths": lengths,
         "indices": int32(emit, pad_end(emit, positions, emit.attribute("capacity"), np.int64(-1))),
     }
-    inputs = ("k_kept", "v_kept", "kept", "ranks", "budgets", "prompt_lengths")
-    return function(TRIM, inputs, outputs, ("capacity", "page_size"), emit)
 
 
 def _gathered(emit: Emitter, rows: Value, slots: Value) -> Value:
     return str(emit.GatherND(rows, emit.Unsqueeze(slots, [3]), batch_dims=2))
+
+
+COMPACT_RANKED = Operator(
+    name="KvcCompactRanked",
+    summary="KvcCompact for a layer whose budget is not known yet.",
+    inputs=(WINDOW, PROMPT_KEYS, PROMPT_VALUES, PROMPT_LENGTHS),
+    outputs=KEPT,
+    attributes=(Attribute("prompt_budget", 1, MAX_TOKENS, "the largest budget that the layer may get"),),
+    formulas={"N": "min(prompt_budget, S)"},
+    write=_write_ranked,
+)
+
+TRIMMED = Operator(
+    name="KvcTrim",
+    summary="Cut what KvcCompactRanked kept to a layer's budget.",
+    inputs=(*KEPT, Tensor("budgets", INT64, ("B",), "tokens that each row keeps"), PROMPT_LENGTHS),
+    outputs=(K_CACHE, V_CACHE, BOUNDS, replace(STORED_LENGTHS, summary="min(n, budget)"), INDICES),
+    attributes=(CAPACITY, PAGE_SIZE),
+    formulas={"C": "capacity"},
+    write=_write_trim,
+)
+
+NAME, TRIM = COMPACT_RANKED.name, TRIMMED.name
+
+
+def compact_ranked(pool_kernel: int) -> FunctionProto:
+    """The body for a pooling width."""
+    return COMPACT_RANKED.body(Layout(HeadShape(None, None, 0), numbers={"pool_kernel": pool_kernel}))
+
+
+def trim(lowest: np.ndarray) -> FunctionProto:
+    """The body for a cache type."""
+    return TRIMMED.body(Layout(HeadShape(None, None, 0), dtype=str(lowest.dtype)))

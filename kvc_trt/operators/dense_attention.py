@@ -5,28 +5,30 @@ Serves `full`, skipped layers and policies that only evict.
 
 from __future__ import annotations
 
-from onnx import FunctionProto
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from kvc_trt.operators.append import Place
 from kvc_trt.operators.attend import attend_first, attend_slots, group_query, ungroup
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.shapes import HeadShape, scalar, size
+from kvc_trt.operators.dimensions import INT32_MAX
+from kvc_trt.operators.schema import Attribute, Kernel, Operator
+from kvc_trt.operators.shapes import HeadShape, Layout, scalar, size
+from kvc_trt.operators.tensors import CACHE_LENGTHS, K_CACHE, OUTPUT, STEP, V_CACHE, updated
 
-NAME = "KvcDenseAttention"
-INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
-ATTRIBUTES = ("dense_until",)
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
-def dense_attention(shape: HeadShape) -> FunctionProto:
-    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], cache_lengths [B]) ->
-    (output [B,H,D], k_cache, v_cache).
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body.
 
     Entries are sliced out before they are attended where that pays (less than half of the cache is in use) and for
     at most `dense_until` entries, the lengths up to which a sparse engine attends densely on the same slice: there
     the two agree bit for bit. Otherwise the cache is read in place.
     """
-    emit = Emitter()
+    shape = layout.shape
     place = Place(emit, "cache_lengths", shape)
     keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
     lengths = emit.Add(place.slots, 1)
@@ -43,5 +45,25 @@ def dense_attention(shape: HeadShape) -> FunctionProto:
     short = emit.LessOrEqual(longest, emit.attribute("dense_until"))
     attended = emit.choose(emit.Or(mostly_empty, short), sliced, in_place, outputs=1)
     output = ungroup(emit, attended, "query", shape)
-    outputs = {"output": output, "k_cache_out": keys, "v_cache_out": values}
-    return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)
+    return {"output": output, "k_cache_out": keys, "v_cache_out": values}
+
+
+DENSE_ATTENTION = Operator(
+    name="KvcDenseAttention",
+    summary="Append one token, attend to every entry.",
+    inputs=(*STEP, CACHE_LENGTHS),
+    outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE)),
+    attributes=(
+        Attribute("dense_until", 0, INT32_MAX, "entries up to which the body attends to a slice of the cache"),
+    ),
+    write=_write,
+    # dense_until chooses between two ways to read the cache in the body; the kernel has one that serves both.
+    kernel=Kernel("kvc_dense_attention", "KvcDenseAttentionParams", ignored=("dense_until",), reserved=True),
+)
+
+NAME = DENSE_ATTENTION.name
+
+
+def dense_attention(shape: HeadShape) -> FunctionProto:
+    """The body for an attention shape."""
+    return DENSE_ATTENTION.body(Layout(shape))

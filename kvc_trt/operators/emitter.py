@@ -11,12 +11,12 @@ omitted input. The same class fills graphs, function bodies and the branches of 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 Value = str
 Operand = Any
@@ -67,6 +67,10 @@ class Emitter:
             self.nodes[-1].attribute.append(reference)
             self._constants[key] = found
         return found
+
+    def cast(self, value: Operand, dtype: Any) -> Value:
+        """`value` converted to the ONNX type of a numpy type."""
+        return str(self.call("Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
 
     def constant(self, value: Operand) -> Value:
         """A constant; int and list of int become INT64, float becomes FLOAT, arrays keep their type."""
@@ -152,6 +156,33 @@ class Emitter:
                 return emitter._constants[key]
             emitter = emitter._parent
         return None
+
+
+def make_function(
+    domain: str,
+    name: str,
+    inputs: Sequence[str],
+    outputs: Mapping[str, Value],
+    attributes: Sequence[str],
+    emit: Emitter,
+    *,
+    opset: int,
+) -> FunctionProto:
+    """The function whose body `emit` has written; `outputs` maps formal names to values of the body."""
+    _rename(emit.nodes, {value: formal for formal, value in outputs.items()})
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_function(domain, name, inputs, list(outputs), emit.nodes, imports, attributes)
+
+
+def _rename(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
+    for node in nodes:
+        for operands in (node.input, node.output):
+            operands[:] = [names.get(operand, operand) for operand in operands]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g.node, names)
+                for output in attribute.g.output:
+                    output.name = names.get(output.name, output.name)
 
 
 def _array(value: Operand) -> np.ndarray[Any, Any]:

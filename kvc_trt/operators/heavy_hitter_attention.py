@@ -6,35 +6,43 @@ next token takes the slot that became free, so the order of slots is not that of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
-from onnx import FunctionProto
 
 from kvc_trt.operators.append import Place
 from kvc_trt.operators.attend import attend_and_show, group_query, ungroup
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.shapes import HeadShape, count_to, int32, one, size
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.schema import FLOAT, INT32, INT64, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, one, size
 from kvc_trt.operators.slots import pad_end
+from kvc_trt.operators.tensors import CACHE_LENGTHS, CAPACITY, K_CACHE, OUTPUT, STEP, V_CACHE, updated
 
-NAME = "KvcHeavyHitterAttention"
-STATE = ("k_cache", "v_cache", "scores", "slot_positions")
-INPUTS = ("query", "k_new", "v_new", *STATE, "cache_lengths", "positions")
-ATTRIBUTES = ("capacity", "recent")
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
+
+SCORES = Tensor("scores", FLOAT, ("B", "G", "C"), "attention that each entry has received")
+SLOT_POSITIONS = Tensor(
+    "slot_positions", INT32, ("B", "G", "C"), "position of each entry in the text, -1 in an empty slot", fill=-1.0
+)
+RECENT = Attribute("recent", 0, MAX_TOKENS, "last tokens, which always stay", at_most="capacity")
 NOT_A_NUMBER = -1.0
 NEVER = np.float32(3e38)
 """Above every score: what must not be dropped."""
 EMPTY = np.int32(-1)
 
 
-def heavy_hitter_attention(shape: HeadShape) -> FunctionProto:
-    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], scores FLOAT [B,G,C], slot_positions INT32
-    [B,G,C], cache_lengths, positions [B]) -> (output [B,H,D], k_cache, v_cache, scores, slot_positions).
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body.
 
     `cache_lengths` counts the prompt's entries and every token since; `positions` are the new tokens' in the text. A
     row that uses all C slots drops one entry: not one of the last `recent` tokens, of the others that with the least
     score, among equals the last. While every row fits, attention is the code of KvcDenseAttention on the same slice.
     """
-    emit = Emitter()
+    shape = layout.shape
     free = emit.ArgMin("slot_positions", axis=2)
     place = Place(emit, "cache_lengths", shape, emit.Unsqueeze(free, [3]))
     keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
@@ -57,14 +65,13 @@ def heavy_hitter_attention(shape: HeadShape) -> FunctionProto:
     fits = emit.LessOrEqual(longest, capacity)
     output, received = emit.choose(fits, sliced, in_place, outputs=2)
     scores, slot_positions = _drop(emit, free, received, stored)
-    outputs = {
+    return {
         "output": ungroup(emit, output, "query", shape),
         "k_cache_out": keys,
         "v_cache_out": values,
         "scores_out": scores,
         "slot_positions_out": slot_positions,
     }
-    return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)
 
 
 def _drop(emit: Emitter, free: Value, received: Value, stored: Value) -> tuple[Value, Value]:
@@ -82,3 +89,26 @@ def _drop(emit: Emitter, free: Value, received: Value, stored: Value) -> tuple[V
     candidates = emit.Where(emit.And(least, emit.Less(rank, NEVER)), occupied, EMPTY)
     dropped = emit.Equal(occupied, emit.ReduceMax(candidates, [2]))
     return emit.Where(dropped, 0.0, score), emit.Where(dropped, EMPTY, occupied)
+
+
+HEAVY_HITTER_ATTENTION = Operator(
+    name="KvcHeavyHitterAttention",
+    summary="Append one token, attend to every entry, drop the one that received least attention.",
+    inputs=(
+        *STEP,
+        SCORES,
+        SLOT_POSITIONS,
+        CACHE_LENGTHS,
+        Tensor("positions", INT64, ("B",), "of the new tokens in the text"),
+    ),
+    outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE), updated(SCORES), updated(SLOT_POSITIONS)),
+    attributes=(CAPACITY, RECENT),
+    write=_write,
+)
+
+NAME, STATE = HEAVY_HITTER_ATTENTION.name, tuple(tensor.name for tensor in HEAVY_HITTER_ATTENTION.state)
+
+
+def heavy_hitter_attention(shape: HeadShape) -> FunctionProto:
+    """The body for an attention shape."""
+    return HEAVY_HITTER_ATTENTION.body(Layout(shape))

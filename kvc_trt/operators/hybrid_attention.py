@@ -6,29 +6,41 @@ Source: RocketKV (arXiv 2502.14051), section 3.3; exact rule in docs/policies/. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
-from onnx import FunctionProto
 
 from kvc_trt.operators.attend import attend
 from kvc_trt.operators.channels import largest_channels, temperature
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.selective import Layout, Step, append, ascending, attend_all_or
-from kvc_trt.operators.shapes import MASKED, count_to, float32, scalar, size
+from kvc_trt.operators.dimensions import MAX_HEAD_SIZE
+from kvc_trt.operators.schema import INT32, Attribute, Kernel, Operator, Tensor
+from kvc_trt.operators.selective import AppendedStep, append, ascending, attend_all_or
+from kvc_trt.operators.shapes import MASKED, Layout, count_to, float32, scalar, size
+from kvc_trt.operators.tensors import (
+    BOUNDS,
+    CACHE_LENGTHS,
+    DENSE_UNTIL,
+    K_CACHE,
+    OUTPUT,
+    PAGE_SIZE,
+    STEP,
+    TOKEN_BUDGET,
+    TOP_K,
+    V_CACHE,
+    updated,
+)
 
-NAME = "KvcHybridAttention"
-INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "bounds", "cache_lengths")
-ATTRIBUTES = ("page_size", "top_r", "top_k", "token_budget", "dense_until")
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
-def hybrid_attention(layout: Layout) -> FunctionProto:
-    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], bounds [B,G,2D,P], cache_lengths [B]) ->
-    (output [B,H,D], k_cache, v_cache, bounds, selected INT32 [B,G,max(top_k, token_budget, dense_until)]).
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body.
 
     A row with at most max(token_budget, dense_until) entries attends to all of them. When all rows of the batch are
     that short, the code of KvcDenseAttention runs, on the same slice.
     """
-    emit = Emitter()
     place, step = append(emit, layout)
     page = emit.Div(place.slots, emit.attribute("page_size"))
     bounds = place.raise_bounds("bounds", "k_new", page, layout.dtype)
@@ -39,11 +51,10 @@ def hybrid_attention(layout: Layout) -> FunctionProto:
     output, walked = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_kv_heads)
     selected = ascending(emit, walked, emit.Max(step.limit, emit.attribute("top_k")))
     caches = {"k_cache_out": step.keys, "v_cache_out": step.values, "bounds_out": bounds}
-    outputs = {"output": output, **caches, "selected": selected}
-    return function(NAME, INPUTS, outputs, ATTRIBUTES, emit)
+    return {"output": output, **caches, "selected": selected}
 
 
-def _select_and_attend(emit: Emitter, step: Step, bounds: Value) -> list[Value]:
+def _select_and_attend(emit: Emitter, step: AppendedStep, bounds: Value) -> list[Value]:
     """Steps 3 to 10 of the rule; -> [attended [B,G,g,D], tokens INT64 [B,G,T] in walk order, -1 where not taken]."""
     score = _page_scores(emit, step, bounds)
     taken, tokens = _walk_pages(emit, step, score)
@@ -52,7 +63,7 @@ def _select_and_attend(emit: Emitter, step: Step, bounds: Value) -> list[Value]:
     return [attended, emit.Where(emit.Squeeze(taken, [2]), tokens, -1)]
 
 
-def _page_scores(emit: Emitter, step: Step, bounds: Value) -> Value:
+def _page_scores(emit: Emitter, step: AppendedStep, bounds: Value) -> Value:
     """Group score of one token of each page, FLOAT [B,G,1,P] (steps 3 to 7), up to the factor 1/g.
 
     The softmax runs over pages and is normalised by tokens: pages with equal scores stay equal whatever their fill.
@@ -74,7 +85,7 @@ def _page_scores(emit: Emitter, step: Step, bounds: Value) -> Value:
     return str(emit.Where(emit.GreaterOrEqual(score, 0.0), score, -1.0))
 
 
-def _tokens_in_every_page(emit: Emitter, step: Step, bounds: Value) -> Value:
+def _tokens_in_every_page(emit: Emitter, step: AppendedStep, bounds: Value) -> Value:
     """Entries in each page, FLOAT [B,1,1,P]."""
     page_size = float32(emit, emit.attribute("page_size"))
     if step.layout.pages is None:
@@ -85,7 +96,7 @@ def _tokens_in_every_page(emit: Emitter, step: Step, bounds: Value) -> Value:
     return str(emit.Clip(emit.Sub(float32(emit, step.lengths), starts), 0.0, page_size))
 
 
-def _walk_pages(emit: Emitter, step: Step, score: Value) -> tuple[Value, Value]:
+def _walk_pages(emit: Emitter, step: AppendedStep, score: Value) -> tuple[Value, Value]:
     """Whole pages by (score descending, page ascending), the last one cut to its lowest tokens (step 8).
 
     -> (taken BOOL [B,G,1,T], tokens INT64 [B,G,T]); one page more than needed is walked, for the partial one may be
@@ -105,3 +116,29 @@ def _walk_pages(emit: Emitter, step: Step, score: Value) -> tuple[Value, Value]:
     taken = emit.Less(offsets, emit.Reshape(quota, [0, 0, -1, 1]))
     tokens = emit.Add(emit.Reshape(starts, [0, 0, -1, 1]), offsets)
     return emit.Reshape(taken, [0, 0, 1, -1]), emit.Reshape(tokens, [0, 0, -1])
+
+
+HYBRID_ATTENTION = Operator(
+    name="KvcHybridAttention",
+    summary="Append one token, select the pages that matter, attend to their tokens.",
+    inputs=(*STEP, BOUNDS, CACHE_LENGTHS),
+    outputs=(
+        OUTPUT,
+        updated(K_CACHE),
+        updated(V_CACHE),
+        updated(BOUNDS),
+        Tensor("selected", INT32, ("B", "G", "K"), "slots read, ascending, -1 past the end", optional=True),
+    ),
+    attributes=(
+        PAGE_SIZE,
+        Attribute("top_r", 1, MAX_HEAD_SIZE, "channels that score pages", bits=32, at_most="D"),
+        TOP_K,
+        TOKEN_BUDGET,
+        DENSE_UNTIL,
+    ),
+    formulas={"K": "max(top_k, token_budget, dense_until)"},
+    write=_write,
+    kernel=Kernel("kvc_hybrid_attention", "KvcHybridAttentionParams"),
+)
+
+NAME, hybrid_attention = HYBRID_ATTENTION.name, HYBRID_ATTENTION.body

@@ -5,26 +5,29 @@ The exact division of `kvc_trt.reference.squeeze`, in double precision, for ever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import FunctionProto, TensorProto
 
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.shapes import one
+from kvc_trt.operators.schema import FLOAT, INT64, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import HeadShape, Layout, one
+from kvc_trt.operators.tensors import PROMPT_LENGTHS
 
-NAME = "KvcLayerBudgets"
-ATTRIBUTES = ("budget", "least", "most")
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
-def layer_budgets(layers: int, share: float) -> FunctionProto:
-    """(cosines FLOAT [L,B], prompt_lengths [B]) -> budgets INT64 [L,B].
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body. The layout's numbers `budgeted_layers` and `squeeze_share` are L and p of SqueezeAttention.
 
     Budgets lie between `least` and min(`most`, prompt length) and sum to L * `budget` where all of it finds room.
     """
-    emit = Emitter()
-    values = emit.Cast(emit.Transpose("cosines", perm=[1, 0]), to=TensorProto.DOUBLE)
+    layers, share = int(layout.number("budgeted_layers")), layout.number("squeeze_share")
+    values = emit.cast(emit.Transpose("cosines", perm=[1, 0]), np.float64)
     ascending, order = emit.TopK(values, [layers], outputs=2, axis=1, largest=0)
     important = _important(emit, ascending, layers)
     budget = emit.attribute("budget")
@@ -34,19 +37,18 @@ def layer_budgets(layers: int, share: float) -> FunctionProto:
     base = emit.Div(rest, important)
     extra = emit.Sub(rest, emit.Mul(base, important))
     places = np.arange(layers, dtype=np.int64)[None]
-    share_of_rest = emit.Add(base, emit.Cast(emit.Less(places, extra), to=TensorProto.INT64))
+    share_of_rest = emit.Add(base, emit.cast(emit.Less(places, extra), np.int64))
     wanted = emit.Where(emit.Less(places, important), share_of_rest, low)
     room = emit.Unsqueeze(emit.Min("prompt_lengths", emit.attribute("most")), [1])
     ranked = _spread(emit, wanted, room)
     _, back = emit.TopK(order, [layers], outputs=2, axis=1, largest=0)
-    budgets = emit.Transpose(emit.GatherElements(ranked, back, axis=1), perm=[1, 0])
-    return function(NAME, ("cosines", "prompt_lengths"), {"budgets": budgets}, ATTRIBUTES, emit)
+    return {"budgets": emit.Transpose(emit.GatherElements(ranked, back, axis=1), perm=[1, 0])}
 
 
 def _floor_share(emit: Emitter, budget: Value, share: float) -> Value:
     """floor(budget * share), as Python computes it."""
-    product = emit.Mul(emit.Cast(budget, to=TensorProto.DOUBLE), np.float64(share))
-    return str(emit.Cast(emit.Floor(product), to=TensorProto.INT64))
+    product = emit.Mul(emit.cast(budget, np.float64), np.float64(share))
+    return emit.cast(emit.Floor(product), np.int64)
 
 
 def _important(emit: Emitter, values: Value, layers: int) -> Value:
@@ -58,8 +60,8 @@ def _important(emit: Emitter, values: Value, layers: int) -> Value:
     if layers == 1:
         return str(emit.Expand(one(emit, emit.constant(1)), emit.Concat(emit.Shape(values, end=1), [1], axis=0)))
     distinct = emit.Greater(emit.Slice(values, [1], [layers], [1]), emit.Slice(values, [0], [layers - 1], [1]))
-    cuts = emit.ReduceSum(emit.Cast(distinct, to=TensorProto.INT64), [1])
-    first_cut = emit.Add(emit.ArgMax(emit.Cast(distinct, to=TensorProto.INT32), axis=1, keepdims=1), 1)
+    cuts = emit.ReduceSum(emit.cast(distinct, np.int64), [1])
+    first_cut = emit.Add(emit.ArgMax(emit.cast(distinct, np.int32), axis=1, keepdims=1), 1)
     few = emit.Where(emit.Equal(cuts, 0), np.int64(layers), first_cut)
     if layers == 2:
         return str(few)
@@ -93,3 +95,25 @@ def _spread(emit: Emitter, wanted: Value, room: Value) -> Value:
     given_before = emit.CumSum(free, 1, exclusive=1)
     left = emit.Max(emit.Sub(surplus, given_before), 0)
     return str(emit.Add(held, emit.Min(free, left)))
+
+
+LAYER_BUDGETS = Operator(
+    name="KvcLayerBudgets",
+    summary="How much of one prompt each layer keeps.",
+    inputs=(Tensor("cosines", FLOAT, ("L", "B"), "how little each layer changes the residual stream"), PROMPT_LENGTHS),
+    outputs=(Tensor("budgets", INT64, ("L", "B")),),
+    attributes=(
+        Attribute("budget", summary="mean over layers"),
+        Attribute("least", summary="that any layer keeps"),
+        Attribute("most", summary="that any layer keeps"),
+    ),
+    write=_write,
+)
+
+NAME = LAYER_BUDGETS.name
+
+
+def layer_budgets(layers: int, share: float) -> FunctionProto:
+    """The body for so many layers."""
+    numbers = {"budgeted_layers": layers, "squeeze_share": share}
+    return LAYER_BUDGETS.body(Layout(HeadShape(None, None, 0), numbers=numbers))

@@ -5,23 +5,26 @@ One iteration per block of queries, keys cut at the block's end. A TensorRT buil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
-from onnx import FunctionProto
 
 from kvc_trt.operators import PROMPT_BLOCK
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.shapes import MASKED, attention_scale, float32, one, scalar, size
+from kvc_trt.operators.schema import CACHE, Operator, Tensor
+from kvc_trt.operators.shapes import MASKED, HeadShape, Layout, attention_scale, float32, one, scalar, size
 
-NAME = "KvcPrefillAttention"
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
-def prefill_attention() -> FunctionProto:
-    """(q [B,H,S,D], k, v [B,G,S,D]) -> o [B,H,S,D]; S is a multiple of PROMPT_BLOCK.
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body; S is a multiple of PROMPT_BLOCK.
 
     Rows are padded on the right: the causal mask keeps padding away from every real token.
     """
-    emit = Emitter()
     heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
     query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
     keys, values = float32(emit, "k"), float32(emit, "v")
@@ -36,8 +39,7 @@ def prefill_attention() -> FunctionProto:
     # round an allocator keeps the temporaries of every block apart, which adds up to the square of the length again.
     blocks = emit.Slice(emit.collect(count, block), [-1], [np.iinfo(np.int64).min], [0], [-1])
     in_order = emit.Transpose(blocks, perm=[1, 2, 3, 0, 4, 5])
-    output = emit.CastLike(emit.Reshape(in_order, emit.Shape("q")), "q")
-    return function(NAME, ("q", "k", "v"), {"o": output}, (), emit)
+    return {"o": emit.CastLike(emit.Reshape(in_order, emit.Shape("q")), "q")}
 
 
 def future_of_block(emit: Emitter) -> Value:
@@ -68,3 +70,23 @@ def _attend_block(emit: Emitter, query: Value, keys: Value, values: Value, block
     weights, rows, end = weights_of_block(emit, query, keys, block_mask, index)
     matrix = emit.Reshape(weights, emit.Concat([0, 0, -1], end, axis=0))
     return str(emit.Reshape(emit.MatMul(matrix, emit.Slice(values, [0], end, [2])), emit.Shape(rows)))
+
+
+PREFILL_ATTENTION = Operator(
+    name="KvcPrefillAttention",
+    summary="Exact causal attention over the prompt, in memory linear in its length.",
+    inputs=(
+        Tensor("q", CACHE, ("B", "H", "S", "D"), "after RoPE"),
+        Tensor("k", CACHE, ("B", "G", "S", "D"), "after RoPE"),
+        Tensor("v", CACHE, ("B", "G", "S", "D")),
+    ),
+    outputs=(Tensor("o", CACHE, ("B", "H", "S", "D")),),
+    write=_write,
+)
+
+NAME = PREFILL_ATTENTION.name
+
+
+def prefill_attention() -> FunctionProto:
+    """The body."""
+    return PREFILL_ATTENTION.body(Layout(HeadShape(None, None, 0)))

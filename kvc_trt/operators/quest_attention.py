@@ -6,27 +6,37 @@ maxima of K and of -K [B,G,2D,P]: max(q·max K, q·min K) summed over channels i
 
 from __future__ import annotations
 
-from onnx import FunctionProto
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from kvc_trt.operators.attend import GroupedQuery, attend
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.selective import LOWEST_RANK, Layout, Step, append, ascending, attend_all_or
-from kvc_trt.operators.shapes import count_to, float32, one, size
+from kvc_trt.operators.schema import INT32, Operator, Tensor
+from kvc_trt.operators.selective import LOWEST_RANK, AppendedStep, append, ascending, attend_all_or
+from kvc_trt.operators.shapes import Layout, count_to, float32, one, size
+from kvc_trt.operators.tensors import (
+    BOUNDS,
+    CACHE_LENGTHS,
+    DENSE_UNTIL,
+    K_CACHE,
+    OUTPUT,
+    PAGE_SIZE,
+    STEP,
+    TOKEN_BUDGET,
+    TOP_K,
+    V_CACHE,
+    updated,
+)
 
-NAME = "KvcQuestAttention"
-INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "bounds", "cache_lengths")
-ATTRIBUTES = ("page_size", "top_k", "token_budget", "dense_until")
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
-def quest_attention(layout: Layout) -> FunctionProto:
-    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], bounds [B,G,2D,P], cache_lengths [B]) ->
-    (output [B,H,D], k_cache, v_cache, bounds, selected INT32 [B,H,max(top_k, token_budget, dense_until)]).
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body.
 
     `top_k` is a multiple of `page_size`. A row with at most max(token_budget, dense_until) entries attends to all of
     them. When all rows of the batch are that short, the code of KvcDenseAttention runs, on the same slice.
     """
-    emit = Emitter()
     place, step = append(emit, layout)
     newest = emit.Div(place.slots, emit.attribute("page_size"))
     bounds = place.raise_bounds("bounds", "k_new", newest, layout.dtype)
@@ -38,10 +48,10 @@ def quest_attention(layout: Layout) -> FunctionProto:
     output, read = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_heads)
     selected = ascending(emit, read, emit.Max(step.limit, emit.attribute("top_k")))
     caches = {"k_cache_out": step.keys, "v_cache_out": step.values, "bounds_out": bounds}
-    return function(NAME, INPUTS, {"output": output, **caches, "selected": selected}, ATTRIBUTES, emit)
+    return {"output": output, **caches, "selected": selected}
 
 
-def _ranked_pages(emit: Emitter, step: Step, bounds: Value, newest: Value) -> Value:
+def _ranked_pages(emit: Emitter, step: AppendedStep, bounds: Value, newest: Value) -> Value:
     """What any key within a page's bounds could reach, FLOAT [B,G,g,P]; the newest page ranks above all others."""
     query = step.query.plain
     size_of = emit.Abs(query)
@@ -53,7 +63,7 @@ def _ranked_pages(emit: Emitter, step: Step, bounds: Value, newest: Value) -> Va
     return str(emit.Where(emit.Equal(pages, newest), -LOWEST_RANK, emit.Where(comparable, score, LOWEST_RANK)))
 
 
-def _tokens_of_pages(emit: Emitter, step: Step, ranked: Value) -> tuple[Value, Value]:
+def _tokens_of_pages(emit: Emitter, step: AppendedStep, ranked: Value) -> tuple[Value, Value]:
     """The tokens of each head's best pages; -> (tokens INT64 [B,G,g*T], taken BOOL of the same shape).
 
     As many pages are walked as the row with the most of them needs; the others stop early.
@@ -71,7 +81,7 @@ def _tokens_of_pages(emit: Emitter, step: Step, ranked: Value) -> tuple[Value, V
     return emit.Reshape(tokens, flat), emit.Reshape(taken, flat)
 
 
-def _attend_per_head(emit: Emitter, step: Step, tokens: Value, taken: Value) -> list[Value]:
+def _attend_per_head(emit: Emitter, step: AppendedStep, tokens: Value, taken: Value) -> list[Value]:
     """[attended [B,H,1,D], tokens INT64 [B,H,T], -1 where not taken]: every query head gathers its own entries."""
     heads, head_size = step.layout.shape.fixed_heads, step.layout.shape.head_size
     by_head = [0, heads, -1]
@@ -81,3 +91,22 @@ def _attend_per_head(emit: Emitter, step: Step, tokens: Value, taken: Value) -> 
     visible = emit.Reshape(taken, by_head)
     attended = attend(emit, query, keys, values, emit.Unsqueeze(visible, [2]))
     return [attended, emit.Where(visible, emit.Reshape(tokens, by_head), -1)]
+
+
+QUEST_ATTENTION = Operator(
+    name="KvcQuestAttention",
+    summary="Append one token, attend to the pages whose bounds promise most, per query head.",
+    inputs=(*STEP, BOUNDS, CACHE_LENGTHS),
+    outputs=(
+        OUTPUT,
+        updated(K_CACHE),
+        updated(V_CACHE),
+        updated(BOUNDS),
+        Tensor("selected", INT32, ("B", "H", "K"), "slots that each query head read, ascending, -1 past the end"),
+    ),
+    attributes=(PAGE_SIZE, TOP_K, TOKEN_BUDGET, DENSE_UNTIL),
+    formulas={"K": "max(top_k, token_budget, dense_until)"},
+    write=_write,
+)
+
+NAME, quest_attention = QUEST_ATTENTION.name, QUEST_ATTENTION.body

@@ -6,31 +6,34 @@ an entry stays where it is until it is overwritten, so their order is not that o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from onnx import FunctionProto
+from typing import TYPE_CHECKING
 
 from kvc_trt.operators.append import Place
 from kvc_trt.operators.attend import attend_first, attend_slots, group_query, ungroup
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.shapes import HeadShape, float32, one
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.schema import FLOAT, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import HeadShape, Layout, float32, one
+from kvc_trt.operators.tensors import CACHE_LENGTHS, CAPACITY, K_CACHE, OUTPUT, STEP, V_CACHE, updated
 
-NAME = "KvcRecentAttention"
-RANKED_NAME = "KvcRankedRecentAttention"
-INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
-TABLES = ("cosine", "sine")
-ATTRIBUTES = ("capacity", "sinks")
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
+
+TABLES = (Tensor("cosine", FLOAT, ("R", "D/2")), Tensor("sine", FLOAT, ("R", "D/2")))
+"""Of the rotary embedding, a row for every position."""
+SINKS = Attribute("sinks", 0, MAX_TOKENS, "first tokens, which are never overwritten", at_most="capacity")
 
 
-def recent_attention(shape: HeadShape) -> FunctionProto:
-    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], cache_lengths [B]) ->
-    (output [B,H,D], k_cache, v_cache).
+def _write_recent(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body of KvcRecentAttention.
 
     `cache_lengths` counts all tokens that were ever stored. While every row fits, this is the code of
     KvcDenseAttention on the same slice.
     """
-    emit = Emitter()
+    shape = layout.shape
     ring = _append(emit, shape)
     query = group_query(emit, "query", shape)
 
@@ -41,15 +44,15 @@ def recent_attention(shape: HeadShape) -> FunctionProto:
         return [attend_slots(branch, query, ring.keys, ring.values, ring.stored)]
 
     attended = emit.choose(ring.fits, sliced, in_place, outputs=1)
-    return _function(emit, NAME, INPUTS, ring, ungroup(emit, attended, "query", shape))
+    return {"output": ungroup(emit, attended, "query", shape), "k_cache_out": ring.keys, "v_cache_out": ring.values}
 
 
-def ranked_recent_attention(shape: HeadShape) -> FunctionProto:
-    """As `recent_attention`, of queries and keys before the rotary embedding, and its tables `cosine`, `sine` [S,D/2].
+def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body of KvcRankedRecentAttention: queries and keys are those before the rotary embedding.
 
     Keys are rotated at every step by their rank among the entries of the cache: the sinks first, then by age.
     """
-    emit = Emitter()
+    shape = layout.shape
     ring = _append(emit, shape)
     newest = emit.Min(emit.Reshape("cache_lengths", [-1, 1]), emit.Sub(emit.attribute("capacity"), 1))
     turned = _rotated(emit, emit.Unsqueeze("query", [2]), newest)
@@ -65,7 +68,7 @@ def ranked_recent_attention(shape: HeadShape) -> FunctionProto:
         return [attend_slots(branch, query, keys, ring.values, ring.stored)]
 
     attended = emit.choose(ring.fits, sliced, in_place, outputs=1)
-    return _function(emit, RANKED_NAME, (*INPUTS, *TABLES), ring, ungroup(emit, attended, "query", shape))
+    return {"output": ungroup(emit, attended, "query", shape), "k_cache_out": ring.keys, "v_cache_out": ring.values}
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,35 @@ def _ranks(emit: Emitter, ring: _Ring) -> Value:
 
 def _rotated(emit: Emitter, x: Value, positions: Value) -> Value:
     """`x` [B,heads,n,D] at `positions` [B,n], computed in fp32 and rounded as what is rotated before it is stored."""
-    return str(emit.CastLike(emit.RotaryEmbedding(float32(emit, x), *TABLES, positions), x))
+    return str(emit.CastLike(emit.RotaryEmbedding(float32(emit, x), "cosine", "sine", positions), x))
 
 
-def _function(emit: Emitter, name: str, inputs: tuple[str, ...], ring: _Ring, output: Value) -> FunctionProto:
-    outputs = {"output": output, "k_cache_out": ring.keys, "v_cache_out": ring.values}
-    return function(name, inputs, outputs, ATTRIBUTES, emit)
+RECENT_ATTENTION = Operator(
+    name="KvcRecentAttention",
+    summary="Write one token over the oldest that is no sink, attend to all entries.",
+    inputs=(*STEP, CACHE_LENGTHS),
+    outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE)),
+    attributes=(CAPACITY, SINKS),
+    write=_write_recent,
+)
+
+RANKED_RECENT_ATTENTION = Operator(
+    name="KvcRankedRecentAttention",
+    summary="KvcRecentAttention with positions counted in the cache.",
+    inputs=(*STEP, CACHE_LENGTHS, *TABLES),
+    outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE)),
+    attributes=(CAPACITY, SINKS),
+    write=_write_ranked,
+)
+
+NAME, RANKED_NAME = RECENT_ATTENTION.name, RANKED_RECENT_ATTENTION.name
+
+
+def recent_attention(shape: HeadShape) -> FunctionProto:
+    """The body of the one for an attention shape."""
+    return RECENT_ATTENTION.body(Layout(shape))
+
+
+def ranked_recent_attention(shape: HeadShape) -> FunctionProto:
+    """The body of the other for an attention shape."""
+    return RANKED_RECENT_ATTENTION.body(Layout(shape))

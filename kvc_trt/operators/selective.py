@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvc_trt.operators.append import Place
 from kvc_trt.operators.attend import GroupedQuery, attend_first, group_query, ungroup
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.shapes import HeadShape, int32, one, size
+from kvc_trt.operators.shapes import Layout, int32, one, size
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
 
 LAST_INDEX = np.int64(2**31 - 1)
 LOWEST_RANK = np.float32(-np.inf)
@@ -18,19 +21,8 @@ LOWEST_RANK = np.float32(-np.inf)
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Numbers of one engine that a body contains; None where layers differ, and the body asks its inputs."""
-
-    shape: HeadShape
-    capacity: int | None
-    pages: int | None
-    dtype: str
-    """Type of the cache."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What both ways to attend need, after the append."""
+class AppendedStep:
+    """A step after its append: what both ways to attend need."""
 
     layout: Layout
     query: GroupedQuery
@@ -60,8 +52,8 @@ class Step:
         return keys, values
 
 
-def append(emit: Emitter, layout: Layout) -> tuple[Place, Step]:
-    """Store k_new and v_new behind the `cache_lengths` entries of k_cache and v_cache."""
+def append(emit: Emitter, layout: Layout) -> tuple[Place, AppendedStep]:
+    """Store k_new and v_new after the `cache_lengths` entries of k_cache and v_cache."""
     place = Place(emit, "cache_lengths", layout.shape)
     keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
     lengths = emit.Add(place.slots, 1)
@@ -70,11 +62,11 @@ def append(emit: Emitter, layout: Layout) -> tuple[Place, Step]:
     # Outside of the branches, where ONNX Runtime is known to reshape in place.
     key_rows, value_rows = (emit.Reshape(cache, [-1, layout.shape.head_size]) for cache in (keys, values))
     first_row, longest = place.first_rows(_capacity(emit, layout)), emit.ReduceMax(lengths, keepdims=0)
-    return place, Step(layout, query, keys, values, key_rows, value_rows, first_row, lengths, longest, limit)
+    return place, AppendedStep(layout, query, keys, values, key_rows, value_rows, first_row, lengths, longest, limit)
 
 
 def attend_all_or(
-    emit: Emitter, step: Step, sparse: Callable[[Emitter], list[Value]], *, lists: int
+    emit: Emitter, step: AppendedStep, sparse: Callable[[Emitter], list[Value]], *, lists: int
 ) -> tuple[Value, Value]:
     """Dense attention by the code of KvcDenseAttention where all rows of the batch fit, else what `sparse` writes:
     its result, and the tokens read INT64 [B,lists,T], -1 for none. -> (output [B,H,D], the same list of tokens)."""

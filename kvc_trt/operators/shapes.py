@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import TensorProto
 
-from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.models.safetensors_format import numpy_dtype
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+LOWEST: Mapping[str, float] = {
+    "float32": -3.4028234663852886e38,
+    "float16": -65504.0,
+    "bfloat16": -3.3895313892515355e38,
+}
+"""Lowest finite value of a cache type. Finite on purpose: zero times infinity would be NaN."""
 
 MASKED = np.float32(-3.4e38)
 """Score of an entry that must not take part: finite, so that a row without entries gives no NaN."""
@@ -51,6 +62,33 @@ class HeadShape:
         return self.heads
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The numbers of one engine that bodies contain. Everything else is an attribute of the call."""
+
+    shape: HeadShape
+    capacity: int | None = None
+    """Slots of every cache; None where layers differ, and bodies ask their inputs."""
+    pages: int | None = None
+    """Likewise."""
+    dtype: str = "float32"
+    """Type of the cache."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What single operators cannot take as an attribute, by name ("pool_kernel"): ONNX wants a list there, or the body
+    itself depends on it."""
+
+    @property
+    def lowest(self) -> np.ndarray:
+        """What marks an empty page: the lowest finite number of the cache's type."""
+        return np.array(LOWEST[self.dtype], numpy_dtype(self.dtype))
+
+    def number(self, name: str) -> float:
+        """One of `numbers`; ValueError where the engine has none of that name."""
+        if name not in self.numbers:
+            raise ValueError(f"the layout has no {name}; expected it among its numbers ({', '.join(self.numbers)})")
+        return self.numbers[name]
+
+
 def size(emit: Emitter, value: Value, axis: int) -> Value:
     """Length of one axis as INT64 [1]."""
     return str(emit.Shape(value, start=axis, end=axis + 1))
@@ -68,12 +106,12 @@ def one(emit: Emitter, value: Value) -> Value:
 
 def float32(emit: Emitter, value: Value) -> Value:
     """Scores and sums run in fp32 whatever the cache type."""
-    return str(emit.Cast(value, to=TensorProto.FLOAT))
+    return emit.cast(value, np.float32)
 
 
 def int32(emit: Emitter, value: Value) -> Value:
     """Cast to INT32, the type of every index list that leaves an operator."""
-    return str(emit.Cast(value, to=TensorProto.INT32))
+    return emit.cast(value, np.int32)
 
 
 def count_to(emit: Emitter, length: Value) -> Value:

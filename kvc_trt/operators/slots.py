@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from kvc_trt.operators.emitter import Emitter, Value
 from kvc_trt.operators.shapes import one, size
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
 
 
 def into_slots(emit: Emitter, rows: Value, stored: Value) -> Value:

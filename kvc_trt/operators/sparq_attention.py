@@ -6,30 +6,45 @@ time, channel-major [B,G,D,C]: a score on r channels reads r rows of it. `value_
 
 from __future__ import annotations
 
-from onnx import FunctionProto
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kvc_trt.operators.attend import attend
 from kvc_trt.operators.channels import largest_channels, temperature
-from kvc_trt.operators.emitter import Emitter, Value
-from kvc_trt.operators.function import function
-from kvc_trt.operators.selective import LOWEST_RANK, Layout, Step, append, ascending, attend_all_or
-from kvc_trt.operators.shapes import MASKED, float32, one, size
+from kvc_trt.operators.dimensions import MAX_HEAD_SIZE
+from kvc_trt.operators.schema import CACHE, FLOAT, INT32, Attribute, Operator, Tensor
+from kvc_trt.operators.selective import LOWEST_RANK, AppendedStep, append, ascending, attend_all_or
+from kvc_trt.operators.shapes import MASKED, Layout, float32, one, size
+from kvc_trt.operators.tensors import (
+    CACHE_LENGTHS,
+    DENSE_UNTIL,
+    K_CACHE,
+    OUTPUT,
+    STEP,
+    TOKEN_BUDGET,
+    TOP_K,
+    V_CACHE,
+    updated,
+)
 
-NAME = "KvcSparqAttention"
-INPUTS = ("query", "k_new", "v_new", "k_cache", "v_cache", "channels", "value_sum", "cache_lengths")
-ATTRIBUTES = ("top_r", "top_k", "token_budget", "dense_until")
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
+
+CHANNELS = Tensor("channels", CACHE, ("B", "G", "D", "C"), "the keys once more, channel by channel")
+VALUE_SUM = Tensor("value_sum", FLOAT, ("B", "G", "D"), "sum of all stored values")
 
 
-def sparq_attention(layout: Layout, *, reallocate: bool) -> FunctionProto:
-    """(query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache [B,G,C,D], channels [B,G,D,C], value_sum FLOAT [B,G,D],
-    cache_lengths [B]) -> (output [B,H,D], k_cache, v_cache, channels, value_sum,
-    selected INT32 [B,G,max(top_k + 1, token_budget, dense_until)]).
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body.
 
     The current token and `top_k` others are read; a row with at most max(token_budget, dense_until) entries attends to
     all of them. When all rows of the batch are that short, the code of KvcDenseAttention runs, on the same slice.
-    `reallocate` gives the attention that scores leave to unread tokens to the mean value.
+    The layout's number `reallocate` gives the attention that scores leave to unread tokens to the mean value.
     """
-    emit = Emitter()
+    reallocate = bool(layout.number("reallocate"))
     place, step = append(emit, layout)
     channels = place.append_columns("channels", "k_new")
     value_sum = emit.Add("value_sum", float32(emit, "v_new"))
@@ -49,11 +64,10 @@ def sparq_attention(layout: Layout, *, reallocate: bool) -> FunctionProto:
     output, read = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_kv_heads)
     selected = ascending(emit, read, emit.Max(step.limit, emit.Add(emit.attribute("top_k"), 1)))
     caches = {"k_cache_out": step.keys, "v_cache_out": step.values}
-    states = {**caches, "channels_out": channels, "value_sum_out": value_sum}
-    return function(NAME, INPUTS, {"output": output, **states, "selected": selected}, ATTRIBUTES, emit)
+    return {"output": output, **caches, "channels_out": channels, "value_sum_out": value_sum, "selected": selected}
 
 
-def _scores(emit: Emitter, step: Step, channels: Value) -> Value:
+def _scores(emit: Emitter, step: AppendedStep, channels: Value) -> Value:
     """Every head's score of the first slots on the group's channels, FLOAT [B,G,g,longest].
 
     Divided after the product: tokens whose products are equal stay equal.
@@ -67,7 +81,7 @@ def _scores(emit: Emitter, step: Step, channels: Value) -> Value:
     return str(emit.Div(product, temperature(emit, query, chosen, step.layout.shape.head_size)))
 
 
-def _choose(emit: Emitter, step: Step, scores: Value) -> tuple[Value, Value]:
+def _choose(emit: Emitter, step: AppendedStep, scores: Value) -> tuple[Value, Value]:
     """-> (tokens INT64 [B,G,T], best first, the current one before all; taken BOOL [B,1,T])."""
     summed = emit.ReduceSum(scores, [2], keepdims=0)
     lengths = emit.Squeeze(step.lengths, [3])
@@ -81,7 +95,7 @@ def _choose(emit: Emitter, step: Step, scores: Value) -> tuple[Value, Value]:
     return tokens, emit.Less(emit.Range(0, count, 1), wanted)
 
 
-def _share_read(emit: Emitter, step: Step, scores: Value, tokens: Value, visible: Value) -> Value:
+def _share_read(emit: Emitter, step: AppendedStep, scores: Value, tokens: Value, visible: Value) -> Value:
     """How much of each head's attention, by its scores, falls on the tokens read; FLOAT [B,G,g,1]."""
     in_use = emit.Less(emit.Range(0, step.longest, 1), step.lengths)
     # Empty slots score 0: adding to them costs less than Where, which passes over all scores more often.
@@ -89,3 +103,33 @@ def _share_read(emit: Emitter, step: Step, scores: Value, tokens: Value, visible
     per_head = emit.Expand(emit.Unsqueeze(tokens, [2]), emit.Concat([1, 1], size(emit, scores, 2), [1], axis=0))
     read = emit.GatherElements(weights, per_head, axis=3)
     return str(emit.ReduceSum(emit.Where(visible, read, 0.0), [3]))
+
+
+SPARQ_ATTENTION = Operator(
+    name="KvcSparqAttention",
+    summary="Append one token, score all by a few channels, attend to the best ones.",
+    inputs=(*STEP, CHANNELS, VALUE_SUM, CACHE_LENGTHS),
+    outputs=(
+        OUTPUT,
+        updated(K_CACHE),
+        updated(V_CACHE),
+        updated(CHANNELS),
+        updated(VALUE_SUM),
+        Tensor("selected", INT32, ("B", "G", "K"), "slots read, ascending, -1 past the end"),
+    ),
+    attributes=(
+        Attribute("top_r", 1, MAX_HEAD_SIZE, "channels that score tokens", bits=32, at_most="D"),
+        TOP_K,
+        TOKEN_BUDGET,
+        DENSE_UNTIL,
+    ),
+    formulas={"K": "max(top_k + 1, token_budget, dense_until)"},
+    write=_write,
+)
+
+NAME = SPARQ_ATTENTION.name
+
+
+def sparq_attention(layout: Layout, *, reallocate: bool) -> FunctionProto:
+    """The body, with or without the mean value."""
+    return SPARQ_ATTENTION.body(replace(layout, numbers={"reallocate": reallocate}))

@@ -19,8 +19,8 @@ from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.operators import KVC_DOMAIN, OPSET
-from kvc_trt.operators import function as functions
 from kvc_trt.operators.emitter import Emitter
+from kvc_trt.operators.registry import OPERATORS
 from tests.small_model import SMALL
 
 LLAMA = SMALL
@@ -70,7 +70,8 @@ class SingleNode:
     def model(self, types: tuple[str, ...]):
         emit = Emitter()
         outputs = list(self.body.output)
-        functions.call(emit, self.body.name, list(self.body.input), outputs, **self.attributes)
+        inputs = {name: name for name in self.body.input}
+        OPERATORS[self.body.name].call(emit, inputs, {name: name for name in outputs}, **self.attributes)
         inputs = [
             helper.make_tensor_value_info(name, TYPES[type_], None)
             for name, type_ in zip(self.body.input, types, strict=True)

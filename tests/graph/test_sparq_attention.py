@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kvc_trt import reference
 from kvc_trt.operators.dense_attention import dense_attention
-from kvc_trt.operators.selective import Layout
-from kvc_trt.operators.shapes import HeadShape
+from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.operators.sparq_attention import sparq_attention
 from tests.graph.small_models import SingleNode, normal
 

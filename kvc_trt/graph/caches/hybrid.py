@@ -12,7 +12,7 @@ from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.operators import function as functions
-from kvc_trt.operators import hybrid_attention, selective
+from kvc_trt.operators import hybrid_attention, shapes
 from kvc_trt.operators.emitter import Value
 
 
@@ -38,7 +38,7 @@ def bodies(layers: Layers, parameters: PolicyParameters) -> Mapping[str, Callabl
     """KvcHybridAttention and KvcCompact; capacity and pages are numbers in the body where all layers have the same."""
     alike = parameters.layer_budgets is None
     capacity, pages = (parameters.capacity, parameters.num_pages()) if alike else (None, None)
-    layout = selective.Layout(head_shape(layers.config, parameters), capacity, pages, layers.weights.dtype)
+    layout = shapes.Layout(head_shape(layers.config, parameters), capacity, pages, layers.weights.dtype)
     return {
         hybrid_attention.NAME: lambda: hybrid_attention.hybrid_attention(layout),
         **compact_body(layers, parameters),

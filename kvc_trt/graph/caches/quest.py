@@ -15,7 +15,7 @@ from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.operators import function as functions
 from kvc_trt.operators import quest_attention
 from kvc_trt.operators.emitter import Value
-from kvc_trt.operators.selective import Layout
+from kvc_trt.operators.shapes import Layout
 
 __all__ = ["bodies", "decode", "prefill"]
 

@@ -14,8 +14,7 @@ from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.operators import function as functions
 from kvc_trt.operators import sparq_attention
 from kvc_trt.operators.emitter import Value
-from kvc_trt.operators.selective import Layout
-from kvc_trt.operators.shapes import float32
+from kvc_trt.operators.shapes import Layout, float32
 
 
 def prefill(layers: Layers, prompt: PromptLayer, site: CacheSite) -> None:

@@ -8,14 +8,14 @@ import onnx
 import pytest
 
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.operators import KVC_DOMAIN, compact, dense_attention, hybrid_attention
-from kvc_trt.operators import function as functions
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.registry import OPERATORS
+from kvc_trt.operators.schema import PLUGIN_ATTRIBUTES
 from tests.graph.small_models import LLAMA, make_small_engine, resolve
 from tests.plugins_cuda.tensorrt.tables import FILES, Table, read_table
 from tests.plugins_cuda.tensorrt.toolchain import SOURCES
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")
-MODULES = {module.NAME: module for module in (compact, hybrid_attention, dense_attention)}
 ONNX_TYPES = {"kInt64": onnx.TensorProto.INT64, "kInt32": onnx.TensorProto.INT32}
 
 
@@ -40,19 +40,20 @@ def body_of(model: onnx.ModelProto, name: str) -> onnx.FunctionProto:
 
 @pytest.mark.parametrize("operator", FILES)
 def test_fields_are_the_attributes_of_the_operator(operator):
-    assert tuple(name for name, _, _ in read_table(operator).fields) == MODULES[operator].ATTRIBUTES
+    fields = [(one.name, one.least, one.most) for one in OPERATORS[operator].attributes]
+    assert list(read_table(operator).fields) == fields
 
 
 @pytest.mark.parametrize("operator", FILES)
 def test_inputs_have_the_names_and_the_order_of_the_operator(operator):
-    assert tuple(row.name for row in read_table(operator).inputs) == MODULES[operator].INPUTS
+    assert [row.name for row in read_table(operator).inputs] == [one.name for one in OPERATORS[operator].inputs]
 
 
 def test_the_nodes_of_every_policy_carry_these_fields_and_no_others(graphs):
     nodes = plugin_nodes(graphs)
     assert {node.op_type for _, node in nodes} == set(FILES)
     for _, node in nodes:
-        attributes = {a.name: a for a in node.attribute if a.name not in functions.PLUGIN_ATTRIBUTES}
+        attributes = {a.name: a for a in node.attribute if a.name not in PLUGIN_ATTRIBUTES}
         table = read_table(node.op_type)
         assert set(attributes) == {name for name, _, _ in table.fields}
         for name, low, high in table.fields:

@@ -6,13 +6,12 @@ from onnx import ModelProto, NodeProto, helper
 
 from kvc_trt.backends.tensorrt.lowering.target import Target
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.operators import KVC_DOMAIN, compact, dense_attention, hybrid_attention
-from kvc_trt.operators.function import PLUGIN_ATTRIBUTES
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import PLUGIN_ATTRIBUTES
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    compact.NAME: compact.ATTRIBUTES,
-    hybrid_attention.NAME: hybrid_attention.ATTRIBUTES,
-    dense_attention.NAME: dense_attention.ATTRIBUTES,
+    operator.name: tuple(attribute.name for attribute in operator.attributes) for operator in KERNEL_OPERATORS
 }
 """Attributes of each operator that its plugin takes as fields; all of them, each one INT."""
 

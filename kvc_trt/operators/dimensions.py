@@ -1,0 +1,125 @@
+"""The sizes behind the symbols of tensor shapes: their names and ranges, formulas over them, and what binds them.
+
+Symbols: B batch, H query heads, G KV heads, D head size, W observation window, S prompt length, C slots of a cache,
+P = ceil(C / page size) pages, K width of a list of selected tokens.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+INT32_MAX = 2**31 - 1
+MAX_TOKENS = 2**20
+MAX_HEAD_SIZE = 256
+
+
+class Refusal(ValueError):
+    """Attributes or shapes that an operator does not take: the field or tensor, what was expected, what was found."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a symbol stands for, and what the kernels take."""
+
+    words: str
+    """In messages."""
+    field: str | None = None
+    """In the parameter structs of the C ABI; None for a size that follows from others."""
+    bits: int = 32
+    """Of that field."""
+    least: int = 1
+    most: int = INT32_MAX
+    rule: str = ""
+    """What else holds, for readers of the C header."""
+
+
+SIZES: Mapping[str, Size] = {
+    "B": Size("batch", "batch", most=65535),
+    "H": Size("heads", "heads", most=65535, rule="a multiple of kv_heads; H / G in 1..16"),
+    "G": Size("kv heads", "kv_heads", most=65535),
+    "D": Size("head size", "head_size", least=16, most=MAX_HEAD_SIZE, rule="a multiple of 8"),
+    "W": Size("window", "window", most=1024, rule="at most prompt_budget if any prompt can exceed the budget"),
+    "S": Size("prompt length", "prompt_length", bits=64, most=MAX_TOKENS),
+    "C": Size("capacity", "capacity", bits=64, most=MAX_TOKENS),
+    "P": Size("pages"),
+    "2D": Size("2 x head size"),
+    "K": Size("selected width", "selected_width", bits=64),
+}
+"""Symbols that the kernels know. An operator's shapes may name others, which mean something to that operator alone."""
+
+COMMON_FORMULAS: Mapping[str, str] = {"P": "(C + page_size - 1) // page_size", "2D": "2 * D"}
+"""Sizes that follow from others in every operator whose shapes name them."""
+
+
+class Dimensions:
+    """Sizes as far as they are known. Grows by what tensors and attributes say; refuses what contradicts."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, int] = {}
+
+    def __contains__(self, symbol: str) -> bool:
+        return symbol in self._values
+
+    def __getitem__(self, symbol: str) -> int:
+        return self._values[symbol]
+
+    def fix(self, symbol: str, size: int, where: str) -> None:
+        """Raise Refusal unless the size lies in 0..2^31-1 and is the one known before; `where` names who says so."""
+        words = SIZES[symbol].words if symbol in SIZES else symbol
+        if not 0 <= size <= INT32_MAX:
+            raise Refusal(f"{where}: expected {words} in 0..{INT32_MAX}, found {size}")
+        if self._values.setdefault(symbol, size) != size:
+            raise Refusal(f"{where}: expected {words} = {self._values[symbol]}, found {size}")
+
+    def bind(self, name: str, symbols: tuple[str, ...], shape: Iterable[int]) -> None:
+        """Take the sizes that a tensor's shape gives to its symbols."""
+        found = tuple(shape)
+        check_rank(name, symbols, len(found))
+        for symbol, size in zip(symbols, found, strict=True):
+            self.fix(symbol, size, name)
+
+    def shape(self, symbols: tuple[str, ...]) -> tuple[int, ...]:
+        """The shape that the symbols stand for; KeyError for one that is not known."""
+        return tuple(self._values[symbol] for symbol in symbols)
+
+
+def check_rank(name: str, symbols: tuple[str, ...], found: int) -> None:
+    """Raise Refusal unless a tensor has as many dimensions as its shape names."""
+    if found != len(symbols):
+        raise Refusal(f"{name}: expected {len(symbols)} dimensions, found {found}")
+
+
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {"max": max, "min": min}
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: lambda left, right: left + right,
+    ast.Sub: lambda left, right: left - right,
+    ast.Mult: lambda left, right: left * right,
+    ast.FloorDiv: lambda left, right: left // right,
+}
+
+
+def names_in(formula: str) -> list[str]:
+    """Symbols and attributes that a formula reads, in its order."""
+    nodes = (node for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name))
+    ordered = sorted(nodes, key=lambda node: node.col_offset)
+    return list(dict.fromkeys(node.id for node in ordered if node.id not in _FUNCTIONS))
+
+
+def evaluate(formula: str, values: Mapping[str, int]) -> int:
+    """The value of "max(top_k + 1, token_budget)" and the like: whole numbers, names, + - * //, max and min."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return values[name]
+            case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATORS:
+                return _OPERATORS[type(operation)](value(left), value(right))
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in _FUNCTIONS:
+                return _FUNCTIONS[name](*map(value, arguments))
+        raise ValueError(f"formula {formula!r}: expected whole numbers, names, + - * //, max and min")
+
+    return value(ast.parse(formula, mode="eval").body)

@@ -1,0 +1,203 @@
+"""What an operator is: names, types, shapes and ranges, and the function that writes its ONNX body.
+
+    HYBRID_ATTENTION = Operator(
+        name="KvcHybridAttention", inputs=(Tensor("query", CACHE, ("B", "H", "D")), ...), write=_write, ...
+    )
+    HYBRID_ATTENTION.call(emit, {"query": query, ...}, {"output": "attended", ...}, page_size=16, ...)
+
+Whatever calls, binds or checks an operator derives from this object: the call in a graph, the structs of the C ABI,
+`torch.ops`, the plugins for TensorRT. Importing this module imports neither onnx nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators.dimensions import COMMON_FORMULAS, INT32_MAX, Dimensions, Refusal, evaluate, names_in
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+    from kvc_trt.operators.emitter import Emitter, Value
+    from kvc_trt.operators.shapes import Layout
+
+VERSION = "1"
+PLUGIN_ATTRIBUTES = {"plugin_namespace": KVC_DOMAIN, "plugin_version": VERSION}
+"""What a call carries so that a TensorRT build replaces it by a plugin."""
+
+Element = Literal["CACHE", "FLOAT", "INT64", "INT32"]
+CACHE: Element = "CACHE"
+"""The type of the cache: float32, float16 or bfloat16, one for all of a call."""
+FLOAT: Element = "FLOAT"
+INT64: Element = "INT64"
+INT32: Element = "INT32"
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One INT attribute, always given; both ends of its range are allowed."""
+
+    name: str
+    least: int = 1
+    most: int = INT32_MAX
+    summary: str = ""
+    bits: int = 64
+    """Of its field in the C ABI. In ONNX an INT, in TensorRT an INT32."""
+    odd: bool = False
+    at_most: str | None = None
+    """Another attribute or size that it may not exceed."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output."""
+
+    name: str
+    element: Element
+    shape: tuple[str, ...]
+    """Symbols: those of `dimensions.SIZES`, or the operator's own."""
+    summary: str = ""
+    alias: str | None = None
+    """Of an output: the input whose buffer it is. That input is state that a decode step updates in place."""
+    fill: float | Literal["lowest"] = 0.0
+    """Of state: what an empty slot or page holds."""
+    optional: bool = False
+    """Whether a kernel can leave this output out (a null pointer)."""
+
+
+@dataclass(frozen=True)
+class Stride:
+    """A number of the C ABI that says how inputs lie in memory."""
+
+    name: str
+    contiguous: tuple[str, ...]
+    """Symbols whose product it is where the inputs are contiguous."""
+    summary: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The operation of the C ABI that computes an operator; its workspace is `<operation>_workspace`."""
+
+    operation: str
+    struct: str
+    """Name of its parameter struct."""
+    ignored: tuple[str, ...] = ()
+    """Attributes that only the ONNX body reads."""
+    strides: tuple[Stride, ...] = ()
+    reserved: bool = False
+    """Whether the struct names its padding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One operator of the domain `kvc`: its schema and its body."""
+
+    name: str
+    summary: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    write: Callable[[Emitter, Layout], Mapping[str, Value]]
+    """Writes the body with an emitter: inputs are values of their names, the result names the values of all outputs."""
+    attributes: tuple[Attribute, ...] = ()
+    formulas: Mapping[str, str] = field(default_factory=dict)
+    """Sizes of outputs that follow from attributes and from other sizes, by symbol."""
+    kernel: Kernel | None = None
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """The inputs that are updated in place."""
+        aliased = {tensor.alias for tensor in self.outputs}
+        return tuple(tensor for tensor in self.inputs if tensor.name in aliased)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All inputs, then all outputs."""
+        return self.inputs + self.outputs
+
+    def body(self, layout: Layout) -> FunctionProto:
+        """The operator as an ONNX function of standard operators, for one engine."""
+        from kvc_trt.operators.emitter import Emitter, make_function
+
+        emit = Emitter()
+        written = self.write(emit, layout)
+        self._check_names("outputs", written, self.outputs)
+        outputs = {name: written[name] for name in _names(self.outputs)}
+        return make_function(
+            KVC_DOMAIN, self.name, _names(self.inputs), outputs, _names(self.attributes), emit, opset=OPSET
+        )
+
+    def call(
+        self,
+        emit: Emitter,
+        inputs: Mapping[str, Value],
+        outputs: Mapping[str, str] | None = None,
+        **attributes: int,
+    ) -> dict[str, Value]:
+        """Append a node of this operator; returns the value of every output.
+
+        `outputs` names the values, all of them; without it they get names of their own. Raises ValueError unless all
+        inputs, outputs and attributes are there and no others.
+        """
+        self._check_names("inputs", inputs, self.inputs)
+        self._check_names("attributes", attributes, self.attributes)
+        names = _names(self.outputs)
+        if outputs is not None:
+            self._check_names("outputs", outputs, self.outputs)
+        made = emit.call(
+            self.name,
+            *(inputs[name] for name in _names(self.inputs)),
+            outputs=len(names) if outputs is None else [outputs[name] for name in names],
+            domain=KVC_DOMAIN,
+            **{name: attributes[name] for name in _names(self.attributes)},
+            **PLUGIN_ATTRIBUTES,
+        )
+        return dict(zip(names, (made,) if isinstance(made, str) else made, strict=True))
+
+    def check(self, values: Mapping[str, int]) -> None:
+        """Raise Refusal for attributes that are out of their ranges or do not fit together."""
+        for attribute in self.attributes:
+            name, value = attribute.name, values[attribute.name]
+            if not attribute.least <= value <= attribute.most:
+                raise Refusal(f"field {name}: expected {attribute.least}..{attribute.most}, found {value}")
+        for attribute in self.attributes:
+            name, value = attribute.name, values[attribute.name]
+            if attribute.odd and value % 2 == 0:
+                raise Refusal(f"field {name}: expected an odd number, found {value}")
+            limit = values.get(attribute.at_most) if attribute.at_most else None
+            if limit is not None and value > limit:
+                raise Refusal(f"field {name}: expected at most the {attribute.at_most} of {limit}, found {value}")
+
+    def derive(self, values: Mapping[str, int], sizes: Dimensions) -> None:
+        """Add the sizes that follow from attributes and from other sizes, as far as these are known."""
+        for symbol, formula in self.all_formulas():
+            names = names_in(formula)
+            if all(name in values or name in sizes for name in names):
+                known = {name: values[name] if name in values else sizes[name] for name in names}
+                sizes.fix(symbol, evaluate(formula, known), self._origin(symbol, names))
+
+    def all_formulas(self) -> Iterator[tuple[str, str]]:
+        """Symbol and formula of every size that follows from others: the operator's own, then the common ones."""
+        yield from self.formulas.items()
+        named = {symbol for tensor in self.tensors for symbol in tensor.shape}
+        yield from ((symbol, formula) for symbol, formula in COMMON_FORMULAS.items() if symbol in named)
+
+    def _origin(self, symbol: str, names: list[str]) -> str:
+        """Who says a derived size: attributes, or the first tensor that has it."""
+        fields = [attribute.name for attribute in self.attributes if attribute.name in names]
+        if fields:
+            return f"field{'s' if len(fields) > 1 else ''} {', '.join(fields)}"
+        return next(tensor.name for tensor in self.tensors if symbol in tensor.shape)
+
+    def _check_names(
+        self, kind: str, found: Mapping[str, object], expected: tuple[Tensor, ...] | tuple[Attribute, ...]
+    ) -> None:
+        if set(found) != set(_names(expected)):
+            raise ValueError(f"{self.name}: expected {kind} {', '.join(_names(expected))}, found {', '.join(found)}")
+
+
+def _names(parts: tuple[Tensor, ...] | tuple[Attribute, ...]) -> list[str]:
+    return [part.name for part in parts]

@@ -1,0 +1,50 @@
+"""Tensors that several operators take or give, each described once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS
+from kvc_trt.operators.schema import CACHE, INT32, INT64, Attribute, Tensor
+
+QUERY = Tensor("query", CACHE, ("B", "H", "D"), "after RoPE")
+K_NEW = Tensor("k_new", CACHE, ("B", "G", "D"), "after RoPE")
+V_NEW = Tensor("v_new", CACHE, ("B", "G", "D"))
+K_CACHE = Tensor("k_cache", CACHE, ("B", "G", "C", "D"))
+V_CACHE = Tensor("v_cache", CACHE, ("B", "G", "C", "D"))
+BOUNDS = Tensor(
+    "bounds",
+    CACHE,
+    ("B", "G", "2D", "P"),
+    "page maxima of K, then of -K; empty pages: the lowest finite value",
+    fill="lowest",
+)
+CACHE_LENGTHS = Tensor(
+    "cache_lengths", INT64, ("B",), "on the device: entries before the append, where the new one goes"
+)
+OUTPUT = Tensor("output", CACHE, ("B", "H", "D"))
+
+STEP = (QUERY, K_NEW, V_NEW, K_CACHE, V_CACHE)
+"""What every decode step takes first."""
+
+PROMPT_LENGTHS = Tensor("prompt_lengths", INT64, ("B",), "on the device: n, clamped to 0..S")
+WINDOW = Tensor(
+    "q_window", CACHE, ("B", "H", "W", "D"), "row i is the query at n-W+i; rows before the prompt are ignored"
+)
+PROMPT_KEYS = Tensor("k", CACHE, ("B", "G", "S", "D"), "after RoPE, by the strides above")
+PROMPT_VALUES = Tensor("v", CACHE, ("B", "G", "S", "D"), "same strides")
+STORED_LENGTHS = Tensor("cache_lengths", INT64, ("B",), "min(n, prompt_budget)")
+INDICES = Tensor("indices", INT32, ("B", "G", "C"), "prompt position of each slot, ascending; -1 past the row's end")
+
+PAGE_SIZE = Attribute("page_size", 1, INT32_MAX, "tokens of a page", bits=32)
+TOP_K = Attribute("top_k", 1, MAX_TOKENS, "tokens that a sparse step reads", at_most="C")
+TOKEN_BUDGET = Attribute("token_budget", 0, INT32_MAX)
+DENSE_UNTIL = Attribute(
+    "dense_until", 0, INT32_MAX, "rows of m <= max(token_budget, dense_until) read all their entries"
+)
+CAPACITY = Attribute("capacity", 1, MAX_TOKENS, "slots of the cache")
+
+
+def updated(state: Tensor) -> Tensor:
+    """The output that is `state` after the step, in the same buffer."""
+    return replace(state, name=f"{state.name}_out", alias=state.name, summary="")

@@ -1,0 +1,162 @@
+"""What is said of an operator once, and what derives from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dimensions import SIZES, Dimensions, Refusal, evaluate, names_in
+from kvc_trt.operators.emitter import Emitter
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
+from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import HeadShape, Layout
+
+NUMBERS = {"page_size": 4, "top_r": 8, "top_k": 16, "token_budget": 32, "dense_until": 24}
+LAYOUT = Layout(
+    HeadShape(4, 2, 16), numbers={"pool_kernel": 7, "reallocate": 1, "budgeted_layers": 3, "squeeze_share": 0.5}
+)
+
+
+def same_names(tensors) -> dict[str, str]:
+    return {tensor.name: tensor.name for tensor in tensors}
+
+
+def test_the_package_is_looked_through():
+    assert {"KvcPrefillAttention", "KvcCompact", "KvcHybridAttention", "KvcTrim"} <= set(OPERATORS)
+    assert {one.name for one in KERNEL_OPERATORS} == {"KvcCompact", "KvcHybridAttention", "KvcDenseAttention"}
+
+
+def test_neither_onnx_nor_torch_is_imported_for_a_schema():
+    program = (
+        "import sys, kvc_trt.operators.registry;"
+        "print([name for name in ('onnx', 'torch', 'onnxruntime') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_the_body_has_the_names_of_the_schema(operator):
+    body = operator.body(LAYOUT)
+    assert list(body.input) == [tensor.name for tensor in operator.inputs]
+    assert list(body.output) == [tensor.name for tensor in operator.outputs]
+    assert list(body.attribute) == [attribute.name for attribute in operator.attributes]
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_what_is_updated_in_place_is_an_input_of_the_same_type_and_shape(operator):
+    inputs = {tensor.name: tensor for tensor in operator.inputs}
+    for tensor in operator.outputs:
+        if tensor.alias is not None:
+            source = inputs[tensor.alias]
+            assert (tensor.element, tensor.shape, tensor.fill) == (source.element, source.shape, source.fill)
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
+def test_every_size_of_an_output_is_known_from_inputs_and_attributes(operator):
+    sizes = Dimensions()
+    for tensor in operator.inputs:
+        for symbol in tensor.shape:
+            sizes.fix(symbol, 32 if symbol == "2D" else 16, tensor.name)
+    values = {attribute.name: 1 if attribute.name == "page_size" else 16 for attribute in operator.attributes}
+    operator.derive(values, sizes)
+    for tensor in operator.outputs:
+        assert sizes.shape(tensor.shape)
+
+
+def test_a_call_has_every_input_output_and_attribute_in_the_order_of_the_schema():
+    emit = Emitter()
+    outputs = {tensor.name: f"layer.{tensor.name}" for tensor in HYBRID_ATTENTION.outputs}
+    shuffled = dict(reversed(NUMBERS.items()))
+    assert HYBRID_ATTENTION.call(emit, same_names(HYBRID_ATTENTION.inputs), outputs, **shuffled) == outputs
+    (node,) = emit.nodes
+    assert (node.domain, node.op_type) == ("kvc", "KvcHybridAttention")
+    assert list(node.input) == [tensor.name for tensor in HYBRID_ATTENTION.inputs]
+    assert list(node.output) == list(outputs.values())
+    assert {a.name: a.i for a in node.attribute if a.type == 2} == NUMBERS
+    unnamed = COMPACT.call(emit, same_names(COMPACT.inputs), prompt_budget=8, capacity=16, pool_kernel=3, page_size=4)
+    assert list(unnamed.values()) == list(emit.nodes[1].output)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "numbers", "message"),
+    [
+        ({"query": "q"}, None, NUMBERS, "expected inputs query, k_new"),
+        (same_names(HYBRID_ATTENTION.inputs) | {"more": "x"}, None, NUMBERS, "expected inputs"),
+        (same_names(HYBRID_ATTENTION.inputs), {"output": "o"}, NUMBERS, "expected outputs output, k_cache_out"),
+        (same_names(HYBRID_ATTENTION.inputs), None, NUMBERS | {"sinks": 4}, "expected attributes page_size"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused(inputs, outputs, numbers, message):
+    with pytest.raises(ValueError, match=message):
+        HYBRID_ATTENTION.call(Emitter(), inputs, outputs, **numbers)
+
+
+def test_a_body_that_forgets_an_output_is_refused():
+    x, y = (Tensor(name, CACHE, ("B",)) for name in "xy")
+    operator = Operator("KvcHalf", "", (x,), (y,), lambda emit, layout: {})
+    with pytest.raises(ValueError, match="KvcHalf: expected outputs y"):
+        operator.body(LAYOUT)
+
+
+def test_ranges_are_checked():
+    good = {"prompt_budget": 8, "capacity": 16, "pool_kernel": 3, "page_size": 4}
+    COMPACT.check(good)
+    for name, value, message in (
+        ("page_size", 0, "field page_size: expected 1..2147483647, found 0"),
+        ("pool_kernel", 4, "field pool_kernel: expected an odd number, found 4"),
+        ("prompt_budget", 17, "field prompt_budget: expected at most the capacity of 16, found 17"),
+    ):
+        with pytest.raises(Refusal, match=message):
+            COMPACT.check(good | {name: value})
+
+
+def test_sizes_that_follow_from_others():
+    sizes = Dimensions()
+    for symbol, size in {"B": 2, "G": 2, "D": 16, "C": 33}.items():
+        sizes.fix(symbol, size, "test")
+    HYBRID_ATTENTION.derive(NUMBERS, sizes)
+    assert sizes.shape(("B", "G", "2D", "P")) == (2, 2, 32, 9)
+    assert sizes["K"] == 32
+    with pytest.raises(Refusal, match="bounds: expected pages = 9, found 8"):
+        sizes.bind("bounds", ("B", "G", "2D", "P"), (2, 2, 32, 8))
+    with pytest.raises(Refusal, match="k: expected 2 dimensions, found 1"):
+        sizes.bind("k", ("B", "G"), (2,))
+
+
+def test_a_size_that_contradicts_names_who_says_so():
+    sizes = Dimensions()
+    sizes.fix("K", 7, "selected")
+    with pytest.raises(Refusal, match="fields top_k, token_budget, dense_until: expected selected width = 7, found 32"):
+        HYBRID_ATTENTION.derive(NUMBERS, sizes)
+
+
+def test_formulas():
+    values = {"C": 33, "page_size": 4, "top_k": 7, "token_budget": 3}
+    assert evaluate("(C + page_size - 1) // page_size", values) == 9
+    assert evaluate("max(top_k + 1, token_budget * 2)", values) == 8
+    assert evaluate("min(C, 5)", values) == 5
+    assert names_in("max(top_k + 1, token_budget, top_k)") == ["top_k", "token_budget"]
+    for formula in ("C ** 2", "abs(C)", "C if C else 1", "1.5"):
+        with pytest.raises(ValueError, match="expected whole numbers"):
+            evaluate(formula, values)
+
+
+def test_an_engine_without_a_number_is_refused():
+    with pytest.raises(ValueError, match="the layout has no pool_kernel"):
+        COMPACT.body(Layout(HeadShape(4, 2, 16)))
+
+
+def test_every_symbol_that_the_kernels_know_has_a_range():
+    assert all(size.least <= size.most for size in SIZES.values())
+
+
+def test_attributes_are_int32_in_tensorrt():
+    for operator in OPERATORS.values():
+        for attribute in operator.attributes:
+            assert isinstance(attribute, Attribute)
+            assert 0 <= attribute.least <= attribute.most < 2**31
