@@ -118,6 +118,17 @@ def read_configuration(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(settings), dict(parameters)
 
 
+def configured(file: Path | None, *layers: tuple[str, Mapping[str, Any]]) -> tuple[BuildConfig, dict[str, Any]]:
+    """Return the build that a YAML file or an engine's config.json describes with `layers` laid over it.
+
+    The mapping holds the numbers that an engine recorded; empty where a layer changes what they follow from.
+    """
+    from_file, recorded = read_configuration(file) if file is not None else ({}, {})
+    config = layered([(str(file), from_file), *layers])
+    changed = {name for _, settings in layers for name in settings}
+    return config, recorded if changed.isdisjoint({"model", *POLICY_INPUTS}) else {}
+
+
 def layered(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> BuildConfig:
     """Return the build that `layers` of (source, settings) describe, later ones winning.
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.config import BuildConfig, layered, parse_settings, read_configuration
+from kvc_trt.config import BuildConfig, configured, layered, parse_settings, read_configuration
 from kvc_trt.errors import InputError
 
 
@@ -123,6 +123,25 @@ def test_half_an_engines_config_is_refused(tmp_path, content):
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"build_config\.kvc_trt"):
         read_configuration(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unchanged"),
+    [
+        ({}, True),
+        ({"verify": False}, True),
+        ({"weights": "int4"}, True),
+        ({"token_budget": 3}, False),
+        ({"model": "x"}, False),
+    ],
+)
+def test_a_change_of_policy_or_model_ends_a_replay(settings, unchanged, tmp_path):
+    path = tmp_path / "config.json"
+    compression = {"parameters": {"top_k": 5}}
+    path.write_text(json.dumps({"build_config": {"kvc_trt": {"model": "m"}}, "kv_compression": compression}))
+    config, recorded = configured(path, ("--set", {}), ("command line", settings))
+    assert config.model == settings.get("model", "m")
+    assert recorded == ({"top_k": 5} if unchanged else {})
 
 
 def test_what_is_stored_builds_the_same_configuration():

@@ -10,6 +10,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.runtime import Session, load_tokenizer
 
 if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
     from kvc_trt.progress import Progress
 
 RUNNERS = {
@@ -47,9 +48,22 @@ def open_session(
     cannot run there, UnsupportedEnvironment where this machine cannot run it.
     """
     from kvc_trt.engine import Engine
-    from kvc_trt.engine.supported import check_supported
 
     engine = Engine.open(Path(engine_dir), progress=progress)
+    return session_of(engine, backend=backend, max_batch_size=max_batch_size, threads=threads, **executor_options)
+
+
+def session_of(
+    engine: Engine,
+    *,
+    backend: str | None = None,
+    max_batch_size: int = 1,
+    threads: int | None = None,
+    **executor_options: Any,
+) -> Session:
+    """A session over an engine that is open already; otherwise like `open_session`."""
+    from kvc_trt.engine.supported import check_supported
+
     chosen = runner(engine.backend, backend)
     check_supported(engine.parameters, engine.model.num_hidden_layers, chosen)
     executor = executor_class(chosen)(engine, threads=threads, **executor_options)

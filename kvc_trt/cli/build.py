@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +13,7 @@ from kvc_trt.cli.describe import describe_parameters
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
-    from kvc_trt.backends import Backend
-    from kvc_trt.config import BuildConfig
-    from kvc_trt.engine.build import BuildResult
-    from kvc_trt.engine.model_choice import ModelSource
-    from kvc_trt.engine.request import Request
-    from kvc_trt.progress import Progress
-    from kvc_trt.verify.report import Report
+    from kvc_trt.building import Built
 
 _SPLIT_HELP = "How the compression is divided between eviction and selection: adaptive, even, or a share in 0..1."
 
@@ -101,115 +92,30 @@ def command(
     The directory appears whole or not at all. An interrupted build goes on from its finished stages; building the same
     inputs again finds the engine up to date.
     """
-    from kvc_trt.backends import select_backend
-    from kvc_trt.backends.builders import builder_for
-    from kvc_trt.engine.build import build_engine
-    from kvc_trt.engine.model_choice import choose_model, open_source
-    from kvc_trt.engine.request import for_source, resolve
-    from kvc_trt.verify.calibration import calibrated
+    from kvc_trt.building import build_configured
+    from kvc_trt.config import configured, parse_settings
 
-    config, recorded = _configuration(configuration, settings, flags)
-    verify = config.verify and not no_verify
-    if verify:
-        _check_verifiable()
-    backend = select_backend(config.backend)
-    builder = builder_for(backend.name)
-    progress = output.progress()
-    choice = choose_model(config.model, config.checkpoint)
-    request = resolve(config, choice, backend.name, recorded=recorded, measure_break_even=builder.measure_break_even)
-    if verify:
-        _check_rows(request)
-    output_directory = directory or Path("engines") / _default_name(choice.name, request.config.policy)
-    choice, source = open_source(choice, request.config)
-    request = calibrated(for_source(request, choice, source), source, progress)
-    progress.note(f"backend: {backend.name} ({backend.reason})")
-    if choice.quantised and request.config.weights != "fp8":
-        progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
-    result = build_engine(
-        request, source, builder.makers(request, source, progress), output_directory,
-        target=builder.target(request), force=force, progress=progress,
-    )  # fmt: skip
-    report = _verify(result, _checkpoint_beside(request, source), progress) if verify else None
-    if as_json:
-        output.print_json(_as_json(result, request, backend, report))
-    else:
-        click.echo(_summary(result, request))
-        if report is not None:
-            click.echo(report.as_text())
-    _judge(report, output_directory)
-
-
-def _configuration(
-    path: Path | None, settings: tuple[str, ...], flags: Mapping[str, Any]
-) -> tuple[BuildConfig, dict[str, Any]]:
-    from kvc_trt.config import layered, parse_settings, read_configuration
-    from kvc_trt.engine.request import replays_unchanged
-
-    from_file, recorded = read_configuration(path) if path is not None else ({}, {})
     given = {name: value for name, value in flags.items() if value is not None}
-    by_set = parse_settings(settings)
-    config = layered([(str(path), from_file), ("--set", by_set), ("command line", given)])
-    return config, recorded if replays_unchanged({**by_set, **given}) else {}
+    config, recorded = configured(configuration, ("--set", parse_settings(settings)), ("command line", given))
+    built = build_configured(
+        config,
+        recorded=recorded,
+        output=directory,
+        force=force,
+        verify=not no_verify,
+        progress=output.progress(),
+    )
+    if as_json:
+        output.print_json(_as_json(built))
+    else:
+        click.echo(_summary(built))
+        if built.report is not None:
+            click.echo(built.report.as_text())
+    built.require_verified()
 
 
-def _default_name(model: str, policy: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]", "-", f"{model}-{policy}").lstrip(".-") or "engine"
-
-
-def _check_verifiable() -> None:
-    """Fail before the work, not after it."""
-    from kvc_trt.errors import UnsupportedEnvironment
-
-    if importlib.util.find_spec("torch") is None:
-        raise UnsupportedEnvironment(
-            "the check after the build needs PyTorch, which is not installed",
-            hint="pip install 'kvc-trt[verify]', or build with --no-verify",
-        )
-
-
-def _check_rows(request: Request) -> None:
-    """What compiles an engine for a number of rows takes long: too few for the check after it are refused before."""
-    if request.config.backend == "tensorrt":
-        from kvc_trt.verify.target_tensorrt import check_rows
-
-        check_rows(request.config.max_batch_size, "the engine")
-
-
-def _checkpoint_beside(request: Request, source: ModelSource) -> Path | None:
-    """The checkpoint, where its weights were quantised: verify then says what that cost."""
-    return source.directory if request.config.weights in ("int8", "int4") else None
-
-
-def _verify(result: BuildResult, checkpoint: Path | None, progress: Progress) -> Report | None:
-    """Run the quick ladder, unless this very engine has passed it before."""
-    from kvc_trt.engine.verified import is_verified, record_verified
-
-    if result.status == "up to date" and is_verified(result.engine):
-        progress.note("verification: passed after an earlier build of this engine")
-        return None
-    from kvc_trt.backends.session import RUNNERS
-    from kvc_trt.verify.ladder import verify
-
-    built_for = result.engine.backend
-    backend = built_for if built_for in RUNNERS[built_for] else RUNNERS[built_for][0]
-    if backend != built_for:
-        progress.note(f"verification: {backend} runs the engine's weights; nothing here runs plans of {built_for}")
-    report = verify(result.engine, level="quick", backend=backend, checkpoint=checkpoint, progress=progress)
-    if report.passed:
-        record_verified(result.engine)
-    return report
-
-
-def _judge(report: Report | None, target: Path) -> None:
-    from kvc_trt.errors import VerificationFailed
-
-    if report is not None and not report.passed:
-        reason = report.failures[0] if report.failures else "nothing could be checked"
-        message = f"{target} was built, but did not pass verification: {reason}"
-        raise VerificationFailed(message, hint=f"kvc-trt verify {target}")
-
-
-def _summary(result: BuildResult, request: Request) -> str:
+def _summary(built: Built) -> str:
+    result, request = built.result, built.request
     engine, parameters = result.engine, request.parameters
     total = sum(record.size for record in engine.files.values())
     lines = [
@@ -221,7 +127,8 @@ def _summary(result: BuildResult, request: Request) -> str:
     return "\n".join(lines)
 
 
-def _as_json(result: BuildResult, request: Request, backend: Backend, report: Report | None) -> dict[str, Any]:
+def _as_json(built: Built) -> dict[str, Any]:
+    result, request, backend = built.result, built.request, built.backend
     return {
         "engine": str(result.engine.path),
         "status": result.status,
@@ -231,5 +138,5 @@ def _as_json(result: BuildResult, request: Request, backend: Backend, report: Re
         "configuration": request.config.stored(),
         "parameters": asdict(request.parameters),
         "stages": result.engine.manifest["stages"],
-        "verification": None if report is None else report.to_json(),
+        "verification": None if built.report is None else built.report.to_json(),
     }

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvc_trt import __version__
 from kvc_trt.cli import output
 from kvc_trt.sizes import readable_size
+from kvc_trt.version import __version__
 
 if TYPE_CHECKING:
     from kvc_trt.backends.probes import Probe

@@ -14,8 +14,8 @@ from types import FrameType
 
 import click
 
-from kvc_trt import __version__
 from kvc_trt.errors import KvcError, did_you_mean
+from kvc_trt.version import __version__
 
 COMMANDS = {
     "build": "Build an engine directory from a checkpoint and a KV-cache policy.",

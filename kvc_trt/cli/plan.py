@@ -38,10 +38,15 @@ from kvc_trt.cli.output import json_option, print_json
 @json_option
 def command(config_file: Path | None, settings: tuple[str, ...], compare: bool, as_json: bool, **flags: Any) -> None:
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
-    from kvc_trt.profile.plan_request import resolve_comparison, resolve_plan
+    from kvc_trt.config import configured, parse_settings
+    from kvc_trt.profile.plan_request import refuse_overrides, resolve_comparison, resolve_plan
 
     given = {name: value for name, value in flags.items() if value is not None}
-    plan = (resolve_comparison if compare else resolve_plan)(config_file, settings, given)
+    by_set = parse_settings(settings)
+    if compare:
+        refuse_overrides(by_set)
+    config, _ = configured(config_file, ("--set", by_set), ("the command line", given))
+    plan = (resolve_comparison if compare else resolve_plan)(config)
     if as_json:
         print_json(plan)
     elif compare:

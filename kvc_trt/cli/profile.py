@@ -50,24 +50,17 @@ def command(
     The two sides take turns, so that a drift of the machine hits both. Decode runs on caches filled synthetically; time
     to first token is that of a real prefill.
     """
+    from kvc_trt import Engine
     from kvc_trt.cli.profile_text import profile_text
-    from kvc_trt.engine import Engine
-    from kvc_trt.profile.machine import usable_cores
-    from kvc_trt.profile.request import DEFAULT_BATCHES, ProfileRequest, check_contexts, default_contexts
-    from kvc_trt.profile.run import profile_engine
 
-    display = progress()
-    opened = Engine.open(engine, progress=display)
-    request = ProfileRequest(
-        contexts=check_contexts(contexts or default_contexts(opened.parameters), opened.parameters),
-        batches=tuple(sorted(set(batches or DEFAULT_BATCHES))),
+    result = Engine.open(engine, threads=threads, progress=progress()).profile(
+        contexts=contexts,
+        batches=batches,
         steps=steps,
         decode_seconds=decode_seconds,
         prefills=prefills,
         prefill_seconds=prefill_seconds,
-        threads=threads or usable_cores(),
     )
-    result = profile_engine(opened, request, display)
     _write_files(result, csv_file, png_file, directory)
     if as_json:
         print_json(result)

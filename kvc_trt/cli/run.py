@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,8 @@ from kvc_trt.cli.output import json_option, print_json, progress
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
-    from kvc_trt.runtime import Event, Output, Request, Session
+    from kvc_trt.runtime import Event, Output, Session
 
-ROWS_AT_ONCE = 8
-"""Further prompts wait until a row is free."""
 PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE or --prompt-ids FILE"
 
 
@@ -68,8 +67,7 @@ def command(
     The text goes to stdout, a summary to stderr. An answer ends with reason stop (an end token or --stop), length
     (--max-new-tokens) or capacity (the cache is full, or the engine's last position is reached).
     """
-    from kvc_trt.backends.session import open_session
-    from kvc_trt.runtime import Request, Sampling
+    from kvc_trt import Engine, Sampling
 
     if sum(source is not None for source in (prompt, prompt_file, prompt_ids)) != 1:
         raise click.UsageError(f"give exactly one of {PROMPT_OPTIONS}")
@@ -81,15 +79,18 @@ def command(
     if stream and batch is not None and len(batch) > 1:
         raise click.UsageError(f"--stream shows one answer, found {len(batch)} prompts in {prompt_ids}")
 
+    prompts = batch if batch is not None else [str(text)]
     started = time.perf_counter()
-    rows = min(len(batch or [[]]), ROWS_AT_ONCE)
-    session = open_session(engine, backend=backend, max_batch_size=rows, threads=threads, progress=progress())
+    opened = Engine.open(engine, backend=backend, threads=threads, progress=progress())
+    session = opened.session(opened.rows_for(prompts))
     loaded = time.perf_counter() - started
-    prompts = batch if batch is not None else [encode(session, str(text), engine)]
-    requests = [
-        Request(ids, max_new_tokens, sampling=sampling, stop_strings=stop, ignore_eos=ignore_eos) for ids in prompts
-    ]
-    outputs = _generate(session, requests, stream)
+    rules: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "sampling": sampling,
+        "stop": stop,
+        "ignore_eos": ignore_eos,
+    }
+    outputs = _shown(opened.stream(prompts, **rules), session) if stream else opened.generate(prompts, **rules)
     if as_json:
         print_json(report(outputs, session, loaded))
         return
@@ -124,18 +125,6 @@ def read_prompt_ids(path: Path) -> list[list[Any]]:
         shown = json.dumps(found)[:60]
         raise InputError(f"{path}: expected a list of token ids, or a list of such lists, found {shown}")
     return found if any(lists) else [found]
-
-
-def encode(session: Session, text: str, engine: Path) -> list[int]:
-    """The prompt's tokens; InputError for an empty one, or an engine without a tokenizer."""
-    if session.tokenizer is None:
-        raise InputError(
-            f"{engine} has no tokenizer, so it cannot read text",
-            hint="give token ids: --prompt-ids FILE (a JSON list)",
-        )
-    if not text:  # checked before encoding: many tokenizers put a start token in front of nothing
-        raise InputError("the prompt is empty")
-    return list(session.tokenizer.encode(text).ids)
 
 
 def report(outputs: list[Output], session: Session, load_seconds: float) -> dict[str, object]:
@@ -183,16 +172,13 @@ def summary(outputs: list[Output], session: Session) -> str:
     )
 
 
-def _generate(session: Session, requests: list[Request], stream: bool) -> list[Output]:
-    if not stream:
-        return session.generate(requests)
-
-    def show(index: int, event: Event) -> None:
-        text = event.text if session.tokenizer is not None else f"{event.token_id} "
-        sys.stdout.write(text)
+def _shown(events: Iterable[Event], session: Session) -> list[Output]:
+    outputs = []
+    for event in events:
+        sys.stdout.write(event.text if session.tokenizer is not None else f"{event.token_id} ")
         sys.stdout.flush()
-
-    outputs = session.generate(requests, show)
+        if event.output is not None:
+            outputs.append(event.output)
     click.echo()
     return outputs
 

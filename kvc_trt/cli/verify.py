@@ -65,7 +65,12 @@ def command(
     --level tasks asks the tasks of `kvc-trt tasks` of ENGINE beside its dense twin, or with --model of a model under
     many policies and token budgets; results are kept question by question, and a second run goes on where one stopped.
     """
-    _require_torch()
+    from kvc_trt import Engine
+    from kvc_trt.atomic_files import check_new_file, write_json
+    from kvc_trt.errors import VerificationFailed
+    from kvc_trt.verify import require_torch
+
+    require_torch()
     if level == "tasks":
         shared = {"backend": backend, "kernels": kernels, "checkpoint": checkpoint, "seed": seed, "samples": samples}
         if steps is not None:
@@ -75,25 +80,10 @@ def command(
     verify_tasks.refuse(tasks, level)
     if engine is None:
         raise click.UsageError("Missing argument 'ENGINE'.")
-    _climb(
-        engine, file, as_json, backend,
-        level=level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed,
-    )  # fmt: skip
-
-
-def _climb(engine: Path, file: Path | None, as_json: bool, backend: str | None, **request: Any) -> None:
-    """The ladder; VerificationFailed where a check did not hold."""
-    from kvc_trt.atomic_files import check_new_file, write_json
-    from kvc_trt.backends.session import runner
-    from kvc_trt.engine import Engine
-    from kvc_trt.errors import VerificationFailed
-    from kvc_trt.verify.ladder import verify
-
     if file is not None:
         check_new_file(file, replace=True)
-    progress = output.progress()
-    opened = Engine.open(engine, progress=progress)
-    report = verify(opened, backend=runner(opened.backend, backend), progress=progress, **request)
+    opened = Engine.open(engine, backend=backend, progress=output.progress())
+    report = opened.verify(level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed)
     if file is not None:
         write_json(file, report.to_json())
     if as_json:
@@ -103,14 +93,3 @@ def _climb(engine: Path, file: Path | None, as_json: bool, backend: str | None, 
     if not report.passed:
         reason = report.failures[0] if report.failures else "nothing could be checked"
         raise VerificationFailed(f"{engine} did not pass verification: {reason}")
-
-
-def _require_torch() -> None:
-    import importlib.util
-
-    from kvc_trt.errors import UnsupportedEnvironment
-
-    if importlib.util.find_spec("torch") is None:
-        raise UnsupportedEnvironment(
-            "verification compares with PyTorch, which is not installed", hint="pip install 'kvc-trt[verify]'"
-        )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import kvc_trt
-from kvc_trt import __version__
 from kvc_trt.atomic_files import disk_error, write_durably
 from kvc_trt.engine.directory import Engine
 from kvc_trt.engine.files import sha256
@@ -29,6 +28,7 @@ from kvc_trt.engine.writer import check_replaceable, check_space, new_directory,
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.progress import Progress
+from kvc_trt.version import __version__
 
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
 LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "tokenizers", "tensorrt", "tensorrt_llm")

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt import __version__
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, check_files, file_records, read_manifest, rebuild_hint
@@ -29,6 +28,7 @@ from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.progress import Progress
 from kvc_trt.schema import validated
+from kvc_trt.version import __version__
 
 if TYPE_CHECKING:
     from kvc_trt.graph.state import StateTensor

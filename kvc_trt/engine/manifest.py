@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvc_trt import __version__
 from kvc_trt.engine.files import check_name, listing, read_bytes, sha256
 from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.version import __version__
 
 MANIFEST_FILE = "manifest.json"
 LARGEST_MANIFEST = 16 << 20

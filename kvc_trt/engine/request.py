@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvc_trt import policies
-from kvc_trt.config import DERIVED_NUMBERS, POLICY_INPUTS, BuildConfig
+from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
@@ -137,11 +137,6 @@ def for_source(request: Request, choice: ModelChoice, source: ModelSource) -> Re
     config = config.model_copy(update=update)
     model = dataclasses.replace(choice.config, dtype=request.dtype)
     return Request(config, model, resolve_parameters(config, model))
-
-
-def replays_unchanged(later_settings: Mapping[str, Any]) -> bool:
-    """Whether settings laid over a replayed configuration leave its derived numbers valid."""
-    return not set(later_settings) & {"model", *POLICY_INPUTS}
 
 
 def check_backend_settings(config: BuildConfig) -> None:

@@ -15,7 +15,6 @@ from itertools import groupby
 import numpy as np
 from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
 
-import kvc_trt
 from kvc_trt.errors import InputError
 from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, squeeze
 from kvc_trt.graph.caches import KINDS
@@ -30,6 +29,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import KVC_DOMAIN, OPSET, prefill_attention
 from kvc_trt.operators.emitter import Emitter
 from kvc_trt.operators.shapes import count_to
+from kvc_trt.version import __version__
 
 
 def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
@@ -166,7 +166,7 @@ def _model(
         ir_version=IR_VERSION,
         functions=[body() for op, body in bodies.items() if op in used],
         producer_name="kvc-trt",
-        producer_version=kvc_trt.__version__,
+        producer_version=__version__,
     )
 
 

@@ -45,7 +45,7 @@ def place(machine: Mapping[str, Any]) -> str:
 
 def library_versions() -> dict[str, str]:
     """Versions of kvc-trt and of the libraries that bear on a result; those not installed are left out."""
-    from kvc_trt import __version__
+    from kvc_trt.version import __version__
 
     found = {"kvc_trt": __version__}
     for name in _LIBRARIES:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt import policies
-from kvc_trt.config import DERIVED_NUMBERS, BuildConfig, layered, parse_settings, read_configuration
+from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
 from kvc_trt.engine.request import check_backend_settings, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
@@ -19,15 +19,12 @@ _OWN_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _INPUTS = ("token_budget", "max_input_len", "max_output_len")
 
 
-def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Lays file, `--set` and flags over each other, resolves them as a build would, and returns the plan."""
-    flags = dict(flags)
-    weights = flags.pop("weights", None)
-    config = _configuration(config_file, settings, flags)
+def resolve_plan(config: BuildConfig) -> dict[str, Any]:
+    """Resolve the configuration as a build would, and return the plan."""
     choice = _choose(config.model, config.checkpoint)
     filled = with_defaults(config, choice)
     parameters = resolve_parameters(filled, choice.config)
-    chosen = _weight_format(weights or filled.weights, choice, filled.backend)
+    chosen = _weight_format(filled.weights, choice, filled.backend)
     plan = make_plan(choice.config, parameters, chosen)
     plan["model"] = {"name": choice.name, **plan["model"]}
     plan["choices"] = _choices(config, filled, plan)
@@ -42,27 +39,20 @@ def resolve_plan(config_file: Path | None, settings: Iterable[str], flags: Mappi
     return plan
 
 
-def resolve_comparison(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """`resolve_plan`'s inputs; every policy instead of one. InputError for `--set` of what single policies have."""
-    flags, settings = dict(flags), tuple(settings)
-    for name in parse_settings(settings):
+def resolve_comparison(config: BuildConfig) -> dict[str, Any]:
+    """Return the plans of every policy at the configuration's budget instead of one."""
+    choice = _choose(config.model, config.checkpoint)
+    return compare_policies(config, choice, _weight_format(config.weights, choice, config.backend))
+
+
+def refuse_overrides(settings: Iterable[str]) -> None:
+    """InputError for a setting that single policies have: a comparison derives them all from the budget."""
+    for name in settings:
         if name in (*DERIVED_NUMBERS, "dense_until") and name != "layer_budget":
             raise InputError(
                 f"--set {name}: --compare shows every policy as it is derived from the budget",
                 hint="leave out --compare to set it for one --policy",
             )
-    weights = flags.pop("weights", None)
-    config = _configuration(config_file, settings, flags)
-    choice = _choose(config.model, config.checkpoint)
-    return compare_policies(config, choice, _weight_format(weights or config.weights, choice, config.backend))
-
-
-def _configuration(config_file: Path | None, settings: Iterable[str], flags: Mapping[str, Any]) -> BuildConfig:
-    layers: list[tuple[str, Mapping[str, Any]]] = []
-    if config_file is not None:
-        layers.append((str(config_file), read_configuration(config_file)[0]))
-    layers += [("--set", parse_settings(settings)), ("the command line", flags)]
-    return layered(layers)
 
 
 def _choose(model: str, checkpoint: str | None) -> ModelChoice:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,13 @@ class Session:
     def free(self) -> int:
         """Rows that can still join."""
         return self.max_batch_size - len(self._rows)
+
+    def grow(self, max_batch_size: int) -> None:
+        """Make room for more rows in an idle session."""
+        if self._rows:
+            raise ValueError(f"a session grows while it is idle, found rows {self.rows}")
+        self.executor.allocate(max_batch_size)
+        self.max_batch_size = max_batch_size
 
     def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Let rows join: one batched prefill, then each row is copied into the batch. Nothing is sampled yet.
@@ -161,31 +169,42 @@ class Session:
         """Answer all requests, as many at a time as there are rows; outputs are in the order of the requests.
 
         `on_token(index of the request, event)` sees each token before the next decode run. InputError for any bad
-        request before anything runs. The session must have no rows of its own; whatever happens, none stay behind.
+        request before anything runs. The session must have no rows of its own; whatever happens, none are left.
         """
-        if self._rows:
-            raise ValueError(f"generate needs an idle session, found rows {self.rows}")
+        outputs: dict[int, Output] = {}
+        with contextlib.closing(self.stream(requests)) as events:
+            for index, event in events:
+                if event.output is not None:
+                    outputs[index] = event.output
+                if on_token is not None:
+                    on_token(index, event)
+        return [outputs[i] for i in range(len(requests))]
+
+    def stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Event], None, None]:
+        """Yield (index of the request, event) token by token; otherwise like `generate`.
+
+        Requests are checked at the call. Closing the iterator early ends the rows that are still active.
+        """
         for i, request in enumerate(requests):
             self._checked(request, f"prompt {i}" if len(requests) > 1 else "prompt")
+        return self._stream(requests)
+
+    def _stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Event], None, None]:
+        if self._rows:
+            raise ValueError(f"generate needs an idle session, found rows {self.rows}")
         waiting = deque(enumerate(requests))
         index_of: dict[int, int] = {}
-        outputs: dict[int, Output] = {}
         try:
             while waiting or self._rows:
                 batch = [waiting.popleft() for _ in range(min(self.free, len(waiting)))]
                 joined = self.add([request for _, request in batch])
                 index_of.update(zip(joined, (index for index, _ in batch), strict=True))
                 for event in self.sample():
-                    index = index_of[event.row]
-                    if event.output is not None:
-                        outputs[index] = event.output
-                    if on_token is not None:
-                        on_token(index, event)
+                    yield index_of[event.row], event
                 if not (waiting and self.free):  # else the next one joins before the run
                     self.advance()
         finally:
-            self._rows.clear()
-        return [outputs[i] for i in range(len(requests))]
+            self._rows = [row for row in self._rows if row.identity not in index_of]
 
     def _checked(self, request: Request, what: str) -> tuple[list[int], list[int], int]:
         if request.stop_strings and self.tokenizer is None:

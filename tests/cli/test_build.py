@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from kvc_trt.building import check_rows, verified
 from kvc_trt.cli import output
-from kvc_trt.cli.build import _check_rows, _verify
 from kvc_trt.cli.main import run
 from kvc_trt.engine import Engine
 from kvc_trt.errors import InputError
@@ -62,7 +62,7 @@ def test_an_engine_is_verified_by_the_backend_it_was_built_for(backend, argument
 def test_an_engine_of_tensorrt_llm_is_verified_in_pytorch_and_that_is_said(ladder, tiny_engine, capfd):
     engine = Engine.open(as_compiled(tiny_engine, "tensorrt-llm"))
     result = SimpleNamespace(engine=engine, status="built")
-    assert _verify(result, None, output.progress()).passed
+    assert verified(result, None, output.progress()).passed
     assert ladder.backends == ["torch"]
     assert "nothing here runs plans of tensorrt-llm" in capfd.readouterr().err
 
@@ -70,7 +70,7 @@ def test_an_engine_of_tensorrt_llm_is_verified_in_pytorch_and_that_is_said(ladde
 def test_too_few_rows_to_verify_a_tensorrt_engine_are_refused_before_the_build(tiny_engine):
     config = Engine.open(tiny_engine).build.model_copy(update={"backend": "tensorrt", "max_batch_size": 2})
     with pytest.raises(InputError, match="the engine takes 2 rows at once; verification needs 8") as caught:
-        _check_rows(SimpleNamespace(config=config))
+        check_rows(config)
     assert "--no-verify" in caught.value.hint
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.model_choice import choose_model, open_source
-from kvc_trt.engine.request import for_source, replays_unchanged, resolve, weight_bytes, with_defaults
+from kvc_trt.engine.request import for_source, resolve, weight_bytes, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import write_weights
 from kvc_trt.models.random_weights import RandomWeights
@@ -54,20 +54,6 @@ def test_recorded_numbers_are_pinned_only_where_they_differ(tiny_model):
     pinned = resolved(build(tiny_model, token_budget=64), recorded={**recorded, "top_r": 3})
     assert pinned.config.top_r == pinned.parameters.top_r == 3
     assert pinned.config.page_size is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "unchanged"),
-    [
-        ({}, True),
-        ({"verify": False}, True),
-        ({"weights": "int4"}, True),
-        ({"token_budget": 3}, False),
-        ({"model": "x"}, False),
-    ],
-)
-def test_a_change_of_policy_or_model_ends_a_replay(settings, unchanged):
-    assert replays_unchanged(settings) is unchanged
 
 
 def test_the_break_even_is_measured_for_selecting_policies_alone(tiny_model):

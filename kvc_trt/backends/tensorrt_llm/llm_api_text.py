@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-import kvc_trt
 from kvc_trt.backends.tensorrt_llm.llm_api import Export
 from kvc_trt.backends.tensorrt_llm.llm_api_schema import AttentionBackend, LlmApiConfiguration
 from kvc_trt.schema import validated
+from kvc_trt.version import __version__
 
 WIDTH = 118
 _COLUMN = 34
@@ -38,7 +38,7 @@ def _heading(export: Export, source: str, model: str) -> Iterable[str]:
     yield from _comment("RocketKV of TensorRT-LLM (LLM API): LLM(...) arguments, and --config of trtllm-serve.")
     yield from _comment(f"  trtllm-serve {model} --config THIS_FILE")
     yield from _comment(
-        f"Written by kvc-trt {kvc_trt.__version__} from {source}: policy {parameters.policy}, token budget "
+        f"Written by kvc-trt {__version__} from {source}: policy {parameters.policy}, token budget "
         f"{parameters.token_budget}, prompts to {parameters.max_input_len}, answers to {parameters.max_output_len} "
         "tokens. TensorRT-LLM was not run; `kvc-trt verify` says nothing about what it computes."
     )

@@ -1,0 +1,372 @@
+"""The Python API behind `import kvc_trt`: build, open, ask, verify and profile. The CLI is a skin over it."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+from kvc_trt.config import configured
+from kvc_trt.errors import InputError
+from kvc_trt.profile.request import (
+    DEFAULT_BATCHES,
+    DEFAULT_STEPS,
+    ProfileRequest,
+    check_contexts,
+    default_contexts,
+)
+from kvc_trt.progress import NullProgress, Progress
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import Engine as EngineDirectory
+    from kvc_trt.models import ModelConfig
+    from kvc_trt.policies import PolicyParameters
+    from kvc_trt.runtime import Event, Output, Request, Sampling, Session
+    from kvc_trt.verify.report import Report
+
+StrPath: TypeAlias = "str | PathLike[str]"
+
+
+def build(
+    model: str | None = None,
+    *,
+    policy: str | None = None,
+    token_budget: int | None = None,
+    max_input_len: int | None = None,
+    max_output_len: int | None = None,
+    max_batch_size: int | None = None,
+    checkpoint: str | None = None,
+    random_weights: int | None = None,
+    weights: str | None = None,
+    backend: str | None = None,
+    config: StrPath | None = None,
+    output: StrPath | None = None,
+    force: bool = False,
+    verify: bool = True,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Engine:
+    """Build an engine directory, verify it, and return it open.
+
+    `model` is a preset's name (`kvc_trt.models.list_presets()`) or a Hugging Face directory. None leaves a setting to
+    the model's preset, or to what the policy derives from its token budget. `settings` are the other keys of a build,
+    such as page_size=8. `config` is a YAML file of settings, or an engine's config.json to build again; arguments win
+    over it. `output` None is engines/MODEL-POLICY. An engine that is there already is found up to date, or replaced
+    only with `force`.
+
+    Raises InputError, UnsupportedEnvironment, and VerificationFailed for an engine that was built but is not right.
+
+    >>> engine = build("retrieval-tiny", token_budget=64, output="engines/tiny", verify=False)
+    >>> engine.parameters.policy, engine.parameters.token_budget
+    ('rocketkv', 64)
+    """
+    from kvc_trt.building import build_configured
+
+    named = {
+        "model": model,
+        "policy": policy,
+        "token_budget": token_budget,
+        "max_input_len": max_input_len,
+        "max_output_len": max_output_len,
+        "max_batch_size": max_batch_size,
+        "checkpoint": checkpoint,
+        "random_weights": random_weights,
+        "weights": weights,
+        "backend": backend,
+    }
+    chosen, recorded = configured(_path(config), ("build", _given({**named, **settings})))
+    progress = progress or NullProgress()
+    built = build_configured(
+        chosen, recorded=recorded, output=_path(output), force=force, verify=verify, progress=progress
+    )
+    built.require_verified()
+    return Engine(built.result.engine, progress=progress)
+
+
+def plan(
+    model: str | None = None, *, config: StrPath | None = None, compare: bool = False, **settings: Any
+) -> dict[str, Any]:
+    """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU.
+
+    `settings` are the keys of a build; with `compare`, every policy is shown at their budget. The result holds plain
+    values: sizes in bytes, times in milliseconds. Raises InputError.
+
+    >>> predicted = plan("llama3.1-8b", policy="rocketkv", token_budget=512)
+    >>> predicted["policy"]["top_k"] < predicted["policy"]["prompt_budget"] < predicted["policy"]["max_input_len"]
+    True
+    """
+    from kvc_trt.profile.plan_request import refuse_overrides, resolve_comparison, resolve_plan
+
+    if compare:
+        refuse_overrides(settings)
+    chosen, _ = configured(_path(config), ("plan", _given({"model": model, **settings})))
+    return (resolve_comparison if compare else resolve_plan)(chosen)
+
+
+class Engine:
+    """An engine directory that was checked whole and can be asked, verified and profiled. Make one with `Engine.open`.
+
+    What runs it is loaded at the first question and kept. Not safe for use from several threads.
+
+    >>> engine = build("retrieval-tiny", token_budget=64, output="engines/tiny", verify=False)
+    >>> with Engine.open("engines/tiny", threads=1) as engine:
+    ...     engine.generate("<record> lamp scarlet tiger lagos eight <query> lamp").text
+    'scarlet tiger lagos eight'
+    """
+
+    def __init__(
+        self,
+        directory: EngineDirectory,
+        *,
+        backend: str | None = None,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        from kvc_trt.backends.session import runner
+
+        self.directory = directory
+        """Its files, config.json and manifest, as they were checked."""
+        self.backend = runner(directory.backend, backend)
+        """What runs it."""
+        self._threads = threads
+        self._progress = progress or NullProgress()
+        self._session: Session | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: StrPath,
+        *,
+        backend: str | None = None,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """Check the whole directory and return the engine; nothing is loaded yet.
+
+        `backend` None runs it where it was built for, `threads` None on all cores. Raises InputError for an engine that
+        is not intact or cannot run there, with the command that rebuilds it.
+        """
+        from kvc_trt.engine import Engine as EngineDirectory
+
+        directory = EngineDirectory.open(Path(path), progress=progress)
+        return cls(directory, backend=backend, threads=threads, progress=progress)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.directory.path
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model's configuration."""
+        return self.directory.model
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """The policy with every number that was derived for this engine."""
+        return self.directory.parameters
+
+    def session(self, max_batch_size: int = 1) -> Session:
+        """Load what runs the engine, and return a session with at least that many rows.
+
+        `generate` and `stream` use the same one. With it rows can join and leave one by one. Raises
+        UnsupportedEnvironment where this machine cannot run the engine.
+        """
+        from kvc_trt.backends.session import session_of
+
+        if self._session is None:
+            self._session = session_of(
+                self.directory, backend=self.backend, max_batch_size=max_batch_size, threads=self._threads
+            )
+        elif self._session.max_batch_size < max_batch_size:
+            self._session.grow(max_batch_size)
+        return self._session
+
+    def rows_for(self, prompts: Sequence[object]) -> int:
+        """Rows that answer these prompts at once: as many as the engine was built for; the others wait."""
+        return max(1, min(len(prompts), self.directory.build.max_batch_size))
+
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Output: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: list[str] | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> list[Output]: ...
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | list[str] | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Output | list[Output]:
+        """Answer a prompt (text, or token ids); a list of prompts is a batch, and gives a list in its order.
+
+        `sampling` None always takes the best token. An answer ends with `finish_reason` stop (an end token, or one of
+        the texts `stop`), length (`max_new_tokens`; None is the engine's max_output_len) or capacity (the cache is
+        full). Raises InputError for any bad prompt before anything runs.
+        """
+        requests, is_batch = self._requests(prompts, max_new_tokens, sampling, stop, ignore_eos)
+        outputs = self.session(self.rows_for(requests)).generate(requests)
+        return outputs if is_batch else outputs[0]
+
+    def stream(
+        self,
+        prompts: str | Sequence[int] | list[str] | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Iterator[Event]:
+        """Yield the answer token by token: `event.text` as it comes, `event.output` with the last token of an answer.
+
+        `event.row` is the prompt's place in a batch. Otherwise like `generate`. An iterator that is left early ends its
+        answers when it is closed; until then the engine answers nothing else.
+        """
+        requests, _ = self._requests(prompts, max_new_tokens, sampling, stop, ignore_eos)
+        return _numbered(self.session(self.rows_for(requests)).stream(requests))
+
+    def verify(
+        self,
+        level: str = "quick",
+        *,
+        kernels: StrPath | None = None,
+        steps: int | None = None,
+        samples: int | None = None,
+        checkpoint: StrPath | None = None,
+        seed: int = 0,
+    ) -> Report:
+        """Check the engine against the PyTorch reference: `level` is quick, full, ops, logits, tokens or retrieval.
+
+        A failed check is in the report (`passed`, `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the
+        library for an engine that torch runs; `checkpoint` a Hugging Face directory, to say what the engine's weight
+        format costs. Raises InputError, and UnsupportedEnvironment without PyTorch.
+        """
+        from kvc_trt.verify import require_torch
+
+        require_torch()
+        from kvc_trt.verify.ladder import verify
+
+        return verify(
+            self.directory,
+            level=level,
+            backend=self.backend,
+            kernels=kernels if kernels is None else Path(kernels),
+            steps=steps,
+            samples=samples,
+            checkpoint=checkpoint if checkpoint is None else Path(checkpoint),
+            seed=seed,
+            progress=self._progress,
+        )
+
+    def profile(
+        self,
+        *,
+        contexts: Iterable[int] | None = None,
+        batches: Iterable[int] | None = None,
+        steps: int = DEFAULT_STEPS,
+        decode_seconds: float = 20.0,
+        prefills: int = 3,
+        prefill_seconds: float = 60.0,
+    ) -> dict[str, Any]:
+        """Measure the engine beside its dense twin and the floor of a measured copy bandwidth.
+
+        `contexts` are prompt lengths (None: max_input_len and its halves), `batches` numbers of rows (None: 1 and 8).
+        A row's decode ends after `steps` steps or `decode_seconds`; time to first token is left out where one prefill
+        would take longer than `prefill_seconds`. The result holds plain values: times in milliseconds, sizes in bytes.
+        Raises InputError, and UnsupportedEnvironment where nothing measures engines of this backend.
+        """
+        from kvc_trt.profile.machine import usable_cores
+        from kvc_trt.profile.run import profile_engine
+
+        request = ProfileRequest(
+            contexts=check_contexts(tuple(contexts or default_contexts(self.parameters)), self.parameters),
+            batches=tuple(sorted(set(batches or DEFAULT_BATCHES))),
+            steps=steps,
+            decode_seconds=decode_seconds,
+            prefills=prefills,
+            prefill_seconds=prefill_seconds,
+            threads=self._threads or usable_cores(),
+        )
+        return profile_engine(self.directory, request, self._progress)
+
+    def close(self) -> None:
+        """Give back what runs the engine; the next question loads it again."""
+        self._session = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Engine({str(self.path)!r}, policy={self.parameters.policy!r}, backend={self.backend!r})"
+
+    def _requests(
+        self,
+        prompts: Any,
+        max_new_tokens: int | None,
+        sampling: Sampling | None,
+        stop: Sequence[str],
+        ignore_eos: bool,
+    ) -> tuple[list[Request], bool]:
+        """One request per prompt, and whether they are a batch."""
+        from kvc_trt.runtime import Request, Sampling
+
+        stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        rule = Request(
+            (), max_new_tokens, sampling=sampling or Sampling(), stop_strings=stop_strings, ignore_eos=ignore_eos
+        )
+        is_batch = not isinstance(prompts, str) and len(prompts) > 0 and not isinstance(prompts[0], numbers.Integral)
+        batch = prompts if is_batch else [prompts]
+        return [replace(rule, prompt_token_ids=self._token_ids(prompt)) for prompt in batch], is_batch
+
+    def _token_ids(self, prompt: Any) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        tokenizer = self.session().tokenizer
+        if tokenizer is None:
+            raise InputError(
+                f"{self.path} has no tokenizer, so it cannot read text",
+                hint="give token ids: --prompt-ids FILE (a JSON list)",
+            )
+        if not prompt:  # checked before encoding: many tokenizers put a start token in front of nothing
+            raise InputError("the prompt is empty")
+        return list(tokenizer.encode(prompt).ids)
+
+
+def _numbered(events: Generator[tuple[int, Event], None, None]) -> Iterator[Event]:
+    with contextlib.closing(events):
+        for index, event in events:
+            yield replace(event, row=index)
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _path(path: StrPath | None) -> Path | None:
+    return None if path is None else Path(path)

@@ -1,0 +1,210 @@
+"""The Python API: its guide and its docstrings run, its types are real, and it says what the command line says."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvc_trt
+from kvc_trt import api
+from kvc_trt.cli.main import run
+from kvc_trt.engine import Engine as EngineDirectory
+from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment, VerificationFailed
+from kvc_trt.verify.checks import Rung, at_most
+from kvc_trt.verify.report import Report
+
+GUIDE = Path(__file__).parent.parent / "docs" / "python.md"
+LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
+ANSWER = "scarlet tiger lagos eight"
+
+
+@pytest.fixture(scope="module")
+def retrieval(tmp_path_factory):
+    """An engine of the shipped model, unverified."""
+    path = tmp_path_factory.mktemp("api") / "engine"
+    return kvc_trt.build("retrieval-tiny", token_budget=64, output=path, verify=False)
+
+
+def _runs(example: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed: list[str] = []
+    found = doctest.DocTestRunner(verbose=False).run(example, out=printed.append)
+    assert found.attempted > 0
+    assert found.failed == 0, "".join(printed)
+
+
+def test_the_guide_runs_from_beginning_to_end(tmp_path, monkeypatch):
+    blocks = re.findall(r"^```pycon\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    example = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "docs/python.md", str(GUIDE), 0)
+    _runs(example, tmp_path, monkeypatch)
+
+
+DOCSTRINGS = [example for example in doctest.DocTestFinder().find(api) if example.examples]
+
+
+@pytest.mark.parametrize("example", DOCSTRINGS, ids=lambda example: example.name)
+def test_the_examples_of_the_docstrings_run(example, tmp_path, monkeypatch):
+    _runs(example, tmp_path, monkeypatch)
+
+
+def test_the_package_is_imported_light_and_knows_its_names():
+    heavy = ("torch", "onnx", "onnxruntime", "numpy", "pydantic")
+    code = f"import kvc_trt, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+    assert all(getattr(kvc_trt, name) is not None for name in kvc_trt.__all__)
+    assert set(kvc_trt.__all__) <= set(dir(kvc_trt))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        kvc_trt.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("prompt", [LAMP, "ids", "array"])
+def test_text_and_token_ids_are_answered_alike(prompt, retrieval):
+    ids = retrieval.session().tokenizer.encode(LAMP).ids
+    prompt = {"ids": ids, "array": np.array(ids)}.get(prompt, prompt)
+    assert retrieval.generate(prompt).text == ANSWER
+
+
+def test_a_batch_is_answered_in_its_order_whatever_its_kind(retrieval):
+    ids = retrieval.session().tokenizer.encode(LAMP).ids
+    other = LAMP.replace("scarlet", "golden")
+    assert [output.text for output in retrieval.generate([other, LAMP])] == [
+        ANSWER.replace("scarlet", "golden"),
+        ANSWER,
+    ]
+    assert [output.text for output in retrieval.generate([ids])] == [ANSWER]
+    assert [output.text for output in retrieval.generate(np.array([ids, ids]))] == [ANSWER, ANSWER]
+    assert len(retrieval.generate([ids] * 9)) == 9  # more than rows
+
+
+def test_rules_of_an_answer_are_kept(retrieval):
+    assert retrieval.generate(LAMP, max_new_tokens=2).finish_reason == "length"
+    assert retrieval.generate(LAMP, stop="tiger").text == "scarlet "
+    seeded = [retrieval.generate(LAMP, sampling=kvc_trt.Sampling(temperature=5.0, seed=3)) for _ in range(2)]
+    assert seeded[0] == seeded[1]
+
+
+def test_a_stream_is_the_answer_in_pieces_and_ends_when_it_is_left(retrieval):
+    pieces = list(retrieval.stream([LAMP, LAMP]))
+    assert {event.row for event in pieces} == {0, 1}
+    assert "".join(event.text for event in pieces if event.row == 1) == ANSWER
+    assert [event.output.text for event in pieces if event.output] == [ANSWER, ANSWER]
+    for _ in retrieval.stream(LAMP):
+        break
+    assert retrieval.generate(LAMP).text == ANSWER
+    unfinished = retrieval.stream(LAMP)
+    next(unfinished)
+    with pytest.raises(ValueError, match="idle session"):
+        retrieval.generate(LAMP)
+    unfinished.close()
+    assert retrieval.generate(LAMP).text == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        ([], "prompt is empty"),
+        ([1, "x"], "token 1 is 'x'"),
+        ([[1], [99999]], "prompt 1: token 0 is 99999"),
+        ([1] * 3000, "expected at most 2048"),
+    ],
+)
+def test_a_bad_prompt_is_refused_before_anything_runs(prompt, message, retrieval):
+    with pytest.raises(InputError, match=message):
+        retrieval.generate(prompt)
+
+
+def test_an_engine_without_a_tokenizer_reads_token_ids_alone(tiny_engine):
+    engine = kvc_trt.Engine.open(tiny_engine)
+    with pytest.raises(InputError, match="has no tokenizer"):
+        engine.generate("text")
+    assert engine.generate([1, 5, 6], max_new_tokens=2).text is None
+
+
+def test_another_backend_runs_it_or_is_refused(retrieval):
+    with kvc_trt.Engine.open(retrieval.path, backend="torch", threads=1) as engine:
+        assert engine.generate(LAMP).text == ANSWER
+    with pytest.raises(InputError, match="does not run on backend tensorrt"):
+        kvc_trt.Engine.open(retrieval.path, backend="tensorrt")
+
+
+def test_a_build_is_the_command_lines(tmp_path, capfd):
+    arguments = ["--model", "retrieval-tiny", "--token-budget", "64", "--set", "page_size=4"]
+    assert run(["build", *arguments, "--no-verify", "-o", str(tmp_path / "cli")]) == 0
+    capfd.readouterr()
+    built = kvc_trt.build("retrieval-tiny", token_budget=64, page_size=4, output=tmp_path / "api", verify=False)
+    assert built.directory.config == EngineDirectory.open(tmp_path / "cli").config
+    streams = capfd.readouterr()
+    assert streams.out == streams.err == ""
+    again = kvc_trt.build(config=tmp_path / "cli" / "config.json", output=tmp_path / "again", verify=False)
+    assert again.directory.config == built.directory.config
+    with pytest.raises(InputError, match="exists and is not replaced"):
+        kvc_trt.build("retrieval-tiny", token_budget=32, output=tmp_path / "api", verify=False)
+    replaced = kvc_trt.build("retrieval-tiny", token_budget=32, output=tmp_path / "api", verify=False, force=True)
+    assert replaced.parameters.token_budget == 32
+
+
+def test_a_build_that_fails_its_check_raises_and_leaves_the_engine(tmp_path, monkeypatch):
+    report = Report("engine", "quick", {}, {}, rungs=[Rung("logits", [at_most("max logit error", "1 row", 3.0, 1.0)])])
+    monkeypatch.setattr("kvc_trt.verify.ladder.verify", lambda engine, **asked: report)
+    with pytest.raises(VerificationFailed, match="did not pass verification: logits: max logit error is 3"):
+        kvc_trt.build("retrieval-tiny", token_budget=64, output=tmp_path / "engine")
+    assert kvc_trt.Engine.open(tmp_path / "engine").generate(LAMP).text == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: kvc_trt.build(), InputError),
+        (lambda: kvc_trt.build("no-such-model"), InputError),
+        (lambda: kvc_trt.build("retrieval-tiny", backend="tensorrt"), UnsupportedEnvironment),
+        (lambda: kvc_trt.plan("retrieval-tiny", policy="rocketkw"), InputError),
+        (lambda: kvc_trt.plan("retrieval-tiny", compare=True, top_k=3), InputError),
+        (lambda: kvc_trt.Engine.open("nowhere"), InputError),
+    ],
+)
+def test_errors_are_the_command_lines(call, error):
+    with pytest.raises(error) as caught:
+        call()
+    assert isinstance(caught.value, KvcError)
+
+
+def test_a_plan_is_the_command_lines(capfd):
+    flags = ["--policy", "rocketkv", "--token-budget", "512"]
+    for extra, compare in (([], False), (["--compare"], True)):
+        assert run(["plan", "--model", "llama3.1-8b", *flags, *extra, "--json"]) == 0
+        printed = json.loads(capfd.readouterr().out)
+        planned = kvc_trt.plan("llama3.1-8b", policy="rocketkv", token_budget=512, compare=compare)
+        assert json.loads(json.dumps(planned)) == printed
+
+
+@pytest.mark.slow
+def test_what_the_api_types_say_is_what_mypy_reads(tmp_path):
+    source = tmp_path / "user.py"
+    source.write_text(
+        "import kvc_trt\n"
+        "engine = kvc_trt.build('retrieval-tiny', token_budget=64)\n"
+        "reveal_type(engine.generate('text'))\n"
+        "reveal_type(engine.generate(['text']))\n"
+        "reveal_type(engine.generate([[1, 2]]))\n"
+        "reveal_type(kvc_trt.models.load_preset('x'))\n"
+        "kvc_trt.nonsense\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=GUIDE.parent.parent)
+    revealed = re.findall(r'Revealed type is "([^"]+)"', done.stdout)
+    assert [name.replace("builtins.", "") for name in revealed] == [
+        "kvc_trt.runtime.request.Output",
+        "list[kvc_trt.runtime.request.Output]",
+        "list[kvc_trt.runtime.request.Output]",
+        "kvc_trt.models.presets.Preset",
+    ], done.stdout
+    assert 'Module has no attribute "nonsense"' in done.stdout
