@@ -21,11 +21,10 @@ import accuracy_page
 import machine
 
 from kvc_trt import policies
-from kvc_trt.accuracy.defaults import TASKS
-from kvc_trt.accuracy.grid import MODES, groups, variants
+from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, groups, variants
 from kvc_trt.accuracy.measure import Sampling
-from kvc_trt.accuracy.model_subject import open_model
-from kvc_trt.accuracy.order import paper_order
+from kvc_trt.accuracy.policy_engines import open_model
+from kvc_trt.accuracy.published import paper_order
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.accuracy.run import evaluate, figures
 from kvc_trt.atomic_files import write_whole
@@ -81,9 +80,9 @@ def measured(directory: Path, samples: int) -> AccuracyReport:
     names = [*(one.name for one in policies.describe()), *VARIATIONS]
     sampling = Sampling(samples, 0, LONGEST_ANSWERS)
     progress = progress_on()
-    with open_model(MODEL, progress=progress) as subject:
-        grid = groups(TASKS, LENGTHS, MODES)
-        return evaluate(subject, variants(names, BUDGETS), grid, sampling, directory, progress=progress)
+    with open_model(MODEL, progress=progress) as model:
+        grid = groups(DEFAULT_TASKS, LENGTHS, MODES)
+        return evaluate(model, variants(names, BUDGETS), grid, sampling, directory, progress=progress)
 
 
 def write_images(report: AccuracyReport) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvc_trt.accuracy.cell import EVIDENCE
 from kvc_trt.accuracy.grid import FULL, Group, Variant
-from kvc_trt.accuracy.order import NOTICEABLE, Comparison, paper_order, summary
+from kvc_trt.accuracy.published import NOTICEABLE, Comparison, paper_order, summary
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.atomic_files import write_whole
 

@@ -1,1 +1,11 @@
-"""What each policy costs in answers: tasks asked of engines, cell by cell, beside the full cache."""
+"""What each policy costs in answers: tasks asked under every policy and budget, cell by cell, beside the full cache.
+
+`run.evaluate` measures and writes the report. It measures what `policy_engines.open_model` opens, or an engine as a
+`model_under_test.BuiltEngine`.
+"""
+
+from kvc_trt.accuracy.cell import Cell
+from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.report import AccuracyReport, Bars
+
+__all__ = ["AccuracyReport", "Bars", "Cell", "Group", "Variant"]

@@ -12,6 +12,10 @@ from kvc_trt.errors import InputError, did_you_mean
 
 MODES = ("query-aware", "query-agnostic")
 """Whether compaction sees the question: at the end of the prompt, or fed through decode behind the compacted cache."""
+DEFAULT_TASKS = ("niah-single-1", "niah-multikey-2", "niah-multivalue", "niah-multiquery", "lines")
+"""The families that a shipped model learns."""
+SHORTEST = 256
+"""Tokens of the shortest questions asked where no length is given."""
 FULL = "full"
 """The policy that every other one is compared with."""
 
@@ -85,3 +89,31 @@ def groups(tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str]) -
 def file_name(text: str) -> str:
     """Text as part of a file's name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
+
+
+def policies_of(names: Sequence[str] | None) -> list[str]:
+    """The named policies; all of the registry where none is named."""
+    return list(names) if names is not None else [one.name for one in policies.describe()]
+
+
+def budgets_of(model: str) -> tuple[int, ...]:
+    """The model's own token budget, twice and four times as many."""
+    from kvc_trt.engine.model_choice import choose_model
+
+    budget = int(choose_model(model).defaults["token_budget"])
+    return budget, 2 * budget, 4 * budget
+
+
+def longest_of(model: str) -> int:
+    """Tokens of the longest questions a model is asked."""
+    from kvc_trt.engine.model_choice import choose_model
+
+    return int(choose_model(model).defaults["max_input_len"])
+
+
+def grid_for(
+    longest: int, tasks: Sequence[str] | None, lengths: Sequence[int] | None, modes: Sequence[str] | None
+) -> list[Group]:
+    """The groups of questions; lengths are `longest`, a half and a quarter of it where none are given."""
+    own = [longest // part for part in (4, 2, 1) if longest // part >= min(SHORTEST, longest)]
+    return groups(tasks or DEFAULT_TASKS, lengths or own, modes or MODES)

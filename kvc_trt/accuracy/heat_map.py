@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.accuracy.cell import Cell
-from kvc_trt.accuracy.figure import new_figure, png
+from kvc_trt.accuracy.figures import new_figure, png
 from kvc_trt.accuracy.grid import FULL, Group, Variant
 from kvc_trt.accuracy.report import AccuracyReport
 

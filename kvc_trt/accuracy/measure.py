@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
-from kvc_trt.accuracy.asking import Asking
+from kvc_trt.accuracy.answerers import Answerer
 from kvc_trt.accuracy.cell import Cell, key_of
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
-from kvc_trt.accuracy.subject import Subject
 from kvc_trt.errors import InputError
 from kvc_trt.models.limits import longest_sequence
 from kvc_trt.progress import NullProgress, Progress
@@ -53,8 +55,68 @@ class _Draws:
         return self._drawn[key]
 
 
+@dataclass(frozen=True)
+class GroupMeasurement:
+    """Asks one group's questions of one policy after another."""
+
+    model: ModelUnderTest
+    questions: QuestionSet
+    seed: int
+
+    @cached_property
+    def room(self) -> Room:
+        """The prompt's room is the group's length without the answer, or what positions leave of it."""
+        asked, positions = self.questions, self.model.config.max_position_embeddings
+        new = asked.max_new_tokens + asked.late_tokens
+        longest = max(len(question.prompt_ids) for question in asked.flat)
+        return Room(max(longest, min(asked.group.length - asked.max_new_tokens, positions - new)), new)
+
+    def full(self) -> Cell:
+        """The full cache's cell. InputError where the model cannot be asked these questions at all."""
+        variant = Variant(FULL, None)
+        cell = self._answered(self._empty(variant, None), self.model.open(variant, self.room))
+        return replace(cell, full_accuracy=cell.mean.value)
+
+    def cell(self, variant: Variant, full: Cell) -> Cell:
+        """Another policy's cell; one that has no engine of this budget says why."""
+        empty = self._empty(variant, full.mean.value)
+        try:
+            answerer = self.model.open(variant, self.room)
+        except InputError as error:
+            return replace(empty, reason=error.message)
+        return self._answered(empty, answerer)
+
+    def _empty(self, variant: Variant, full_accuracy: float | None) -> Cell:
+        group = self.questions.group
+        return Cell(
+            task=group.task,
+            family=self.questions.task.family,
+            mode=group.mode,
+            length=group.length,
+            policy=variant.policy,
+            token_budget=variant.token_budget,
+            seed=self.seed,
+            dataset=self.questions.digest,
+            max_new_tokens=self.questions.max_new_tokens,
+            full_accuracy=full_accuracy,
+        )
+
+    def _answered(self, empty: Cell, answerer: Answerer) -> Cell:
+        started = time.monotonic()
+        answers = answerer.answer(self.questions.flat, self.questions.max_new_tokens)
+        return replace(
+            empty,
+            scores=self.questions.score(answers),
+            depths=self.questions.depths,
+            executor=answerer.executor,
+            row_bytes=answerer.row_bytes,
+            parameters=asdict(answerer.parameters),
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+
 def measure(
-    subject: Subject,
+    model: ModelUnderTest,
     variants: Sequence[Variant],
     groups: Sequence[Group],
     sampling: Sampling,
@@ -67,15 +129,15 @@ def measure(
     `variants` begins with full. InputError for questions that cannot be asked of this model at all; a policy that has
     no engine of some budget is a cell that says why.
     """
-    _check_lengths(subject, groups)
-    vocabulary = Vocabulary(subject.tokenizer, subject.model.vocab_size)
+    _check_lengths(model, groups)
+    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
     draws = _Draws(vocabulary, sampling)
     unfinished = [g for g in groups if any(key_of(g, variant) not in results.cells for variant in variants)]
     missing = sum(key_of(group, variant) not in results.cells for group in unfinished for variant in variants)
     with (progress or NullProgress()).task("accuracy", missing) as advance:
         for group in sorted(unfinished, key=lambda one: (one.length, one.mode, _answer_room(one, sampling))):
             asked = ask(group, draws.of(group), vocabulary)
-            for is_new in _ask_all(Asking(subject, asked, sampling.seed), variants, results):
+            for is_new in _ask_all(GroupMeasurement(model, asked, sampling.seed), variants, results):
                 advance(int(is_new))
     return [results.cells[key_of(group, variant)] for group in groups for variant in variants]
 
@@ -84,18 +146,18 @@ def _answer_room(group: Group, sampling: Sampling) -> int:
     return sampling.room(group.task) or task(group.task).max_new_tokens
 
 
-def _ask_all(asking: Asking, variants: Sequence[Variant], results: Results) -> Iterable[bool]:
+def _ask_all(measured: GroupMeasurement, variants: Sequence[Variant], results: Results) -> Iterable[bool]:
     """Ask what the results lack of a group, in the grid's order; for each cell, whether it was asked now."""
-    group = asking.asked.group
+    group = measured.questions.group
     known = {variant: results.cells.get(key_of(group, variant)) for variant in variants}
     for cell in known.values():
         if cell is not None:
-            _check_same_questions(cell, asking.asked, results)
-    asking.subject.announce([variant for variant in variants if known[variant] is None], asking.room)
-    full = known[variants[0]] or _kept(asking.full(), results)
+            _check_same_questions(cell, measured.questions, results)
+    measured.model.announce([variant for variant in variants if known[variant] is None], measured.room)
+    full = known[variants[0]] or _kept(measured.full(), results)
     yield known[variants[0]] is None
-    with ThreadPoolExecutor(asking.subject.workers) as pool:
-        pending = {v: pool.submit(asking.cell, v, full) for v in variants[1:] if known[v] is None}
+    with ThreadPoolExecutor(measured.model.workers) as pool:
+        pending = {v: pool.submit(measured.cell, v, full) for v in variants[1:] if known[v] is None}
         try:
             for variant in variants[1:]:
                 if variant in pending:
@@ -111,8 +173,8 @@ def _kept(cell: Cell, results: Results) -> Cell:
     return cell
 
 
-def _check_lengths(subject: Subject, groups: Sequence[Group]) -> None:
-    longest, asked = longest_sequence(subject.model), max(group.length for group in groups)
+def _check_lengths(model: ModelUnderTest, groups: Sequence[Group]) -> None:
+    longest, asked = longest_sequence(model.config), max(group.length for group in groups)
     if asked > longest:
         raise InputError(
             f"--lengths {asked}: the model takes at most {longest} tokens", hint=f"--lengths {longest}, or shorter"

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvc_trt.accuracy.cell import EVIDENCE, Cell
+from kvc_trt.accuracy.cell import EVIDENCE, Cell, Mean, mean
 from kvc_trt.accuracy.grid import FULL, Group, Variant
-from kvc_trt.accuracy.statistics import Mean, mean
 
 
 @dataclass(frozen=True)

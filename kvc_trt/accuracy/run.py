@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from kvc_trt.accuracy.csv_file import csv_bytes
-from kvc_trt.accuracy.curves import average_curves, task_curves
+from kvc_trt.accuracy.cell import Cell, interval
+from kvc_trt.accuracy.figures import average_curves, task_curves
 from kvc_trt.accuracy.grid import Group, Variant, file_name
 from kvc_trt.accuracy.heat_map import heat_map
 from kvc_trt.accuracy.html_page import html_page
 from kvc_trt.accuracy.measure import Sampling, measure
+from kvc_trt.accuracy.model_under_test import ModelUnderTest
 from kvc_trt.accuracy.report import AccuracyReport, Bars
 from kvc_trt.accuracy.results import Results
-from kvc_trt.accuracy.subject import Subject
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.profile.machine import machine_record
 from kvc_trt.progress import NullProgress, Progress
@@ -22,10 +25,15 @@ from kvc_trt.tasks.dataset import VERSION
 
 RESULTS_FILE = "results.jsonl"
 NO_BARS = Bars()
+COLUMNS = (
+    "task", "family", "mode", "query_aware", "length", "policy", "token_budget", "samples", "accuracy",
+    "standard_error", "low", "high", "full_accuracy", "evidence", "row_bytes", "executor", "max_new_tokens", "seed",
+    "dataset", "reason",
+)  # fmt: skip
 
 
 def evaluate(
-    subject: Subject,
+    model: ModelUnderTest,
     variants: Sequence[Variant],
     groups: Sequence[Group],
     sampling: Sampling,
@@ -40,11 +48,11 @@ def evaluate(
     directory with results of other settings.
     """
     progress, started = progress or NullProgress(), time.monotonic()
-    settings = {**subject.describe(), **vars(sampling), "tasks_version": VERSION}
+    settings = {**model.describe(), **vars(sampling), "tasks_version": VERSION}
     with Results(output_directory / RESULTS_FILE, settings) as results:
         if results.dropped:
             progress.note(f"{results.path}: its last line was cut short, and is measured again")
-        cells = measure(subject, variants, groups, sampling, results, progress)
+        cells = measure(model, variants, groups, sampling, results, progress)
     report = AccuracyReport(settings, machine_record(), cells, bars, time.monotonic() - started)
     write_files(report, output_directory)
     return report
@@ -68,3 +76,19 @@ def figures(report: AccuracyReport) -> dict[str, bytes]:
         for task in report.tasks:
             drawn[f"depth-{file_name(task)}-{mode}.png"] = heat_map(report, task, mode)
     return {name: image for name, image in drawn.items() if image is not None}
+
+
+def csv_bytes(cells: Iterable[Cell]) -> bytes:
+    """One line per cell; accuracies are shares, `low` and `high` a 95 % interval. What does not apply is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows({**cell.to_json(), **_interval(cell)} for cell in cells)
+    return text.getvalue().encode()
+
+
+def _interval(cell: Cell) -> dict[str, Any]:
+    if not cell.scores:
+        return {}
+    low, high = interval(cell.mean.value, cell.samples)
+    return {"low": round(low, 4), "high": round(high, 4)}

@@ -17,7 +17,7 @@ from kvc_trt.cli.sections import option
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.grid import Variant
-    from kvc_trt.accuracy.subject import Subject
+    from kvc_trt.accuracy.model_under_test import ModelUnderTest
     from kvc_trt.progress import Progress
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -64,7 +64,7 @@ def refuse(given: Mapping[str, Any], level: str) -> None:
 
 def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> None:
     """Measure, write the report, print it; VerificationFailed where a bar does not hold."""
-    from kvc_trt.accuracy.defaults import grid_for
+    from kvc_trt.accuracy.grid import grid_for
     from kvc_trt.accuracy.measure import Sampling
     from kvc_trt.accuracy.report import Bars
     from kvc_trt.accuracy.run import evaluate
@@ -81,9 +81,9 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
     _check_names(given["max_new_tokens"])
     bars = Bars(_share(given["minimum_accuracy"]), _share(given["maximum_loss"]))
     sampling = Sampling(given["samples"] or SAMPLES, given["seed"], given["max_new_tokens"])
-    with _subject(engine, given, progress) as (subject, variants, longest):
+    with _measured(engine, given, progress) as (model, variants, longest):
         groups = grid_for(longest, given["tasks"], given["lengths"], given["modes"])
-        report = evaluate(subject, variants, groups, sampling, directory, bars=bars, progress=progress)
+        report = evaluate(model, variants, groups, sampling, directory, bars=bars, progress=progress)
     if file is not None:
         write_json(file, report.to_json())
     if as_json:
@@ -96,16 +96,15 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
 
 
 @contextlib.contextmanager
-def _subject(
+def _measured(
     engine: Path | None, given: Mapping[str, Any], progress: Progress
-) -> Iterator[tuple[Subject, list[Variant], int]]:
+) -> Iterator[tuple[ModelUnderTest, list[Variant], int]]:
     """What is measured, its policies and budgets, and the longest questions it takes by default."""
-    from kvc_trt.accuracy.defaults import budgets_of, longest_of, policies_of
-    from kvc_trt.accuracy.grid import variants
+    from kvc_trt.accuracy.grid import budgets_of, longest_of, policies_of, variants
     from kvc_trt.kernels import use_library
 
     if engine is None:
-        from kvc_trt.accuracy.model_subject import open_model
+        from kvc_trt.accuracy.policy_engines import open_model
 
         # Names are checked before weights are read.
         chosen = variants(policies_of(given["policies"]), given["budgets"] or budgets_of(given["model"]))
@@ -115,14 +114,14 @@ def _subject(
         ) as model:
             yield model, chosen, longest_of(given["model"])
         return
-    from kvc_trt.accuracy.engine_subject import EngineSubject
+    from kvc_trt.accuracy.model_under_test import BuiltEngine
     from kvc_trt.backends.session import runner
     from kvc_trt.engine import Engine
 
     opened = Engine.open(engine, progress=progress)
     with contextlib.nullcontext() if given["kernels"] is None else use_library(given["kernels"]):
-        subject = EngineSubject(opened, runner(opened.backend, given["backend"]))
-        yield subject, subject.variants, opened.parameters.max_input_len
+        built = BuiltEngine(opened, runner(opened.backend, given["backend"]))
+        yield built, built.variants, opened.parameters.max_input_len
 
 
 def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:

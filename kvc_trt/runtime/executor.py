@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.models.weights import count_parameters
+
+if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
+
 NOT_FINITE = -1
 """In place of a best token: the row's logits hold a NaN, or their largest is infinite."""
+
+SMALL_MODEL = 20_000_000
+"""Parameters below which more threads only wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -88,3 +96,8 @@ class GreedyExecutor(Executor, Protocol):
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """`decode`, of which each row's best token [rows] is returned: of equal logits the lowest id, or NOT_FINITE."""
+
+
+def threads_for(model: ModelConfig) -> int | None:
+    """Threads that an executor of a model is given: one for a small model; None is all cores."""
+    return 1 if count_parameters(model) < SMALL_MODEL else None

@@ -9,6 +9,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
 from kvc_trt.policies import PolicyParameters
+from kvc_trt.runtime.executor import threads_for
 
 Level = Literal["quick", "full", "ops", "logits", "tokens", "retrieval"]
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -16,8 +17,6 @@ LEVELS: tuple[str, ...] = get_args(Level)
 RUNGS = ("ops", "logits", "tokens", "retrieval")
 CONTROLS = ("dense twin", "activity")
 
-SMALL_MODEL = 20_000_000
-"""Parameters below which more threads only wait for each other."""
 LARGE_MODEL = 3_000_000_000
 """Parameters above which a quick check is limited: the reference would take minutes for every token."""
 _LIMITED_PROMPT, _LIMITED_STEPS = 56, 8
@@ -68,8 +67,7 @@ def make_plan(
             raise InputError(f"{name} is {value}: expected at least 1")
     if steps is not None and steps > parameters.max_output_len:
         raise InputError(f"--steps is {steps}: the engine has room for {parameters.max_output_len} new tokens")
-    size = count_parameters(model)
-    large, threads = size > LARGE_MODEL, 1 if size < SMALL_MODEL else None
+    large = count_parameters(model) > LARGE_MODEL
     if level == "quick" and large:
         return Plan(level, ("ops", "logits"), (), _LIMITED_PROMPT, steps or _LIMITED_STEPS, 0, (), limited=True)
     rungs = RUNGS if level in ("quick", "full") else (level,)
@@ -83,6 +81,6 @@ def make_plan(
         steps=steps or min(room, 64 if full else 32),
         samples=samples or (200 if full else 32),
         contexts=(256, 512, 1024, 2048) if full else (512,),
-        threads=threads,
+        threads=threads_for(model),
         exact_samples=samples is not None,
     )

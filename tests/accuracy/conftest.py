@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvc_trt.accuracy.model_subject import ModelSubject, open_model
+from kvc_trt.accuracy.policy_engines import PolicyEngines, open_model
 from kvc_trt.tasks import registry
 from kvc_trt.tasks.task import string_match_all
 from tests.accuracy.key_value import MAX_NEW_TOKENS, NAME, generate_key_value
@@ -19,7 +19,7 @@ def key_value(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[ModelSubject]:
+def tiny() -> Iterator[PolicyEngines]:
     """The shipped model, its weights written once per module."""
-    with open_model("retrieval-tiny") as subject:
-        yield subject
+    with open_model("retrieval-tiny") as model:
+        yield model

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from kvc_trt.accuracy.answerers import MOST_ROWS, Prefills, ReferenceAnswerer, rows_for
 from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.questions import Vocabulary, ask, draw
-from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
-from kvc_trt.accuracy.subject import MOST_ROWS, Room, rows_for
 from kvc_trt.errors import InputError
 
 LENGTH = 160
 
 
-def questions(subject, key_value, mode, samples=MOST_ROWS + 2):
-    vocabulary = Vocabulary(subject.tokenizer, subject.model.vocab_size)
+def questions(model, key_value, mode, samples=MOST_ROWS + 2):
+    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
     drawn = draw(key_value, LENGTH, vocabulary, samples=samples, seed=0, max_new_tokens=None)
     return ask(Group(key_value, mode, LENGTH), drawn, vocabulary)
 
@@ -27,8 +27,8 @@ def test_the_reference_answers_as_the_engine(tiny, key_value, mode, policy):
     from kvc_trt.graph.weights import EngineWeights
 
     weights = EngineWeights(tiny._path)
-    ends = tiny.model.eos_token_ids
-    reference = ReferenceAnswerer(tiny.model, weights, engine.parameters, MOST_ROWS, ends, Prefills())
+    ends = tiny.config.eos_token_ids
+    reference = ReferenceAnswerer(tiny.config, weights, engine.parameters, MOST_ROWS, ends, Prefills())
     found = engine.answer(asked.flat, asked.max_new_tokens)
     assert reference.answer(asked.flat, asked.max_new_tokens) == found
     assert len(set(found)) > 1
@@ -76,7 +76,7 @@ def test_as_many_questions_together_as_their_caches_fit():
 def test_an_answer_that_the_cache_cuts_short_is_no_result(tiny):
     from types import SimpleNamespace
 
-    from kvc_trt.accuracy.answerer import _check_room
+    from kvc_trt.accuracy.answerers import _check_room
 
     parameters = tiny.open(Variant("full", None), Room(64, 8)).parameters
     whole, cut = SimpleNamespace(finish_reason="stop"), SimpleNamespace(finish_reason="capacity")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.accuracy.defaults import budgets_of, grid_for, longest_of, policies_of
-from kvc_trt.accuracy.grid import Group, Variant, groups, variants
+from kvc_trt.accuracy.grid import Group, Variant, budgets_of, grid_for, groups, longest_of, policies_of, variants
 from kvc_trt.errors import InputError
 
 

@@ -25,7 +25,7 @@ SAMPLING = Sampling(4, 0)
 class Fake:
     """Answers right under full, wrong under everything else; has no snapkv-gqa."""
 
-    model, workers = MODEL, 1
+    config, workers = MODEL, 1
     tokenizer = load_task_tokenizer("retrieval-tiny")
 
     def __init__(self, drawn, wrong=("rocketkv",)) -> None:
@@ -67,14 +67,14 @@ def groups(key_value):
     return [Group(key_value, mode, 128) for mode in ("query-aware", "query-agnostic")]
 
 
-def run(subject, groups, path, sampling=SAMPLING, variants=VARIANTS):
+def run(model, groups, path, sampling=SAMPLING, variants=VARIANTS):
     with Results(path, SETTINGS) as results:
-        return measure(subject, variants, groups, sampling, results)
+        return measure(model, variants, groups, sampling, results)
 
 
 def test_cells_say_what_was_answered_and_what_does_not_apply(drawn, groups, tmp_path):
-    subject = Fake(drawn)
-    full, wrong, absent, *rest = run(subject, groups, tmp_path / "r")
+    model = Fake(drawn)
+    full, wrong, absent, *rest = run(model, groups, tmp_path / "r")
     assert (full.scores, full.evidence, full.row_bytes, full.executor) == ((1.0,) * 4, True, 7, "fake")
     assert (wrong.scores, wrong.full_accuracy, wrong.evidence) == ((0.0,) * 4, 1.0, True)
     assert (absent.scores, absent.reason) == ((), "too small")
@@ -83,9 +83,9 @@ def test_cells_say_what_was_answered_and_what_does_not_apply(drawn, groups, tmp_
 
 
 def test_room_is_the_answer_and_the_question_where_it_is_late(drawn, groups, tmp_path):
-    subject = Fake(drawn)
-    run(subject, groups, tmp_path / "r")
-    assert {(room.max_input_len, room.max_output_len) for room in subject.rooms} == {(123, 5), (123, 13)}
+    model = Fake(drawn)
+    run(model, groups, tmp_path / "r")
+    assert {(room.max_input_len, room.max_output_len) for room in model.rooms} == {(123, 5), (123, 13)}
 
 
 def test_the_longest_answer_may_be_told_by_task(drawn, groups, tmp_path, key_value):
@@ -124,10 +124,10 @@ def test_results_of_other_questions_are_refused(drawn, groups, tmp_path):
 
 
 def test_a_length_beyond_the_models_positions_is_refused_before_anything_is_asked(drawn, tmp_path, key_value):
-    subject = Fake(drawn)
+    model = Fake(drawn)
     with pytest.raises(InputError, match="--lengths 9999: the model takes at most 4096"):
-        run(subject, [Group(key_value, "query-aware", 9999)], tmp_path / "r")
-    assert not subject.asked
+        run(model, [Group(key_value, "query-aware", 9999)], tmp_path / "r")
+    assert not model.asked
 
 
 def test_what_the_tokenizer_cannot_spell_is_no_question(drawn, tmp_path):

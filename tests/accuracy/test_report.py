@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from kvc_trt.accuracy.cell import Cell
-from kvc_trt.accuracy.curves import average_curves
+from kvc_trt.accuracy.figures import average_curves
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.html_page import html_page
-from kvc_trt.accuracy.order import compare, paper_order, summary
-from kvc_trt.accuracy.published import BUDGETS, TABLES, published_for
+from kvc_trt.accuracy.published import compare, paper_order, published_tables, summary
 from kvc_trt.accuracy.report import Bars
 from kvc_trt.accuracy.run import figures, write_files
 from tests.accuracy.cells import SAMPLES, SETTINGS, cell, grid, report
@@ -126,8 +126,9 @@ def test_published_numbers_stand_beside_the_published_model_only():
 
 
 def test_published_tables_are_whole():
-    assert len(TABLES) == 18
-    for table in TABLES:
+    tables = published_tables()
+    assert len(tables.columns) == 18
+    for table in tables.columns:
         assert {
             "full",
             "exact-topk",
@@ -139,6 +140,44 @@ def test_published_tables_are_whole():
             "duo-attention",
         } == set(table.by_policy)
         assert all(0 <= score <= 100 for scores in table.by_policy.values() for score in scores.values())
-    llama = published_for("llama3.1-8b")[2]
+    llama = tables.of("llama3.1-8b")[2]
     assert (llama.length, llama.by_policy["rocketkv-v1"][256], llama.by_policy["full"]) == (16000, 86.4, {None: 91.3})
-    assert BUDGETS[0] == 256
+    assert tables.budgets[0] == 256
+
+
+HOSTILE = "\"'><script>alert(1)</script>&amp;{{ 7 * 7 }}"
+
+
+def test_no_text_of_a_measurement_becomes_markup():
+    """Names of tasks, policies, settings, files and reasons come from users and from models' files."""
+    cells = [
+        cell("full", task=HOSTILE),
+        cell(f"hybrid:{HOSTILE}", 64, 3, task=HOSTILE),
+        cell("snapkv", 64, reason=HOSTILE, task=HOSTILE),
+        cell("full", right=3, full=0.1, task="lines", mode=HOSTILE),
+    ]
+    settings = {**SETTINGS, "model": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}}
+    page = html_page(report(settings=settings, cells=cells, bars=Bars(0.5)), {f"{HOSTILE}.png": PNG}).decode()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "{{ 7 * 7 }}" in page
+    parser = Markup()
+    parser.feed(page)
+    assert parser.tags <= {
+        "html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "table", "tr", "th", "td", "p", "b", "span",
+        "ul", "li", "details", "summary", "img", "small", "div",
+    }  # fmt: skip
+    assert parser.attributes <= {"lang", "charset", "class", "open", "alt", "src"}
+
+
+class Markup(HTMLParser):
+    """The tags and attributes of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}

@@ -9,8 +9,8 @@ import pytest
 
 from kvc_trt.accuracy import shared_prefill
 from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.shared_prefill import SharedPrefill, SharingExecutor
-from kvc_trt.accuracy.subject import Room
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
 VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_computed_again(programs, prompts, monkeypatch):
 def test_a_graph_whose_nodes_hold_graphs_is_not_cut():
     from onnx import TensorProto, helper
 
-    from kvc_trt.accuracy.split_prefill import split_prefill
+    from kvc_trt.accuracy.shared_prefill import split_prefill
 
     branch = helper.make_graph([], "branch", [], [helper.make_tensor_value_info("x", TensorProto.FLOAT, [])])
     node = helper.make_node("If", ["c"], ["logits"], then_branch=branch, else_branch=branch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.accuracy.statistics import interval, mean, paired_difference
+from kvc_trt.accuracy.cell import interval, mean, paired_difference
 
 
 def test_right_and_wrong_answers_have_the_binomial_error():

@@ -1,16 +1,17 @@
-"""One engine as it was built, on any backend that runs it, beside its dense twin."""
+"""What is measured: a model under many policies (`policy_engines`), or one engine beside its dense twin."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kvc_trt.accuracy.answerer import Answerer, SessionAnswerer
+from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, rows_for
 from kvc_trt.accuracy.grid import FULL, Variant
-from kvc_trt.accuracy.subject import Room, rows_for, threads_for
 from kvc_trt.errors import InputError
 from kvc_trt.graph.twin import twin_parameters
+from kvc_trt.runtime.executor import threads_for
 from kvc_trt.verify.target import target_for
 
 if TYPE_CHECKING:
@@ -20,7 +21,41 @@ if TYPE_CHECKING:
     from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 
-class EngineSubject:
+@dataclass(frozen=True)
+class Room:
+    """The lengths that one group of questions needs."""
+
+    max_input_len: int
+    max_output_len: int
+    """The answer, and the question where it arrives late."""
+
+
+class ModelUnderTest(Protocol):
+    """Opens one answerer per variant and room."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The architecture."""
+
+    @property
+    def tokenizer(self) -> TaskTokenizer | None:
+        """The model's words."""
+
+    @property
+    def workers(self) -> int:
+        """Variants that may be asked at a time, each by a thread of its own."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the results belong to: equal where results may be put beside each other in one file."""
+
+    def announce(self, variants: Sequence[Variant], room: Room) -> None:
+        """The variants that will be opened for the next questions, which nothing remembered helps with."""
+
+    def open(self, variant: Variant, room: Room) -> Answerer:
+        """The variant, resolved for the room. InputError where the policy has no engine of that budget."""
+
+
+class BuiltEngine:
     """The engine under its policy and budget, whatever the questions' length: it was resolved when it was built."""
 
     workers = 1
@@ -30,7 +65,7 @@ class EngineSubject:
 
         self._engine, self._backend = engine, backend
         self._target = target_for(backend, engine, threads_for(engine.model))
-        self.model: ModelConfig = engine.model
+        self.config: ModelConfig = engine.model
         path = engine.tokenizer_path
         self.tokenizer: TaskTokenizer | None = None if path is None else load_task_tokenizer(str(path))
 
@@ -74,5 +109,5 @@ class EngineSubject:
         return self._answerer(self._target.open_twin(), twin_parameters(self._engine.parameters))
 
     def _answerer(self, executor: Any, parameters: PolicyParameters) -> Answerer:
-        rows = rows_for(self.model, parameters.max_sequence_len)
-        return SessionAnswerer(executor, parameters, self._backend, rows, self.model.eos_token_ids)
+        rows = rows_for(self.config, parameters.max_sequence_len)
+        return SessionAnswerer(executor, parameters, self._backend, rows, self.config.eos_token_ids)

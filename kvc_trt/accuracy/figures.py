@@ -1,25 +1,85 @@
-"""Accuracy against token budget, one line per policy, with standard errors."""
+"""Accuracy against token budget, one line per policy, with standard errors; and how every figure looks.
+
+A policy has the same colour, marker and line whatever else is drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import io
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from kvc_trt.accuracy.figure import new_figure, png
+from kvc_trt import policies
+from kvc_trt.accuracy.cell import Mean
 from kvc_trt.accuracy.grid import FULL, Group, Variant
 from kvc_trt.accuracy.report import AccuracyReport
-from kvc_trt.accuracy.statistics import Mean
-from kvc_trt.accuracy.style import CHOOSES, DROPS, kind_of, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure, SubFigure
 
+_DOTS_PER_INCH = 130
+CHOOSES, DROPS = "choose what a step reads", "drop what no step will read again"
+"""The two kinds of policies; those that do both are drawn with the first."""
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+"""Okabe and Ito's, told apart by every kind of colour vision; without the yellow, which is pale on white."""
+_MARKERS = "osD^vPX*<>hp"
+_LINES = ("-", "--", ":", "-.")
+_CHOOSING = ("hybrid", "quest", "sparq", "exact-topk")
 _APART = 0.03
 """How far policies stand from each other at one budget, in doublings: equal accuracies do not hide each other."""
 Figures = Callable[[Variant], Mean | None]
 """What one variant reached in one panel; None where it does not apply."""
 Panels = Sequence[tuple[str, Figures]]
+
+
+class Style(NamedTuple):
+    """Colour, marker and line of one policy."""
+
+    colour: str
+    marker: str
+    line: str
+
+
+def kind_of(policy: str) -> str:
+    """CHOOSES or DROPS; a policy that the registry does not know drops."""
+    selection = {one.name: one.decode_selection for one in policies.describe()}.get(policy.partition(":")[0], "")
+    return CHOOSES if selection in _CHOOSING else DROPS
+
+
+def style_of(policy: str) -> Style:
+    """By the policy's place among those of its kind: colours repeat after seven, with another line and marker."""
+    place = _places().get(policy.partition(":")[0], 0) + (len(_COLOURS) + 3 if ":" in policy else 0)
+    count = len(_COLOURS)
+    return Style(_COLOURS[place % count], _MARKERS[place % len(_MARKERS)], _LINES[place // count % len(_LINES)])
+
+
+@cache
+def _places() -> Mapping[str, int]:
+    names = [one.name for one in policies.describe() if one.name != "full"]
+    return {
+        name: place
+        for kind in (CHOOSES, DROPS)
+        for place, name in enumerate(name for name in names if kind_of(name) == kind)
+    }
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of so many inches that lays itself out."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure's PNG; equal figures give equal bytes (no date, no version inside)."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", metadata={"Software": None})
+    return image.getvalue()
 
 
 def average_curves(report: AccuracyReport, mode: str) -> bytes | None:

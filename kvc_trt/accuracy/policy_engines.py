@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.accuracy.answerer import Answerer, SessionAnswerer
+from kvc_trt.accuracy.answerers import Answerer, Prefills, ReferenceAnswerer, SessionAnswerer, rows_for
 from kvc_trt.accuracy.grid import FULL, Variant
-from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
+from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.shared_prefill import SharedPrefill, SharingExecutor
-from kvc_trt.accuracy.subject import Room, is_oracle, rows_for, threads_for
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, open_source
 from kvc_trt.engine.request import Request, compute_dtype, default_weights, resolve_parameters, with_defaults
@@ -23,6 +22,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.limits import longest_sequence
 from kvc_trt.profile.machine import usable_cores
 from kvc_trt.progress import NullProgress, Progress
+from kvc_trt.runtime.executor import threads_for
 from kvc_trt.schema import validated
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ SHARED_WEIGHTS = 64 << 20
 model's prefill would not fit in memory."""
 
 
-class ModelSubject:
-    """Use as `with open_model(...) as subject`."""
+class PolicyEngines:
+    """Use as `with open_model(...) as model`."""
 
     def __init__(self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path) -> None:
         from kvc_trt.tasks.tokenizer import load_task_tokenizer
@@ -44,7 +44,7 @@ class ModelSubject:
         self._choice, self._source, self._weights = choice, source, weights
         self._threads = threads_for(choice.config)
         self._path = directory / WEIGHTS_FILE
-        self.model = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
+        self.config = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
         files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
         self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
         self._shared = SharedPrefill(directory) if self._path.stat().st_size <= SHARED_WEIGHTS else None
@@ -78,7 +78,7 @@ class ModelSubject:
         if self._shared is None:
             self._open.clear()
         parameters = self._resolve(variant, room)
-        answerer = self._reference(parameters) if is_oracle(parameters.decode_selection) else self._engine(parameters)
+        answerer = self._reference(parameters) if _is_oracle(parameters.decode_selection) else self._engine(parameters)
         self._open[variant, room] = answerer
         return answerer
 
@@ -96,7 +96,7 @@ class ModelSubject:
             **variant.settings,
         }
         config = with_defaults(validated(BuildConfig, given, str(variant)), self._choice)
-        request = Request(config, self.model, resolve_parameters(config, self._choice.config))
+        request = Request(config, self.config, resolve_parameters(config, self._choice.config))
         return calibrated(request, self._source, NullProgress()).parameters
 
     def _engine(self, parameters: PolicyParameters) -> Answerer:
@@ -108,15 +108,15 @@ class ModelSubject:
             if self._shared is None
             else SharingExecutor(program, self._shared, self._shared.split(program), threads=self._threads)
         )
-        rows = rows_for(self.model, parameters.max_sequence_len)
-        return SessionAnswerer(executor, parameters, "onnxruntime", rows, self.model.eos_token_ids)
+        rows = rows_for(self.config, parameters.max_sequence_len)
+        return SessionAnswerer(executor, parameters, "onnxruntime", rows, self.config.eos_token_ids)
 
     def _reference(self, parameters: PolicyParameters) -> Answerer:
         from kvc_trt.graph.weights import EngineWeights
 
         weights = EngineWeights(self._path)
-        rows = rows_for(self.model, parameters.max_sequence_len)
-        return ReferenceAnswerer(self.model, weights, parameters, rows, self.model.eos_token_ids, self._prefills)
+        rows = rows_for(self.config, parameters.max_sequence_len)
+        return ReferenceAnswerer(self.config, weights, parameters, rows, self.config.eos_token_ids, self._prefills)
 
     def _program(self, parameters: PolicyParameters) -> Program:
         from kvc_trt.engine.program import Program
@@ -124,7 +124,7 @@ class ModelSubject:
         from kvc_trt.graph.state import state_tensors
         from kvc_trt.graph.weights import GraphWeights
 
-        model, weights = self.model, GraphWeights(self._path)
+        model, weights = self.config, GraphWeights(self._path)
         return Program(
             model,
             parameters,
@@ -135,6 +135,11 @@ class ModelSubject:
         )
 
 
+def _is_oracle(decode_selection: str) -> bool:
+    """Whether a policy exists to compare with only: it reads the whole cache to choose what to read."""
+    return decode_selection == "exact-topk"
+
+
 @contextlib.contextmanager
 def open_model(
     model: str,
@@ -142,8 +147,8 @@ def open_model(
     checkpoint: str | None = None,
     weights: str = "auto",
     progress: Progress | None = None,
-) -> Iterator[ModelSubject]:
-    """Write the weights of a preset or a Hugging Face directory once, for as long as the subject is used.
+) -> Iterator[PolicyEngines]:
+    """Write the weights of a preset or a Hugging Face directory once, for as long as it is used.
 
     Raises InputError for an unknown model or a checkpoint that is not the model's.
     """
@@ -156,4 +161,4 @@ def open_model(
     with tempfile.TemporaryDirectory(prefix="accuracy-", dir=cache_root()) as directory:
         path = Path(directory) / WEIGHTS_FILE
         write_weights(choice.config, source.weights, path, weights=kind, length=length, progress=progress)
-        yield ModelSubject(choice, source, kind, Path(directory))
+        yield PolicyEngines(choice, source, kind, Path(directory))
