@@ -1,12 +1,18 @@
-"""The C ABI of the kernel libraries (plugins_cuda/include/kvc/), field by field as the headers declare it.
+"""The C ABI of the kernel libraries (plugins_cuda/include/kvc/): enumerations, message and parameter structs.
 
-A test compiles the headers and compares every offset and size with these mirrors.
+A test compiles the headers and compares every offset, size and number with these mirrors.
 """
 
 from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+
+from kvc_trt.kernels.parameters import kernel_of, members
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.schema import Operator
 
 ABI_VERSION = 1
 
@@ -41,83 +47,16 @@ class Parameters(ctypes.Structure):
         super().__init__(struct_bytes=ctypes.sizeof(type(self)), **fields)
 
 
-class CompactParams(Parameters):
-    """KvcCompactParams."""
-
-    _fields_ = (
-        ("struct_bytes", ctypes.c_uint64),
-        ("dtype", ctypes.c_int32),
-        ("batch", ctypes.c_int32),
-        ("heads", ctypes.c_int32),
-        ("kv_heads", ctypes.c_int32),
-        ("head_size", ctypes.c_int32),
-        ("window", ctypes.c_int32),
-        ("pool_kernel", ctypes.c_int32),
-        ("page_size", ctypes.c_int32),
-        ("prompt_length", ctypes.c_int64),
-        ("prompt_budget", ctypes.c_int64),
-        ("capacity", ctypes.c_int64),
-        ("kv_stride_batch", ctypes.c_int64),
-        ("kv_stride_head", ctypes.c_int64),
-        ("kv_stride_token", ctypes.c_int64),
-        ("q_window", ctypes.c_void_p),
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("prompt_lengths", ctypes.c_void_p),
-        ("k_cache", ctypes.c_void_p),
-        ("v_cache", ctypes.c_void_p),
-        ("bounds", ctypes.c_void_p),
-        ("cache_lengths", ctypes.c_void_p),
-        ("indices", ctypes.c_void_p),
-    )
+_C_TYPES = {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32}
 
 
-class HybridAttentionParams(Parameters):
-    """KvcHybridAttentionParams."""
-
-    _fields_ = (
-        ("struct_bytes", ctypes.c_uint64),
-        ("dtype", ctypes.c_int32),
-        ("batch", ctypes.c_int32),
-        ("heads", ctypes.c_int32),
-        ("kv_heads", ctypes.c_int32),
-        ("head_size", ctypes.c_int32),
-        ("page_size", ctypes.c_int32),
-        ("top_r", ctypes.c_int32),
-        ("capacity", ctypes.c_int64),
-        ("top_k", ctypes.c_int64),
-        ("token_budget", ctypes.c_int64),
-        ("dense_until", ctypes.c_int64),
-        ("selected_width", ctypes.c_int64),
-        ("query", ctypes.c_void_p),
-        ("k_new", ctypes.c_void_p),
-        ("v_new", ctypes.c_void_p),
-        ("k_cache", ctypes.c_void_p),
-        ("v_cache", ctypes.c_void_p),
-        ("bounds", ctypes.c_void_p),
-        ("cache_lengths", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("selected", ctypes.c_void_p),
-    )
+def struct_of(operator: Operator) -> type[Parameters]:
+    """The parameter struct of the operation that computes an operator."""
+    fields = tuple((member.name, _C_TYPES.get(member.type, ctypes.c_void_p)) for member in members(operator))
+    name = kernel_of(operator).struct
+    return type(name, (Parameters,), {"_fields_": fields, "__doc__": f"{name}."})
 
 
-class DenseAttentionParams(Parameters):
-    """KvcDenseAttentionParams."""
-
-    _fields_ = (
-        ("struct_bytes", ctypes.c_uint64),
-        ("dtype", ctypes.c_int32),
-        ("batch", ctypes.c_int32),
-        ("heads", ctypes.c_int32),
-        ("kv_heads", ctypes.c_int32),
-        ("head_size", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("capacity", ctypes.c_int64),
-        ("query", ctypes.c_void_p),
-        ("k_new", ctypes.c_void_p),
-        ("v_new", ctypes.c_void_p),
-        ("k_cache", ctypes.c_void_p),
-        ("v_cache", ctypes.c_void_p),
-        ("cache_lengths", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-    )
+CompactParams = struct_of(COMPACT)
+HybridAttentionParams = struct_of(HYBRID_ATTENTION)
+DenseAttentionParams = struct_of(DENSE_ATTENTION)

@@ -1,0 +1,108 @@
+"""The parameter struct of each operation of the C ABI, member by member, derived from the operator's schema.
+
+The C header (plugins_cuda/include/kvc/parameters.h) and the ctypes mirrors both come from these members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS, SIZES, Size
+from kvc_trt.operators.schema import CACHE, INT64, Attribute, Kernel, Operator, Stride, Tensor
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of a parameter struct."""
+
+    name: str
+    type: str
+    """In C."""
+    comment: str
+    source: str | Attribute | Stride | Tensor | None = None
+    """What a caller sets it from; a size by its symbol. None: the struct itself."""
+
+
+def kernel_of(operator: Operator) -> Kernel:
+    """The operation that computes an operator; ValueError where there is none."""
+    if operator.kernel is None:
+        raise ValueError(f"{operator.name} has no kernel")
+    return operator.kernel
+
+
+def members(operator: Operator) -> tuple[Member, ...]:
+    """All members in their order: numbers of 32 bits, numbers of 64 bits, addresses of inputs, of outputs."""
+    kernel = kernel_of(operator)
+    numbers = list(_numbers(operator, kernel))
+    narrow = [member for member in numbers if member.type == "int32_t"]
+    if kernel.reserved:
+        narrow.append(Member("reserved", "int32_t", "0"))
+    return (
+        Member("struct_bytes", "uint64_t", f"sizeof({kernel.struct}) of the caller"),
+        Member("dtype", "int32_t", "KvcDtype"),
+        *narrow,
+        *(member for member in numbers if member.type == "int64_t"),
+        *(Member(stride.name, "int64_t", stride.summary, stride) for stride in kernel.strides),
+        *(_address(operator, tensor) for tensor in operator.inputs),
+        *(_address(operator, tensor) for tensor in operator.outputs if tensor.alias is None),
+    )
+
+
+def size_members(operator: Operator) -> dict[str, str]:
+    """The member that holds each size of an operator's tensors, by symbol."""
+    return {symbol: SIZES[symbol].field or "" for symbol in _sizes(operator) if SIZES[symbol].field}
+
+
+def _sizes(operator: Operator) -> list[str]:
+    named = {symbol for tensor in operator.tensors for symbol in tensor.shape}
+    return [symbol for symbol in SIZES if symbol in named]
+
+
+def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
+    """Sizes that inputs give, attributes, sizes that follow from attributes."""
+    attributes = {attribute.name for attribute in operator.attributes}
+    sizes = {symbol: SIZES[symbol] for symbol in _sizes(operator) if SIZES[symbol].field not in (None, *attributes)}
+    for symbol, size in sizes.items():
+        if symbol not in operator.formulas:
+            yield _size(symbol, size, f"{symbol} in {size.least}..{_number(size.most)}")
+    for attribute in operator.attributes:
+        if attribute.name not in kernel.ignored:
+            yield Member(attribute.name, f"int{attribute.bits}_t", _range(operator, attribute), attribute)
+    for symbol, size in sizes.items():
+        if symbol in operator.formulas:
+            yield _size(symbol, size, operator.formulas[symbol])
+
+
+def _size(symbol: str, size: Size, comment: str) -> Member:
+    return Member(size.field or "", f"int{size.bits}_t", ", ".join(filter(None, (comment, size.rule))), symbol)
+
+
+def _range(operator: Operator, attribute: Attribute) -> str:
+    symbols = [symbol for symbol, formula in operator.formulas.items() if formula == attribute.name]
+    most = _number(attribute.most)
+    if attribute.at_most is not None:
+        most = size_members(operator).get(attribute.at_most, attribute.at_most)
+    words = [
+        *(f"{symbol} in" for symbol in symbols),
+        *(["odd, in"] if attribute.odd else []),
+        f"{attribute.least}..{most}",
+    ]
+    return " ".join(words) + (f": {attribute.summary}" if attribute.summary else "")
+
+
+def _number(value: int) -> str:
+    return {INT32_MAX: "2^31-1", MAX_TOKENS: "2^20"}.get(value, str(value))
+
+
+def _address(operator: Operator, tensor: Tensor) -> Member:
+    element = {CACHE: "void", INT64: "int64_t"}.get(tensor.element, "int32_t")
+    written = tensor in operator.outputs or tensor in operator.state
+    comment = f"[{','.join(tensor.shape)}]{_summary(tensor)}"
+    return Member(tensor.name, f"{element}*" if written else f"const {element}*", comment, tensor)
+
+
+def _summary(tensor: Tensor) -> str:
+    if not tensor.summary:
+        return "; or null" if tensor.optional else ""
+    return f": {tensor.summary}" + ("; or null" if tensor.optional else "")

@@ -1,0 +1,60 @@
+"""The members of the parameter structs follow from the operators' schemas, in an order that never changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvc_trt.kernels.parameters import kernel_of, members, size_members
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.quest_attention import QUEST_ATTENTION
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import Operator
+
+COMMON = "struct_bytes dtype batch heads kv_heads head_size"
+# The C ABI of version 1: a caller that was compiled against it passes its structs in this order.
+ORDER = {
+    COMPACT.name: f"{COMMON} window pool_kernel page_size prompt_length prompt_budget capacity kv_stride_batch "
+    "kv_stride_head kv_stride_token q_window k v prompt_lengths k_cache v_cache bounds cache_lengths indices",
+    HYBRID_ATTENTION.name: f"{COMMON} page_size top_r capacity top_k token_budget dense_until selected_width query "
+    "k_new v_new k_cache v_cache bounds cache_lengths output selected",
+    DENSE_ATTENTION.name: f"{COMMON} reserved capacity query k_new v_new k_cache v_cache cache_lengths output",
+}
+POINTERS = {
+    "query": "const void*",
+    "k_cache": "void*",
+    "prompt_lengths": "const int64_t*",
+    "selected": "int32_t*",
+    "indices": "int32_t*",
+    "output": "void*",
+}
+
+
+@pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
+def test_members_keep_the_order_of_the_abi(operator: Operator) -> None:
+    assert [member.name for member in members(operator)] == ORDER[operator.name].split()
+
+
+@pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
+def test_what_is_written_is_not_const(operator: Operator) -> None:
+    for member in members(operator):
+        if member.name in POINTERS:
+            assert member.type == POINTERS[member.name], member.name
+
+
+def test_lengths_are_written_by_the_compaction_and_read_by_a_step() -> None:
+    types = [{member.name: member.type for member in members(one)} for one in (COMPACT, HYBRID_ATTENTION)]
+    assert [names["cache_lengths"] for names in types] == ["int64_t*", "const int64_t*"]
+
+
+def test_every_size_that_a_struct_holds_has_its_member() -> None:
+    sizes = size_members(HYBRID_ATTENTION)
+    assert sizes == {
+        "B": "batch", "H": "heads", "G": "kv_heads", "D": "head_size", "C": "capacity", "K": "selected_width"
+    }  # fmt: skip
+
+
+def test_an_operator_without_a_kernel_has_no_struct() -> None:
+    with pytest.raises(ValueError, match="KvcQuestAttention has no kernel"):
+        kernel_of(QUEST_ATTENTION)
