@@ -15,7 +15,7 @@ from kvc_trt.accuracy.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
-from kvc_trt.models.limits import longest_sequence
+from kvc_trt.models.config import longest_sequence
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet
 from kvc_trt.tasks.registry import task

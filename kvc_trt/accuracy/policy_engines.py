@@ -19,7 +19,7 @@ from kvc_trt.engine.request import Request, compute_dtype, default_weights, reso
 from kvc_trt.engine.stages import cache_root
 from kvc_trt.engine.targets import WEIGHTS_FILE
 from kvc_trt.errors import InputError
-from kvc_trt.models.limits import longest_sequence
+from kvc_trt.models.config import longest_sequence
 from kvc_trt.profile.machine import usable_cores
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.executor import threads_for

@@ -21,7 +21,7 @@ from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.stages import cache_root
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.models.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from kvc_trt.runtime.executor import Executor

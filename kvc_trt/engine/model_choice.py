@@ -11,9 +11,8 @@ from typing import Any
 from kvc_trt.config import BuildConfig
 from kvc_trt.errors import InputError
 from kvc_trt.models.checkpoint import Checkpoint
-from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.config import ModelConfig, longest_sequence
 from kvc_trt.models.fp8 import as_floats
-from kvc_trt.models.limits import longest_sequence
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.weights import WeightSource, check_weights
 

@@ -29,10 +29,9 @@ from kvc_trt.graph.weight_plans import (
 )
 from kvc_trt.models import fp8
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.quantisation import BLOCK, dequantise
-from kvc_trt.models.safetensors_file import SafetensorsFile
-from kvc_trt.models.safetensors_format import numpy_dtype
-from kvc_trt.models.safetensors_writer import write_safetensors
+from kvc_trt.models.safetensors_file import SafetensorsFile, write_safetensors
 from kvc_trt.models.weights import WeightSource
 from kvc_trt.progress import NullProgress, Progress
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.parameters import DecodeSelection, PolicyParameters, PromptEviction
-from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.limits import check_length
+from kvc_trt.models.config import ModelConfig, check_length
 
 MINIMUM_TOKEN_BUDGET = 16
 DEFAULT_WINDOW = 32

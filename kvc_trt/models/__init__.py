@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kvc_trt.lazy import lazy_names
-from kvc_trt.models.config import ModelConfig, RopeScaling
-from kvc_trt.models.limits import check_length, longest_sequence
+from kvc_trt.models.config import ModelConfig, RopeScaling, check_length, longest_sequence
 
 if TYPE_CHECKING:
     from kvc_trt.models.presets import Preset, list_presets, load_preset

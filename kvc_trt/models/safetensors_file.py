@@ -1,40 +1,51 @@
-"""Reading one safetensors file that may be hostile.
+"""Safetensors files: reading one that may be hostile, and writing one tensor by tensor.
 
-A file is eight bytes of header length, a JSON header, then the tensors' bytes. Before anything is believed, the header
-must be short enough, unambiguous (no duplicate keys), and describe the rest of the file exactly: every size equal to
-shape times item size, no overlap, no hole, no byte left over. Every violation is an `InputError`.
+A file is eight bytes of header length, a JSON header, then the tensors' bytes. The safetensors package checks that the
+header describes the rest of the file exactly: every size equal to shape times item size, no overlap, no hole, no byte
+left over. Beyond that, this module refuses what readers could take in two ways (a name given twice, unknown fields) and
+what numpy cannot hold. Every refusal is an `InputError`. Tensors are read by `pread`, never mapped: a file that shrinks
+is an error, not a crash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from kvc_trt.errors import InputError
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.fields import describe
-from kvc_trt.models.safetensors_format import DTYPES, PADDING_PREFIX, numpy_dtype
-from kvc_trt.models.safetensors_writer import TensorPlan, write_safetensors
 
-__all__ = ["SafetensorsFile", "TensorEntry", "TensorPlan", "write_safetensors"]
-
-MAX_HEADER_BYTES = 100_000_000
+PADDING_PREFIX = "__padding__."
+"""Byte tensors that our writer inserts so that the next tensor is aligned; hidden from `names`."""
+ALIGNMENT = 64
+"""Every tensor starts at a multiple of this many bytes (a cache line), for executors that map the file."""
+DTYPES: Mapping[str, str] = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "U16": "uint16",
+    "I16": "int16", "F16": "float16", "BF16": "bfloat16", "U32": "uint32", "I32": "int32", "F32": "float32",
+    "U64": "uint64", "I64": "int64", "F64": "float64",
+}  # fmt: skip
+"""Name in the header -> numpy's or ml_dtypes' name."""
+_HEADER_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_DIMENSIONS = 32
 _MAX_EXTENT = (1 << 63) - 1
+
+Chunks: TypeAlias = NDArray[Any] | Iterable[NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies; `offset` counts from the start of the file, in bytes."""
+    """Where one tensor is; `offset` counts from the start of the file, in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,9 +60,7 @@ class SafetensorsFile:
         self.path = Path(path)
         self._file = _open_regular(self.path)
         try:
-            size = os.fstat(self._file.fileno()).st_size
-            header, data_start = _read_header(self._file, size, str(self.path))
-            self.metadata, self.entries = _parse_entries(header, data_start, size, str(self.path))
+            self.metadata, self.entries = _read_header(self._file.fileno(), str(self.path))
         except BaseException:
             self._file.close()
             raise
@@ -97,6 +106,48 @@ class SafetensorsFile:
         return buffer.view(numpy_dtype(entry.dtype))
 
 
+@dataclass(frozen=True)
+class TensorPlan:
+    """One tensor to write. `make` returns it whole, or as an iterable of consecutive pieces of its first axis."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    make: Callable[[], Chunks]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor's data."""
+        return int(np.prod(self.shape, dtype=np.int64)) * numpy_dtype(self.dtype).itemsize
+
+
+def write_safetensors(
+    path: str | Path,
+    tensors: Sequence[TensorPlan],
+    metadata: dict[str, str] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> dict[str, tuple[int, int]]:
+    """Write the tensors in the given order; returns name -> (offset from the start of the file, bytes).
+
+    `make` is called once per tensor, in order, so two tensors made from one source may share work. `progress` is
+    called with the number of bytes just written. The file is flushed to disk; on any error it is left incomplete, so
+    write beside the target and rename. Raises ValueError where a piece is not what its plan says.
+    """
+    header, places = _layout(tensors, metadata or {})
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for plan in tensors:
+            offset, _ = places[plan.name]
+            file.write(b"\0" * (offset - file.tell()))
+            for piece in _pieces(plan):
+                file.write(piece)
+                if progress is not None:
+                    progress(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+    return places
+
+
 def _open_regular(path: Path) -> Any:
     """Open for reading without ever blocking on a pipe or device."""
     try:
@@ -109,22 +160,26 @@ def _open_regular(path: Path) -> Any:
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
-def _read_header(file: Any, size: int, source: str) -> tuple[Mapping[str, Any], int]:
-    if size < 8:
-        raise InputError(f"{source}: {size} bytes, too short for a safetensors file")
-    length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
-    if length < 2 or length > MAX_HEADER_BYTES:
-        raise InputError(f"{source}: header length {length}, expected 2..{MAX_HEADER_BYTES} bytes")
-    if length > size - 8:
-        raise InputError(f"{source}: header length {length} exceeds the {size - 8} bytes that follow; truncated?")
+def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str, TensorEntry]]:
+    """Metadata, and tensors in the order of their bytes."""
     try:
-        text = os.pread(file.fileno(), length, 8).decode("utf-8")
-        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        safe_open(f"/proc/self/fd/{descriptor}", framework="numpy", backend="pread")  # by number: the very file
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        raise InputError(
+            f"{source}: not a safetensors file, or a damaged one: {describe(reason, 120)[1:-1]}",
+            hint="compare its size with the original; a download or copy may have stopped early",
+        ) from error
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    try:
+        header = json.loads(text := os.pread(descriptor, length, 8), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source}: header is not valid JSON ({describe(str(error))})") from error
-    if not text.startswith("{") or not isinstance(header, dict):
-        raise InputError(f"{source}: header is not a JSON object")
-    return header, 8 + length
+    if not text.startswith(b"{"):
+        raise InputError(f"{source}: header begins with {describe(text[:1])}, expected '{{'")
+    metadata = header.pop("__metadata__", {})
+    found = [(name, _entry_of(name, value, 8 + length, source)) for name, value in header.items()]
+    return metadata, dict(sorted(found, key=lambda item: (item[1].offset, item[1].nbytes)))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -135,56 +190,50 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _parse_entries(
-    header: Mapping[str, Any], data_start: int, size: int, source: str
-) -> tuple[dict[str, str], dict[str, TensorEntry]]:
-    metadata = header.get("__metadata__", {})
-    if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
-        raise InputError(f"{source}: __metadata__ must map names to strings")
-    found = [
-        (name, _parse_entry(name, value, data_start, source))
-        for name, value in header.items()
-        if name != "__metadata__"
-    ]
-    found.sort(key=lambda item: (item[1].offset, item[1].nbytes))
-    position = data_start
-    for name, entry in found:
-        if entry.offset != position:
-            kind = "overlaps its predecessor" if entry.offset < position else "leaves a hole before it"
-            raise InputError(f"{source}: tensor {describe(name)} {kind} (byte {entry.offset}, expected {position})")
-        position += entry.nbytes
-    if position != size:
-        raise InputError(f"{source}: {size} bytes, but the header describes {position}; truncated or trailing bytes")
-    return metadata, dict(found)
-
-
-def _parse_entry(name: str, value: object, data_start: int, source: str) -> TensorEntry:
+def _entry_of(name: str, value: Mapping[str, Any], data_start: int, source: str) -> TensorEntry:
     where = f"{source}: tensor {describe(name)}"
-    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+    if value.keys() != {"dtype", "shape", "data_offsets"}:
         raise InputError(f"{where}: expected dtype, shape and data_offsets, found {describe(value)}")
-    kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not isinstance(kind, str) or kind not in DTYPES:
-        raise InputError(f"{where}: dtype {describe(kind)}, expected one of {', '.join(DTYPES)}")
-    if not _are_extents(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise InputError(f"{where}: shape {describe(shape)}, expected a list of sizes")
-    if not _are_extents(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise InputError(f"{where}: data_offsets {describe(offsets)}, expected [begin, end]")
-    dtype, item_size = DTYPES[kind]
-    nbytes = math.prod(shape) * item_size
-    if nbytes != offsets[1] - offsets[0]:
-        raise InputError(
-            f"{where}: {kind} {describe(shape)} does not take the {offsets[1] - offsets[0]} bytes of its data_offsets"
-        )
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{where}: name is not valid Unicode") from error
-    return TensorEntry(dtype, tuple(shape), data_start + offsets[0], nbytes)
+    if value["dtype"] not in DTYPES:
+        raise InputError(f"{where}: dtype {describe(value['dtype'])}, expected one of {', '.join(DTYPES)}")
+    shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
+    if len(shape) > _MAX_DIMENSIONS or any(extent > _MAX_EXTENT for extent in shape):
+        raise InputError(f"{where}: shape {describe(list(shape))} is more than an array can have")
+    return TensorEntry(DTYPES[value["dtype"]], shape, data_start + begin, end - begin)
 
 
-def _are_extents(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _MAX_EXTENT for item in value)
+def _layout(tensors: Sequence[TensorPlan], metadata: dict[str, str]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The padded JSON header, and where each tensor goes."""
+    entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    relative: dict[str, tuple[int, int]] = {}
+    position = 0
+    for plan in tensors:
+        if plan.name in entries or plan.name == "__metadata__" or plan.name.startswith(PADDING_PREFIX):
+            raise ValueError(f"tensor name {plan.name!r} is taken or reserved")
+        if gap := -position % ALIGNMENT:  # the format allows no holes: fill with a tensor of bytes
+            entries[f"{PADDING_PREFIX}{len(relative)}"] = _entry("uint8", (gap,), position, gap)
+            position += gap
+        entries[plan.name] = _entry(plan.dtype, plan.shape, position, plan.nbytes)
+        relative[plan.name] = (position, plan.nbytes)
+        position += plan.nbytes
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(8 + len(header)) % ALIGNMENT)
+    start = 8 + len(header)
+    return header, {name: (start + offset, nbytes) for name, (offset, nbytes) in relative.items()}
+
+
+def _entry(dtype: str, shape: tuple[int, ...], position: int, nbytes: int) -> dict[str, Any]:
+    return {"dtype": _HEADER_NAMES[dtype], "shape": list(shape), "data_offsets": [position, position + nbytes]}
+
+
+def _pieces(plan: TensorPlan) -> Iterable[memoryview]:
+    made = plan.make()
+    rows = 0
+    for array in [made] if isinstance(made, (np.ndarray, np.generic)) else made:
+        if array.dtype != numpy_dtype(plan.dtype) or array.shape[1:] != plan.shape[1:]:
+            found, planned = f"{array.dtype}{list(array.shape)}", f"{plan.dtype}{list(plan.shape)}"
+            raise ValueError(f"{plan.name}: piece {found}, planned {planned}")
+        rows += array.shape[0] if array.ndim else 1
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    if rows != (plan.shape[0] if plan.shape else 1):
+        raise ValueError(f"{plan.name}: {rows} rows made, planned {list(plan.shape)}")

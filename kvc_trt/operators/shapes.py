@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.models.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value

@@ -139,7 +139,7 @@ def test_the_commit_of_a_fetched_checkpoint_is_recorded_and_replayed(tmp_path, m
     from kvc_trt.models import hub, presets
     from kvc_trt.models.hugging_face import read_config
     from kvc_trt.models.random_weights import RandomWeights
-    from kvc_trt.models.safetensors_writer import TensorPlan, write_safetensors
+    from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
 
     commit, asked = "c" * 40, []
     directory = tmp_path / commit

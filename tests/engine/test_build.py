@@ -18,7 +18,7 @@ import pytest
 from kvc_trt.cli.main import run
 from kvc_trt.engine import Engine
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.safetensors_writer import TensorPlan, write_safetensors
+from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
 
 
 def digests(engine):

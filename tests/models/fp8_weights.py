@@ -11,10 +11,10 @@ import numpy as np
 
 from kvc_trt.models.checkpoint import SINGLE_FILE
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.fp8 import FP8, Fp8Source
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.models.safetensors_format import numpy_dtype
-from kvc_trt.models.safetensors_writer import TensorPlan, write_safetensors
+from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
 
 LARGEST = 448.0
 COMPRESSED = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from kvc_trt.models.limits import longest_sequence
+from kvc_trt.models.config import longest_sequence
 from kvc_trt.models.presets import build_configs_directory, list_presets, load_preset
 
 FAMILIES = ("llama", "llama-tied-biased", "llama3.1", "longchat", "mistral", "mistral-v0.1", "qwen2", "qwen3")

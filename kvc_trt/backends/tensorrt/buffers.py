@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvc_trt.backends.tensorrt.device import DeviceBlock, PinnedArray, Stream
 from kvc_trt.backends.tensorrt.memory import STAGED, Sizes, aligned, lay_out, regions
 from kvc_trt.errors import InputError
-from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.models.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from kvc_trt.engine.program import Program

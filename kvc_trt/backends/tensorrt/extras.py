@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream
-from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.models.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     import tensorrt as trt

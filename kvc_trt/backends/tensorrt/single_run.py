@@ -13,7 +13,7 @@ from kvc_trt.backends.tensorrt.context import Context
 from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream
 from kvc_trt.backends.tensorrt.extras import DTYPES
 from kvc_trt.backends.tensorrt.lowering import engine_aliases
-from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.models.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi, Tensor
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.rope import rotary_tables
-from kvc_trt.models.safetensors_format import numpy_dtype
 from kvc_trt.models.weights import WeightSource
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

@@ -18,12 +18,13 @@ from torch.nn import functional
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.ops import kvc
-from kvc_trt.reference.layers import Rotary, linear
+from kvc_trt.reference.layers import linear
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.weights import TorchWeights
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.rope import rotary_tables
 
 State = Mapping[str, Tensor]
 """The state tensors by name: k_cache.L, v_cache.L [B,G,C,D] and, where a layer has pages, bounds.L [B,G,2D,P]."""
@@ -64,8 +65,8 @@ class TorchDecoder:
         self._run, self._block = elementwise, block
         self._dense_attention: DenseAttention = dense_attention or kvc.dense_attention
         self._heads = config.num_attention_heads, config.num_key_value_heads
-        tables = Rotary(config, parameters.max_sequence_len, torch.float32)
-        self._cos, self._sin = tables.cos.to(device), tables.sin.to(device)
+        tables = rotary_tables(config, parameters.max_sequence_len)
+        self._cos, self._sin = (torch.from_numpy(table).to(device) for table in tables)
         self.on_gpu = device.type == "cuda"
 
     @property

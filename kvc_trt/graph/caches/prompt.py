@@ -11,7 +11,7 @@ from onnx import FunctionProto
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import LOWEST, PAGED, CacheSite
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.models.safetensors_format import numpy_dtype
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators import compact, compact_ranked
 from kvc_trt.operators import function as functions
 from kvc_trt.operators.emitter import Emitter, Value
