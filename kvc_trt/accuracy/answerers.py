@@ -12,8 +12,8 @@ import numpy as np
 from kvc_trt import policies
 from kvc_trt.accuracy.questions import Question
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.batch import Batch, batch_of
 from kvc_trt.runtime.executor import threads_for
-from kvc_trt.verify.prompts import Batch, batch_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled
 from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
 from kvc_trt.runtime.row import Answer, Row
@@ -220,15 +221,11 @@ class Session:
         return self.executor.decode(tokens, positions, cache_lengths)
 
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
-        block = self.executor.limits.prompt_block
-        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-        input_ids = np.zeros((len(prompts), -(-int(lengths.max()) // block) * block), np.int64)
-        for i, prompt in enumerate(prompts):
-            input_ids[i, : len(prompt)] = prompt
+        batch = batch_of(prompts, self.executor.limits.prompt_block)
         start = time.perf_counter()
-        prefilled = self.executor.prefill(input_ids, lengths)
+        prefilled = self.executor.prefill(batch.input_ids, batch.prompt_lengths)
         self.timings.prefill_seconds += time.perf_counter() - start
-        self.timings.prompt_tokens += int(lengths.sum())
+        self.timings.prompt_tokens += int(batch.prompt_lengths.sum())
         return prefilled
 
     def _row(

@@ -51,7 +51,7 @@ def measure(request: Request, source: ModelSource, prompts: list[list[int]], pro
     from kvc_trt import policies
     from kvc_trt.reference.decoder import ReferenceDecoder
     from kvc_trt.reference.squeeze import squeeze
-    from kvc_trt.verify.prompts import batch_of
+    from kvc_trt.runtime.batch import batch_of
 
     rule = request.parameters
     decoder = ReferenceDecoder(

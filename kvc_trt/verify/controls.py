@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.checks import Check, Rung, at_most
 from kvc_trt.verify.engine_run import run
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.prompts import batch_of, random_prompts
+from kvc_trt.verify.prompts import random_prompts
 
 if TYPE_CHECKING:
     from kvc_trt.policies import PolicyParameters

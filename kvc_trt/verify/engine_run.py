@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from kvc_trt import reference
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.graph.state import CacheSite, cache_sites
+from kvc_trt.runtime.batch import Batch
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction
 from kvc_trt.verify.ops import compare_step
 from kvc_trt.verify.outcome import larger
-from kvc_trt.verify.prompts import Batch
 from kvc_trt.verify.target import ObservedExecutor, Target, Watched
 
 if TYPE_CHECKING:

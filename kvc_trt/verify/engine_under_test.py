@@ -13,16 +13,10 @@ from typing import TYPE_CHECKING
 from kvc_trt import policies
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.progress import Progress
+from kvc_trt.runtime.batch import Batch, batch_of
 from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
 from kvc_trt.verify.plan import Plan
-from kvc_trt.verify.prompts import (
-    Batch,
-    batch_of,
-    prompt_lengths,
-    random_prompts,
-    task_prompts,
-    why_not_asked,
-)
+from kvc_trt.verify.prompts import prompt_lengths, random_prompts, task_prompts, why_not_asked
 from kvc_trt.verify.reference_run import ForcedChoices, ReferenceRun, can_judge, force_choices, reference_run
 from kvc_trt.verify.report import ErrorHalves, NearTies
 from kvc_trt.verify.thresholds import Thresholds

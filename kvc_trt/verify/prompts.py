@@ -1,49 +1,21 @@
-"""The prompts that an engine is verified on, and how a batch of them is padded."""
+"""The prompts that an engine is verified on: the key-value task's where the model knows it, else random tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.policies import PolicyParameters
 from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, WORDS, generate
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
 
-Int64 = NDArray[np.int64]
 MOST_PAIRS = 32
 """Records of a key-value prompt."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Prompts of one prefill: input_ids [B,S], right padded to a multiple of the prompt block; prompt_lengths [B]."""
-
-    input_ids: Int64
-    prompt_lengths: Int64
-
-    def __len__(self) -> int:
-        return len(self.prompt_lengths)
-
-    def rows(self) -> list[list[int]]:
-        """The prompts without padding."""
-        return [self.input_ids[i, :n].tolist() for i, n in enumerate(self.prompt_lengths)]
-
-
-def batch_of(prompts: Sequence[Sequence[int]]) -> Batch:
-    """Pad `prompts` as a session does."""
-    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-    ids = np.zeros((len(prompts), -(-int(lengths.max()) // PROMPT_BLOCK) * PROMPT_BLOCK), np.int64)
-    for row, prompt in zip(ids, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    return Batch(ids, lengths)
 
 
 def random_prompts(config: ModelConfig, lengths: Sequence[int], seed: int) -> list[list[int]]:

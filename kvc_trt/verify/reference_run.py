@@ -19,9 +19,9 @@ from torch import Tensor
 from kvc_trt import policies, reference
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.runtime.batch import Batch
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection, count_differences
 from kvc_trt.verify.outcome import attend_selected
-from kvc_trt.verify.prompts import Batch
 
 if TYPE_CHECKING:
     from kvc_trt.methods.registry import Method

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvc_trt.runtime.batch import batch_of
 from kvc_trt.tasks.key_value import KEYS, RECORD_TOKENS, KeyValueSample, Placement, generate
 from kvc_trt.verify.checks import Check, Rung
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.prompts import MOST_PAIRS, batch_of, why_not_asked
+from kvc_trt.verify.prompts import MOST_PAIRS, why_not_asked
 from kvc_trt.verify.tokens import Match, explanation, match, reference_greedy
 
 if TYPE_CHECKING:

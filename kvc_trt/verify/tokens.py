@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvc_trt.runtime.batch import Batch
 from kvc_trt.verify.checks import Check
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.prompts import Batch
 
 if TYPE_CHECKING:
     from kvc_trt.reference.decoder import ReferenceDecoder

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from kvc_trt import policies
+from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import observe
 from kvc_trt.verify.inputs import prompt_cases
 from kvc_trt.verify.ops import check_operators
-from kvc_trt.verify.prompts import batch_of, random_prompts
+from kvc_trt.verify.prompts import random_prompts
 from kvc_trt.verify.target import Operator, target_for
 from kvc_trt.verify.thresholds import thresholds_for
 from tests.plugins_cuda.conftest import one_thread

@@ -8,7 +8,8 @@ import torch
 
 from kvc_trt import policies
 from kvc_trt.reference.decoder import ReferenceDecoder
-from kvc_trt.verify.prompts import batch_of, prompt_lengths, random_prompts
+from kvc_trt.runtime.batch import batch_of
+from kvc_trt.verify.prompts import prompt_lengths, random_prompts
 from kvc_trt.verify.reference_run import can_judge, different_rows, force_choices, reference_run, replay
 
 STEPS = 3

@@ -21,8 +21,8 @@ from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import loading, use_library
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session
+from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import run
-from kvc_trt.verify.prompts import batch_of
 from tests.backends.onnxruntime.conftest import MODEL
 from tests.backends.onnxruntime.test_executor import filled, padded, prompts
 from tests.backends.onnxruntime.test_rows import assert_same_where_clear, margin, requests

@@ -1,0 +1,37 @@
+"""Prompts that are prefilled together: padded to the length that prefill takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.operators import PROMPT_BLOCK
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts of one prefill: input_ids [B,S], right padded to a multiple of the prompt block; prompt_lengths [B]."""
+
+    input_ids: Int64
+    prompt_lengths: Int64
+
+    def __len__(self) -> int:
+        return len(self.prompt_lengths)
+
+    def rows(self) -> list[list[int]]:
+        """The prompts without padding."""
+        return [self.input_ids[i, :n].tolist() for i, n in enumerate(self.prompt_lengths)]
+
+
+def batch_of(prompts: Sequence[Sequence[int]], block: int = PROMPT_BLOCK) -> Batch:
+    """The prompts, padded to a multiple of `block` tokens."""
+    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+    ids = np.zeros((len(prompts), -(-int(lengths.max()) // block) * block), np.int64)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return Batch(ids, lengths)
