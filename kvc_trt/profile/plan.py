@@ -125,10 +125,6 @@ def _costs(model: ModelConfig, parameters: PolicyParameters, weights: str, traff
     )
 
 
-def _batch_bytes(costs: _Costs, batch: int) -> dict[str, int]:
-    return {"batch": batch, "full_bytes": batch * costs.dense_row, "compressed_bytes": batch * costs.compressed_row}
-
-
 def _speed(costs: _Costs, accelerator: Accelerator, batch: int) -> dict[str, Any]:
     def side(cost: StepCost, row_bytes: int) -> dict[str, Any]:
         seconds = floor.floor_seconds(cost, batch, accelerator.bandwidth, accelerator.flops_16bit)

@@ -86,13 +86,6 @@ def choose_profile(profiles: Sequence[Profile], batch: int, sequence: int | None
     )
 
 
-def split_prefill(profiles: Sequence[Profile], rows: int, sequence: int) -> list[tuple[int, int, int]]:
-    """(profile, first row, row behind the last) of each run of `rows` prompts, `sequence` padded tokens long."""
-    index = choose_profile(profiles, 1, sequence)
-    most = profiles[index].batch.largest
-    return [(index, first, min(first + most, rows)) for first in range(0, rows, most)]
-
-
 def input_shapes(model: ModelProto, profile: Profile) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Smallest, fastest and largest shape of every input of a graph that has open dimensions."""
     ranges = {"batch": profile.batch, "sequence": profile.sequence}

@@ -13,7 +13,7 @@ import pytest
 from kvc_trt.backends.tensorrt.device import DeviceOutOfMemory, failure
 from kvc_trt.backends.tensorrt.machine import Gpu, Machine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
-from kvc_trt.backends.tensorrt.profiles import choose_profile, decode_profiles, prefill_profiles, split_prefill
+from kvc_trt.backends.tensorrt.profiles import choose_profile, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.requirements import Target, describe, engine_lacks, library_of, machine_lacks, refuse
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
@@ -196,7 +196,7 @@ def test_a_manifest_without_a_tensorrt_target(target):
 def test_a_prompt_too_long_for_the_profiles():
     profiles = prefill_profiles(max_input_len=4000, max_batch_size=8)
     with pytest.raises(InputError, match="expected at most 4096 padded tokens") as caught:
-        split_prefill(profiles, 1, 8192)
+        choose_profile(profiles, 1, 8192)
     assert caught.value.exit_code == 2
     assert "--max-input-len" in caught.value.hint
 

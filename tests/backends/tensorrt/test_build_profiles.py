@@ -14,7 +14,6 @@ from kvc_trt.backends.tensorrt.profiles import (
     decode_profiles,
     input_shapes,
     prefill_profiles,
-    split_prefill,
 )
 from kvc_trt.errors import InputError
 from kvc_trt.operators import PROMPT_BLOCK
@@ -43,9 +42,6 @@ def test_every_prompt_and_every_batch_finds_its_profile(length, batch, data):
     rows = data.draw(st.integers(1, batch))
     assert decode[choose_profile(decode, rows)].allows(rows)
     assert sum(profile.allows(rows) for profile in decode) == 1
-    runs = split_prefill(prefill, rows, padded)
-    assert [row for _, first, last in runs for row in range(first, last)] == list(range(rows))
-    assert all(prefill[index].allows(last - first, padded) for index, first, last in runs)
 
 
 @given(length=st.integers(1, 300_000), batch=st.integers(1, 600))
