@@ -12,20 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.keep_best import keep_best
 from kvc_trt.operators.schema import Attribute, Kernel, Operator, Stride
-from kvc_trt.operators.shapes import (
-    MASKED,
-    HeadShape,
-    Layout,
-    attention_scale,
-    count_to,
-    float32,
-    int32,
-    one,
-    scalar,
-    size,
-)
-from kvc_trt.operators.slots import into_slots, pad_end
+from kvc_trt.operators.shapes import MASKED, HeadShape, Layout, attention_scale, count_to, float32, one, scalar, size
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CAPACITY,
@@ -57,35 +46,9 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     is computed. Two numbers cannot be attribute references in ONNX and are written into the body: `pool_kernel`
     (MaxPool wants a list) and `lowest`, the lowest finite number of the cache type, which marks empty pages.
     """
-    pool_kernel, lowest = int(layout.number("pool_kernel")), layout.lowest
-    budget = emit.attribute("prompt_budget")
-
-    def evict(branch: Emitter) -> list[Value]:
-        score = rank(branch, pool_kernel)
-        _, best = branch.TopK(score, one(branch, budget), outputs=2, axis=2, sorted=0)
-        kept, _ = branch.TopK(best, one(branch, budget), outputs=2, axis=2, largest=0)
-        where = branch.Unsqueeze(kept, [3])
-        return [branch.GatherND("k", where, batch_dims=2), branch.GatherND("v", where, batch_dims=2), kept]
-
-    def keep(branch: Emitter) -> list[Value]:
-        slots = branch.Min(size(branch, "k", 2), one(branch, emit.attribute("capacity")))
-        everything = branch.Expand(count_to(branch, slots), branch.Concat(branch.Shape("k", end=2), [1], axis=0))
-        return [branch.Slice("k", [0], slots, [2]), branch.Slice("v", [0], slots, [2]), everything]
-
-    too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), budget)
-    keys, values, kept = emit.choose(too_long, evict, keep, outputs=3)
-    lengths = emit.Min("prompt_lengths", budget)
-    stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
-    k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
-    indices = pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
-    bounds = page_bounds(emit, keys, stored, lowest)
-    return {
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "bounds": bounds,
-        "cache_lengths": lengths,
-        "indices": int32(emit, indices),
-    }
+    pool_kernel = int(layout.number("pool_kernel"))
+    kept = keep_best(emit, lambda branch: rank(branch, pool_kernel))
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
 
 
 def rank(emit: Emitter, pool_kernel: int) -> Value:
@@ -93,14 +56,14 @@ def rank(emit: Emitter, pool_kernel: int) -> Value:
     rows = emit.Reshape("prompt_lengths", [-1, 1, 1])
     columns = count_to(emit, size(emit, "k", 2))
     prefix = emit.Less(columns, emit.Sub(rows, size(emit, "q_window", 2)))
-    observed = emit.Where(prefix, _observed(emit, rows, columns), NOT_A_NUMBER)
+    observed = emit.Where(prefix, observed_attention(emit, rows, columns), NOT_A_NUMBER)
     reach = (pool_kernel - 1) // 2
     pooled = emit.MaxPool(observed, kernel_shape=[pool_kernel], pads=[reach, reach])
     score = emit.Where(emit.GreaterOrEqual(pooled, 0.0), pooled, NOT_A_NUMBER)
     return str(emit.Where(prefix, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
 
 
-def _observed(emit: Emitter, rows: Value, columns: Value) -> Value:
+def observed_attention(emit: Emitter, rows: Value, columns: Value) -> Value:
     """Attention that the window's queries pay each key, summed over queries, then over the group; FLOAT [B,G,S].
 
     One KV head at a time: the scores of all heads of a 128K-token prompt would not fit.

@@ -14,10 +14,11 @@ import numpy as np
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.heavy_hitter_attention import RECENT, SCORES, SLOT_POSITIONS
+from kvc_trt.operators.keep_best import among_row, keep_best
 from kvc_trt.operators.prefill_attention import future_of_block, weights_of_block
 from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import HeadShape, Layout, attention_scale, count_to, float32, int32, one, scalar, size
-from kvc_trt.operators.slots import into_slots, pad_end
+from kvc_trt.operators.shapes import HeadShape, Layout, attention_scale, count_to, float32, scalar, size
+from kvc_trt.operators.slots import into_slots
 from kvc_trt.operators.tensors import (
     CAPACITY,
     INDICES,
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
 
     from kvc_trt.operators.emitter import Emitter, Value
 
-NOT_A_NUMBER, PADDING = -1.0, -2.0
-"""Ranks below every score (scores are sums of probabilities)."""
-PROTECTED = np.float32(3e38)
-
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """The body.
@@ -45,34 +42,13 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     S is a multiple of PROMPT_BLOCK. Rows with n <= prompt_budget keep everything. `slot_positions` is `indices`: the
     position in the text of each slot's token, -1 in an empty one.
     """
-    budget = emit.attribute("prompt_budget")
     received = _received(emit)
-
-    def evict(branch: Emitter) -> list[Value]:
-        _, best = branch.TopK(_rank(branch, received), one(branch, budget), outputs=2, axis=2, sorted=0)
-        kept, _ = branch.TopK(best, one(branch, budget), outputs=2, axis=2, largest=0)
-        where = branch.Unsqueeze(kept, [3])
-        tables = (branch.GatherND(table, where, batch_dims=2) for table in ("k", "v"))
-        return [*tables, branch.GatherElements(received, kept, axis=2), kept]
-
-    def keep(branch: Emitter) -> list[Value]:
-        slots = branch.Min(size(branch, "k", 2), one(branch, budget))
-        everything = branch.Expand(count_to(branch, slots), branch.Concat(branch.Shape("k", end=2), [1], axis=0))
-        return [*(branch.Slice(table, [0], slots, [2]) for table in ("k", "v", received)), everything]
-
-    too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), budget)
-    keys, values, scores, kept = emit.choose(too_long, evict, keep, outputs=4)
-    lengths = emit.Min("prompt_lengths", budget)
-    stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
-    k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
-    indices = int32(emit, pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1)))
+    kept = keep_best(emit, lambda branch: _rank(branch, received))
+    scores = emit.GatherElements(received, kept.positions, axis=2)
     return {
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "scores": into_slots(emit, scores, stored),
-        "slot_positions": emit.Identity(indices),
-        "cache_lengths": lengths,
-        "indices": indices,
+        **kept.outputs,
+        "scores": into_slots(emit, scores, kept.stored),
+        "slot_positions": emit.Identity(kept.outputs["indices"]),
     }
 
 
@@ -101,11 +77,8 @@ def _received(emit: Emitter) -> Value:
 
 def _rank(emit: Emitter, received: Value) -> Value:
     """Score by which prompt positions stay, FLOAT [B,G,S]; the last tokens of a row always do."""
-    rows = emit.Reshape("prompt_lengths", [-1, 1, 1])
-    columns = count_to(emit, size(emit, "k", 2))
-    score = emit.Where(emit.GreaterOrEqual(received, 0.0), received, NOT_A_NUMBER)
-    contested = emit.Less(columns, emit.Sub(rows, emit.attribute("recent")))
-    return str(emit.Where(contested, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
+    rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
+    return among_row(emit, received, emit.Less(columns, emit.Sub(rows, emit.attribute("recent"))))
 
 
 COMPACT_HEAVY_HITTERS = Operator(

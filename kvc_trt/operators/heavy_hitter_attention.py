@@ -36,59 +36,76 @@ EMPTY = np.int32(-1)
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body.
-
-    `cache_lengths` counts the prompt's entries and every token since; `positions` are the new tokens' in the text. A
-    row that uses all C slots drops one entry: not one of the last `recent` tokens, of the others that with the least
-    score, among equals the last. While every row fits, attention is the code of KvcDenseAttention on the same slice.
-    """
-    shape = layout.shape
-    free = emit.ArgMin("slot_positions", axis=2)
-    place = Place(emit, "cache_lengths", shape, emit.Unsqueeze(free, [3]))
-    keys, values = place.append("k_cache", "k_new"), place.append("v_cache", "v_new")
-    capacity = emit.attribute("capacity")
-    stored = emit.Add(emit.Reshape("cache_lengths", [-1, 1, 1, 1]), 1)
-    longest = emit.ReduceMax(stored, keepdims=0)
-    query = group_query(emit, "query", shape)
-
-    def attended(branch: Emitter, keys: Value, values: Value) -> list[Value]:
-        visible = branch.Less(count_to(branch, size(branch, keys, 2)), stored)
-        output, weights = attend_and_show(branch, query, keys, values, visible)
-        return [output, pad_end(branch, branch.ReduceSum(weights, [2], keepdims=0), capacity, np.float32(0))]
-
-    def sliced(branch: Emitter) -> list[Value]:
-        return attended(branch, *(branch.Slice(cache, [0], one(branch, longest), [2]) for cache in (keys, values)))
-
-    def in_place(branch: Emitter) -> list[Value]:
-        return attended(branch, keys, values)
-
-    fits = emit.LessOrEqual(longest, capacity)
-    output, received = emit.choose(fits, sliced, in_place, outputs=2)
-    scores, slot_positions = _drop(emit, free, received, stored)
+    """The body. A row that uses all C slots drops one entry: not one of the last `recent` tokens, of the others that
+    with the least score, among equals the last."""
+    step = AppendedToFree(emit, layout.shape)
+    output, received = step.attend()
+    score = emit.Add("scores", received)
+    dropped = step.least(score)
     return {
-        "output": ungroup(emit, output, "query", shape),
-        "k_cache_out": keys,
-        "v_cache_out": values,
-        "scores_out": scores,
-        "slot_positions_out": slot_positions,
+        "output": output,
+        "k_cache_out": step.keys,
+        "v_cache_out": step.values,
+        "scores_out": emit.Where(dropped, 0.0, score),
+        "slot_positions_out": emit.Where(dropped, EMPTY, step.occupied),
     }
 
 
-def _drop(emit: Emitter, free: Value, received: Value, stored: Value) -> tuple[Value, Value]:
-    """Scores and positions [B,G,C] after this step, whose new entry is in slot `free` [B,G,1]."""
-    capacity, recent = emit.attribute("capacity"), emit.attribute("recent")
-    new = int32(emit, emit.Reshape("positions", [-1, 1, 1]))
-    occupied = emit.Where(emit.Equal(emit.Range(0, capacity, 1), free), new, "slot_positions")
-    score = emit.Add("scores", received)
-    full = emit.GreaterOrEqual(emit.Squeeze(stored, [3]), capacity)
-    contested = emit.LessOrEqual(occupied, emit.Sub(new, int32(emit, recent)))
-    rank = emit.Where(emit.GreaterOrEqual(score, 0.0), score, NOT_A_NUMBER)
-    rank = emit.Where(emit.And(full, contested), rank, NEVER)
-    least = emit.Equal(rank, emit.ReduceMin(rank, [2]))
-    # Where nothing may be dropped, all ranks are NEVER.
-    candidates = emit.Where(emit.And(least, emit.Less(rank, NEVER)), occupied, EMPTY)
-    dropped = emit.Equal(occupied, emit.ReduceMax(candidates, [2]))
-    return emit.Where(dropped, 0.0, score), emit.Where(dropped, EMPTY, occupied)
+class AppendedToFree:
+    """One token stored in the free slot of each KV head, before anything is dropped.
+
+    `cache_lengths` counts the prompt's entries and every token since; `positions` are the new tokens' in the text.
+    """
+
+    def __init__(self, emit: Emitter, shape: HeadShape) -> None:
+        self._emit, self._shape = emit, shape
+        free = emit.ArgMin("slot_positions", axis=2)
+        place = Place(emit, "cache_lengths", shape, emit.Unsqueeze(free, [3]))
+        self.keys: Value = place.append("k_cache", "k_new")
+        """[B,G,C,D]"""
+        self.values: Value = place.append("v_cache", "v_new")
+        self._new: Value = int32(emit, emit.Reshape("positions", [-1, 1, 1]))
+        taken = emit.Equal(emit.Range(0, emit.attribute("capacity"), 1), free)
+        self.occupied: Value = emit.Where(taken, self._new, "slot_positions")
+        """INT32 [B,G,C]: position of each entry, the new one included."""
+        self._stored: Value = emit.Add(emit.Reshape("cache_lengths", [-1, 1, 1, 1]), 1)
+
+    def attend(self) -> tuple[Value, Value]:
+        """Attention to all entries [B,H,D], and what each of them received from its group, FLOAT [B,G,C].
+
+        While every row fits, it is the code of KvcDenseAttention on the same slice.
+        """
+        emit, capacity = self._emit, self._emit.attribute("capacity")
+        longest = emit.ReduceMax(self._stored, keepdims=0)
+        query = group_query(emit, "query", self._shape)
+
+        def attended(branch: Emitter, keys: Value, values: Value) -> list[Value]:
+            visible = branch.Less(count_to(branch, size(branch, keys, 2)), self._stored)
+            output, weights = attend_and_show(branch, query, keys, values, visible)
+            return [output, pad_end(branch, branch.ReduceSum(weights, [2], keepdims=0), capacity, np.float32(0))]
+
+        def sliced(branch: Emitter) -> list[Value]:
+            tables = (self.keys, self.values)
+            return attended(branch, *(branch.Slice(table, [0], one(branch, longest), [2]) for table in tables))
+
+        def in_place(branch: Emitter) -> list[Value]:
+            return attended(branch, self.keys, self.values)
+
+        output, received = emit.choose(emit.LessOrEqual(longest, capacity), sliced, in_place, outputs=2)
+        return ungroup(emit, output, "query", self._shape), received
+
+    def least(self, score: Value) -> Value:
+        """BOOL [B,G,C]: the entry of the least `score` [B,G or 1,C] in rows that use all slots, the last among equals;
+        none of the last `recent` tokens."""
+        emit, recent = self._emit, self._emit.attribute("recent")
+        full = emit.GreaterOrEqual(emit.Squeeze(self._stored, [3]), emit.attribute("capacity"))
+        contested = emit.LessOrEqual(self.occupied, emit.Sub(self._new, int32(emit, recent)))
+        rank = emit.Where(emit.GreaterOrEqual(score, 0.0), score, NOT_A_NUMBER)
+        rank = emit.Where(emit.And(full, contested), rank, NEVER)
+        least = emit.Equal(rank, emit.ReduceMin(rank, [2]))
+        # Where nothing may be dropped, all ranks are NEVER.
+        candidates = emit.Where(emit.And(least, emit.Less(rank, NEVER)), self.occupied, EMPTY)
+        return str(emit.Equal(self.occupied, emit.ReduceMax(candidates, [2])))
 
 
 HEAVY_HITTER_ATTENTION = Operator(

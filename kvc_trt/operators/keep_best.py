@@ -1,0 +1,69 @@
+"""Compaction by a rank: what several operators do once they have scored a prompt's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.operators.shapes import count_to, int32, one, size
+from kvc_trt.operators.slots import into_slots, pad_end
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+PROTECTED = np.float32(3e38)
+"""Rank of a token that always stays, above every score."""
+NOT_A_NUMBER, PADDING = np.float32(-2e38), np.float32(-3e38)
+"""Ranks below every score: of a token whose score is not a number, and of what is past a row's end."""
+
+
+@dataclass(frozen=True)
+class KeptOfPrompt:
+    """What a compaction leaves."""
+
+    keys: Value
+    """[B,G,n,D], before they are put into the slots of a cache."""
+    stored: Value
+    """BOOL [B,1,n]: which of them are there."""
+    positions: Value
+    """INT64 [B,G,n]: where they are in the prompt, ascending; anything where none is there."""
+    outputs: dict[str, Value]
+    """k_cache, v_cache, cache_lengths, indices."""
+
+
+def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptOfPrompt:
+    """Of each row of `k`, `v` the `prompt_budget` tokens of the highest rank, ascending; rows that fit keep everything.
+
+    `rank` writes FLOAT [B,G,S]; it is not computed while all rows fit. The lowest index wins among equals.
+    """
+    budget = emit.attribute("prompt_budget")
+
+    def evict(branch: Emitter) -> list[Value]:
+        _, best = branch.TopK(rank(branch), one(branch, budget), outputs=2, axis=2, sorted=0)
+        kept, _ = branch.TopK(best, one(branch, budget), outputs=2, axis=2, largest=0)
+        where = branch.Unsqueeze(kept, [3])
+        return [*(branch.GatherND(table, where, batch_dims=2) for table in ("k", "v")), kept]
+
+    def keep(branch: Emitter) -> list[Value]:
+        slots = branch.Min(size(branch, "k", 2), one(branch, budget))
+        everything = branch.Expand(count_to(branch, slots), branch.Concat(branch.Shape("k", end=2), [1], axis=0))
+        return [*(branch.Slice(table, [0], slots, [2]) for table in ("k", "v")), everything]
+
+    too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), budget)
+    keys, values, kept = emit.choose(too_long, evict, keep, outputs=3)
+    lengths = emit.Min("prompt_lengths", budget)
+    stored = emit.Less(count_to(emit, size(emit, keys, 2)), emit.Reshape(lengths, [-1, 1, 1]))
+    k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
+    indices = pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
+    outputs = {"k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths, "indices": int32(emit, indices)}
+    return KeptOfPrompt(keys, stored, kept, outputs)
+
+
+def among_row(emit: Emitter, scores: Value, contested: Value) -> Value:
+    """`scores` [B,G,S] as ranks: tokens of a row that are not `contested` always stay, padding never does."""
+    rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
+    number = emit.Where(emit.Equal(scores, scores), scores, NOT_A_NUMBER)
+    return str(emit.Where(emit.Less(columns, rows), emit.Where(contested, number, PROTECTED), PADDING))

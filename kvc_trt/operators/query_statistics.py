@@ -1,0 +1,66 @@
+"""KvcQueryStatistics: mean and covariance of a prompt's queries before their rotary embedding, head by head.
+
+Source: Expected Attention (arXiv 2510.00636); exact rule in docs/policies/expected-attention.md. What the method needs
+of the queries is small, whatever the prompt's length, and can be taken before attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.schema import CACHE, FLOAT, Attribute, Operator, Tensor
+from kvc_trt.operators.shapes import Layout, count_to, float32, scalar, size
+from kvc_trt.operators.tensors import PROMPT_LENGTHS
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+SINKS = Attribute("sinks", 0, MAX_TOKENS, "first tokens, which do not count and always stay")
+QUERY_MEAN = Tensor("query_mean", FLOAT, ("B", "H", "D"))
+QUERY_COVARIANCE = Tensor("query_covariance", FLOAT, ("B", "H", "D", "D"), "divided by the number of queries")
+
+
+def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """The body. Zeros while all rows have at most `prompt_budget` tokens: nobody reads them then."""
+    heads, width = size(emit, "plain_queries", 2), size(emit, "plain_queries", 3)
+    batch = size(emit, "plain_queries", 0)
+
+    def nothing(branch: Emitter) -> list[Value]:
+        shape = branch.Concat(batch, heads, branch.Add(width, 1), width, axis=0)
+        return [branch.Expand(np.zeros((1, 1, 1, 1), np.float32), shape)]
+
+    too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), emit.attribute("prompt_budget"))
+    both = emit.choose(too_long, lambda branch: [_of_heads(branch, heads)], nothing, outputs=1)
+    mean, covariance = emit.Split(both, emit.Concat([1], width, axis=0), axis=2, outputs=2)
+    return {"query_mean": emit.Squeeze(mean, [2]), "query_covariance": covariance}
+
+
+def _of_heads(emit: Emitter, heads: Value) -> Value:
+    """The mean, and below it the covariance, of each head: FLOAT [B,H,1+D,D]; one head in memory at a time."""
+    rows, columns = emit.Reshape("prompt_lengths", [-1, 1]), count_to(emit, size(emit, "plain_queries", 1))
+    sinks = emit.attribute("sinks")
+    counted = emit.Unsqueeze(emit.And(emit.GreaterOrEqual(columns, sinks), emit.Less(columns, rows)), [2])
+    count = float32(emit, emit.Max(emit.Sub(emit.Unsqueeze(rows, [2]), sinks), 1))
+
+    def one_head(body: Emitter, head: Value) -> Value:
+        queries = float32(body, body.Gather("plain_queries", head, axis=2))
+        mean = body.Div(body.ReduceSum(body.Where(counted, queries, 0.0), [1]), count)
+        centred = body.Where(counted, body.Sub(queries, mean), 0.0)
+        products = body.MatMul(body.Transpose(centred, perm=[0, 2, 1]), centred)
+        return str(body.Concat(mean, body.Div(products, count), axis=1))
+
+    return str(emit.Transpose(emit.collect(scalar(emit, heads), one_head), perm=[1, 0, 2, 3]))
+
+
+QUERY_STATISTICS = Operator(
+    name="KvcQueryStatistics",
+    summary="Mean and covariance of a prompt's queries before their rotary embedding, head by head.",
+    inputs=(Tensor("plain_queries", CACHE, ("B", "S", "H", "D"), "before RoPE"), PROMPT_LENGTHS),
+    outputs=(QUERY_MEAN, QUERY_COVARIANCE),
+    attributes=(Attribute("prompt_budget", 1, MAX_TOKENS, "prompts of so many tokens keep everything"), SINKS),
+    write=_write,
+)
