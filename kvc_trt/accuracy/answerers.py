@@ -29,10 +29,10 @@ Answers = list[tuple[int, ...]]
 """Token ids of every answer, the end token included where the model put one."""
 MOST_ROWS = 16
 ROWS_BYTES = 1 << 30
-"""Full caches of the questions that are answered together."""
+"""Most bytes that the full caches of questions answered together take."""
 Prefilled = tuple["Tensor", "ReferenceCache"]
 PREFILLED_BYTES = 1 << 30
-"""Caches of prompts that are remembered at most."""
+"""Most bytes of prompts' caches that are remembered."""
 
 
 class Answerer(Protocol):
@@ -40,11 +40,11 @@ class Answerer(Protocol):
 
     @property
     def parameters(self) -> PolicyParameters:
-        """The policy's numbers."""
+        """The policy's resolved numbers."""
 
     @property
     def row_bytes(self) -> int:
-        """Allocated cache of one sequence."""
+        """Bytes of cache allocated for one sequence."""
 
     @property
     def executor(self) -> str:
@@ -72,7 +72,7 @@ class SessionAnswerer:
 
     @property
     def parameters(self) -> PolicyParameters:
-        """The engine's."""
+        """The numbers that the engine was resolved to."""
         return self._parameters
 
     @property
@@ -82,7 +82,7 @@ class SessionAnswerer:
 
     @property
     def executor(self) -> str:
-        """The backend."""
+        """The backend's name."""
         return self._name
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
@@ -149,7 +149,7 @@ class ReferenceAnswerer:
 
     @property
     def parameters(self) -> PolicyParameters:
-        """The policy's."""
+        """The policy's resolved numbers."""
         return self._decoder.parameters
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
@@ -165,7 +165,7 @@ class ReferenceAnswerer:
             torch.set_num_threads(before)
 
     def _answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
-        """Rows advance together; one that is done feeds its last token again, and nobody looks."""
+        """Rows advance together; one that is done is fed its last token again, and what it then says is ignored."""
         import torch
 
         logits, cache = self._prefill(questions)

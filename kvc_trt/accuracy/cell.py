@@ -14,7 +14,7 @@ EVIDENCE = 0.99
 """Accuracy of the full cache from which a cell says something about the method: a loss is then the method's."""
 
 _CONFIDENCE = 1.959964
-"""Standard errors of a 95 % interval."""
+"""Half the width of a 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Mean:
 
 
 class CellKey(NamedTuple):
-    """Where a cell stands in the grid."""
+    """The place of a cell in the grid."""
 
     task: str
     mode: str
@@ -81,36 +81,36 @@ class Cell:
     token_budget: int | None
     seed: int
     dataset: str
-    """SHA-256 of the questions."""
+    """SHA-256 of the data set that the questions come from."""
     max_new_tokens: int
     full_accuracy: float | None = None
-    """Of the full cache on the same questions."""
+    """Accuracy of the full cache on the same questions."""
     scores: tuple[float, ...] = ()
-    """Between 0 and 1, in the order of the questions."""
+    """Scores between 0 and 1, in the order of the questions."""
     depths: tuple[float, ...] = ()
-    """Where each question's needle lies, 0 at the start and 1 at the end; empty where the task has no single one."""
+    """The depth of each question's needle, 0 at the start and 1 at the end; empty where the task has no single one."""
     executor: str = ""
     """onnxruntime, another backend, or reference (PyTorch) for policies that have no engine."""
     row_bytes: int | None = None
-    """Allocated cache of one sequence."""
+    """Bytes of cache allocated for one sequence."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """The policy's, as resolved for this length."""
+    """The policy's parameters, resolved for this length."""
     seconds: float = 0.0
     reason: str = ""
 
     @property
     def key(self) -> CellKey:
-        """Task, mode, length, policy, token budget."""
+        """The cell's place in the grid."""
         return CellKey(self.task, self.mode, self.length, self.policy, self.token_budget)
 
     @property
     def group(self) -> Group:
-        """Its questions."""
+        """The group of questions that it answers."""
         return Group(self.task, self.mode, self.length)
 
     @property
     def samples(self) -> int:
-        """Questions asked."""
+        """How many questions were asked."""
         return len(self.scores)
 
     @property

@@ -28,7 +28,7 @@ _MARKERS = "osD^vPX*<>hp"
 _LINES = ("-", "--", ":", "-.")
 _CHOOSING = ("hybrid", "quest", "sparq", "exact-topk")
 _APART = 0.03
-"""How far policies stand from each other at one budget, in doublings: equal accuracies do not hide each other."""
+"""Distance between policies at one budget, in doublings, so that equal accuracies do not hide each other."""
 Figures = Callable[[Variant], Mean | None]
 """What one variant reached in one panel; None where it does not apply."""
 Panels = Sequence[tuple[str, Figures]]
@@ -66,7 +66,7 @@ def _places() -> Mapping[str, int]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of so many inches that lays itself out."""
+    """A figure of this size in inches that lays itself out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -140,7 +140,7 @@ def _draw(report: AccuracyReport, title: str, panels: Panels) -> bytes | None:
 
 
 def _row(part: SubFigure, report: AccuracyReport, kind: str, names: Sequence[str], panels: Panels) -> None:
-    """One panel per heading; the legend stands at the right."""
+    """One panel per heading, and the legend at the right."""
     part.suptitle(f"policies that {kind}", fontsize="small")
     row = part.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     handles = {}

@@ -11,7 +11,7 @@ from kvc_trt import policies
 from kvc_trt.errors import InputError, did_you_mean
 
 MODES = ("query-aware", "query-agnostic")
-"""Whether compaction sees the question: at the end of the prompt, or fed through decode behind the compacted cache."""
+"""Whether compaction sees the question: at the end of the prompt, or fed through decode after compaction."""
 DEFAULT_TASKS = ("niah-single-1", "niah-multikey-2", "niah-multivalue", "niah-multiquery", "lines")
 """The families that a shipped model learns."""
 SHORTEST = 256
@@ -25,7 +25,7 @@ class Variant:
     """One policy at one token budget; None is a policy without one (full)."""
 
     policy: str
-    """A policy, with settings of its own behind colons: `hybrid:page_size=16`."""
+    """A policy, with settings of its own after colons: `hybrid:page_size=16`."""
     token_budget: int | None
 
     @property
@@ -35,7 +35,7 @@ class Variant:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings behind the name, as `--set` reads them."""
+        """The settings after the name, as `--set` reads them."""
         from kvc_trt.config import parse_settings
 
         return parse_settings(self.policy.split(":")[1:])
@@ -46,11 +46,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Group:
-    """The questions that every variant is asked alike."""
+    """One group of questions; every variant is asked the same ones."""
 
     task: str
     mode: str
-    """query-aware or query-agnostic."""
+    """One of MODES."""
     length: int
     """Tokens of prompt and answer together."""
 
@@ -92,7 +92,7 @@ def file_name(text: str) -> str:
 
 
 def policies_of(names: Sequence[str] | None) -> list[str]:
-    """The named policies; all of the registry where none is named."""
+    """The named policies; all registered ones where none is named."""
     return list(names) if names is not None else [one.name for one in policies.describe()]
 
 

@@ -31,7 +31,7 @@ class Sampling:
     """Longest answer, of every task or by name; None, and tasks not named, take the task's own."""
 
     def room(self, task: str) -> int | None:
-        """The longest answer of one task; None is its own."""
+        """The longest answer of one task; None is the task's own limit."""
         if isinstance(self.max_new_tokens, Mapping):
             return self.max_new_tokens.get(task)
         return self.max_new_tokens
@@ -125,7 +125,7 @@ def measure(
 ) -> list[Cell]:
     """Every cell of the grid, in its order: read from `results`, or asked and appended to it before the next one.
 
-    Groups that can use the same engines are asked behind one another.
+    Groups that can use the same engines are asked one after another.
     `variants` begins with full. InputError for questions that cannot be asked of this model at all; a policy that has
     no engine of some budget is a cell that says why.
     """

@@ -27,19 +27,19 @@ class Room:
 
     max_input_len: int
     max_output_len: int
-    """The answer, and the question where it arrives late."""
+    """Room for the answer, and for the question where it arrives late."""
 
 
 class ModelUnderTest(Protocol):
-    """Opens one answerer per variant and room."""
+    """A model that opens one answerer per variant and room."""
 
     @property
     def config(self) -> ModelConfig:
-        """The architecture."""
+        """The model's architecture."""
 
     @property
     def tokenizer(self) -> TaskTokenizer | None:
-        """The model's words."""
+        """The model's tokenizer; None for a model of token ids."""
 
     @property
     def workers(self) -> int:
@@ -71,7 +71,7 @@ class BuiltEngine:
 
     @property
     def variants(self) -> list[Variant]:
-        """Full, and the engine's own policy where that is another."""
+        """The full cache, and the engine's own policy where that is another."""
         parameters = self._engine.parameters
         own = [] if parameters.policy == FULL else [Variant(parameters.policy, parameters.token_budget)]
         return [Variant(FULL, None), *own]
@@ -88,7 +88,7 @@ class BuiltEngine:
         }
 
     def announce(self, variants: Sequence[Variant], room: Room) -> None:
-        """Nothing is remembered between questions."""
+        """Do nothing: nothing is remembered between questions."""
 
     def open(self, variant: Variant, room: Room) -> Answerer:
         """The engine or its twin; both are opened once."""

@@ -36,7 +36,7 @@ model's prefill would not fit in memory."""
 
 
 class PolicyEngines:
-    """Use as `with open_model(...) as model`."""
+    """A model whose weights are on the disk once; `open_model` makes one."""
 
     def __init__(self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path) -> None:
         from kvc_trt.tasks.tokenizer import load_task_tokenizer

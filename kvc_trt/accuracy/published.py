@@ -22,17 +22,17 @@ class Published:
     """One table's column: a model's scores on one benchmark at one length."""
 
     model: str
-    """A preset's name."""
+    """The name of the model's preset."""
     benchmark: str
     length: int | None
-    """Tokens; None where the table names none."""
+    """Context length in tokens; None where the table names none."""
     by_policy: dict[str, dict[int | None, float]]
     """Percentages by policy and token budget; a score that holds at any budget has the budget None."""
 
 
 @dataclass(frozen=True)
 class PublishedTables:
-    """Everything of one source."""
+    """All columns that one source publishes."""
 
     source: str
     budgets: tuple[int, ...]
@@ -45,7 +45,7 @@ class PublishedTables:
 
 @cache
 def published_tables() -> PublishedTables:
-    """The paper's tables."""
+    """The paper's tables, read from published.yaml."""
     import yaml
 
     stored = yaml.safe_load(files("kvc_trt.accuracy").joinpath("published.yaml").read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ Verdict = Literal["holds", "equal within the error", "does not hold"]
 """The claim is first >= second: equality within the error does not contradict it."""
 
 NOTICEABLE = 2.0
-"""Standard errors from which a difference is one."""
+"""How many standard errors a difference needs to count as one."""
 CLAIMS = (
     ("exact-topk", "rocketkv"),
     ("exact-topk-group", "rocketkv"),
@@ -88,7 +88,7 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """First minus second over every group that both answered."""
+    """First policy minus second, over every group that both answered."""
 
     first: str
     second: str
@@ -99,7 +99,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether first >= second, as far as the error allows to say."""
+        """Whether the first answers at least as much as the second, as far as the error allows to say."""
         noise = NOTICEABLE * self.difference.standard_error
         if abs(self.difference.value) <= noise:
             return "equal within the error"

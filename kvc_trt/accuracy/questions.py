@@ -19,14 +19,14 @@ _QUESTION_BLOCK = 8
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How a model reads."""
+    """How a model reads text or token ids."""
 
     tokenizer: TaskTokenizer | None
-    """None for a model of token ids."""
+    """The model's tokenizer; None for a model of token ids."""
     size: int
 
     def encode(self, chosen: Task, text: str, *, continues: bool = False) -> tuple[int, ...]:
-        """Ids of a whole prompt, with what the tokenizer puts in front of one unless it continues another."""
+        """Ids of a whole prompt, with what the tokenizer puts before one unless it continues another."""
         if chosen.reads == "ids":
             return tuple(ids_of(text))
         assert self.tokenizer is not None
@@ -60,17 +60,17 @@ class QuestionSet:
     questions: tuple[tuple[Question, ...], ...]
     """Per sample: one, or one per prediction that is scored where the question is fed token by token."""
     max_new_tokens: int
-    """Of one question."""
+    """Longest answer to one question."""
     digest: str
 
     @property
     def flat(self) -> list[Question]:
-        """The questions of all samples behind one another."""
+        """The questions of all samples, one after another."""
         return [question for one in self.questions for question in one]
 
     @property
     def late_tokens(self) -> int:
-        """Room for a late question behind the compacted cache."""
+        """Room for a late question after the compacted cache."""
         longest = max(len(question.continuation_ids) for question in self.flat)
         return -(-longest // _QUESTION_BLOCK) * _QUESTION_BLOCK
 
@@ -113,7 +113,7 @@ def draw(
 
 
 def ask(group: Group, drawn: DataSet, vocabulary: Vocabulary) -> QuestionSet:
-    """The questions of a group: at the end of the prompt, or behind the compacted context."""
+    """The questions of a group: at the end of the prompt, or after the compacted context."""
     chosen = task(group.task)
     recall = chosen.reads == "ids"
     make = _recalled if recall else _asked

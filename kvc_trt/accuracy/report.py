@@ -43,7 +43,7 @@ class AccuracyReport:
     """Plain data; text, HTML, CSV and figures are made from it."""
 
     settings: Mapping[str, Any]
-    """Model, checkpoint, weights, samples, seed."""
+    """What the results belong to: model, checkpoint, weights, samples, seed."""
     machine: Mapping[str, Any]
     cells: Sequence[Cell]
     bars: Bars = Bars()
@@ -116,7 +116,7 @@ class AccuracyReport:
         return mean([score for cell in cells for score in cell.scores]), len(cells)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries and lists, ready for `json.dumps`."""
+        """The report as plain dictionaries and lists, ready for `json.dumps`."""
         return {
             "passed": self.passed,
             "failures": self.failures,

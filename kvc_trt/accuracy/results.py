@@ -28,7 +28,7 @@ class Results:
         self.path = path
         self.cells: dict[CellKey, Cell] = {}
         self.dropped = False
-        """Whether a last line that was cut short was found."""
+        """Whether the file's last line was cut short and dropped."""
         self._settings = {"format": FORMAT, **settings}
         self._file: IO[bytes] | None = None
 
@@ -49,7 +49,7 @@ class Results:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the file; what was appended is on the disk."""
+        """Close the file; everything appended is on the disk already."""
         assert self._file is not None
         self._file.close()
 

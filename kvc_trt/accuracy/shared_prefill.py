@@ -39,7 +39,7 @@ Int64 = NDArray[np.int64]
 
 
 REMEMBERED_BYTES = 2 << 30
-"""Values that are remembered at most; prompts beyond that are computed again for every policy."""
+"""Most bytes of values that are remembered; other prompts are computed again for every policy."""
 _LOGITS = "logits"
 _ELEMENT_TYPES = {
     "tensor(float)": TensorProto.FLOAT,
@@ -78,7 +78,7 @@ class SplitPrefill:
 
 
 class SharedPrefill:
-    """The trunks of one weight file, and what they gave for the prompts of late.
+    """The trunks of one weight file, and what they returned for recent prompts.
 
     Engines announce what they will read (`split`) before the first of them runs: one run then serves all.
     """
@@ -92,7 +92,7 @@ class SharedPrefill:
         self._bytes = 0
         self._lock = threading.Lock()
         self.runs = 0
-        """Batches that were computed, not remembered."""
+        """How many batches were computed rather than remembered."""
 
     def split(self, program: Program) -> SplitPrefill:
         """The two halves of an engine's prefill graph; the store notes what the second reads."""
@@ -155,7 +155,7 @@ class SharingExecutor(OnnxRuntimeExecutor):
 
     @cached_property
     def prefill_session(self) -> InferenceSession:
-        """The head alone."""
+        """ONNX Runtime's session of the head alone."""
         types = self._shared.types(self._halves)
         options = LoadOptions(self._threads, prepack=False)
         return load_graph(lambda: self._halves.head(types), self.program.weights_path.parent, options)
@@ -191,7 +191,7 @@ def split_prefill(model: ModelProto) -> SplitPrefill:
 
 
 def _parts(graph: GraphProto) -> tuple[list[NodeProto], list[NodeProto]]:
-    """Nodes that the logits need, and the others, each in the graph's order. Constants stand where they are read."""
+    """Nodes that the logits need, and the others, each in the graph's order. A constant goes where it is read."""
     producer = {name: i for i, node in enumerate(graph.node) for name in node.output}
     needed = _ancestors(graph, producer, [_LOGITS])
     rest = {i for i in range(len(graph.node)) if i not in needed}

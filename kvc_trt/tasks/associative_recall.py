@@ -1,7 +1,7 @@
-"""Multi-query associative recall: pairs of token ids, then some of their keys again. What stood behind each?
+"""Multi-query associative recall: pairs of token ids, then some of their keys again. Which value belongs to each?
 
 MQAR of Zoology [1], for a compressed cache. The context is k1 v1 k2 v2 ... and filler; the question is a section of
-slots of two tokens, in which every asked key stands once at the start of a slot. The slot is drawn with weight
+slots of two tokens, in which every asked key appears once, at the start of a slot. The slot is drawn with weight
 j^(a - 1), a = 0.01, so that queries crowd at the beginning as words recur in text. A prediction is the argmax at a key
 of the question, which is fed token by token: teacher-forced, so an early mistake spoils no later answer.
 
@@ -114,11 +114,11 @@ TASKS = (
     Task(
         NAME,
         "recall",
-        "the value behind each of several keys, as token ids",
+        "the value of each of several keys, as token ids",
         SECTION_TOKENS,
         generate,
         position_match,
-        "share of the keys behind which the reference is predicted",
+        "share of the keys after which the reference is predicted",
         reads="ids",
         options={"vocabulary_size": int, "pairs": int, "asked": int},
     ),

@@ -1,7 +1,7 @@
-"""Common words: a long numbered list in random order. Which ten words stand in it most often?
+"""Common words: a long numbered list in random order. Which ten words appear in it most often?
 
 RULER's `cwe` [1] in our own words: ten words thirty times each, all others three times (six times and once where the
-target is below 4,096 tokens), behind a short solved example. Words are our own lists; where they end, invented ones
+target is below 4,096 tokens), after a short solved example. Words are our own lists; where they end, invented ones
 follow. Unlike the original's, the example shares no word with the question, so nothing it says is a false answer.
 
 [1] C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?", arXiv:2404.06654.
@@ -26,7 +26,7 @@ QUESTION = "\n\nWhich ten words come up most often in the list? They are"
 
 @dataclass(frozen=True)
 class _Repeats:
-    """How often words stand in the list and in the solved example, and the other words of the example."""
+    """How often words appear in the list and in the solved example, and the other words of the example."""
 
     common: int
     other: int

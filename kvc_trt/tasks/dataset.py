@@ -21,7 +21,7 @@ from kvc_trt.tasks.task import Task, TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 VERSION = 1
-"""Of the file's layout, and of the generators: raised when equal arguments give other samples."""
+"""The version of the file's layout and of the generators: raised when equal arguments give other samples."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DataSet:
     version: int = VERSION
 
     def to_jsonl(self) -> str:
-        """The file's text."""
+        """The text of the data set's file."""
         header = {name: value for name, value in vars(self).items() if name != "samples"}
         header["count"] = len(self.samples)
         lines = [header, *(asdict(sample) for sample in self.samples)]

@@ -35,7 +35,7 @@ class Drawn(Generic[Item]):
 
 
 def repeated(units: Sequence[str]) -> Iterator[str]:
-    """The units in order, again and again."""
+    """Repeat the units in order, without end."""
     return cycle(units)
 
 

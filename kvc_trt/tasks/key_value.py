@@ -1,4 +1,4 @@
-"""Key-value retrieval in filler: which four words stand behind this key?
+"""Key-value retrieval in filler: which four words belong to this key?
 
 A prompt is `<bos>`, filler words, and records `<record> key v1 v2 v3 v4` at random gaps; the query is `<query> key`.
 It is LongEval's line retrieval [1] in the vocabulary of `retrieval-tiny`, and like MQAR [2] it needs exact recall of
@@ -111,17 +111,17 @@ class KeyValueSample:
 
     @property
     def prompt_text(self) -> str:
-        """Without `<bos>`, which the tokenizer adds."""
+        """The prompt in words, without `<bos>`, which the tokenizer adds."""
         return text_of(self.prompt_ids[1:])
 
     @property
     def query_text(self) -> str:
-        """To be encoded without special tokens, because it continues a prompt."""
+        """The late question in words, to be encoded without special tokens: it continues a prompt."""
         return text_of(self.query_ids)
 
     @property
     def answer_text(self) -> str:
-        """The four values, without the `<end>` that the model puts behind them."""
+        """The four values, without the `<end>` that the model adds."""
         return text_of(self.answer_ids)
 
 

@@ -28,7 +28,7 @@ def generate_lines(
     key_kind: Kind = "words",
     depth: float | None = None,
 ) -> TaskSample:
-    """Sample `index`; the line asked for stands at `depth` in 0..1, or anywhere. Values have five digits, to 50,000."""
+    """Sample `index`; the line asked for is at `depth` in 0..1, or anywhere. Values have five digits, to 50,000."""
     if depth is not None and not 0 <= depth <= 1:
         raise InputError(f"{NAME}: depth is {depth}, expected 0 to 1")
     rng = sample_rng(NAME, seed, index)

@@ -2,7 +2,7 @@
 
 A needle is one sentence, `Entry <key> reads <value>.`; the question asks for the values of one key or of several. The
 answer is greedy text, and the score is the share of values that it contains. Where a key has several values, its
-needles say when it reads them (`first`, `then`, `later`, `finally`, in the order in which they stand), and so does the
+needles say when it reads them (`first`, `then`, `later`, `finally`, in the order in which they appear), and so does the
 answer: unlike RULER's, such needles differ in more than their values.
 
 [1] C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?", arXiv:2404.06654.
@@ -48,7 +48,7 @@ class Arrangement:
     value_kind: Kind = "numbers"
 
     def __post_init__(self) -> None:
-        """InputError where no question can be phrased."""
+        """Raise InputError where no question can be phrased."""
         most = len(TIMES)
         if self.haystack not in HAYSTACKS:
             raise InputError(f"haystack is {self.haystack!r}, expected one of {', '.join(HAYSTACKS)}")
@@ -74,7 +74,7 @@ def generate_needles(
 ) -> TaskSample:
     """Sample `index` of the arrangement; the stream of random numbers is named after `task`.
 
-    `depth` in 0..1 places the needles in place of drawing depths: all of them behind one another, in order.
+    With `depth` in 0..1 no depths are drawn: all needles follow one another there, in order.
     """
     if depth is not None and not 0 <= depth <= 1:
         raise InputError(f"{task}: depth is {depth}, expected 0 to 1")
@@ -114,7 +114,7 @@ def generate_needles(
 
 
 def when(time: int, values_per_key: int) -> str:
-    """What a needle says between key and value, a space behind it; nothing where a key has one value."""
+    """What a needle says between key and value, with a space after it; nothing where a key has one value."""
     return f"{TIMES[time]} " if values_per_key > 1 else ""
 
 

@@ -1,8 +1,8 @@
-"""Pass key: seven digits stand once, at a chosen depth of a text that repeats itself. What are they?
+"""Pass key: seven digits appear once, at a chosen depth of a text that repeats itself. What are they?
 
-The needle in a haystack in RocketKV's form [1]: lengths x depths, digits that are independent
-of each other, instruction before and question after the text. Differences: lengths are tokens, not words, so that a
-target is a target; the needle stands between two sentences; wording and background are our own.
+The needle in a haystack in RocketKV's form [1]: lengths x depths, independent digits, the
+instruction before the text and the question after it. Differences: lengths are tokens, not words, so that a sample is
+as long as asked; the needle is between two sentences; wording and background are our own.
 
 [1] P. Behnam et al., "RocketKV: Accelerating Long-Context LLM Inference via Two-Stage KV Cache Compression",
     arXiv:2502.14051.

@@ -16,7 +16,7 @@ import numpy as np
 from kvc_trt.errors import InputError, did_you_mean
 
 Encode = Callable[[str], list[int]]
-"""The token ids of a whole prompt, with what the tokenizer puts in front of one."""
+"""The token ids of a whole prompt, with what the tokenizer puts before one."""
 Score = Callable[[str, Sequence[str]], float]
 """How well an output answers, given the reference answers: from 0 to 1."""
 Reads = Literal["text", "ids"]
@@ -79,7 +79,7 @@ class Task:
     generate: Generate
     score: Score
     scored: str
-    """The score in words."""
+    """How the score is taken, in words."""
     reads: Reads = "text"
     options: Mapping[str, type] = field(default_factory=dict)
     """What `generate` takes beyond the arguments of every task, and of which type."""

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskTokenizer:
-    """A tokenizer, what identifies it, and how many positions the model behind it has."""
+    """A tokenizer, what identifies it, and how many positions its model has."""
 
     tokenizer: Tokenizer
     fingerprint: str
     """SHA-256 of tokenizer.json."""
     positions: int | None = None
-    """None where nothing says how many."""
+    """The model's positions; None where nothing says how many."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -86,7 +86,7 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
-    """The id that stands for whatever the vocabulary lacks; None where every text has tokens."""
+    """The id of whatever the vocabulary lacks; None where every text has tokens."""
     model = json.loads(tokenizer.to_str())["model"]
     token = model.get("unk_token")
     found: int | None = model.get("unk_id") if token is None else tokenizer.token_to_id(token)

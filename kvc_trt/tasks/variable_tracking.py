@@ -1,8 +1,8 @@
 """Variable tracking: one chain of assignments, four hops, scattered over filler. Which variables hold the number?
 
 RULER's `vt` [1] in our own words: the first of five names is given a five-digit number, each of the others the one
-before it, in order, at random gaps. A short solved example stands in front. Only the number is asked for, so all five
-names have to be followed from it.
+before it, in order, at random gaps. A short solved example comes first. Only the number is asked for, so all five
+names have to be traced from it.
 
 [1] C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context Language Models?", arXiv:2404.06654.
 """

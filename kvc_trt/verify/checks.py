@@ -20,12 +20,12 @@ class Check:
     bar: str = ""
     passed: bool | None = None
     detail: str = ""
-    """In a few words: what the figure does not say."""
+    """What the figure does not say, in a few words."""
     note: str = ""
-    """What exactly was run; in the stored report only."""
+    """What exactly was run; only the stored report shows it."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; a measured NaN or infinity becomes text."""
+        """The check as plain values; a measured NaN or infinity becomes text."""
         return {
             "name": self.name,
             "sample": self.sample,
@@ -51,7 +51,7 @@ class Rung:
     reason: str = ""
     left_out: bool = False
     layers: list[dict[str, int]] = field(default_factory=list)
-    """Measurements per layer behind the checks."""
+    """Measurements per layer that the checks summarise."""
     seconds: float = 0.0
 
     @property
@@ -62,7 +62,7 @@ class Rung:
         return "failed" if any(check.passed is False for check in self.checks) else "passed"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries and lists."""
+        """The rung as plain dictionaries and lists."""
         return {
             "name": self.name,
             "status": self.status,

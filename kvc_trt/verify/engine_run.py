@@ -38,11 +38,11 @@ class EngineRun:
     """Logits of a batch, and the tokens that were fed."""
 
     logits: NDArray[np.float32]
-    """[N+1,B,vocab]: after the prompt, and after each of N steps."""
+    """Logits [N+1,B,vocab] after the prompt and after each of N steps."""
     tokens: NDArray[np.int64]
-    """[N,B]: token fed at each step."""
+    """The token fed at each step, [N,B]."""
     cache_lengths: NDArray[np.int64]
-    """[caches,B] after prefill."""
+    """Stored lengths [caches,B] after prefill."""
 
 
 def run(

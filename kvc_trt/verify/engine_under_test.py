@@ -99,7 +99,7 @@ class EngineUnderTest:
     def forced_choices(self) -> ForcedChoices:
         """The reference's logits, under the engine's choices where rounding made it choose otherwise.
 
-        Nothing is forced where the graph hides some of its choices, nor where nobody can judge them.
+        Nothing is forced where the graph hides some of its choices, nor where they cannot be judged.
         """
         ours, seen = self.reference_run, self.observed.choices
         if not can_judge(site.parameters for site in self.sites) or seen.keys() != self.choosing_caches():
@@ -161,7 +161,7 @@ class EngineUnderTest:
 
     @cached_property
     def sites(self) -> tuple[CacheSite, ...]:
-        """The engine's caches."""
+        """Every cache of the engine."""
         from kvc_trt.graph.state import cache_sites
 
         return cache_sites(self.engine.model, self.engine.parameters)

@@ -121,7 +121,7 @@ def _step_case(
 
 
 def attention_cases(config: ModelConfig, dtype: str, seed: int) -> Iterator[AttentionCase]:
-    """One block of queries, and several."""
+    """Cases of one block of queries, and of several."""
     rng = np.random.default_rng(seed)
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
     for blocks in (1, 3):

@@ -23,13 +23,13 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Difference:
-    """One run's logits [N+1,B,vocab] against another's."""
+    """How one run's logits [N+1,B,vocab] differ from another's."""
 
     figures: ErrorFigures
     near_equal: int
     """Top-1 differences between logits that nearly tie."""
     unexplained: int
-    """Top-1 differences that do not."""
+    """Top-1 differences between logits that do not nearly tie."""
 
 
 def difference(found: Logits, expected: Logits, near_equal_logits: float) -> Difference:

@@ -64,10 +64,11 @@ def maximum_error(found: Array, expected: Array) -> float:
 
 
 def differences(found: Array, expected: Array) -> Array:
-    """What each element is off before its result was rounded, float64; NaN where either is.
+    """How far off each element was before it was rounded, float64; NaN where either is.
 
-    Of a type in FORGIVEN the distance from `expected` to the nearest number that rounds to `found`, so that a correctly
-    rounded result has none and an error in front of the rounding is seen whole. Else the plain absolute difference.
+    For a type in FORGIVEN this is the distance from `expected` to the nearest number that rounds to `found`: a result
+    that is rounded correctly has none, and an error made before the rounding is seen whole. For other types it is the
+    plain absolute difference.
     """
     here, wanted = found.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -89,7 +90,7 @@ def exact(found: Array, expected: Array) -> float:
 
 
 def float32(array: Array) -> torch.Tensor:
-    """The array as the reference takes it."""
+    """The array as a float32 tensor, for the reference."""
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 

@@ -33,14 +33,14 @@ class Plan:
     controls: tuple[str, ...]
     longest_prompt: int
     steps: int
-    """Teacher-forced steps, and greedy tokens."""
+    """How many teacher-forced steps, and how many greedy tokens."""
     samples: int
     """Retrieval questions per context length and placement; see `samples_at`."""
     contexts: tuple[int, ...]
     limited: bool = False
-    """A large model's quick check."""
+    """Whether this is the limited quick check of a large model."""
     threads: int | None = None
-    """Of the executors and of PyTorch; None leaves both their defaults."""
+    """Threads of the executors and of PyTorch; None leaves both their defaults."""
     exact_samples: bool = False
     """The number of samples was asked for, and holds at every length."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import Engine
 
 MOST_PAIRS = 32
-"""Records of a key-value prompt."""
+"""Most records of a key-value prompt."""
 
 
 def random_prompts(config: ModelConfig, lengths: Sequence[int], seed: int) -> list[list[int]]:

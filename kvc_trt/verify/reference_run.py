@@ -1,7 +1,7 @@
 """The reference over a sequence of given tokens, layer by layer: every weight is read once, and one layer is held.
 
 It makes its own choices of tokens to keep and to read, or has the engine's forced on it. A token swapped at a near-tie
-may carry much attention: from there on logits differ, although nobody computed wrongly. So the engine's choices are
+may carry much attention: from there on logits differ although neither side is wrong. So the engine's choices are
 judged first, each on the reference's own inputs, and then forced on the reference; what is left is numerics.
 """
 
@@ -38,7 +38,7 @@ _JUDGED = ("dense", "hybrid")
 
 @dataclass
 class ReferenceRun:
-    """Logits [N+1,B,vocab] and what was chosen for every cache."""
+    """What the reference computed: logits [N+1,B,vocab], and its choices for every cache."""
 
     logits: NDArray[np.float32]
     choices: dict[int, list[NDArray[np.integer]]]
@@ -94,7 +94,7 @@ def reference_run(
     *,
     progress: Progress | None = None,
 ) -> ReferenceRun:
-    """The reference under `parameters`, reading each weight once."""
+    """Run the reference under `parameters`, reading each weight once."""
     method = policies.method(parameters)
     decoder = ForcedDecoder(config, weights, method=method, parameters=parameters, resident=False)
     return decoder.forced(batch, tokens, progress)
@@ -164,7 +164,7 @@ class _Replay:
     def compact(
         self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
     ) -> reference.Compacted:
-        """Layers come in order, and each begins here."""
+        """Keep what the engine kept. Layers come in order, and each begins here."""
         self._current = list(next(self._layers))
         given = self._current.pop(0)
         own = self._own.compact(q_window, keys, values, prompt_lengths, parameters).indices
@@ -178,7 +178,7 @@ class _Replay:
         return reference.Compacted(kept_keys, kept_values, indices, (indices >= 0).sum(-1)[:, 0])
 
     def select(self, query: Tensor, cache: reference.LayerCache, parameters: PolicyParameters) -> reference.Selection:
-        """Steps come in order."""
+        """Read what the engine read. Steps come in order."""
         if not self._current:
             return self._own.select(query, cache, parameters)
         given = self._current.pop(0)

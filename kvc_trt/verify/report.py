@@ -44,7 +44,7 @@ class ErrorHalves:
     compression: ErrorFigures | None = None
     quantisation: ErrorFigures | None = None
     notes: dict[str, str] = field(default_factory=dict)
-    """Per column, why it is empty or what it was measured on."""
+    """Why a column is empty, or what it was measured on, by column."""
 
     def to_json(self) -> dict[str, Any]:
         """One object per column; None where it was not measured."""
@@ -112,7 +112,7 @@ class Report:
         return "\n".join([*parts, *_lines(self), _verdict(self)])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries and lists, ready for `json.dumps`."""
+        """The report as plain dictionaries and lists, ready for `json.dumps`."""
         return {
             "engine": self.engine,
             "level": self.level,

@@ -28,7 +28,7 @@ Answers = list[tuple[int, ...]]
 _ROWS = 8
 _REFERENCE_SAMPLES = 32
 _NOTICEABLE = 3.0
-"""Standard errors of a difference worth a line of its own."""
+"""How many standard errors make a difference worth a line of its own."""
 PLACEMENTS: dict[Placement, str] = {"in_prompt": "query in the prompt", "after_compaction": "query after compaction"}
 
 
@@ -41,12 +41,12 @@ class Accuracy:
 
     @property
     def rate(self) -> float:
-        """Between 0 and 1."""
+        """The share itself, between 0 and 1."""
         return self.right / self.samples
 
     @property
     def standard_error(self) -> float:
-        """Of the rate, binomial."""
+        """The rate's binomial standard error."""
         return math.sqrt(self.rate * (1 - self.rate) / self.samples)
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ def answers(session: Session, samples: Sequence[KeyValueSample]) -> Answers:
 
 
 def score(found: Answers, samples: Sequence[KeyValueSample]) -> Accuracy:
-    """Right means every token of the answer."""
+    """Share of right answers: right means every token of the answer."""
     right = sum(answer == sample.answer_ids for answer, sample in zip(found, samples, strict=True))
     return Accuracy(right, len(samples))
 

@@ -36,7 +36,7 @@ class SingleOp:
     inputs: tuple[str, ...]
     model: ModelProto
     cache: int | None = None
-    """Number of one of the caches that it serves."""
+    """The number of one of the caches that the operator serves."""
 
     def run(self, **inputs: Array) -> list[Array]:
         """Outputs in the order in which the operator declares them."""

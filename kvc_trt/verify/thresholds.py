@@ -1,7 +1,8 @@
 """The bars of `kvc-trt verify`, in one place: recorded in every report, and never moved for one engine or one machine.
 
 Indices have no bar: they are equal, or proven near-ties. Figures of the compression itself (what the policy loses
-against the full cache) have none either: they are a property of the chosen budget, and stand beside the engine's error.
+against the full cache) have none either: they are a property of the chosen budget, and are reported beside the
+engine's error.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Match:
     by_choice: int
     """Rows that part because of a near-tie choice that was judged and forced on the reference; likewise."""
     unexplained: int
-    """Rows that part for neither reason."""
+    """Rows that differ for neither reason."""
 
     @property
     def rate(self) -> float:
@@ -93,7 +93,7 @@ def _gap(logits: NDArray[np.float32], token: int) -> float:
 
 
 def shared_prefix(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> float:
-    """Share of the tokens that stand before each row's first difference."""
+    """Share of the tokens before each row's first difference."""
     total = shared = 0
     for a, b in zip(one, other, strict=True):
         parts = np.flatnonzero(np.asarray(a) != np.asarray(b))

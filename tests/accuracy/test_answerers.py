@@ -1,4 +1,4 @@
-"""Engines in memory and the reference give the same answers, with the question in the prompt and behind it."""
+"""Engines in memory and the reference give the same answers, with the question in the prompt and after it."""
 
 from __future__ import annotations
 

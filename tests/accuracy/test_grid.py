@@ -28,7 +28,7 @@ def test_a_wrong_policy_is_named(names: list[str], message: str):
         variants(names, [64])
 
 
-def test_groups_run_from_short_to_long_with_both_modes_of_a_task_behind_one_another():
+def test_groups_run_from_short_to_long_with_both_modes_of_a_task_side_by_side():
     found = groups(["lines", "niah-single-1", "lines"], [1024, 512], ["query-agnostic", "query-aware"])
     assert found[:3] == [
         Group("lines", "query-aware", 512), Group("lines", "query-agnostic", 512),

@@ -13,7 +13,7 @@ from kvc_trt.tasks.haystack import SHORT_SENTENCES, Drawn, fit_units, insert_nee
 from kvc_trt.tasks.passkey import BACKGROUND
 
 
-def test_needles_stand_behind_their_share_of_the_units():
+def test_needles_come_after_their_share_of_the_units():
     units = list("abcdefgh")
     assert insert_needles(units, ["1"], [0]) == ["1", *units]
     assert insert_needles(units, ["1"], [1]) == [*units, "1"]

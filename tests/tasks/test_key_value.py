@@ -66,12 +66,12 @@ def test_answer_is_the_record_of_the_asked_key(placement: Placement) -> None:
 
 def test_placement_moves_the_query_and_keeps_the_question() -> None:
     inside = generate(seed=3, index=7, context_tokens=128, pairs=12, placement="in_prompt")
-    behind = generate(seed=3, index=7, context_tokens=128, pairs=12, placement="after_compaction")
+    late = generate(seed=3, index=7, context_tokens=128, pairs=12, placement="after_compaction")
     assert inside.query_ids == ()
-    assert QUERY not in behind.prompt_ids
-    assert inside.prompt_ids[-QUERY_TOKENS:] == behind.query_ids
-    assert inside.answer_ids == behind.answer_ids
-    assert records_of(inside) == records_of(behind)
+    assert QUERY not in late.prompt_ids
+    assert inside.prompt_ids[-QUERY_TOKENS:] == late.query_ids
+    assert inside.answer_ids == late.answer_ids
+    assert records_of(inside) == records_of(late)
 
 
 def test_records_spread_over_the_whole_prompt_and_every_one_is_asked() -> None:

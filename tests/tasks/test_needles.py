@@ -25,7 +25,7 @@ def draw(arrangement, *, index=0, target_tokens=600, depth=None):
 
 
 @pytest.mark.parametrize("haystack", ["noise", "prose"])
-def test_the_values_of_one_key_stand_in_the_order_of_their_times(haystack):
+def test_the_values_of_one_key_come_in_the_order_of_their_times(haystack):
     sample = draw(Arrangement(haystack, values_per_key=4))
     found = NEEDLE.findall(sample.context)
     assert {key for key, _, _ in found} == set(sample.meta["asked"])

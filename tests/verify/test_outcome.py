@@ -27,8 +27,8 @@ def test_a_correctly_rounded_output_is_right_although_its_rounding_exceeds_the_b
 
 
 @pytest.mark.parametrize("error", [1e-4, 2.1e-3, 1e-2, -1e-2])
-def test_an_error_in_front_of_the_rounding_is_seen_whole(error):
-    """Nearly whole: of thousands of outputs some lie beside a border between two roundings."""
+def test_an_error_before_the_rounding_is_seen_whole(error):
+    """Nearly whole: of thousands of outputs some are beside a border between two roundings."""
     found = maximum_error((OUTPUTS + error).astype(BF16), OUTPUTS) * np.abs(OUTPUTS).max()
     assert 0.95 * abs(error) <= found <= abs(error)
 
