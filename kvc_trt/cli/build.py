@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvc_trt.cli import output
-from kvc_trt.cli.describe import describe_parameters
+from kvc_trt.cli import printing
+from kvc_trt.cli.policy_text import describe_parameters
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class _NumberOr(click.ParamType):  # type: ignore[type-arg]  # generic only in r
 @click.option("-o", "--output", "directory", type=click.Path(path_type=Path), help="[default: engines/MODEL-POLICY]")
 @click.option("--force", is_flag=True, help="Replace an engine at the output, once the new one is whole.")
 @click.option("--no-verify", is_flag=True, help="Do not check the engine against the PyTorch reference.")
-@output.json_option
+@printing.json_option
 def command(
     settings: tuple[str, ...],
     configuration: Path | None,
@@ -103,10 +103,10 @@ def command(
         output=directory,
         force=force,
         verify=not no_verify,
-        progress=output.progress(),
+        progress=printing.progress(),
     )
     if as_json:
-        output.print_json(_as_json(built))
+        printing.print_json(_as_json(built))
     else:
         click.echo(_summary(built))
         if built.report is not None:

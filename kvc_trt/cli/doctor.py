@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvc_trt.cli import output
+from kvc_trt.cli import printing
 from kvc_trt.sizes import readable_size
+from kvc_trt.tables import text_table
 from kvc_trt.version import __version__
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@output.json_option
+@printing.json_option
 def command(as_json: bool) -> None:
     """Say which backends this machine can use, and what is missing. Always exits 0: absence is an answer."""
     import psutil
@@ -28,7 +29,7 @@ def command(as_json: bool) -> None:
     cores, memory = psutil.cpu_count(logical=False), psutil.virtual_memory().total
     cache = cache_root()
     if as_json:
-        output.print_json(
+        printing.print_json(
             {
                 "version": __version__,
                 "python": platform.python_version(),
@@ -45,7 +46,7 @@ def command(as_json: bool) -> None:
         f"{cores} cores, {readable_size(memory)} memory; cache {cache}\n"
     )
     rows = [(probe.name, "yes" if probe.usable else "no", probe.purpose) for probe in probes]
-    click.echo(output.table(("backend", "usable", "for"), rows))
+    click.echo(text_table(("backend", "usable", "for"), rows))
     for probe in probes:
         click.echo(f"\n{describe(probe)}")
 

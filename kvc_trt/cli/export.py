@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from kvc_trt.cli import output
+from kvc_trt.cli import printing
 
 if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt_llm.llm_api import Export
@@ -35,7 +35,7 @@ def command() -> None:
     default="bfloat16",
     help="Type of its page bounds; float8_e5m2 halves their traffic and rounds them to two bits.",
 )
-@output.json_option
+@printing.json_option
 def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype: str, as_json: bool) -> None:
     """Write the YAML with which TensorRT-LLM's own RocketKV runs at this token budget.
 
@@ -60,7 +60,7 @@ def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype
     if file != "-":
         write_new_file(Path(file), text, replace=force)
     if as_json:
-        output.print_json(_as_json(export, None if file == "-" else file))
+        printing.print_json(_as_json(export, None if file == "-" else file))
     elif file == "-":
         click.echo(text, nl=False)
     else:
@@ -78,7 +78,7 @@ def tensorrt_llm(engine_dir: Path, directory: Path) -> None:
     from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, export_engine
     from kvc_trt.engine import Engine
 
-    export_engine(Engine.open(engine_dir, progress=output.progress()), directory)
+    export_engine(Engine.open(engine_dir, progress=printing.progress()), directory)
     click.echo(f"{directory}: {' and '.join(PHASES)}, each with config.json and rank0.engine")
 
 

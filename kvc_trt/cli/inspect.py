@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvc_trt.cli import output
-from kvc_trt.cli.describe import describe_parameters
-from kvc_trt.cli.layer_text import ranges
+from kvc_trt.cli import printing
+from kvc_trt.cli.policy_text import describe_parameters
+from kvc_trt.cli.printing import ranges
 from kvc_trt.sizes import readable_size
+from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("engine_dir", type=click.Path(path_type=Path))
-@output.json_option
+@printing.json_option
 def command(engine_dir: Path, as_json: bool) -> None:
     """Check every byte of ENGINE_DIR and show what it holds."""
     from kvc_trt.engine import Engine
 
-    engine = Engine.open(engine_dir, progress=output.progress())
+    engine = Engine.open(engine_dir, progress=printing.progress())
     if as_json:
-        output.print_json(_as_json(engine))
+        printing.print_json(_as_json(engine))
     else:
         click.echo("\n\n".join((_heading(engine), _files(engine), _state(engine))))
 
@@ -50,7 +51,7 @@ def _heading(engine: Engine) -> str:
 
 def _files(engine: Engine) -> str:
     rows = [(name, readable_size(record.size), record.sha256[:12]) for name, record in sorted(engine.files.items())]
-    return output.table(("file", "size", "SHA-256"), rows, right=(1,))
+    return text_table(("file", "size", "SHA-256"), rows, right=(1,))
 
 
 def _state(engine: Engine) -> str:
@@ -65,7 +66,7 @@ def _state(engine: Engine) -> str:
     ]
     total = sum(tensor.bytes_per_row() for tensor in engine.state)
     headers = ("state", "layers", "dtype", "shape per row", "bytes per row")
-    return f"{output.table(headers, rows, right=(4,))}\ndecode state of one row: {readable_size(total)}"
+    return f"{text_table(headers, rows, right=(4,))}\ndecode state of one row: {readable_size(total)}"
 
 
 def _as_json(engine: Engine) -> dict[str, Any]:

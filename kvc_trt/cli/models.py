@@ -6,16 +6,17 @@ from typing import Any
 
 import click
 
-from kvc_trt.cli import output
+from kvc_trt.cli import printing
+from kvc_trt.tables import text_table
 
 
 @click.command()
-@output.json_option
+@printing.json_option
 def command(as_json: bool) -> None:
     """List the model presets; --model also takes any Hugging Face directory of a supported architecture."""
     presets = [_preset(name) for name in _names()]
     if as_json:
-        output.print_json({"models": presets})
+        printing.print_json({"models": presets})
         return
     headers = ("name", "architecture", "layers", "heads", "KV heads", "positions", "Hugging Face id")
     keys = ("name", "architecture", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -23,7 +24,7 @@ def command(as_json: bool) -> None:
         [preset[key] for key in (*keys, "max_position_embeddings")] + [preset["hugging_face_id"] or "shipped"]
         for preset in presets
     ]
-    click.echo(output.table(headers, rows, right=(2, 3, 4, 5)))
+    click.echo(text_table(headers, rows, right=(2, 3, 4, 5)))
 
 
 def _names() -> list[str]:

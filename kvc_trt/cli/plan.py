@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvc_trt.cli.output import json_option, print_json
+from kvc_trt.cli.printing import json_option, print_json
 
 
 @click.command(name="plan")
@@ -50,7 +50,7 @@ def command(config_file: Path | None, settings: tuple[str, ...], compare: bool, 
     if as_json:
         print_json(plan)
     elif compare:
-        from kvc_trt.cli.compare_text import compare_text
+        from kvc_trt.cli.plan_text import compare_text
 
         click.echo(compare_text(plan))
     else:

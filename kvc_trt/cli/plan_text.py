@@ -1,15 +1,20 @@
-"""A plan as a person reads it."""
+"""A plan, and policies side by side, as a person reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvc_trt.cli.layer_text import layers_text
-from kvc_trt.cli.output import table
+from kvc_trt.cli.printing import ranges
 from kvc_trt.sizes import readable_size
+from kvc_trt.tables import text_table
 
 Plan = Mapping[str, Any]
+Caches = Sequence[Mapping[str, Any]]
+"""Of one layer: `heads` and `slots` of each cache."""
+
+COMPARED = ("policy", "stored per row", "beside K and V", "of dense", "Table 1", "read per step", "of dense", "Table 1")
+MOST_KINDS, LAYERS_PER_LINE = 8, 8
 
 
 def plan_text(plan: Plan) -> str:
@@ -47,7 +52,42 @@ def _cache(plan: Plan) -> str:
     others = readable_size(cache["page_bounds_bytes_per_row"])
     heading = f"cache (allocated; beside keys and values {others} of each compressed row)"
     text = _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
-    return "\n".join(line for line in (text, layers_text(cache["layers"]), _layer_budget(plan)) if line)
+    return "\n".join(line for line in (text, _layer_kinds(cache["layers"]), _layer_budget(plan)) if line)
+
+
+def _layer_kinds(layers: Sequence[Caches]) -> str:
+    """One line per kind of layer; where nearly every layer is a kind of its own, a few layers per line.
+
+    Empty where all layers are alike and cache all their heads together.
+    """
+    kinds: dict[str, list[int]] = {}
+    for number, caches in enumerate(layers):
+        kinds.setdefault(_slots(caches), []).append(number)
+    if len(kinds) == 1 and len(layers[0]) == 1:
+        return ""
+    if len(kinds) <= MOST_KINDS:
+        return "\n".join(f"{_layer_names(numbers)}: {slots}" for slots, numbers in kinds.items())
+    spans = range(0, len(layers), LAYERS_PER_LINE)
+    return "\n".join(_span(start, layers[start : start + LAYERS_PER_LINE]) for start in spans)
+
+
+def _layer_names(numbers: Sequence[int]) -> str:
+    return f"layer{'s' * (len(numbers) > 1)} {ranges(numbers)}"
+
+
+def _slots(caches: Caches) -> str:
+    if len(caches) == 1:
+        return f"{caches[0]['slots']:,} slots"
+    return "; ".join(f"{_heads(cache['heads'])} of {cache['slots']:,} slots" for cache in caches)
+
+
+def _heads(count: int) -> str:
+    return f"{count} KV head{'s' * (count > 1)}"
+
+
+def _span(start: int, layers: Sequence[Caches]) -> str:
+    each = ", ".join(" + ".join(f"{cache['slots']:,}" for cache in caches) for caches in layers)
+    return f"{_layer_names(range(start, start + len(layers)))}: {each} slots"
 
 
 def _layer_budget(plan: Plan) -> str:
@@ -149,8 +189,42 @@ def _notes(plan: Plan) -> str:
 
 
 def _section(heading: str, headers: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int]) -> str:
-    return f"{heading}\n{table(headers, rows, right=tuple(right))}"
+    return f"{heading}\n{text_table(headers, rows, right=tuple(right))}"
 
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def compare_text(comparison: Mapping[str, Any]) -> str:
+    """A heading, an aligned table, and the policies that the budget rules out."""
+    full, rows = comparison["full_bytes_per_row"], comparison["policies"]
+    lengths = f"prompts to {comparison['max_input_len']:,}, answers to {comparison['max_output_len']:,} tokens"
+    dense = f"dense {readable_size(full)} per row"
+    heading = f"{comparison['model']}, token budget {comparison['token_budget']:,}: {lengths}; {dense}"
+    fitting = [_cells(row) for row in rows if "not_applicable" not in row]
+    lines = [heading, text_table(COMPARED, fitting, right=range(1, len(COMPARED)))]
+    lines += [f"{row['policy']}: not applicable: {row['not_applicable']}" for row in rows if "not_applicable" in row]
+    lines += [
+        "- stored: allocated for one row at full length; read: keys, values and scores of one step of the longest row",
+        "- Table 1: RocketKV's formulas at c = sequence / token budget; it counts auxiliary data in keys, not in pairs",
+        "- quest, exact-topk: one list per KV head is counted; query heads that choose apart may read more together",
+    ]
+    return "\n".join(lines)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        row["policy"],
+        readable_size(row["stored_bytes"]),
+        readable_size(row["of_these_beside_keys_and_values"]),
+        _share(row["stored_share"]),
+        _share(row["stored_share_by_formula"]),
+        readable_size(row["read_bytes_per_step"]),
+        _share(row["read_share"]),
+        _share(row["read_share_by_formula"]),
+    ]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

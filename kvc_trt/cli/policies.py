@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
-from kvc_trt.cli import output
+from kvc_trt.cli import printing
+from kvc_trt.tables import text_table
 
 _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 """A request that every policy can be resolved for; what a backend supports does not depend on its numbers."""
 
 
 @click.command()
-@output.json_option
+@printing.json_option
 def command(as_json: bool) -> None:
     """List the KV-cache policies."""
     from kvc_trt.policies import describe
@@ -19,14 +20,14 @@ def command(as_json: bool) -> None:
     policies = [(one, engines(one.name)) for one in describe()]
     if as_json:
         entries = [{**one._asdict(), "overrides": list(one.overrides), "engines": able} for one, able in policies]
-        output.print_json({"policies": entries})
+        printing.print_json({"policies": entries})
         return
     headers = ("name", "prefill eviction", "decode selection", "engines", "what it does", "source")
     rows = [
         (one.name, one.prompt_eviction, one.decode_selection, _engines_text(able), one.summary, one.source)
         for one, able in policies
     ]
-    click.echo(output.table(headers, rows))
+    click.echo(text_table(headers, rows))
 
 
 def engines(policy: str) -> list[str]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvc_trt.cli.counts import Counts
-from kvc_trt.cli.output import json_option, print_json, progress
+from kvc_trt.cli.option_types import Counts
+from kvc_trt.cli.printing import json_option, print_json, progress
+from kvc_trt.sizes import readable_size
+from kvc_trt.tables import terminal_columns, text_table
+
+WIDTH = 120
+"""Columns of running text, on a wider terminal too."""
+Result = Mapping[str, Any]
 
 
 @click.command(name="profile")
@@ -51,7 +59,6 @@ def command(
     to first token is that of a real prefill.
     """
     from kvc_trt import Engine
-    from kvc_trt.cli.profile_text import profile_text
 
     result = Engine.open(engine, threads=threads, progress=progress()).profile(
         contexts=contexts,
@@ -65,7 +72,7 @@ def command(
     if as_json:
         print_json(result)
     else:
-        click.echo(profile_text(result))
+        click.echo(_profile_text(result))
 
 
 def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path | None, directory: Path | None) -> None:
@@ -81,3 +88,125 @@ def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path |
     for path in (png_file, directory and directory / "profile.png"):
         if path is not None:
             write_whole(path, png_bytes(result))
+
+
+def _profile_text(result: Result) -> str:
+    """Head, decode, first token, memory and findings, each an aligned table."""
+    sections = (_head(result), _decode(result), _first_token(result), _memory(result), _findings(result))
+    return "\n\n".join(section for section in sections if section)
+
+
+def _head(result: Result) -> str:
+    from kvc_trt.profile.machine import place
+
+    engine, machine, copy = result["engine"], result["machine"], result["floor"]["copy_bandwidth"]
+    policy = engine["policy"]
+    return "\n".join(
+        [
+            f"{engine['directory']}: {engine['model']}, policy {policy['policy']}, token budget "
+            f"{policy['token_budget']:,}, weights {engine['weights']}, backend {engine['backend']}",
+            f"machine: {place(machine)}",
+            f"copy bandwidth (measured, read and written): {copy['median_gb_s']:.1f} GB/s +- {copy['std_gb_s']:.1f} "
+            f"over {copy['samples']} copies of {readable_size(copy['buffer_bytes'])}",
+        ]
+    )
+
+
+def _decode(result: Result) -> str:
+    rows = [
+        [
+            f"{row['context']:,}",
+            row["batch_size"],
+            row["side"],
+            *(f"{row[f'{kind}_itl_ms']:.3f}" for kind in ("p50", "p90", "p99")),
+            f"{row['system_output_throughput_tok_s']:,.1f}",
+            readable_size(row["bytes_read_per_step_modelled"]),
+            f"{row['floor_ms']:.3f}",
+            f"{row['percent_of_floor']:.0f}%",
+            _times(row["speedup_over_dense"]),
+            _times(row["ceiling_speedup"]),
+            f"{row['samples']} +-{row['noise_percent']:.0f}%",
+        ]
+        for row in result["rows"]
+    ]
+    headers = (
+        "context", "batch", "side", "ms p50", "p90", "p99", "tokens/s", "read/step", "floor ms", "of floor", "speed-up",
+        "ceiling", "samples",
+    )  # fmt: skip
+    heading = "decode, one step (measured; cache filled synthetically; read/step, floor and ceiling modelled)"
+    return _section(heading, headers, rows, left=(2,))
+
+
+def _first_token(result: Result) -> str:
+    measured = [row for row in result["rows"] if row["median_ttft_ms"] is not None]
+    if not measured:
+        return ""
+    rows = [
+        [
+            f"{row['context']:,}",
+            row["batch_size"],
+            row["side"],
+            _number(row["median_ttft_ms"]),
+            _number(row["std_ttft_ms"]),
+            _number(row["prefill_ms"]),
+            _number(row["compaction_ms"]),
+            f"{row['compaction_share_of_prefill']:.1%}",
+            "" if row["prefill_minus_dense_ms"] is None else f"{row['prefill_minus_dense_ms']:+.1f}",
+        ]
+        for row in measured
+    ]
+    headers = (
+        "context", "batch", "side", "first token ms", "std", "prefill ms", "compaction ms", "share", "minus dense ms"
+    )  # fmt: skip
+    samples = measured[0]["ttft_samples"]
+    heading = (
+        f"time to first token (measured, median of {samples}; compaction: its nodes' share in the executor's profile)"
+    )
+    return _section(heading, headers, rows, left=(2,))
+
+
+def _memory(result: Result) -> str:
+    """The largest row only: the others are in the JSON."""
+    lines = result["memory"]["rows"]
+    if not lines:
+        return ""
+    top = max((line["context"], line["batch_size"]) for line in lines)
+    chosen = [line for line in lines if (line["context"], line["batch_size"]) == top]
+    rows = [
+        [
+            line["side"],
+            line["kind"],
+            readable_size(line["modelled_bytes"]),
+            readable_size(line["measured_bytes"]),
+            f"{line['difference_percent']:+.1f}%",
+            line["measured"],
+        ]
+        for line in chosen
+    ]
+    peak = readable_size(result["memory"]["peak_resident_bytes_of_the_whole_profile"])
+    heading = f"memory at {top[0]:,} tokens, batch {top[1]}"
+    text = _section(heading, ("side", "kind", "modelled", "measured", "apart", "measured as"), rows, left=(0, 1, 5))
+    return f"{text}\npeak resident memory of this process, engine and twin together: {peak}"
+
+
+def _findings(result: Result) -> str:
+    return "\n".join(["findings", *(_bullet(finding) for finding in result["findings"])])
+
+
+def _bullet(sentence: str) -> str:
+    return textwrap.fill(
+        sentence, min(WIDTH, terminal_columns()), initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+    )
+
+
+def _section(heading: str, headers: Sequence[str], rows: Iterable[Sequence[object]], *, left: Sequence[int]) -> str:
+    right = [index for index in range(len(headers)) if index not in left]
+    return f"{heading}\n{text_table(headers, rows, right=right)}"
+
+
+def _times(factor: float | None) -> str:
+    return "" if factor is None else f"{factor:.2f}x"
+
+
+def _number(milliseconds: float) -> str:
+    return f"{milliseconds:,.1f}"

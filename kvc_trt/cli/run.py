@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvc_trt.cli.output import json_option, print_json, progress
+from kvc_trt.cli.printing import json_option, print_json, progress
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:

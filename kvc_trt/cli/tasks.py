@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from kvc_trt.cli import output
+from kvc_trt.cli import printing
 from kvc_trt.errors import InputError
+from kvc_trt.tables import text_table
 
 
 @click.group(invoke_without_command=True)
-@output.json_option
+@printing.json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
     """List the tasks, or write a data set of one."""
@@ -26,10 +27,10 @@ def command(context: click.Context, as_json: bool) -> None:
             {name: getattr(task, name) for name in names} | {"options": list(task.options)}
             for task in all_tasks().values()
         ]
-        output.print_json({"tasks": entries})
+        printing.print_json({"tasks": entries})
         return
     rows = [(task.name, task.family, task.summary, task.scored) for task in all_tasks().values()]
-    click.echo(output.table(("name", "family", "what it asks for", "score"), rows))
+    click.echo(text_table(("name", "family", "what it asks for", "score"), rows))
 
 
 @command.command()
@@ -48,7 +49,7 @@ def command(context: click.Context, as_json: bool) -> None:
     "-o", "--output", "file", type=click.Path(path_type=Path), required=True, metavar="FILE", help="JSON lines."
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
-@output.json_option
+@printing.json_option
 def write(
     task: str,
     target_tokens: int,
@@ -84,12 +85,12 @@ def write(
         tokenizer=None if tokenizer is None else load_task_tokenizer(tokenizer),
         max_new_tokens=max_new_tokens,
         options=options,
-        progress=output.progress(),
+        progress=printing.progress(),
     )
     write_new_file(file, data_set.to_jsonl(), replace=force)
     if as_json:
         summary = {"task": chosen.name, "seed": seed, "target_tokens": target_tokens, "samples": samples}
-        output.print_json({"file": str(file), "sha256": data_set.digest, **summary})
+        printing.print_json({"file": str(file), "sha256": data_set.digest, **summary})
     else:
         click.echo(f"{data_set.digest}  {file}")
 

@@ -6,41 +6,44 @@ from pathlib import Path
 from typing import Any
 
 import click
+import cloup
 
-from kvc_trt.cli import output, verify_tasks
-from kvc_trt.cli.sections import SectionedCommand
+from kvc_trt.cli import printing, verify_tasks
 
 
-@click.command(cls=SectionedCommand)
+@cloup.command()
 @click.argument("engine", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--level",
-    type=click.Choice(["quick", "full", "ops", "logits", "tokens", "retrieval", "tasks"]),
-    default="quick",
-    help="How much: all rungs quickly, all rungs thoroughly, or one rung; tasks: what compression costs in answers.",
+@cloup.option_group(
+    "Options",
+    cloup.option(
+        "--level",
+        type=click.Choice(["quick", "full", "ops", "logits", "tokens", "retrieval", "tasks"]),
+        default="quick",
+        help="All rungs, quickly or thoroughly, or one rung; tasks: what compression costs in answers.",
+    ),
+    cloup.option(
+        "--backend",
+        type=click.Choice(["onnxruntime", "tensorrt", "torch"]),
+        help="What runs the engine (torch: its weights around the CUDA kernels).  [default: what it was built for]",
+    ),
+    cloup.option(
+        "--kernels",
+        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        help="Kernel library for --backend torch.  [default: KVC_TRT_KERNELS, or the package's own]",
+    ),
+    cloup.option("--steps", type=int, help="Teacher-forced steps and greedy tokens.  [default: by level]"),
+    cloup.option("--samples", type=int, help="Questions per length and mode.  [default: by level]"),
+    cloup.option(
+        "--checkpoint",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Hugging Face directory: also measure what the engine's weight format costs; with --model, its weights.",
+    ),
+    cloup.option("--seed", type=int, default=0, help="Seed of prompts and inputs."),
+    cloup.option(
+        "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as JSON."
+    ),
 )
-@click.option(
-    "--backend",
-    type=click.Choice(["onnxruntime", "tensorrt", "torch"]),
-    help="What runs the engine (torch: its weights around the CUDA kernels).  [default: what it was built for]",
-)
-@click.option(
-    "--kernels",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Kernel library for --backend torch.  [default: KVC_TRT_KERNELS, or the package's own]",
-)
-@click.option("--steps", type=int, help="Teacher-forced steps and greedy tokens.  [default: by level]")
-@click.option("--samples", type=int, help="Questions per length and mode.  [default: by level]")
-@click.option(
-    "--checkpoint",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Hugging Face directory: also measure what the engine's weight format costs; with --model, its weights.",
-)
-@click.option("--seed", type=int, default=0, help="Seed of prompts and inputs.")
-@click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as JSON."
-)
-@output.json_option
+@printing.json_option
 @verify_tasks.options
 def command(
     engine: Path | None,
@@ -82,12 +85,12 @@ def command(
         raise click.UsageError("Missing argument 'ENGINE'.")
     if file is not None:
         check_new_file(file, replace=True)
-    opened = Engine.open(engine, backend=backend, progress=output.progress())
+    opened = Engine.open(engine, backend=backend, progress=printing.progress())
     report = opened.verify(level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed)
     if file is not None:
         write_json(file, report.to_json())
     if as_json:
-        output.print_json(report.to_json())
+        printing.print_json(report.to_json())
     else:
         click.echo(report.as_text())
     if not report.passed:

@@ -4,55 +4,51 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
+from cloup import option, option_group
 
-from kvc_trt.cli import output
-from kvc_trt.cli.counts import CountOrByName, Counts, Names
-from kvc_trt.cli.sections import option
+from kvc_trt.cli import printing
+from kvc_trt.cli.option_types import CountOrByName, Counts, Names
+from kvc_trt.sizes import readable_size
+from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
+    from kvc_trt.accuracy.cell import Cell
     from kvc_trt.accuracy.grid import Variant
     from kvc_trt.accuracy.model_under_test import ModelUnderTest
+    from kvc_trt.accuracy.report import AccuracyReport
     from kvc_trt.progress import Progress
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 SAMPLES = 50
-_SECTION = "Options of --level tasks"
 _PERCENT = click.FloatRange(0, 100)
-_OPTIONS = (
-    option(_SECTION, "--model", metavar="NAME|DIR", help="A model in place of ENGINE; needs no engine to be built."),
-    option(_SECTION, "--policies", type=Names(), help="With --model.  [default: all]"),
-    option(_SECTION, "--budgets", type=Counts(), help="With --model: token budgets.  [default: the preset's, x2, x4]"),
+options = option_group(
+    "Options of --level tasks",
+    option("--model", metavar="NAME|DIR", help="A model in place of ENGINE; needs no engine to be built."),
+    option("--policies", type=Names(), help="With --model.  [default: all]"),
+    option("--budgets", type=Counts(), help="With --model: token budgets.  [default: the preset's, x2, x4]"),
     option(
-        _SECTION, "--weights", type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+        "--weights", type=click.Choice(["fp32", "fp16", "int8", "int4"]),
         help="With --model: stored weights.  [default: fp32, where it fits]",
     ),
-    option(_SECTION, "--tasks", type=Names(), help="What to ask (`kvc-trt tasks`).  [default: needles and lines]"),
-    option(_SECTION, "--lengths", type=Counts(), help="Tokens of prompt and answer.  [default: longest, /2, /4]"),
-    option(_SECTION, "--modes", type=Names(), help="query-aware, query-agnostic.  [default: both]"),
+    option("--tasks", type=Names(), help="What to ask (`kvc-trt tasks`).  [default: needles and lines]"),
+    option("--lengths", type=Counts(), help="Tokens of prompt and answer.  [default: longest, /2, /4]"),
+    option("--modes", type=Names(), help="query-aware, query-agnostic.  [default: both]"),
     option(
-        _SECTION, "--max-new-tokens", type=CountOrByName(), metavar="N|TASK=N,..",
+        "--max-new-tokens", type=CountOrByName(), metavar="N|TASK=N,..",
         help="Longest answer, of all tasks or by task.  [default: each task's own]",
     ),
-    option(_SECTION, "--minimum-accuracy", type=_PERCENT, help="Percent that every cell that counts must reach."),
-    option(_SECTION, "--maximum-loss", type=_PERCENT, help="Points that none may lose against the full cache."),
+    option("--minimum-accuracy", type=_PERCENT, help="Percent that every cell that counts must reach."),
+    option("--maximum-loss", type=_PERCENT, help="Points that none may lose against the full cache."),
     option(
-        _SECTION, "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
         help="Results, kept cell by cell, and the report.  [default: accuracy/NAME]",
     ),
 )  # fmt: skip
 _ENGINE_HAS = ("policies", "budgets", "weights")
-
-
-def options(function: Function) -> Function:
-    """Add the options to a command."""
-    return reduce(lambda decorated, decorator: decorator(decorated), reversed(_OPTIONS), function)
 
 
 def refuse(given: Mapping[str, Any], level: str) -> None:
@@ -69,7 +65,6 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
     from kvc_trt.accuracy.report import Bars
     from kvc_trt.accuracy.run import evaluate
     from kvc_trt.atomic_files import check_new_file, write_json
-    from kvc_trt.cli.verify_tasks_text import accuracy_text
     from kvc_trt.errors import VerificationFailed
 
     _check_combination(engine, given)
@@ -77,7 +72,7 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
         check_new_file(file, replace=True)
     name = engine.name if engine is not None else Path(given["model"]).name
     directory = given["output_dir"] or Path("accuracy") / re.sub(r"[^A-Za-z0-9._+-]", "-", name)
-    progress = output.progress()
+    progress = printing.progress()
     _check_names(given["max_new_tokens"])
     bars = Bars(_share(given["minimum_accuracy"]), _share(given["maximum_loss"]))
     sampling = Sampling(given["samples"] or SAMPLES, given["seed"], given["max_new_tokens"])
@@ -87,9 +82,9 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
     if file is not None:
         write_json(file, report.to_json())
     if as_json:
-        output.print_json(report.to_json())
+        printing.print_json(report.to_json())
     else:
-        click.echo(accuracy_text(report, directory))
+        click.echo(_accuracy_text(report, directory))
     if not report.passed:
         reason = report.failures[0] if report.failures else "no policy applies to any question"
         raise VerificationFailed(f"{name}: {reason}")
@@ -148,3 +143,64 @@ def _check_names(rooms: int | Mapping[str, int] | None) -> None:
 
 def _share(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
+
+
+def _accuracy_text(report: AccuracyReport, directory: Path) -> str:
+    """One table per mode and length, a row per policy and budget; then what does not count, and where the files are."""
+    tables = [_table(report, mode, length) for mode in report.modes for length in report.lengths]
+    return "\n\n".join([_head(report), *tables, "\n".join([*_notes(report), f"report: {directory / 'report.html'}"])])
+
+
+def _head(report: AccuracyReport) -> str:
+    settings = report.settings
+    return (
+        f"accuracy of {settings['model']}, {settings['weights']} weights, {settings['backend']}: greedy answers, "
+        f"percent ± standard error, n = {settings['samples']} per cell, seed {settings['seed']}"
+    )
+
+
+def _table(report: AccuracyReport, mode: str, length: int) -> str:
+    from kvc_trt.accuracy.grid import Group
+
+    rows = []
+    for variant in report.variants:
+        cells = [report.cell(Group(task, mode, length), variant) for task in report.tasks]
+        average = report.average(mode, length, variant)
+        stored = next((cell.row_bytes for cell in cells if cell is not None and cell.row_bytes), None)
+        rows.append(
+            [
+                variant.policy,
+                "-" if variant.token_budget is None else f"{variant.token_budget:,}",
+                "-" if stored is None else readable_size(stored),
+                *map(_cell, cells),
+                "n/a" if average is None else str(average[0]),
+            ]
+        )
+    headers = ["policy", "budget", "cache/row", *report.tasks, "mean"]
+    return f"{mode}, {length:,} tokens\n{text_table(headers, rows, right=range(1, len(headers)))}"
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None or not cell.scores:
+        return "n/a"
+    return f"{cell.mean}" + ("" if cell.evidence else " *")
+
+
+def _notes(report: AccuracyReport) -> Iterable[str]:
+    from kvc_trt.accuracy.cell import EVIDENCE
+    from kvc_trt.accuracy.grid import Variant
+
+    if report.not_learned:
+        yield f"* not learned: the full cache answers less than {EVIDENCE:.0%}, and the cell does not count"
+    reasons: dict[str, list[str]] = {}
+    for cell in report.not_applicable:
+        variant = str(Variant(cell.policy, cell.token_budget))
+        if variant not in (known := reasons.setdefault(cell.reason, [])):
+            known.append(variant)
+    for reason, variants in reasons.items():
+        yield f"n/a: {', '.join(variants)}: {reason}"
+    bars = {name.replace("_", " "): value for name, value in vars(report.bars).items() if value is not None}
+    if bars:
+        yield "thresholds: " + ", ".join(f"{name} {value:.1%}" for name, value in bars.items())
+        yield from (f"FAILED: {line}" for line in report.failures)
+        yield "PASSED" if report.passed else f"FAILED: {len(report.failures)} of the bars do not hold"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvc_trt.sizes import readable_size
+from kvc_trt.tables import text_table
 from kvc_trt.verify.checks import Check, Rung, format_measured, json_number
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 WIDTH = 160
 _VERDICTS = {True: "ok", False: "FAILED", None: ""}
@@ -106,9 +103,9 @@ class Report:
         """Aligned tables for people, at most `WIDTH` columns wide; the verdict comes last."""
         about = self.description
         title = f"verify {self.engine}: {about['policy']} on {about['model']}, {about['weights']} weights, {self.level}"
-        parts = [title, _render(_ladder(self.rungs))]
+        parts = [title, _ladder(self.rungs)]
         if any((self.halves.engine, self.halves.compression, self.halves.quantisation)):
-            parts += ["The two halves of an engine's error (and what its weights cost)", _render(_halves(self))]
+            parts += ["The two halves of an engine's error (and what its weights cost)", _halves(self)]
         return "\n".join([*parts, *_lines(self), _verdict(self)])
 
     def to_json(self) -> dict[str, Any]:
@@ -129,14 +126,13 @@ class Report:
         }
 
 
-def _ladder(rungs: Sequence[Rung]) -> Table:
-    table = _table("rung", "check", "on", "measured", "bar", "", "detail")
+def _ladder(rungs: Sequence[Rung]) -> str:
+    rows: list[tuple[str, ...]] = []
     for rung in rungs:
         if not rung.checks:
-            table.add_row(rung.name, rung.status, "", "", "", "", rung.reason)
-        for number, check in enumerate(rung.checks):
-            table.add_row(rung.name if number == 0 else "", *_cells(check))
-    return table
+            rows.append((rung.name, rung.status, "", "", "", "", rung.reason))
+        rows += [(rung.name if number == 0 else "", *_cells(check)) for number, check in enumerate(rung.checks)]
+    return text_table(("rung", "check", "on", "measured", "bar", "", "detail"), rows, widest=WIDTH)
 
 
 def _cells(check: Check) -> tuple[str, ...]:
@@ -144,13 +140,11 @@ def _cells(check: Check) -> tuple[str, ...]:
     return check.name, check.sample, measured, check.bar, _VERDICTS[check.passed], check.detail
 
 
-def _halves(report: Report) -> Table:
+def _halves(report: Report) -> str:
     halves = report.halves
     columns = {"engine": halves.engine, "compression": halves.compression, "quantisation": halves.quantisation}
-    table = _table("", *columns)
-    for figure, label in _FIGURES.items():
-        table.add_row(label, *(_figure(column, figure) for column in columns.values()))
-    return table
+    rows = [(label, *(_figure(column, figure) for column in columns.values())) for figure, label in _FIGURES.items()]
+    return text_table(("", *columns), rows, widest=WIDTH)
 
 
 def _figure(column: ErrorFigures | None, figure: str) -> str:
@@ -187,20 +181,3 @@ def _verdict(report: Report) -> str:
         return f"PASSED in {report.seconds:.1f} s"
     reasons = report.failures or ["nothing could be checked"]
     return "\n".join([f"FAILED in {report.seconds:.1f} s", *(f"  {reason}" for reason in reasons)])
-
-
-def _table(*headers: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for header in headers:
-        table.add_column(header, no_wrap=header != "detail", overflow="fold")
-    return table
-
-
-def _render(table: Table) -> str:
-    from rich.console import Console
-
-    buffer = StringIO()
-    Console(file=buffer, width=WIDTH, color_system=None, highlight=False, markup=False).print(table)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from kvc_trt.backends import probes
-from kvc_trt.cli.layer_text import ranges
 from kvc_trt.cli.main import run
+from kvc_trt.cli.printing import ranges
 from kvc_trt.engine.targets import STAGES
 
 

@@ -1,10 +1,10 @@
-"""What commands print: JSON alone on stdout, aligned tables; progress goes to stderr."""
+"""How commands print: JSON alone on stdout, ranges of numbers; progress goes to stderr."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -31,19 +31,15 @@ def print_json(value: object) -> None:
     click.echo(_FLAT_LIST.sub(lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", document))
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> str:
-    """Return an aligned text table; columns whose index is in `right` are right-aligned."""
-    lines = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headers, *lines, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = (
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join(aligned).rstrip()
-
-    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, lines)])
+def ranges(numbers: Iterable[int]) -> str:
+    """Write [0, 1, 2, 5] as `0-2, 5`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def progress() -> Progress:

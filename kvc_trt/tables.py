@@ -1,0 +1,40 @@
+"""Tables in plain text, for a terminal, a pipe or a log: no colours, and no cell is ever cut short."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from io import StringIO
+
+WIDEST = 10_000
+"""Columns that a table may take where no terminal bounds it."""
+_RULED = "    \n    \n -- \n    \n    \n    \n    \n    \n"
+"""Rich's notation of a box that is a line of dashes below the headers."""
+
+
+def text_table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Collection[int] = (), widest: int = WIDEST
+) -> str:
+    """Return an aligned table; columns whose index is in `right` are right-aligned.
+
+    Cells wrap where the table is wider than the terminal, or than `widest`; what goes to a pipe keeps one line per row.
+    """
+    from rich.box import Box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=Box(_RULED, ascii=True), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
+    for index, header in enumerate(headers):
+        table.add_column(Text(header), justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    buffer = StringIO()
+    Console(file=buffer, width=min(widest, terminal_columns()), color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def terminal_columns() -> int:
+    """Columns of the terminal that stdout is; `WIDEST` where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvc_trt.tables import text_table
+
+HEADERS = ("policy", "stored", "what it does")
+ROWS = [("full", "1.5 GiB", "keep every token, read every token"), ("rocketkv", "10.0 MiB", "x" * 200)]
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    def of(columns: int) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+
+    return of
+
+
+def test_columns_line_up_below_their_headers():
+    assert text_table(HEADERS, ROWS[:1], right=(1,)).splitlines() == [
+        "policy   stored  what it does",
+        "---------------------------------------------------",
+        "full    1.5 GiB  keep every token, read every token",
+    ]
+
+
+def test_a_pipe_has_one_line_per_row():
+    lines = text_table(HEADERS, ROWS).splitlines()
+    assert len(lines) == 4
+    assert "x" * 200 in lines[-1]
+
+
+@pytest.mark.parametrize("columns", [12, 40, 80])
+def test_a_narrow_terminal_shows_everything(terminal, columns):
+    terminal(columns)
+    lines = text_table(HEADERS, ROWS).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "".join(lines).count("x") == 200
+
+
+def test_what_looks_like_markup_is_text():
+    assert "[bold]8[/bold] :smile:" in text_table(["[red]x"], [["[bold]8[/bold] :smile:"]])
+
+
+@given(st.lists(st.lists(st.text(st.characters(categories=["L", "N", "P"])), min_size=2, max_size=2), max_size=4))
+def test_every_cell_is_printed_whole(rows):
+    printed = text_table(("a", "b"), rows)
+    assert all(cell in printed for row in rows for cell in row)
+    assert "\x1b" not in printed
