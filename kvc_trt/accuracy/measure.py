@@ -37,7 +37,7 @@ class Sampling:
         return self.max_new_tokens
 
 
-class _Draws:
+class _DataSets:
     """Samples are drawn once per task and length, and kept while that length is asked: both modes ask the same ones."""
 
     def __init__(self, vocabulary: Vocabulary, sampling: Sampling) -> None:
@@ -131,12 +131,12 @@ def measure(
     """
     _check_lengths(model, groups)
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
-    draws = _Draws(vocabulary, sampling)
+    data_sets = _DataSets(vocabulary, sampling)
     unfinished = [g for g in groups if any(key_of(g, variant) not in results.cells for variant in variants)]
     missing = sum(key_of(group, variant) not in results.cells for group in unfinished for variant in variants)
     with (progress or NullProgress()).task("accuracy", missing) as advance:
         for group in sorted(unfinished, key=lambda one: (one.length, one.mode, _answer_room(one, sampling))):
-            asked = ask(group, draws.of(group), vocabulary)
+            asked = ask(group, data_sets.of(group), vocabulary)
             for is_new in _ask_all(GroupMeasurement(model, asked, sampling.seed), variants, results):
                 advance(int(is_new))
     return [results.cells[key_of(group, variant)] for group in groups for variant in variants]
@@ -154,21 +154,21 @@ def _ask_all(measured: GroupMeasurement, variants: Sequence[Variant], results: R
         if cell is not None:
             _check_same_questions(cell, measured.questions, results)
     measured.model.announce([variant for variant in variants if known[variant] is None], measured.room)
-    full = known[variants[0]] or _kept(measured.full(), results)
+    full = known[variants[0]] or _stored(measured.full(), results)
     yield known[variants[0]] is None
     with ThreadPoolExecutor(measured.model.workers) as pool:
         pending = {v: pool.submit(measured.cell, v, full) for v in variants[1:] if known[v] is None}
         try:
             for variant in variants[1:]:
                 if variant in pending:
-                    _kept(pending[variant].result(), results)
+                    _stored(pending[variant].result(), results)
                 yield variant in pending
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _kept(cell: Cell, results: Results) -> Cell:
+def _stored(cell: Cell, results: Results) -> Cell:
     results.append(cell)
     return cell
 

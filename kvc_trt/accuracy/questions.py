@@ -116,21 +116,21 @@ def ask(group: Group, drawn: DataSet, vocabulary: Vocabulary) -> QuestionSet:
     """The questions of a group: at the end of the prompt, or after the compacted context."""
     chosen = task(group.task)
     recall = chosen.reads == "ids"
-    make = _recalled if recall else _asked
+    make = _recall_questions if recall else _text_question
     questions = tuple(make(chosen, sample, vocabulary, group) for sample in drawn.samples)
     return QuestionSet(
         group, chosen, vocabulary, drawn.samples, questions, 1 if recall else drawn.max_new_tokens, drawn.digest
     )
 
 
-def _asked(chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: Group) -> tuple[Question, ...]:
+def _text_question(chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: Group) -> tuple[Question, ...]:
     if group.mode == "query-aware":
         return (Question(vocabulary.encode(chosen, sample.prompt), ()),)
     late = vocabulary.encode(chosen, sample.question, continues=True)
     return (Question(vocabulary.encode(chosen, sample.context), late),)
 
 
-def _recalled(chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: Group) -> tuple[Question, ...]:
+def _recall_questions(chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: Group) -> tuple[Question, ...]:
     """The question fed through decode up to each key of it, in both modes: one token is predicted at each."""
     aware = group.mode == "query-aware"
     prompt = vocabulary.encode(chosen, sample.prompt if aware else sample.context)
