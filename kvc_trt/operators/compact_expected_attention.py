@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.operators.compact import page_bounds
 from kvc_trt.operators.dimensions import MAX_TOKENS
+from kvc_trt.operators.expected_queries import QUERY_COVARIANCE, QUERY_MEAN, SINKS
 from kvc_trt.operators.keep_best import among_row, keep_best
-from kvc_trt.operators.query_statistics import QUERY_COVARIANCE, QUERY_MEAN, SINKS
-from kvc_trt.operators.schema import FLOAT, Attribute, Operator, Tensor
+from kvc_trt.operators.schema import Attribute, Operator
 from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, scalar, size
 from kvc_trt.operators.tensors import (
     BOUNDS,
@@ -38,17 +38,14 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _rank(emit: Emitter) -> Value:
-    """Steps 2 to 5 of the rule; sinks always stay."""
+    """Steps 3 to 5 of the rule; sinks always stay."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
     contested = emit.GreaterOrEqual(columns, emit.attribute("sinks"))
     visible = emit.And(contested, emit.Less(columns, rows))
-    mean = _rotated(emit, emit.Unsqueeze("query_mean", [2]))
-    turned = emit.Transpose(_rotated(emit, emit.Transpose("query_covariance", perm=[0, 1, 3, 2])), perm=[0, 1, 3, 2])
-    covariance = _rotated(emit, turned)
     by_group = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "k", 3), axis=0)
-    means = emit.Reshape(emit.Mul(mean, attention_scale(emit, "k", 3)), by_group)
+    means = emit.Reshape(emit.Mul("query_mean", attention_scale(emit, "k", 3)), by_group)
     by_matrix = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "k", 3), size(emit, "k", 3), axis=0)
-    halves = emit.Reshape(emit.Div(covariance, emit.Mul(float32(emit, size(emit, "k", 3)), 2.0)), by_matrix)
+    halves = emit.Reshape(emit.Div("query_covariance", emit.Mul(float32(emit, size(emit, "k", 3)), 2.0)), by_matrix)
 
     def one_head(body: Emitter, head: Value) -> Value:
         keys = float32(body, body.Gather("k", head, axis=1))
@@ -64,22 +61,12 @@ def _rank(emit: Emitter) -> Value:
     return among_row(emit, emit.Transpose(by_head, perm=[1, 0, 2]), contested)
 
 
-def _rotated(emit: Emitter, x: Value) -> Value:
-    """`x` [B,H,n,D] under the averaged rotation, the halves of its last axis forming the pairs."""
-    cosine, sine = (emit.Unsqueeze(table, [1, 2]) for table in ("future_cosine", "future_sine"))
-    left, right = emit.Split(x, axis=3, num_outputs=2, outputs=2)
-    turned = emit.Sub(emit.Mul(left, cosine), emit.Mul(right, sine))
-    return str(emit.Concat(turned, emit.Add(emit.Mul(right, cosine), emit.Mul(left, sine)), axis=3))
-
-
 COMPACT_EXPECTED_ATTENTION = Operator(
     name="KvcCompactExpectedAttention",
     summary="Keep the tokens of a prompt that queries to come can be expected to attend to.",
     inputs=(
         QUERY_MEAN,
         QUERY_COVARIANCE,
-        Tensor("future_cosine", FLOAT, ("B", "D/2"), "mean over the positions to come"),
-        Tensor("future_sine", FLOAT, ("B", "D/2")),
         PROMPT_KEYS,
         PROMPT_VALUES,
         PROMPT_LENGTHS,

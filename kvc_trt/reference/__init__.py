@@ -10,7 +10,7 @@ from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.exact_topk import exact_topk
-from kvc_trt.reference.expected_attention import QueryStatistics, future_rotation, keep_expected, query_statistics
+from kvc_trt.reference.expected_attention import ExpectedQueries, expected_queries, future_rotation, keep_expected
 from kvc_trt.reference.heavy_hitters import heavy_hitter_attention, keep_heavy_hitters
 from kvc_trt.reference.hybrid import hybrid_attention
 from kvc_trt.reference.keydiff import keep_distinct
@@ -21,13 +21,14 @@ from kvc_trt.reference.tova import keep_attended, tova_attention
 
 __all__ = [
     "Compacted",
+    "ExpectedQueries",
     "LayerCache",
-    "QueryStatistics",
     "Selection",
     "append",
     "compact",
     "dense_attention",
     "exact_topk",
+    "expected_queries",
     "future_rotation",
     "heavy_hitter_attention",
     "hybrid_attention",
@@ -37,7 +38,6 @@ __all__ = [
     "keep_heavy_hitters",
     "keep_recent",
     "page_bounds",
-    "query_statistics",
     "quest_attention",
     "sparq_attention",
     "tova_attention",

@@ -19,31 +19,13 @@ from kvc_trt.reference.kept import check_prompts, everything, gather_kept
 from kvc_trt.reference.selection import best_ascending, dot_products, sum_in_order
 
 
-class QueryStatistics(NamedTuple):
-    """How the queries of a prompt are distributed, before their rotary embedding."""
+class ExpectedQueries(NamedTuple):
+    """How the queries that follow a prompt are expected to be distributed, after their rotary embedding."""
 
     mean: Tensor
     """[B,H,D]"""
     covariance: Tensor
-    """[B,H,D,D], divided by the number of queries."""
-
-
-def query_statistics(queries: Tensor, prompt_lengths: Tensor, *, sinks: int) -> QueryStatistics:
-    """Mean and covariance of each head's queries, the first `sinks` tokens left out; zeros where none are left.
-
-    queries [B,H,S,D] before RoPE, position i in row i; prompt_lengths [B], each in 1..S.
-    """
-    checks.tensor("queries", queries, "[B,H,S,D]", None, None, None, None)
-    checks.number("sinks", sinks, 0)
-    batch, heads, length, size = queries.shape
-    mean, covariance = queries.new_zeros(batch, heads, size), queries.new_zeros(batch, heads, size, size)
-    for b, n in enumerate(checks.lengths("prompt_lengths", prompt_lengths, batch, 1, length)):
-        if n > sinks:
-            seen = queries[b, :, sinks:n]
-            mean[b] = seen.mean(dim=1)
-            centred = seen - mean[b, :, None]
-            covariance[b] = centred.transpose(1, 2) @ centred / (n - sinks)
-    return QueryStatistics(mean, covariance)
+    """[B,H,D,D]"""
 
 
 def future_rotation(
@@ -61,28 +43,50 @@ def future_rotation(
     return ahead[0], ahead[1]
 
 
+def expected_queries(
+    queries: Tensor, rotation: tuple[Tensor, Tensor], prompt_lengths: Tensor, *, sinks: int
+) -> ExpectedQueries:
+    """Mean and covariance of each head's queries, the first `sinks` tokens left out, rotated ahead; zeros where none
+    are left.
+
+    queries [B,H,S,D] before RoPE, position i in row i; rotation [B,D/2] twice, as `future_rotation` gives it;
+    prompt_lengths [B], each in 1..S. The covariance is divided by the number of queries.
+    """
+    checks.tensor("queries", queries, "[B,H,S,D]", None, None, None, None)
+    checks.number("sinks", sinks, 0)
+    batch, heads, length, size = queries.shape
+    for name, table in zip(("cosine", "sine"), rotation, strict=True):
+        checks.tensor(f"rotation ({name})", table, f"[{batch},{size // 2}]", batch, size // 2, dtype=queries.dtype)
+    mean, covariance = queries.new_zeros(batch, heads, size), queries.new_zeros(batch, heads, size, size)
+    for b, n in enumerate(checks.lengths("prompt_lengths", prompt_lengths, batch, 1, length)):
+        if n > sinks:
+            seen = queries[b, :, sinks:n]
+            mean[b] = seen.mean(dim=1)
+            centred = seen - mean[b, :, None]
+            covariance[b] = centred.transpose(1, 2) @ centred / (n - sinks)
+    # R Sigma R^T: the rotation of every row of (R Sigma), which is that of every column of Sigma.
+    turned = _rotated(covariance.transpose(2, 3), rotation).transpose(2, 3)
+    return ExpectedQueries(_rotated(mean, rotation), _rotated(turned, rotation))
+
+
 def keep_expected(
-    statistics: QueryStatistics, rotation: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, prompt_lengths: Tensor,
-    *, prompt_budget: int, sinks: int, use_covariance: bool = True, use_value_norm: bool = True, epsilon: float = 0.0,
+    queries: ExpectedQueries, keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, prompt_budget: int, sinks: int,
+    use_covariance: bool = True, use_value_norm: bool = True, epsilon: float = 0.0,
 ) -> Compacted:  # fmt: skip
     """Keep the first `sinks` tokens and the best others, `prompt_budget` in all, of every prompt longer than that.
 
-    statistics as `query_statistics` gives them, rotation [B,D/2] twice as `future_rotation` does; keys, values
-    [B,G,S,D], keys after RoPE; prompt_lengths [B], each in 1..S.
+    queries as `expected_queries` gives them; keys, values [B,G,S,D], keys after RoPE; prompt_lengths [B], each in 1..S.
     """
     rows = check_prompts(keys, values, prompt_lengths)
     batch, heads, length, size = keys.shape
-    mean, covariance = statistics
+    mean, covariance = queries
     expected = f"[B={batch},H,D={size}] of {keys.dtype}"
-    checks.tensor("statistics.mean", mean, expected, batch, None, size, dtype=keys.dtype)
+    checks.tensor("queries.mean", mean, expected, batch, None, size, dtype=keys.dtype)
     shape = [batch, mean.shape[1], size, size]
-    checks.tensor("statistics.covariance", covariance, str(shape), *shape, dtype=keys.dtype)
-    for name, table in zip(("cosine", "sine"), rotation, strict=True):
-        checks.tensor(f"rotation ({name})", table, f"[{batch},{size // 2}]", batch, size // 2, dtype=keys.dtype)
-    checks.group_size(mean.shape[1], heads, "statistics.mean", mean.shape)
+    checks.tensor("queries.covariance", covariance, str(shape), *shape, dtype=keys.dtype)
+    checks.group_size(mean.shape[1], heads, "queries.mean", mean.shape)
     checks.number("sinks", sinks, 0)
     checks.number("prompt_budget", prompt_budget, sinks + 1)
-    mean, covariance = rotate_ahead(statistics, rotation)
     chosen = []
     for b, n in enumerate(rows):
         index = everything(keys, n)
@@ -95,13 +99,6 @@ def keep_expected(
             index = torch.cat([index[:, :sinks], best], dim=1)
         chosen.append(index)
     return gather_kept(keys, values, chosen, min(prompt_budget, length))
-
-
-def rotate_ahead(statistics: QueryStatistics, rotation: tuple[Tensor, Tensor]) -> QueryStatistics:
-    """Mean R mu and covariance R Sigma R^T under the averaged rotation R of each row, given as [B,D/2] twice."""
-    mean = _rotated(statistics.mean, rotation)
-    rows = _rotated(statistics.covariance.transpose(2, 3), rotation)  # (R Sigma)^T = Sigma R^T, Sigma symmetric
-    return QueryStatistics(mean, _rotated(rows.transpose(2, 3), rotation))
 
 
 def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The operators of Expected Attention alone: the statistics of queries, and the compaction that reads them."""
+"""The operators of Expected Attention alone: the queries to expect, and the compaction that reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvc_trt import reference
 from kvc_trt.operators.compact_expected_attention import COMPACT_EXPECTED_ATTENTION
-from kvc_trt.operators.query_statistics import QUERY_STATISTICS
+from kvc_trt.operators.expected_queries import EXPECTED_QUERIES
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 
@@ -21,9 +21,9 @@ LENGTHS = (200, 61, 60, 41, 40, 39, 3, 1)
 
 
 @lru_cache
-def statistician(budget, sinks) -> SingleNode:
+def observer(budget, sinks) -> SingleNode:
     attributes = {"prompt_budget": budget, "sinks": sinks}
-    return SingleNode(QUERY_STATISTICS.body(Layout(HeadShape(None, None, 0))), attributes)
+    return SingleNode(EXPECTED_QUERIES.body(Layout(HeadShape(None, None, 0))), attributes)
 
 
 @lru_cache
@@ -47,23 +47,20 @@ def inputs(lengths, kv_heads=2, seed=0):
 def expected(queries, rotation, keys, values, lengths, budget, sinks, dtype=torch.float64):
     q, k, v, cosine, sine = (torch.from_numpy(x).to(dtype) for x in (queries, keys, values, *rotation))
     n = torch.from_numpy(lengths)
-    statistics = reference.query_statistics(q.transpose(1, 2), n, sinks=sinks)
-    return statistics, reference.keep_expected(statistics, (cosine, sine), k, v, n, prompt_budget=budget, sinks=sinks)
+    ahead = reference.expected_queries(q.transpose(1, 2), (cosine, sine), n, sinks=sinks)
+    return ahead, reference.keep_expected(ahead, k, v, n, prompt_budget=budget, sinks=sinks)
 
 
 def run(arrays, budget, sinks):
     queries, rotation, keys, values, lengths = arrays
-    statistics = statistician(budget, sinks)(queries, lengths)
-    found = compactor(budget, sinks)(
-        statistics["query_mean"], statistics["query_covariance"], *rotation, keys, values, lengths
-    )
-    return statistics, found
+    ahead = observer(budget, sinks)(queries, *rotation, lengths)
+    return compactor(budget, sinks)(ahead["query_mean"], ahead["query_covariance"], keys, values, lengths)
 
 
 @pytest.mark.parametrize("sinks", [0, 4])
 def test_statistics_equal_the_reference(sinks):
     arrays = inputs(LENGTHS)
-    found = statistician(40, sinks)(arrays[0], arrays[-1])
+    found = observer(40, sinks)(arrays[0], *arrays[1], arrays[-1])
     exact, _ = expected(*arrays, 40, sinks)
     np.testing.assert_allclose(found["query_mean"], exact.mean.numpy(), atol=2e-6)
     np.testing.assert_allclose(found["query_covariance"], exact.covariance.numpy(), atol=2e-6)
@@ -71,7 +68,7 @@ def test_statistics_equal_the_reference(sinks):
 
 def test_no_statistics_are_taken_of_prompts_that_fit():
     arrays = inputs((40, 7))
-    found = statistician(40, 4)(arrays[0], arrays[-1])
+    found = observer(40, 4)(arrays[0], *arrays[1], arrays[-1])
     assert found["query_mean"].shape == (2, HEADS, SIZE)
     assert found["query_covariance"].shape == (2, HEADS, SIZE, SIZE)
     assert not found["query_mean"].any()
@@ -81,7 +78,7 @@ def test_no_statistics_are_taken_of_prompts_that_fit():
 def check(arrays, budget, sinks, swaps=0):
     """Lists equal those of the exact reference; `swaps` of them may be those of the same rule in single precision."""
     *_, keys, values, lengths = arrays
-    _, found = run(arrays, budget, sinks)
+    found = run(arrays, budget, sinks)
     _, double = expected(*arrays, budget, sinks)
     _, single = expected(*arrays, budget, sinks, torch.float32)
     width, differing = double.indices.shape[2], 0
@@ -125,7 +122,7 @@ def test_any_prompts(lengths, budget, sinks, seed):
 def test_equal_scores_go_to_the_lowest():
     queries, rotation, keys, values, lengths = inputs((60,))
     keys[:], values[:] = 1, 1
-    _, found = run((queries, rotation, keys, values, lengths), 10, 4)
+    found = run((queries, rotation, keys, values, lengths), 10, 4)
     np.testing.assert_array_equal(found["indices"][0, :, :10], [[*range(10)]] * 2)
 
 
@@ -133,11 +130,9 @@ def test_half_precision_keeps_what_the_reference_keeps_of_the_same_values():
     queries, rotation, keys, values, lengths = inputs((150, 61, 3), seed=6)
     halves = [np.nan_to_num(x).clip(-9, 9).astype(np.float16) for x in (queries, keys, values)]
     widened = [half.astype(np.float32) for half in halves]
-    statistics = statistician(40, 4)(halves[0], lengths)
-    assert statistics["query_mean"].dtype == np.float32
-    found = compactor(40, 4, "float16")(
-        statistics["query_mean"], statistics["query_covariance"], *rotation, *halves[1:], lengths
-    )
+    ahead = observer(40, 4)(halves[0], *rotation, lengths)
+    assert ahead["query_mean"].dtype == np.float32
+    found = compactor(40, 4, "float16")(ahead["query_mean"], ahead["query_covariance"], *halves[1:], lengths)
     _, single = expected(widened[0], rotation, *widened[1:], lengths, 40, 4, torch.float32)
     np.testing.assert_array_equal(found["indices"][:, :, :40], single.indices.numpy())
     assert found["k_cache"].dtype == found["bounds"].dtype == np.float16

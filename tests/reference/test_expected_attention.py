@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from kvc_trt.reference import QueryStatistics, future_rotation, keep_expected, query_statistics
-from kvc_trt.reference.expected_attention import expected_attention, rotate_ahead
+from kvc_trt.reference import ExpectedQueries, expected_queries, future_rotation, keep_expected
+from kvc_trt.reference.expected_attention import expected_attention
 
 State = dict[str, Any]
 
@@ -61,10 +61,10 @@ def cases(draw: Any) -> tuple[State, dict[str, Any], int]:
 
 
 def run(state: State, options: dict[str, Any], future: int) -> Any:
-    statistics = query_statistics(state["queries"], state["prompt_lengths"], sinks=options["sinks"])
     tables = table(state["keys"].shape[2] + future, state["keys"].shape[3])
     rotation = future_rotation(*tables, state["prompt_lengths"], future_positions=future)
-    return keep_expected(statistics, rotation, state["keys"], state["values"], state["prompt_lengths"], **options)
+    queries = expected_queries(state["queries"], rotation, state["prompt_lengths"], sinks=options["sinks"])
+    return keep_expected(queries, state["keys"], state["values"], state["prompt_lengths"], **options)
 
 
 def logits_of_head(queries: Tensor, keys: Tensor, first: int, future: int, covariance: bool) -> list[float]:
@@ -115,13 +115,16 @@ def test_the_rule_in_loops(case: tuple[State, dict[str, Any], int]) -> None:
             assert torch.equal(kept.values[b, kv, : len(index)], values[b, kv, index])
 
 
+UNTURNED = torch.ones(1, 1), torch.zeros(1, 1)
+
+
 def test_statistics_by_hand() -> None:
     """Without the sink: (1, 0) and (3, 4), whose mean is (2, 2) and whose deviations are (1, 2) and its negative."""
     queries = torch.tensor([[99.0, 99], [1, 0], [3, 4], [torch.nan, torch.nan]])[None, None]
-    mean, covariance = query_statistics(queries, torch.tensor([3]), sinks=1)
+    mean, covariance = expected_queries(queries, UNTURNED, torch.tensor([3]), sinks=1)
     assert mean.tolist() == [[[2.0, 2.0]]]
     assert covariance.tolist() == [[[[1.0, 2.0], [2.0, 4.0]]]]
-    nothing = query_statistics(queries, torch.tensor([1]), sinks=1)
+    nothing = expected_queries(queries, UNTURNED, torch.tensor([1]), sinks=1)
     assert not nothing.mean.any()
     assert not nothing.covariance.any()
 
@@ -137,14 +140,13 @@ def test_scores_by_hand() -> None:
 
 
 def test_a_quarter_turn_ahead_by_hand() -> None:
-    """Positions 1 and 2 of the angles 0, 90 and 90 degrees: the mean rotation takes (1, 0) to (0, 1)."""
+    """Positions 1 and 2 of the angles 0, 90 and 90 degrees: the mean rotation takes (x, y) to (-y, x)."""
     cosine, sine = torch.tensor([[1.0], [0.0], [0.0]]), torch.tensor([[0.0], [1.0], [1.0]])
     rotation = future_rotation(cosine, sine, torch.tensor([1]), future_positions=2)
     assert [part.tolist() for part in rotation] == [[[0.0]], [[1.0]]]
-    statistics = QueryStatistics(torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[[1.0, 2.0], [2.0, 5.0]]]]))
-    ahead = rotate_ahead(statistics, rotation)
-    assert ahead.mean.tolist() == [[[0.0, 1.0]]]
-    assert ahead.covariance.tolist() == [[[[5.0, -2.0], [-2.0, 1.0]]]]
+    ahead = expected_queries(torch.tensor([[1.0, 0], [3, 4]])[None, None], rotation, torch.tensor([2]), sinks=0)
+    assert ahead.mean.tolist() == [[[-2.0, 2.0]]]
+    assert ahead.covariance.tolist() == [[[[4.0, -2.0], [-2.0, 1.0]]]]
 
 
 def test_the_formula_is_the_mean_over_a_normal_distribution() -> None:
@@ -162,9 +164,8 @@ def test_the_formula_is_the_mean_over_a_normal_distribution() -> None:
 
 def test_equal_scores_go_to_the_lowest() -> None:
     same = torch.ones(1, 1, 9, 2)
-    statistics = query_statistics(torch.ones(1, 2, 9, 2), torch.tensor([9]), sinks=2)
-    rotation = torch.ones(1, 1), torch.zeros(1, 1)
-    kept = keep_expected(statistics, rotation, same, same, torch.tensor([9]), prompt_budget=5, sinks=2)
+    queries = expected_queries(torch.ones(1, 2, 9, 2), UNTURNED, torch.tensor([9]), sinks=2)
+    kept = keep_expected(queries, same, same, torch.tensor([9]), prompt_budget=5, sinks=2)
     assert kept.indices.tolist() == [[[0, 1, 2, 3, 4]]]
 
 
@@ -173,25 +174,21 @@ def test_equal_scores_go_to_the_lowest() -> None:
     [
         ({"prompt_budget": 2}, "prompt_budget is 2; expected at least 3"),
         ({"sinks": -1}, "sinks is -1; expected at least 0"),
-        (
-            {"rotation": (torch.ones(1, 2), torch.ones(1, 1))},
-            r"rotation \(cosine\) has shape \[1, 2\]; expected \[1,1\]",
-        ),
         ({"keys": torch.zeros(1, 3, 5, 2)}, r"values has shape \[1, 2, 5, 2\]; expected \[1, 3, 5, 2\] like keys"),
         (
-            {"statistics": QueryStatistics(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2, 2))},
-            r"statistics.mean has shape \[1, 3, 2\]: 3 query heads; expected a multiple of 2 KV heads",
+            {"queries": ExpectedQueries(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2, 2))},
+            r"queries.mean has shape \[1, 3, 2\]: 3 query heads; expected a multiple of 2 KV heads",
         ),
         (
-            {"statistics": QueryStatistics(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2))},
-            r"statistics.covariance has shape \[1, 4, 2\]; expected \[1, 4, 2, 2\]",
+            {"queries": ExpectedQueries(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2))},
+            r"queries.covariance has shape \[1, 4, 2\]; expected \[1, 4, 2, 2\]",
         ),
     ],
 )
 def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
-        "statistics": QueryStatistics(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2, 2)),
-        "rotation": (torch.ones(1, 1), torch.zeros(1, 1)), "keys": torch.zeros(1, 2, 5, 2),
+        "queries": ExpectedQueries(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2, 2)),
+        "keys": torch.zeros(1, 2, 5, 2),
         "values": torch.zeros(1, 2, 5, 2), "prompt_lengths": torch.tensor([5]), "prompt_budget": 4, "sinks": 2,
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
@@ -202,3 +199,8 @@ def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None
 def test_a_table_that_is_too_short_is_named(rows: list[int], future: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         future_rotation(*table(10, 4), torch.tensor(rows), future_positions=future)
+
+
+def test_a_rotation_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"rotation \(cosine\) has shape \[1, 2\]; expected \[1,1\]"):
+        expected_queries(torch.zeros(1, 2, 5, 2), (torch.ones(1, 2), torch.ones(1, 1)), torch.tensor([5]), sinks=2)

@@ -1,7 +1,8 @@
-"""KvcQueryStatistics: mean and covariance of a prompt's queries before their rotary embedding, head by head.
+"""KvcExpectedQueries: mean and covariance of the queries that are expected after a prompt, head by head.
 
-Source: Expected Attention (arXiv 2510.00636); exact rule in docs/policies/expected-attention.md. What the method needs
-of the queries is small, whatever the prompt's length, and can be taken before attention.
+Source: Expected Attention (arXiv 2510.00636); exact rule in docs/policies/expected-attention.md. The prompt's own
+queries are counted before their rotary embedding, and turned by the mean rotation of the positions to come. The result
+is small, whatever the prompt's length.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), emit.attribute("prompt_budget"))
     both = emit.choose(too_long, lambda branch: [_of_heads(branch, heads)], nothing, outputs=1)
     mean, covariance = emit.Split(both, emit.Concat([1], width, axis=0), axis=2, outputs=2)
-    return {"query_mean": emit.Squeeze(mean, [2]), "query_covariance": covariance}
+    turned = emit.Transpose(_rotated(emit, emit.Transpose(covariance, perm=[0, 1, 3, 2])), perm=[0, 1, 3, 2])
+    return {"query_mean": emit.Squeeze(_rotated(emit, mean), [2]), "query_covariance": _rotated(emit, turned)}
 
 
 def _of_heads(emit: Emitter, heads: Value) -> Value:
-    """The mean, and below it the covariance, of each head: FLOAT [B,H,1+D,D]; one head in memory at a time."""
+    """Before rotation: the mean of each head and below it its covariance, FLOAT [B,H,1+D,D]; one head at a time."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1]), count_to(emit, size(emit, "plain_queries", 1))
     sinks = emit.attribute("sinks")
     counted = emit.Unsqueeze(emit.And(emit.GreaterOrEqual(columns, sinks), emit.Less(columns, rows)), [2])
@@ -56,10 +58,23 @@ def _of_heads(emit: Emitter, heads: Value) -> Value:
     return str(emit.Transpose(emit.collect(scalar(emit, heads), one_head), perm=[1, 0, 2, 3]))
 
 
-QUERY_STATISTICS = Operator(
-    name="KvcQueryStatistics",
-    summary="Mean and covariance of a prompt's queries before their rotary embedding, head by head.",
-    inputs=(Tensor("plain_queries", CACHE, ("B", "S", "H", "D"), "before RoPE"), PROMPT_LENGTHS),
+def _rotated(emit: Emitter, x: Value) -> Value:
+    """`x` [B,H,n,D] under the averaged rotation, the halves of its last axis forming the pairs."""
+    cosine, sine = (emit.Unsqueeze(table, [1, 2]) for table in ("future_cosine", "future_sine"))
+    left, right = emit.Split(x, axis=3, num_outputs=2, outputs=2)
+    turned = emit.Sub(emit.Mul(left, cosine), emit.Mul(right, sine))
+    return str(emit.Concat(turned, emit.Add(emit.Mul(right, cosine), emit.Mul(left, sine)), axis=3))
+
+
+EXPECTED_QUERIES = Operator(
+    name="KvcExpectedQueries",
+    summary="Mean and covariance of the queries that are expected after a prompt, head by head.",
+    inputs=(
+        Tensor("plain_queries", CACHE, ("B", "S", "H", "D"), "before RoPE"),
+        Tensor("future_cosine", FLOAT, ("B", "D/2"), "mean over the positions to come"),
+        Tensor("future_sine", FLOAT, ("B", "D/2")),
+        PROMPT_LENGTHS,
+    ),
     outputs=(QUERY_MEAN, QUERY_COVARIANCE),
     attributes=(Attribute("prompt_budget", 1, MAX_TOKENS, "prompts of so many tokens keep everything"), SINKS),
     write=_write,
