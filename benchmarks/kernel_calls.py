@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvc_trt.kernels.library import CompactResult, KernelLibrary, compact_shapes
+from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
+from kvc_trt.operators.compact import COMPACT
 
 Maker = Callable[[KernelLibrary, Case, int], list[Call]]
 
@@ -26,12 +27,13 @@ def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
     parameters = case.parameters
     device = library.device_type
     lengths = torch.full((case.batch,), case.prompt, device=device)
-    shapes = compact_shapes(case.batch, KV_HEADS, HEAD_SIZE, parameters.capacity, parameters.page_size)
+    numbers = {"capacity": parameters.capacity, "page_size": parameters.page_size}
 
     def call() -> Call:
         queries = _random(device, case, case.batch, HEADS, parameters.window, HEAD_SIZE)
         keys, values = (_random(device, case, case.batch, KV_HEADS, case.prompt, HEAD_SIZE) for _ in range(2))
-        out = CompactResult(*(torch.empty(shape, dtype=kind or keys.dtype, device=device) for shape, kind in shapes))
+        inputs = {"q_window": queries, "k": keys, "v": values, "prompt_lengths": lengths}
+        out = CompactResult(**empty_outputs(COMPACT, {**inputs, **numbers}))
         return lambda: library.compact(
             queries, keys, values, lengths, prompt_budget=parameters.prompt_budget, capacity=parameters.capacity,
             pool_kernel=parameters.pool_kernel, page_size=parameters.page_size, out=out,

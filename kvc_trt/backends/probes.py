@@ -130,7 +130,7 @@ PROBES: dict[str, Callable[[], Probe]] = {
 
 def _kernels() -> tuple[str | None, str | None]:
     """The kernel library that would be called, and what keeps it from running on a GPU."""
-    from kvc_trt.kernels.errors import KernelLibraryError
+    from kvc_trt.kernels.c_library import KernelLibraryError
     from kvc_trt.kernels.loading import VARIABLE, library_path, load
 
     try:

@@ -6,7 +6,7 @@
 PyTorch is imported by `library` and `ops`, not here.
 """
 
-from kvc_trt.kernels.errors import KernelError, KernelLibraryError
+from kvc_trt.kernels.c_library import KernelError, KernelLibraryError
 from kvc_trt.kernels.loading import use_library
 
 __all__ = ["KernelError", "KernelLibraryError", "use_library"]

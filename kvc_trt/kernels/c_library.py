@@ -11,12 +11,27 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.kernels.errors import KernelError, KernelLibraryError
+from kvc_trt.errors import KvcError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION, Message, Parameters, Status
 
 EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
 """What a library may call itself, and the type of device whose pointers it takes."""
 SCHEDULES = ("forward", "reverse", "shuffled")
+
+
+class KernelLibraryError(UnsupportedEnvironment):
+    """A kernel library that cannot be loaded, or is another one than this version of kvc-trt can call."""
+
+
+class KernelError(KvcError):
+    """A kernel library refused a call; `status` says what kind of refusal, the message which field and why."""
+
+    exit_code = 3
+
+    def __init__(self, status: int, message: str) -> None:
+        known = {int(member): member.name for member in Status}
+        super().__init__(f"{message} ({known.get(status, f'unknown status {status}')})")
+        self.status = status
 
 
 class CLibrary:

@@ -1,110 +1,99 @@
-"""The kernels called with torch tensors."""
+"""The kernels called with torch tensors, which are checked first: behind the C ABI a wrong shape is a wild read."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvc_trt.kernels import checks
 from kvc_trt.kernels.c_library import EXECUTORS, SCHEDULES, CLibrary
-from kvc_trt.kernels.results import CompactResult, compact_shapes
-from kvc_trt.kernels.structs import CompactParams, DenseAttentionParams, HybridAttentionParams, Parameters
+from kvc_trt.kernels.parameters import size_members
+from kvc_trt.kernels.structs import Dtype, Parameters, struct_of
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.dimensions import Dimensions
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.schema import INT32, INT64, Element, Kernel, Operator
 
-__all__ = ["EXECUTORS", "SCHEDULES", "CompactResult", "KernelLibrary", "compact_shapes"]
+__all__ = ["DTYPES", "ELEMENTS", "EXECUTORS", "SCHEDULES", "CompactResult", "KernelLibrary", "empty_outputs"]
 
-_MOST_SLOTS, _INT32, _INT64 = 2**20, 2**31 - 1, 2**63 - 1
+DTYPES = {torch.float32: Dtype.FLOAT32, torch.float16: Dtype.FLOAT16, torch.bfloat16: Dtype.BFLOAT16}
+ELEMENTS: Mapping[Element, torch.dtype] = {INT64: torch.int64, INT32: torch.int32, "FLOAT": torch.float32}
+"""Types of tensors that do not have the cache's."""
+
+
+class CompactResult(NamedTuple):
+    """What is left of a prompt's cache: the outputs of KvcCompact."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    bounds: Tensor
+    cache_lengths: Tensor
+    indices: Tensor
 
 
 class KernelLibrary(CLibrary):
-    """A library called with torch tensors, which are checked before their addresses are handed on."""
+    """A library called with torch tensors."""
 
-    def compact(
-        self, q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, *, prompt_budget: int, capacity: int,
-        pool_kernel: int, page_size: int, out: CompactResult | None = None,
-    ) -> CompactResult:  # fmt: skip
-        """Keep `prompt_budget` tokens per KV head of every prompt longer than that, and the bounds of their pages.
+    def compact(self, *tensors: Tensor, out: CompactResult | None = None, **arguments: Tensor | int) -> CompactResult:
+        """`compute` of KvcCompact; `out` takes the results into the caller's tensors.
 
-        q_window [B,H,W,D]; k, v [B,G,S,D] with equal strides and contiguous heads; prompt_lengths int64 [B]. `out`
-        takes the results into the caller's tensors; with k and v themselves as out.k_cache and out.v_cache (then
-        capacity = S and both are contiguous) the cache is compacted in place. Raises ValueError for a tensor that does
-        not fit, KernelError for what the library refuses.
+        With k and v themselves as out.k_cache and out.v_cache (then capacity = S and both are contiguous) the cache is
+        compacted in place.
         """
-        batch, heads, window, size = checks.dimensions("q_window", q_window, "[B,H,W,D]")
-        _, kv_heads, length, _ = checks.dimensions("k", k, "[B,G,S,D]")
-        dtype, device = checks.float_type("q_window", q_window), self._device(q_window)
-        checks.like("q_window", q_window, (batch, heads, window, size), q_window.dtype, device)
-        checks.like("prompt_lengths", prompt_lengths, (batch,), torch.int64, device)
-        strides = checks.kv_strides(q_window, k, v)
-        checks.whole("capacity", capacity, 1, _MOST_SLOTS)
-        checks.whole("page_size", page_size, 1, _INT32)
-        checks.whole("prompt_budget", prompt_budget, 1, _INT64)
-        checks.whole("pool_kernel", pool_kernel, 1, _INT32)
-        shapes = compact_shapes(batch, kv_heads, size, capacity, page_size)
-        result = out
-        if result is None:
-            result = CompactResult(*(torch.empty(s, dtype=t or k.dtype, device=device) for s, t in shapes))
-        for name, value, (shape, kind) in zip(CompactResult._fields, result, shapes, strict=True):
-            checks.like(name, value, shape, kind or k.dtype, device)
-        in_place = result.k_cache.data_ptr() == k.data_ptr() and result.v_cache.data_ptr() == v.data_ptr()
-        inputs = {"q_window": q_window, "prompt_lengths": prompt_lengths, **({} if in_place else {"k": k, "v": v})}
-        checks.separate(result._asdict(), inputs)
-        params = CompactParams(
-            dtype=dtype, batch=batch, heads=heads, kv_heads=kv_heads, head_size=size, window=window,
-            pool_kernel=pool_kernel, page_size=page_size, prompt_length=length, prompt_budget=prompt_budget,
-            capacity=capacity, kv_stride_batch=strides[0], kv_stride_head=strides[1], kv_stride_token=strides[2],
-            q_window=q_window.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), prompt_lengths=prompt_lengths.data_ptr(),
-            **_addresses(result._asdict()),
-        )  # fmt: skip
-        self.run("kvc_compact", params, device)
-        return result
+        given = None if out is None else out._asdict()
+        return CompactResult(**self.compute(COMPACT, _named(COMPACT, tensors, arguments), out=given))
 
     def hybrid_attention(
-        self, query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
-        cache_lengths: Tensor, *, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
-        with_selected: bool = True,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Append one token per row, choose what to read, attend: output [B,H,D] and selected int32 [B,G,width].
+        self, *tensors: Tensor, with_selected: bool = True, **arguments: Tensor | int
+    ) -> tuple[Tensor, Tensor | None]:
+        """`compute` of KvcHybridAttention: output and selected. A row whose length is outside 0..C-1 is inactive."""
+        without = () if with_selected else ("selected",)
+        made = self.compute(HYBRID_ATTENTION, _named(HYBRID_ATTENTION, tensors, arguments), without=without)
+        return made["output"], made.get("selected")
 
-        query [B,H,D]; k_new, v_new [B,G,D]; cache_lengths int64 [B], before the append. k_cache, v_cache [B,G,C,D] and
-        bounds [B,G,2D,P] are updated in place. A row whose length is outside 0..C-1 is inactive: zeros, and -1.
+    def dense_attention(self, *tensors: Tensor, **arguments: Tensor | int) -> Tensor:
+        """`compute` of KvcDenseAttention."""
+        return self.compute(DENSE_ATTENTION, _named(DENSE_ATTENTION, tensors, arguments))["output"]
+
+    def compute(
+        self,
+        operator: Operator,
+        arguments: Mapping[str, Tensor | int],
+        *,
+        out: Mapping[str, Tensor] | None = None,
+        without: Collection[str] = (),
+    ) -> dict[str, Tensor]:
+        """Run an operator; returns its outputs but those in `without` and those that are updated in place.
+
+        `arguments` are its inputs and attributes by name, `out` tensors that take the outputs. Raises ValueError for a
+        tensor or number that does not fit, KernelError for what the library refuses.
         """
-        sizes = self._step(query, k_new, v_new, k_cache, v_cache, cache_lengths)
-        checks.whole("page_size", page_size, 1, _INT32)
-        checks.whole("top_r", top_r, 1, _INT32)
-        for name, value in (("top_k", top_k), ("token_budget", token_budget), ("dense_until", dense_until)):
-            checks.whole(name, value, 0, _INT32)
-        pages = -(-sizes["capacity"] // page_size)
-        shape = (sizes["batch"], sizes["kv_heads"], 2 * sizes["head_size"], pages)
-        checks.like("bounds", bounds, shape, query.dtype, query.device)
-        width = max(top_k, token_budget, dense_until)
-        output, selected = torch.empty_like(query), None
-        if with_selected:
-            selected = torch.empty((*shape[:2], width), dtype=torch.int32, device=query.device)
-        read = {"query": query, "k_new": k_new, "v_new": v_new, "cache_lengths": cache_lengths}
-        written = {"k_cache": k_cache, "v_cache": v_cache, "bounds": bounds, "output": output}
-        checks.separate(written, read)
-        addresses = {"selected": None if selected is None else selected.data_ptr(), **_addresses(read | written)}
-        params = HybridAttentionParams(
-            **sizes, page_size=page_size, top_r=top_r, top_k=top_k, token_budget=token_budget, dense_until=dense_until,
-            selected_width=width, **addresses,
-        )  # fmt: skip
-        self.run("kvc_hybrid_attention", params, query.device)
-        return output, selected
-
-    def dense_attention(
-        self, query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor
-    ) -> Tensor:
-        """Append one token per row and attend to all entries: `hybrid_attention` without pages."""
-        sizes = self._step(query, k_new, v_new, k_cache, v_cache, cache_lengths)
-        output = torch.empty_like(query)
-        read = {"query": query, "k_new": k_new, "v_new": v_new, "cache_lengths": cache_lengths}
-        written = {"k_cache": k_cache, "v_cache": v_cache, "output": output}
-        checks.separate(written, read)
-        self.run("kvc_dense_attention", DenseAttentionParams(**sizes, **_addresses(read | written)), query.device)
-        return output
+        assert operator.kernel is not None
+        kernel = operator.kernel
+        inputs, numbers = _parted(arguments)
+        first = inputs[operator.inputs[0].name]
+        self._check_device(first)
+        sizes = _bound(operator, inputs, numbers)
+        outputs = {} if out is None else dict(out)
+        for tensor in operator.outputs:
+            if tensor.alias is not None:
+                continue
+            shape, dtype = sizes.shape(tensor.shape), ELEMENTS.get(tensor.element, first.dtype)
+            if out is not None:
+                _check_like(tensor.name, outputs[tensor.name], shape, dtype, first.device)
+            elif tensor.name not in without:
+                outputs[tensor.name] = torch.empty(shape, dtype=dtype, device=first.device)
+        _check_separate(operator, kernel, inputs, outputs)
+        fields = _numbers(operator, sizes, numbers) | {"dtype": int(DTYPES[first.dtype])}
+        for stride in kernel.strides:
+            fields[stride.name] = inputs[kernel.strided[0]].stride(stride.axis)
+        addresses = {name: value.data_ptr() for name, value in (inputs | outputs).items()}
+        self.run(kernel.operation, struct_of(operator)(**fields, **addresses), first.device)
+        return outputs
 
     def run(self, operation: str, params: Parameters, device: torch.device) -> None:
         """Call with a workspace from torch, on the device's current stream. The struct's pointers are not checked."""
@@ -112,33 +101,113 @@ class KernelLibrary(CLibrary):
         with _current(device) as stream:
             self.call(operation, params, workspace.data_ptr(), workspace.numel(), stream)
 
-    def _step(
-        self, query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor
-    ) -> dict[str, int]:
-        batch, heads, size = checks.dimensions("query", query, "[B,H,D]")
-        _, kv_heads, capacity, _ = checks.dimensions("k_cache", k_cache, "[B,G,C,D]")
-        dtype, device = checks.float_type("query", query), self._device(query)
-        new, cache = (batch, kv_heads, size), (batch, kv_heads, capacity, size)
-        wanted = (
-            ("query", query, (batch, heads, size)), ("k_new", k_new, new), ("v_new", v_new, new),
-            ("k_cache", k_cache, cache), ("v_cache", v_cache, cache),
-        )  # fmt: skip
-        for name, value, shape in wanted:
-            checks.like(name, value, shape, query.dtype, device)
-        checks.like("cache_lengths", cache_lengths, (batch,), torch.int64, device)
-        return {
-            "dtype": dtype, "batch": batch, "heads": heads, "kv_heads": kv_heads, "head_size": size,
-            "capacity": capacity,
-        }  # fmt: skip
-
-    def _device(self, value: Tensor) -> torch.device:
+    def _check_device(self, value: Tensor) -> None:
         if value.device.type != self.device_type:
             raise ValueError(f"tensors are on {value.device}; {self.path} ({self.executor}) takes {self.device_type}")
-        return value.device
 
 
-def _addresses(tensors: dict[str, Tensor]) -> dict[str, int]:
-    return {name: value.data_ptr() for name, value in tensors.items()}
+def empty_outputs(operator: Operator, arguments: Mapping[str, Tensor | int]) -> dict[str, Tensor]:
+    """Tensors for the outputs that are not updated in place, on the device of the inputs. Nothing is checked."""
+    inputs, numbers = _parted(arguments)
+    shapes = operator.output_shapes({name: value.shape for name, value in inputs.items()}, numbers)
+    first = inputs[operator.inputs[0].name]
+    return {
+        tensor.name: first.new_empty(shapes[tensor.name], dtype=ELEMENTS.get(tensor.element, first.dtype))
+        for tensor in operator.outputs
+        if tensor.alias is None
+    }
+
+
+def _named(
+    operator: Operator, tensors: tuple[Tensor, ...], arguments: Mapping[str, Tensor | int]
+) -> dict[str, Tensor | int]:
+    """Arguments by name; `tensors` are the first inputs in the operator's order."""
+    return dict(zip((tensor.name for tensor in operator.inputs), tensors, strict=False)) | dict(arguments)
+
+
+def _parted(arguments: Mapping[str, Tensor | int]) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Tensors, and numbers."""
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
+
+
+def _bound(operator: Operator, inputs: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Dimensions:
+    """All sizes of a call. Raises ValueError for inputs and attributes that do not fit together."""
+    kernel, first = operator.kernel, inputs[operator.inputs[0].name]
+    if first.dtype not in DTYPES:
+        name = operator.inputs[0].name
+        raise ValueError(f"{name} is {first.dtype}; expected one of {', '.join(map(str, DTYPES))}")
+    sizes = Dimensions()
+    for tensor in operator.inputs:
+        value = inputs[tensor.name]
+        if value.numel() == 0:
+            raise ValueError(f"{tensor.name} has shape {list(value.shape)}; expected no empty dimension")
+        sizes.bind(tensor.name, tensor.shape, value.shape)
+        dtype = ELEMENTS.get(tensor.element, first.dtype)
+        if kernel is None or tensor.name not in kernel.strided:
+            _check_like(tensor.name, value, tuple(value.shape), dtype, first.device)
+            continue
+        _check_memory(tensor.name, value, dtype, first.device)
+        if value.stride() != inputs[kernel.strided[0]].stride() or value.stride(-1) != 1:
+            found = f"strides {[list(inputs[name].stride()) for name in kernel.strided]}"
+            raise ValueError(f"{' and '.join(kernel.strided)} have {found}; expected equal ones, heads contiguous")
+    for attribute in operator.attributes:
+        if kernel is not None and attribute.name in kernel.ignored:
+            continue
+        value_of = numbers[attribute.name]
+        if not attribute.least <= value_of <= attribute.most:  # ctypes would cut a larger one without a word
+            raise ValueError(f"{attribute.name} is {value_of}; expected it in {attribute.least}..{attribute.most}")
+    operator.derive(numbers, sizes)
+    return sizes
+
+
+def _numbers(operator: Operator, sizes: Dimensions, numbers: Mapping[str, int]) -> dict[str, int]:
+    """The numbers of the struct: sizes and attributes."""
+    ignored = () if operator.kernel is None else operator.kernel.ignored
+    attributes = {name: value for name, value in numbers.items() if name not in ignored}
+    return attributes | {member: sizes[symbol] for symbol, member in size_members(operator).items()}
+
+
+def _check_like(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError unless `value` is a contiguous tensor of exactly this shape, type and device."""
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name} has shape {list(value.shape)}; expected {list(shape)}")
+    _check_memory(name, value, dtype, device)
+    if not value.is_contiguous():
+        raise ValueError(f"{name} {list(value.shape)} has strides {list(value.stride())}; expected it contiguous")
+
+
+def _check_memory(name: str, value: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError unless `value` has memory of its own on `device`, of this type."""
+    if value.dtype != dtype:
+        raise ValueError(f"{name} {list(value.shape)} is {value.dtype}; expected {dtype}")
+    if value.device != device:
+        raise ValueError(f"{name} is on {value.device}; expected {device}")
+    if value.layout != torch.strided or value.is_conj() or value.is_neg():
+        raise ValueError(f"{name} is not an ordinary strided tensor")
+
+
+def _check_separate(
+    operator: Operator, kernel: Kernel, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
+) -> None:
+    """Raise ValueError if a tensor that is written shares memory with another one."""
+    read = dict(inputs)
+    pairs = [(outputs[output], inputs[source]) for output, source in kernel.in_place.items()]
+    if pairs and all(output.data_ptr() == source.data_ptr() for output, source in pairs):
+        read = {name: value for name, value in inputs.items() if name not in kernel.in_place.values()}
+    written = [*outputs, *(tensor.name for tensor in operator.state)]
+    spans = {name: _span(value) for name, value in (read | dict(outputs)).items()}
+    for name in written:
+        for other, (start, end) in spans.items():
+            if other != name and spans[name][0] < end and start < spans[name][1]:
+                raise ValueError(f"{name} and {other} overlap in memory; expected separate tensors")
+
+
+def _span(value: Tensor) -> tuple[int, int]:
+    """Address of the first byte, and the one after the last."""
+    steps = zip(value.shape, value.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in steps)
+    return value.data_ptr(), value.data_ptr() + elements * value.element_size()
 
 
 @contextlib.contextmanager

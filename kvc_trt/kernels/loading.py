@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.kernels.errors import KernelLibraryError
+from kvc_trt.kernels.c_library import KernelLibraryError
 
 if TYPE_CHECKING:
     from kvc_trt.kernels.c_library import CLibrary

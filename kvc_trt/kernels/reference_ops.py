@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvc_trt import reference
-from kvc_trt.kernels.results import CompactResult
+from kvc_trt.kernels.library import CompactResult
 from kvc_trt.reference.bounds import append_in_place
 
 

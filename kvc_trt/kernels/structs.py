@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+from functools import cache
 
 from kvc_trt.kernels.parameters import kernel_of, members
-from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.dense_attention import DENSE_ATTENTION
-from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.schema import Operator
 
 ABI_VERSION = 1
@@ -50,13 +48,9 @@ class Parameters(ctypes.Structure):
 _C_TYPES = {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32}
 
 
+@cache
 def struct_of(operator: Operator) -> type[Parameters]:
     """The parameter struct of the operation that computes an operator."""
     fields = tuple((member.name, _C_TYPES.get(member.type, ctypes.c_void_p)) for member in members(operator))
     name = kernel_of(operator).struct
     return type(name, (Parameters,), {"_fields_": fields, "__doc__": f"{name}."})
-
-
-CompactParams = struct_of(COMPACT)
-HybridAttentionParams = struct_of(HYBRID_ATTENTION)
-DenseAttentionParams = struct_of(DENSE_ATTENTION)

@@ -120,14 +120,17 @@ COMPACT = Operator(
     kernel=Kernel(
         "kvc_compact",
         "KvcCompactParams",
+        strided=("k", "v"),
+        in_place={"k_cache": "k", "v_cache": "v"},
         strides=(
-            Stride("kv_stride_batch", ("D", "S", "G"), "elements between rows of k and v"),
+            Stride("kv_stride_batch", 0, ("D", "S", "G"), "elements between rows of k and v"),
             Stride(
                 "kv_stride_head",
+                1,
                 ("D", "S"),
                 "elements between KV heads; strides are at least D and multiples of 8",
             ),
-            Stride("kv_stride_token", ("D",), "elements between tokens of k and v; head elements are contiguous"),
+            Stride("kv_stride_token", 2, ("D",), "elements between tokens of k and v; head elements are contiguous"),
         ),
     ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 INT32_MAX = 2**31 - 1
 MAX_TOKENS = 2**20
@@ -100,11 +101,12 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-def names_in(formula: str) -> list[str]:
+@cache
+def names_in(formula: str) -> tuple[str, ...]:
     """Symbols and attributes that a formula reads, in its order."""
-    nodes = (node for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name))
+    nodes = (node for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name))
     ordered = sorted(nodes, key=lambda node: node.col_offset)
-    return list(dict.fromkeys(node.id for node in ordered if node.id not in _FUNCTIONS))
+    return tuple(dict.fromkeys(node.id for node in ordered if node.id not in _FUNCTIONS))
 
 
 def evaluate(formula: str, values: Mapping[str, int]) -> int:
@@ -122,4 +124,9 @@ def evaluate(formula: str, values: Mapping[str, int]) -> int:
                 return _FUNCTIONS[name](*map(value, arguments))
         raise ValueError(f"formula {formula!r}: expected whole numbers, names, + - * //, max and min")
 
-    return value(ast.parse(formula, mode="eval").body)
+    return value(_parsed(formula))
+
+
+@cache
+def _parsed(formula: str) -> ast.expr:
+    return ast.parse(formula, mode="eval").body

@@ -11,7 +11,7 @@ Whatever calls, binds or checks an operator derives from this object: the call i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -73,8 +73,10 @@ class Stride:
     """A number of the C ABI that says how inputs lie in memory."""
 
     name: str
+    axis: int
+    """Of the inputs that `Kernel.strided` names."""
     contiguous: tuple[str, ...]
-    """Symbols whose product it is where the inputs are contiguous."""
+    """Symbols whose product it is where these inputs are contiguous."""
     summary: str
 
 
@@ -87,7 +89,11 @@ class Kernel:
     """Name of its parameter struct."""
     ignored: tuple[str, ...] = ()
     """Attributes that only the ONNX body reads."""
+    strided: tuple[str, ...] = ()
+    """Inputs of equal strides that need not be contiguous; elements of a head are."""
     strides: tuple[Stride, ...] = ()
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """Output -> input whose memory it may be; either all of them are, or none."""
     reserved: bool = False
     """Whether the struct names its padding."""
 
@@ -179,13 +185,22 @@ class Operator:
                 known = {name: values[name] if name in values else sizes[name] for name in names}
                 sizes.fix(symbol, evaluate(formula, known), self._origin(symbol, names))
 
+    def output_shapes(self, inputs: Mapping[str, Sequence[int]], values: Mapping[str, int]) -> dict[str, list[int]]:
+        """Shape of every output from the shapes of all inputs and the attributes. Nothing is checked."""
+        known = dict(values)
+        for tensor in self.inputs:
+            known |= zip(tensor.shape, inputs[tensor.name], strict=True)
+        for symbol, formula in self.all_formulas():
+            known[symbol] = evaluate(formula, known)
+        return {tensor.name: [known[symbol] for symbol in tensor.shape] for tensor in self.outputs}
+
     def all_formulas(self) -> Iterator[tuple[str, str]]:
         """Symbol and formula of every size that follows from others: the operator's own, then the common ones."""
         yield from self.formulas.items()
         named = {symbol for tensor in self.tensors for symbol in tensor.shape}
         yield from ((symbol, formula) for symbol, formula in COMMON_FORMULAS.items() if symbol in named)
 
-    def _origin(self, symbol: str, names: list[str]) -> str:
+    def _origin(self, symbol: str, names: tuple[str, ...]) -> str:
         """Who says a derived size: attributes, or the first tensor that has it."""
         fields = [attribute.name for attribute in self.attributes if attribute.name in names]
         if fields:

@@ -12,7 +12,10 @@ import torch
 
 from kvc_trt.kernels import KernelError, KernelLibraryError
 from kvc_trt.kernels.library import CompactResult, KernelLibrary
-from kvc_trt.kernels.structs import CompactParams, DenseAttentionParams, HybridAttentionParams, Status
+from kvc_trt.kernels.structs import Status, struct_of
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from tests.kernels.double import WORKSPACE_BYTES, Calls, compile_double, compiler
 from tests.plugins_cuda.cases import compact_case, step_case
 
@@ -38,7 +41,7 @@ def test_a_compaction_passes_sizes_strides_and_addresses(double, calls):
         "v_cache": found.v_cache.data_ptr(), "bounds": found.bounds.data_ptr(), "indices": found.indices.data_ptr(),
         "cache_lengths": found.cache_lengths.data_ptr(),
     }  # fmt: skip
-    passed = calls.params(CompactParams)
+    passed = calls.params(struct_of(COMPACT))
     assert {name: passed[name] for name in wanted} == wanted
     assert (found.bounds.shape, found.indices.shape) == ((3, 2, 48, 5), (3, 2, 20))
     assert (calls.workspace_bytes.value, bool(calls.workspace.value)) == (WORKSPACE_BYTES, True)
@@ -50,7 +53,7 @@ def test_a_step_passes_sizes_and_addresses(dtype, number, double, calls):
         lengths=[30, 7], capacity=40, page=3, top_r=5, top_k=9, token_budget=11, dense_until=13, dtype=dtype
     )
     output, selected = double.hybrid_attention(**case.arguments())
-    passed = calls.params(HybridAttentionParams)
+    passed = calls.params(struct_of(HYBRID_ATTENTION))
     wanted = {
         "dtype": number, "batch": 2, "heads": 4, "kv_heads": 2, "head_size": 32, "page_size": 3, "top_r": 5,
         "capacity": 40, "top_k": 9, "token_budget": 11, "dense_until": 13, "selected_width": 13,
@@ -60,9 +63,9 @@ def test_a_step_passes_sizes_and_addresses(dtype, number, double, calls):
     wanted |= {name: getattr(case, name).data_ptr() for name in tensors}
     assert {name: passed[name] for name in wanted} == wanted
     assert double.hybrid_attention(**case.arguments(), with_selected=False)[1] is None
-    assert calls.params(HybridAttentionParams)["selected"] is None
+    assert calls.params(struct_of(HYBRID_ATTENTION))["selected"] is None
     output = double.dense_attention(**case.dense_arguments())
-    passed = calls.params(DenseAttentionParams)
+    passed = calls.params(struct_of(DENSE_ATTENTION))
     assert (passed["capacity"], passed["reserved"], passed["output"]) == (40, 0, output.data_ptr())
 
 
@@ -134,7 +137,7 @@ def test_results_go_where_the_caller_says_if_they_fit(double, calls):
     fresh = double.compact(**case.arguments())
     in_place = fresh._replace(k_cache=case.k, v_cache=case.v)
     assert double.compact(**case.arguments(), out=in_place).k_cache is case.k
-    assert calls.params(CompactParams)["k_cache"] == calls.params(CompactParams)["k"]
+    assert calls.params(struct_of(COMPACT))["k_cache"] == calls.params(struct_of(COMPACT))["k"]
     calls.count.value = 0
     swapped = fresh._replace(k_cache=case.v, v_cache=case.k)
     half_in_place = fresh._replace(k_cache=case.k)

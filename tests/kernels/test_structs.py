@@ -8,12 +8,12 @@ import subprocess
 import pytest
 
 from kvc_trt.kernels import structs
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.registry import KERNEL_OPERATORS
 from tests.kernels.double import INCLUDE, compiler
 
 STRUCTS = {
-    "KvcCompactParams": structs.CompactParams,
-    "KvcHybridAttentionParams": structs.HybridAttentionParams,
-    "KvcDenseAttentionParams": structs.DenseAttentionParams,
+    **{operator.kernel.struct: structs.struct_of(operator) for operator in KERNEL_OPERATORS},
     "KvcMessage": structs.Message,
 }
 ENUMS = {"KvcStatus": structs.Status, "KvcDtype": structs.Dtype}
@@ -66,4 +66,5 @@ def test_the_abi_version_is_the_headers(layout):
 
 
 def test_a_struct_knows_its_own_size():
-    assert structs.CompactParams(batch=3).struct_bytes == ctypes.sizeof(structs.CompactParams)
+    struct = structs.struct_of(COMPACT)
+    assert struct(batch=3).struct_bytes == ctypes.sizeof(struct)

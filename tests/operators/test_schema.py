@@ -140,7 +140,7 @@ def test_formulas():
     assert evaluate("(C + page_size - 1) // page_size", values) == 9
     assert evaluate("max(top_k + 1, token_budget * 2)", values) == 8
     assert evaluate("min(C, 5)", values) == 5
-    assert names_in("max(top_k + 1, token_budget, top_k)") == ["top_k", "token_budget"]
+    assert names_in("max(top_k + 1, token_budget, top_k)") == ("top_k", "token_budget")
     for formula in ("C ** 2", "abs(C)", "C if C else 1", "1.5"):
         with pytest.raises(ValueError, match="expected whole numbers"):
             evaluate(formula, values)

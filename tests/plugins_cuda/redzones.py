@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvc_trt.kernels.library import CompactResult, KernelLibrary, compact_shapes
-from kvc_trt.kernels.structs import CompactParams
+from kvc_trt.kernels.library import ELEMENTS, KernelLibrary
+from kvc_trt.kernels.structs import struct_of
+from kvc_trt.operators.compact import COMPACT
 from tests.plugins_cuda.cases import DTYPES, CompactCase
 
 ZONE = 4096
@@ -45,16 +46,18 @@ def compact_between_redzones(
     (batch, heads, window, size), (_, kv_heads, length, _) = case.q_window.shape, case.k.shape
     given = {name: getattr(case, name) for name in ("q_window", "k", "v", "prompt_lengths")}
     inputs = {name: memory.copy(name, value) for name, value in given.items()}
-    shapes = compact_shapes(batch, kv_heads, size, case.capacity, case.page_size)
+    shapes = COMPACT.output_shapes(
+        {name: value.shape for name, value in given.items()}, {"capacity": case.capacity, "page_size": case.page_size}
+    )
     outputs = {
-        name: memory.empty(name, shape, dtype or case.k.dtype)
-        for name, (shape, dtype) in zip(CompactResult._fields, shapes, strict=True)
-        if with_bounds or name != "bounds"
+        tensor.name: memory.empty(tensor.name, tuple(shapes[tensor.name]), ELEMENTS.get(tensor.element, case.k.dtype))
+        for tensor in COMPACT.outputs
+        if with_bounds or tensor.name != "bounds"
     }
     if in_place:
         outputs["k_cache"], outputs["v_cache"] = inputs["k"], inputs["v"]
     stride = inputs["k"].stride()
-    params = CompactParams(
+    params = struct_of(COMPACT)(
         dtype=DTYPES.index(case.k.dtype), batch=batch, heads=heads, kv_heads=kv_heads, head_size=size, window=window,
         pool_kernel=case.pool_kernel, page_size=case.page_size, prompt_length=length, prompt_budget=case.prompt_budget,
         capacity=case.capacity, kv_stride_batch=stride[0], kv_stride_head=stride[1], kv_stride_token=stride[2],

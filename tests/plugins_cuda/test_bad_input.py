@@ -13,9 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvc_trt.kernels.errors import KernelError
+from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.kernels.structs import CompactParams, DenseAttentionParams, HybridAttentionParams, Parameters, Status
+from kvc_trt.kernels.structs import Parameters, Status, struct_of
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 FILL, ZONE = 0x5A, 8192
@@ -34,9 +37,9 @@ NUMBERS = {
     "kvc_dense_attention": {**SHAPE, "reserved": 0, "capacity": 24},
 }  # fmt: skip
 STRUCTS: dict[str, type[Parameters]] = {
-    "kvc_compact": CompactParams,
-    "kvc_hybrid_attention": HybridAttentionParams,
-    "kvc_dense_attention": DenseAttentionParams,
+    "kvc_compact": struct_of(COMPACT),
+    "kvc_hybrid_attention": struct_of(HYBRID_ATTENTION),
+    "kvc_dense_attention": struct_of(DENSE_ATTENTION),
 }
 
 

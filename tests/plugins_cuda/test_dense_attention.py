@@ -14,7 +14,8 @@ from torch import Tensor
 
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
-from kvc_trt.kernels.structs import DenseAttentionParams
+from kvc_trt.kernels.structs import struct_of
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from tests.plugins_cuda.cases import DTYPES, StepCase, dyadic, step_case
 from tests.plugins_cuda.checks import assert_close, assert_same_bits, attend_exactly, check_dense
 from tests.plugins_cuda.redzones import Guarded
@@ -229,7 +230,7 @@ def test_between_redzones(library: KernelLibrary, dtype: torch.dtype, m: int) ->
     expected = run_dense(library, case)
     tensors = {name: memory.copy(name, value) for name, value in case.dense_arguments().items()}
     tensors["output"] = memory.empty("output", tuple(case.query.shape), dtype)
-    params = DenseAttentionParams(
+    params = struct_of(DENSE_ATTENTION)(
         dtype=DTYPES.index(dtype), batch=2, heads=6, kv_heads=2, head_size=24, capacity=case.k_cache.shape[2],
         **{name: value.data_ptr() for name, value in tensors.items()},
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvc_trt.kernels.errors import KernelError
+from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from tests.plugins_cuda import test_observation_scores as observation
 from tests.plugins_cuda.cases import step_case

@@ -14,8 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from kvc_trt.kernels.library import SCHEDULES, KernelLibrary, compact_shapes
-from kvc_trt.kernels.structs import CompactParams
+from kvc_trt.kernels.library import SCHEDULES, KernelLibrary, empty_outputs
+from kvc_trt.kernels.structs import struct_of
+from kvc_trt.operators.compact import COMPACT
 from kvc_trt.reference import compaction
 from tests.plugins_cuda.cases import DTYPES, dyadic
 
@@ -36,15 +37,13 @@ def votes(library: KernelLibrary, q_window: Tensor, k: Tensor, lengths: Sequence
     device = library.device_type
     q_window, k = (t.to(device) for t in (q_window, k))
     prompt_lengths = torch.tensor(lengths, dtype=torch.int64, device=device)
-    shapes = compact_shapes(batch, kv_heads, size, budget, 1)
-    out = [torch.empty(shape, dtype=dtype or k.dtype, device=device) for shape, dtype in shapes]
-    params = CompactParams(
+    inputs = {"q_window": q_window, "k": k, "v": k, "prompt_lengths": prompt_lengths}
+    out = empty_outputs(COMPACT, {**inputs, "capacity": budget, "page_size": 1})
+    params = struct_of(COMPACT)(
         dtype=DTYPES.index(k.dtype), batch=batch, heads=heads, kv_heads=kv_heads, head_size=size, window=window,
         pool_kernel=1, page_size=1, prompt_length=length, prompt_budget=budget, capacity=budget,
         kv_stride_batch=k.stride(0), kv_stride_head=k.stride(1), kv_stride_token=k.stride(2),
-        q_window=q_window.data_ptr(), k=k.data_ptr(), v=k.data_ptr(), prompt_lengths=prompt_lengths.data_ptr(),
-        k_cache=out[0].data_ptr(), v_cache=out[1].data_ptr(), bounds=out[2].data_ptr(),
-        cache_lengths=out[3].data_ptr(), indices=out[4].data_ptr(),
+        **{name: value.data_ptr() for name, value in {**inputs, **out}.items()},
     )  # fmt: skip
     total = library.workspace_bytes("kvc_compact", params)
     part = -(-4 * batch * kv_heads * length // 256) * 256

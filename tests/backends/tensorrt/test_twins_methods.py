@@ -10,7 +10,7 @@ import torch
 from kvc_trt.backends.tensorrt.twins import OPERATORS, Refusal, last_refusal
 from kvc_trt.backends.tensorrt.twins.classes import make_creator
 from kvc_trt.backends.tensorrt.twins.plugin import IMPOSSIBLE_WORKSPACE
-from kvc_trt.kernels.errors import KernelLibraryError
+from kvc_trt.kernels.c_library import KernelLibraryError
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.twin_cases import BY_NAME, STEPS, Step, Workspace, check_same, dense_step, good_fields
 from tests.backends.tensorrt.twins_program import collection

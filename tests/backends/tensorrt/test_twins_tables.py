@@ -16,8 +16,8 @@ from kvc_trt.backends.tensorrt.twins.calls import SCALARS, Call, addresses
 from kvc_trt.backends.tensorrt.twins.plugin import IMPOSSIBLE_WORKSPACE
 from kvc_trt.backends.tensorrt.twins.sizes import NAMES, Sizes
 from kvc_trt.backends.tensorrt.twins.tables import CACHE, INT32, INT64, NAMESPACE, VERSION
-from kvc_trt.kernels.checks import DTYPES
-from kvc_trt.kernels.errors import KernelError
+from kvc_trt.kernels.c_library import KernelError
+from kvc_trt.kernels.library import DTYPES
 from tests.backends.tensorrt.twin_cases import BY_NAME, STEPS, Workspace, check_same, graph_fields, malformed
 from tests.plugins_cuda import cases
 from tests.plugins_cuda.tensorrt.tables import DIMENSIONS, FILES, TensorRow, read_table

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from kvc_trt.backends.tensorrt.twins.report import Refusal
 from kvc_trt.backends.tensorrt.twins.sizes import Sizes, pages
 from kvc_trt.backends.tensorrt.twins.tables import CACHE, INT32, INT32_MAX, INT64, MAX_TOKENS, Field, Operator, Tensor
-from kvc_trt.kernels.structs import CompactParams
+from kvc_trt.kernels.structs import struct_of
+from kvc_trt.operators import compact as operators
 
 
 def _check(fields: Mapping[str, int]) -> None:
@@ -34,7 +35,7 @@ def _strides(sizes: Sizes) -> dict[str, int]:
 COMPACT = Operator(
     name="KvcCompact",
     operation="kvc_compact",
-    parameters=CompactParams,
+    parameters=struct_of(operators.COMPACT),
     fields=(
         Field("prompt_budget", 1, MAX_TOKENS),
         Field("capacity", 1, MAX_TOKENS),

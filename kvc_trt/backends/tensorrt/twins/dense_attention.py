@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from kvc_trt.backends.tensorrt.twins.sizes import Sizes
 from kvc_trt.backends.tensorrt.twins.tables import CACHE, INT32_MAX, INT64, Field, Operator, Tensor
-from kvc_trt.kernels.structs import DenseAttentionParams
+from kvc_trt.kernels.structs import struct_of
+from kvc_trt.operators import dense_attention as operators
 
 
 def _check(fields: Mapping[str, int]) -> None:
@@ -20,7 +21,7 @@ def _derive(fields: Mapping[str, int], sizes: Sizes) -> None:
 DENSE_ATTENTION = Operator(
     name="KvcDenseAttention",
     operation="kvc_dense_attention",
-    parameters=DenseAttentionParams,
+    parameters=struct_of(operators.DENSE_ATTENTION),
     # dense_until chooses between two ways to read the cache in the ONNX body; the kernel has one that serves both.
     fields=(Field("dense_until", 0, INT32_MAX),),
     inputs=(

@@ -16,7 +16,8 @@ from kvc_trt.backends.tensorrt.twins.tables import (
     Operator,
     Tensor,
 )
-from kvc_trt.kernels.structs import HybridAttentionParams
+from kvc_trt.kernels.structs import struct_of
+from kvc_trt.operators import hybrid_attention as operators
 
 
 def _check(fields: Mapping[str, int]) -> None:
@@ -35,7 +36,7 @@ def _derive(fields: Mapping[str, int], sizes: Sizes) -> None:
 HYBRID_ATTENTION = Operator(
     name="KvcHybridAttention",
     operation="kvc_hybrid_attention",
-    parameters=HybridAttentionParams,
+    parameters=struct_of(operators.HYBRID_ATTENTION),
     fields=(
         Field("page_size", 1, INT32_MAX),
         Field("top_r", 1, MAX_HEAD_SIZE),

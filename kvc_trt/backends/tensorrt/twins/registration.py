@@ -13,7 +13,7 @@ from kvc_trt.backends.tensorrt.twins.dense_attention import DENSE_ATTENTION
 from kvc_trt.backends.tensorrt.twins.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.backends.tensorrt.twins.tables import NAMESPACE, Operator
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.kernels.errors import KernelLibraryError
+from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.kernels.loading import VARIABLE, current_c_library
 
 if TYPE_CHECKING:
