@@ -46,7 +46,8 @@ def test_a_struct_is_laid_out_as_the_header_says(name, layout):
     for field, *_ in mirror._fields_:
         place = getattr(mirror, field)
         assert (place.offset, place.size) == (layout[f"{name}.{field}"], layout[f"{name}.{field}.size"]), field
-        assert place.offset == end, field
+        alignment = ctypes.alignment(dict(mirror._fields_)[field])
+        assert place.offset == -(-end // alignment) * alignment, field
         end = place.offset + place.size
     assert ctypes.sizeof(mirror) == layout[name] == end
 
