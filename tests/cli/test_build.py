@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from kvc_trt.building import check_rows, verified
-from kvc_trt.cli import output
+from kvc_trt.cli import printing
 from kvc_trt.cli.main import run
 from kvc_trt.engine import Engine
 from kvc_trt.errors import InputError
@@ -62,7 +62,7 @@ def test_an_engine_is_verified_by_the_backend_it_was_built_for(backend, argument
 def test_an_engine_of_tensorrt_llm_is_verified_in_pytorch_and_that_is_said(ladder, tiny_engine, capfd):
     engine = Engine.open(as_compiled(tiny_engine, "tensorrt-llm"))
     result = SimpleNamespace(engine=engine, status="built")
-    assert verified(result, None, output.progress()).passed
+    assert verified(result, None, printing.progress()).passed
     assert ladder.backends == ["torch"]
     assert "nothing here runs plans of tensorrt-llm" in capfd.readouterr().err
 
