@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvc_trt import policies
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.figures import average_curves
 from kvc_trt.accuracy.grid import Variant
@@ -143,6 +144,8 @@ def test_published_tables_are_whole():
     llama = tables.of("llama3.1-8b")[2]
     assert (llama.length, llama.by_policy["rocketkv-v1"][256], llama.by_policy["full"]) == (16000, 86.4, {None: 91.3})
     assert tables.budgets[0] == 256
+    assert len(tables.claims) == 8
+    assert {name for claim in tables.claims for name in claim} <= {one.name for one in policies.describe()}
 
 
 HOSTILE = "\"'><script>alert(1)</script>&amp;{{ 7 * 7 }}"
