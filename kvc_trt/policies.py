@@ -1,6 +1,16 @@
 """What stays in the cache and what a step reads: resolution of budgets, and the methods. Light: torch only on use."""
 
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.registry import Description, applicable, available, describe, fixed, method, resolve
+from kvc_trt.methods.registry import Description, applicable, available, describe, fixed, method, named, resolve
 
-__all__ = ["Description", "PolicyParameters", "applicable", "available", "describe", "fixed", "method", "resolve"]
+__all__ = [
+    "Description",
+    "PolicyParameters",
+    "applicable",
+    "available",
+    "describe",
+    "fixed",
+    "method",
+    "named",
+    "resolve",
+]

@@ -113,7 +113,7 @@ class Prefills:
     def put(self, batch: Batch, parameters: PolicyParameters, prefilled: Prefilled) -> None:
         """Remember prompts that a policy kept whole, as long as there is room."""
         size = sum(cache.keys.nbytes + cache.values.nbytes for cache in prefilled[1].caches)
-        if parameters.decode_selection == "exact-topk" and self._bytes + size <= self._limit:
+        if parameters.selection.oracle and not parameters.eviction.evicts and self._bytes + size <= self._limit:
             self._known[self._key(batch, parameters)] = copy.deepcopy(prefilled)
             self._bytes += size
 
@@ -144,13 +144,14 @@ class ReferenceAnswerer:
 
         method = policies.method(parameters)
         self._decoder = ReferenceDecoder(config, weights, method=method, parameters=parameters)
+        self._parameters = parameters
         self._rows, self._ends, self._prefills = rows, frozenset(end_token_ids), prefills
         self.row_bytes = 0
 
     @property
     def parameters(self) -> PolicyParameters:
         """The policy's resolved numbers."""
-        return self._decoder.parameters
+        return self._parameters
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """Greedy answers; a tie takes the lowest id, as a session does."""

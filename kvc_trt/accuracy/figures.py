@@ -26,7 +26,6 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 """Okabe and Ito's, told apart by every kind of colour vision; without the yellow, which is pale on white."""
 _MARKERS = "osD^vPX*<>hp"
 _LINES = ("-", "--", ":", "-.")
-_CHOOSING = ("hybrid", "quest", "sparq", "exact-topk")
 _APART = 0.03
 """Distance between policies at one budget, in doublings, so that equal accuracies do not hide each other."""
 Figures = Callable[[Variant], Mean | None]
@@ -44,8 +43,9 @@ class Style(NamedTuple):
 
 def kind_of(policy: str) -> str:
     """CHOOSES or DROPS; a policy that the registry does not know drops."""
-    selection = {one.name: one.decode_selection for one in policies.describe()}.get(policy.partition(":")[0], "")
-    return CHOOSES if selection in _CHOOSING else DROPS
+    name = policy.partition(":")[0]
+    known = name in {one.name for one in policies.describe()}
+    return CHOOSES if known and policies.named(name).selection.reads_a_part else DROPS
 
 
 def style_of(policy: str) -> Style:

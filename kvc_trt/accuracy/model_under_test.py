@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, rows_for
 from kvc_trt.accuracy.grid import FULL, Variant
 from kvc_trt.errors import InputError
-from kvc_trt.graph.twin import twin_parameters
 from kvc_trt.runtime.executor import threads_for
 from kvc_trt.verify.target import target_for
 
@@ -106,7 +105,7 @@ class BuiltEngine:
 
     @cached_property
     def _twin(self) -> Answerer:
-        return self._answerer(self._target.open_twin(), twin_parameters(self._engine.parameters))
+        return self._answerer(self._target.open_twin(), self._engine.parameters.keeping_everything())
 
     def _answerer(self, executor: Any, parameters: PolicyParameters) -> Answerer:
         rows = rows_for(self.config, parameters.max_sequence_len)

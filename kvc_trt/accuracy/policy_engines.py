@@ -78,7 +78,7 @@ class PolicyEngines:
         if self._shared is None:
             self._open.clear()
         parameters = self._resolve(variant, room)
-        answerer = self._reference(parameters) if _is_oracle(parameters.decode_selection) else self._engine(parameters)
+        answerer = self._reference(parameters) if parameters.selection.oracle else self._engine(parameters)
         self._open[variant, room] = answerer
         return answerer
 
@@ -133,11 +133,6 @@ class PolicyEngines:
             lambda: build_prefill(model, parameters, weights=weights),
             lambda: build_decode(model, parameters, weights=weights),
         )
-
-
-def _is_oracle(decode_selection: str) -> bool:
-    """Whether a policy exists to compare with only: it reads the whole cache to choose what to read."""
-    return decode_selection == "exact-topk"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 @printing.json_option
 def command(as_json: bool) -> None:
     """List the KV-cache policies."""
-    from kvc_trt.policies import describe
+    from kvc_trt.policies import describe, named
 
     policies = [(one, engines(one.name)) for one in describe()]
     if as_json:
@@ -24,8 +24,9 @@ def command(as_json: bool) -> None:
         return
     headers = ("name", "prefill eviction", "decode selection", "engines", "what it does", "source")
     rows = [
-        (one.name, one.prompt_eviction, one.decode_selection, _engines_text(able), one.summary, one.source)
+        (one.name, kinds.eviction.name, kinds.selection.name, _engines_text(able), one.summary, one.source)
         for one, able in policies
+        if (kinds := named(one.name))
     ]
     click.echo(text_table(headers, rows))
 

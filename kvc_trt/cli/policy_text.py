@@ -31,9 +31,9 @@ def _retrieval(parameters: PolicyParameters) -> list[str]:
 def _kept(parameters: PolicyParameters) -> str:
     if parameters.evicts_while_decoding:
         return _kept_while_decoding(parameters)
-    if parameters.prompt_eviction == "none":
+    if not parameters.eviction.evicts:
         return f"the cache keeps everything ({parameters.capacity} slots)"
-    head = "query head" if parameters.prompt_eviction == "snapkv" else "KV head"
+    head = "query head" if parameters.eviction.cache_per_query_head else "KV head"
     kept = f"{_prompt_tokens(parameters)} of each {head}, {_slots(parameters)} slots"
     return f"{kept} (window {parameters.window}, pool kernel {parameters.pool_kernel})"
 
@@ -85,17 +85,5 @@ def _span(parameters: PolicyParameters, more: int) -> str:
 def _read(parameters: PolicyParameters) -> str:
     if not parameters.reads_a_part:
         return "a step reads all of them"
-    how = f"{_selection(parameters)}; dense up to {parameters.dense_limit} tokens"
+    how = f"{parameters.selection.describe(parameters)}; dense up to {parameters.dense_limit} tokens"
     return f"a step reads {parameters.top_k} tokens ({how})"
-
-
-def _selection(parameters: PolicyParameters) -> str:
-    if parameters.decode_selection == "quest":
-        return f"whole pages of {parameters.page_size}, each query head its own"
-    if parameters.decode_selection == "sparq":
-        mean = ", the mean value in place of the others" if parameters.reallocate else ""
-        return f"and the current one, scored by {parameters.top_r} of each key's channels{mean}"
-    if parameters.decode_selection == "exact-topk":
-        whose = "each query head its own" if parameters.per_query_head else "one list per KV head"
-        return f"the best, found by reading all of them, {whose}"
-    return f"page size {parameters.page_size}, {parameters.top_r} channels"

@@ -52,11 +52,11 @@ def engine_program(engine: Engine) -> Program:
 
 def twin_program(engine: Engine | Program) -> Program:
     """The dense twin over the same weight file: nothing evicted, nothing skipped; its graphs are built in memory."""
-    from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill, twin_parameters
+    from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill
     from kvc_trt.graph.weights import GraphWeights
 
     model, parameters, weights = engine.model, engine.parameters, GraphWeights(engine.weights_path)
-    dense = twin_parameters(parameters)
+    dense = parameters.keeping_everything()
     return Program(
         model,
         dense,

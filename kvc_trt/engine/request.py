@@ -14,7 +14,7 @@ from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.methods.head_pattern import read_head_pattern
-from kvc_trt.methods.parameters import READING_A_PART, PolicyParameters
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
 from kvc_trt.schema import validated
@@ -117,7 +117,7 @@ def resolve(
     config = _pinned(config, parameters, recorded or {})
     if config.dense_until == "auto":
         measured = None
-        if parameters.decode_selection in READING_A_PART:
+        if parameters.reads_a_part:
             measured = measure_break_even(choice.config, parameters, compute_dtype(config.weights))
         config = config.model_copy(update={"dense_until": measured})
     model = dataclasses.replace(choice.config, dtype=compute_dtype(config.weights))

@@ -1,7 +1,7 @@
 """Which policies each backend's engines can have: asked before a build does any work, and before an engine is loaded.
 
-ONNX Runtime executes the body of every operator. The other backends need a kernel or a plugin in its place, and those
-that exist evict a prompt by SnapKV++ and read a cache whole or by hybrid attention, all KV heads of a layer alike.
+ONNX Runtime executes the body of every operator. The other backends need a kernel or a plugin in its place; so they run
+what is done by operators that have one alone, all KV heads of a layer alike.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from kvc_trt.methods.parameters import PolicyParameters
 
 EVERY_OPERATOR = ("onnxruntime",)
 """Backends that run whatever a graph can be written for."""
-NO_GRAPH = ("exact-topk",)
-"""Decode selections that exist in the reference alone."""
-WITH_KERNELS = {"prompt_eviction": ("none", "snapkv++"), "decode_selection": ("dense", "hybrid")}
+WITH_KERNELS = frozenset(("KvcPrefillAttention", "KvcCompact", "KvcHybridAttention", "KvcDenseAttention"))
 
 
 def check_supported(parameters: PolicyParameters, layers: int, backend: str) -> None:
@@ -31,7 +29,7 @@ def check_supported(parameters: PolicyParameters, layers: int, backend: str) -> 
 def unsupported(parameters: PolicyParameters, layers: int, backend: str) -> str | None:
     """What a backend has not that this policy needs in some of `layers` layers; None where it has everything."""
     every = [group for layer in range(layers) for group in parameters.groups(layer)]
-    if any(group.parameters.decode_selection in NO_GRAPH for group in every):
+    if any(group.parameters.selection.oracle for group in every):
         return "graph of an oracle that reads everything to find what matters"
     if backend in EVERY_OPERATOR:
         return None
@@ -41,9 +39,11 @@ def unsupported(parameters: PolicyParameters, layers: int, backend: str) -> str 
 
 
 def _missing_kernel(rule: PolicyParameters) -> str | None:
-    for part, served in WITH_KERNELS.items():
-        if getattr(rule, part) not in served:
-            return f"kernel for {part.replace('_', ' ')} {getattr(rule, part)}"
+    eviction, selection = rule.eviction, rule.selection
+    if eviction.operators is None or not WITH_KERNELS.issuperset(eviction.operators):
+        return f"kernel for prompt eviction {eviction.name}"
+    if not WITH_KERNELS.issuperset(selection.operators):
+        return f"kernel for decode selection {selection.name}"
     if rule.squeeze_share is not None and rule.compresses:
         return "kernel that divides a budget for each prompt"
     if rule.per_query_head or rule.reallocate or rule.sinks or rule.positions != "original":

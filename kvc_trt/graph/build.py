@@ -9,26 +9,25 @@ A graph holds a few hundred bytes per tensor; the data stay in the weight file, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
-from onnx import FunctionProto, ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from kvc_trt.errors import InputError
 from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, squeeze
-from kvc_trt.graph.caches import KINDS
-from kvc_trt.graph.caches.prompt import Prompt
-from kvc_trt.graph.caches.step import Step
 from kvc_trt.graph.decoder import decode_layer, prefill_layer
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
-from kvc_trt.graph.state import CacheSite, cache_sites, state_tensors
+from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
 from kvc_trt.graph.weights import ROTARY, GraphWeights
-from kvc_trt.methods.parameters import READING_A_PART, PolicyParameters
+from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators import KVC_DOMAIN, OPSET, prefill_attention
+from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.shapes import count_to
+from kvc_trt.operators.registry import OPERATORS
+from kvc_trt.operators.shapes import HeadShape, Layout, count_to
 from kvc_trt.version import __version__
 
 
@@ -54,7 +53,7 @@ def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights:
             if of_layer[0] in squeezed:
                 cosines.append(squeeze.cosine(emit, prompt, before, attended))
     if squeezed:
-        squeeze.trim_layers(emit, parameters, prompt, squeezed, cosines)
+        squeeze.trim_layers(layers, parameters, prompt, squeezed, cosines)
     by_row = emit.Reshape(x, emit.Concat(prompt.grid, [-1], axis=0))
     last = emit.GatherND(by_row, emit.Unsqueeze(emit.Sub("prompt_lengths", 1), [1]), batch_dims=1)
     emit.Identity(layers.head(last), outputs=["logits"])
@@ -83,12 +82,13 @@ def build_decode(
     emit = Emitter()
     layers = Layers(emit, config, weights)
     limit = slice_limit(parameters) if slice_until is None else slice_until
-    step = Step(layers.rotary(emit.Unsqueeze("positions", [1])), "cache_lengths", "positions", limit)
+    angles = layers.rotary(emit.Unsqueeze("positions", [1]))
+    batch = DecodeBatch(angles, "cache_lengths", "positions", limit, layers.rotary_tables)
     x = layers.embed("token")
     sites = cache_sites(config, parameters)
     for layer, of_layer in _by_layer(sites):
         with emit.scope(f"layers.{layer}"):
-            x = decode_layer(layers, step, x, of_layer)
+            x = decode_layer(layers, batch, x, of_layer)
     emit.Identity(layers.head(x), outputs=["logits"])
     inputs = [
         _int64("token", ["batch"]),
@@ -105,9 +105,9 @@ def build_decode(
 
 def slice_limit(parameters: PolicyParameters) -> int:
     """Entries up to which an engine's dense attention runs on a slice: those for which it promises dense results."""
-    if parameters.decode_selection in READING_A_PART or parameters.evicts_while_decoding:
+    if parameters.reads_a_part or parameters.evicts_while_decoding:
         return parameters.dense_limit
-    return parameters.token_budget if parameters.prompt_eviction != "none" else 0
+    return parameters.token_budget if parameters.eviction.evicts else 0
 
 
 def _by_layer(sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]]]:
@@ -116,17 +116,17 @@ def _by_layer(sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]
         yield layer, list(group)
 
 
-def _prompt(layers: Layers, parameters: PolicyParameters) -> Prompt:
+def _prompt(layers: Layers, parameters: PolicyParameters) -> PromptBatch:
     emit = layers.emit
     grid = emit.Shape("input_ids")
     # Padding may reach beyond the rotary tables; what is computed there is never used.
     counted = emit.Min(count_to(emit, emit.Shape("input_ids", start=1)), parameters.max_sequence_len - 1)
-    # Heavy hitters are chosen by all queries, which need no list.
-    observed = 1 if parameters.prompt_eviction == "heavy-hitters" else parameters.window
+    # All queries of a prompt need no list.
+    observed = 1 if parameters.eviction.observes_every_query else parameters.window
     offsets = np.arange(observed, dtype=np.int64) - observed
     window = emit.Max(emit.Add(emit.Unsqueeze("prompt_lengths", [1]), offsets), 0)
     angles = layers.rotary(emit.Expand(counted, grid))
-    return Prompt("prompt_lengths", grid, angles, emit.Unsqueeze(window, [2]))
+    return PromptBatch("prompt_lengths", grid, angles, emit.Unsqueeze(window, [2]))
 
 
 def _int64(name: str, shape: Sequence[int | str]) -> ValueInfoProto:
@@ -152,10 +152,7 @@ def _model(
         left := [node.name for node in nodes if node.op_type in ("Gemm", "MatMul")]
     ):
         raise AssertionError(f"linear layers left unquantised: {', '.join(left)}")
-    bodies: dict[str, Callable[[], FunctionProto]] = {prefill_attention.NAME: prefill_attention.prefill_attention}
-    for kind in dict.fromkeys(site.parameters.decode_selection for site in cache_sites(layers.config, parameters)):
-        bodies.update(KINDS[kind].bodies(layers, parameters))
-    bodies.update(squeeze.bodies(parameters, layers.config.num_hidden_layers - parameters.skip_layers))
+    layout = _layout(layers, parameters)
     used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
     if layers.weights.bits is not None:
@@ -164,10 +161,33 @@ def _model(
         helper.make_graph(nodes, name, inputs, outputs, list(layers.initializers.values())),
         opset_imports=imports,
         ir_version=IR_VERSION,
-        functions=[body() for op, body in bodies.items() if op in used],
+        functions=[one.body(layout) for name, one in OPERATORS.items() if name in used],
         producer_name="kvc-trt",
         producer_version=__version__,
     )
+
+
+def _layout(layers: Layers, rule: PolicyParameters) -> Layout:
+    """What bodies contain; capacity and pages are numbers where all layers have the same."""
+    config = layers.config
+    capacity, pages = (rule.capacity, rule.num_pages()) if rule.layer_budgets is None else (None, None)
+    numbers = {
+        "pool_kernel": rule.pool_kernel,
+        "reallocate": rule.reallocate,
+        "budgeted_layers": config.num_hidden_layers - rule.skip_layers,
+        "squeeze_share": rule.squeeze_share or 0.0,
+    }
+    return Layout(_head_shape(config, rule), capacity, pages, layers.weights.dtype, numbers)
+
+
+def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:
+    """Attention shape of every cache of an engine."""
+    heads = {cache_heads(config, site) for site in cache_sites(config, parameters)}
+    if heads == {config.num_key_value_heads}:
+        return HeadShape(config.num_attention_heads, config.num_key_value_heads, config.head_size)
+    if heads == {config.num_attention_heads}:
+        return HeadShape(config.num_attention_heads, config.num_attention_heads, config.head_size)
+    return HeadShape(None, None, config.head_size)
 
 
 def _check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights) -> None:

@@ -6,26 +6,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvc_trt.graph.caches import KINDS
-from kvc_trt.graph.caches.prompt import Prompt, PromptLayer, by_head
-from kvc_trt.graph.caches.step import Step, StepLayer
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
+from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch, PromptLayer, StepLayer, by_head
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import function as functions
 from kvc_trt.operators import prefill_attention
 from kvc_trt.operators.emitter import Value
 
 
-def prefill_layer(layers: Layers, prompt: Prompt, x: Value, sites: Sequence[CacheSite]) -> tuple[Value, Value]:
+def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[CacheSite]) -> tuple[Value, Value]:
     """Residual stream [T,hidden] through one layer; `sites` are its caches, which it writes.
 
     Returns the stream behind the layer, and as it is between attention and feed-forward.
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
-    query, key = (_rotated(layers, prompt, normed, name, kind) for kind in ("q", "k"))
-    value = _by_row(layers, prompt, layers.linear(normed, f"{name}.self_attn.v_proj"))
+    query, key = (_rotated(layers, batch, normed, name, kind) for kind in ("q", "k"))
+    value = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.v_proj"))
     queries, keys, values = (by_head(emit, part, config.head_size) for part in (query, key, value))
     attended = functions.call(emit, prefill_attention.NAME, [queries, keys, values], 1)
     flat = emit.Reshape(
@@ -33,56 +31,58 @@ def prefill_layer(layers: Layers, prompt: Prompt, x: Value, sites: Sequence[Cach
     )
 
     def plain_keys() -> Value:
-        return by_head(emit, _plain(layers, prompt, normed, name, "k"), config.head_size)
+        return by_head(emit, _plain(layers, batch, normed, name, "k"), config.head_size)
 
-    made = PromptLayer(prompt, query, queries, keys, values, plain_keys)
     for site in sites:
-        kind = KINDS[site.parameters.decode_selection]
-        kind.prefill(layers, made.of(emit, site.kv_heads, config.group_size), site)
+        rule = site.parameters
+        whole = PromptLayer(emit, config, rule, site.name, batch, query, queries, keys, values, plain_keys)
+        prompt = whole.of_heads(site.kv_heads)
+        rule.eviction.store(prompt, bounds=rule.has_pages)
+        rule.selection.complete(prompt)
     x = emit.Add(x, layers.linear(flat, f"{name}.self_attn.o_proj"))
     normed = layers.norm(x, f"{name}.post_attention_layernorm.weight")
     return str(emit.Add(x, layers.feed_forward(normed, name))), x
 
 
-def _rotated(layers: Layers, prompt: Prompt, normed: Value, name: str, kind: str) -> Value:
+def _rotated(layers: Layers, batch: PromptBatch, normed: Value, name: str, kind: str) -> Value:
     """Queries or keys of the whole prompt after RoPE, [B,S,heads*D]."""
     heads = layers.config.num_attention_heads if kind == "q" else layers.config.num_key_value_heads
-    return layers.rotate(_plain(layers, prompt, normed, name, kind), prompt.angles, heads)
+    return layers.rotate(_plain(layers, batch, normed, name, kind), batch.angles, heads)
 
 
-def _plain(layers: Layers, prompt: Prompt, normed: Value, name: str, kind: str) -> Value:
+def _plain(layers: Layers, batch: PromptBatch, normed: Value, name: str, kind: str) -> Value:
     """Queries or keys of the whole prompt before RoPE, [B,S,heads*D]."""
-    rows = _by_row(layers, prompt, layers.linear(normed, f"{name}.self_attn.{kind}_proj"))
+    rows = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.{kind}_proj"))
     return layers.norm_heads(rows, f"{name}.self_attn.{kind}_norm.weight") if layers.config.qk_norm else rows
 
 
-def _by_row(layers: Layers, prompt: Prompt, x: Value) -> Value:
+def _by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:
     """[T,width] -> [B,S,width]"""
-    return str(layers.emit.Reshape(x, layers.emit.Concat(prompt.grid, [-1], axis=0)))
+    return str(layers.emit.Reshape(x, layers.emit.Concat(batch.grid, [-1], axis=0)))
 
 
-def decode_layer(layers: Layers, step: Step, x: Value, sites: Sequence[CacheSite]) -> Value:
+def decode_layer(layers: Layers, batch: DecodeBatch, x: Value, sites: Sequence[CacheSite]) -> Value:
     """Residual stream [B,hidden] through one layer; `sites` are its caches, which it reads and writes."""
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
-    attended = _attend(layers, step, normed, name, sites)
+    attended = _attend(layers, batch, normed, name, sites)
     flat = emit.Reshape(attended, [0, config.num_attention_heads * config.head_size])
     x = emit.Add(x, layers.linear(flat, f"{name}.self_attn.o_proj"))
     normed = layers.norm(x, f"{name}.post_attention_layernorm.weight")
     return str(emit.Add(x, layers.feed_forward_joined(normed, name)))
 
 
-def _attend(layers: Layers, step: Step, normed: Value, name: str, sites: Sequence[CacheSite]) -> Value:
+def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites: Sequence[CacheSite]) -> Value:
     """Attention of one token per row over all caches of a layer, [B,H,D] with the heads in the model's order."""
     emit, config = layers.emit, layers.config
-    (query, key, value), plain = _project(layers, step, normed, name)
+    (query, key, value), plain = _project(layers, batch, normed, name)
     parts = []
     for site in sites:
-        lengths = emit.Gather(step.cache_lengths, site.cache)
+        lengths = emit.Gather(batch.cache_lengths, site.cache)
         attended = f"{name}.attended" if len(sites) == 1 else f"{name}.attended.{site.name}"
-        made = StepLayer(step, query, key, value, plain, lengths, attended)
-        kind = KINDS[site.parameters.decode_selection]
-        parts.append(kind.decode(layers, made.of(emit, site.kv_heads, config.group_size), site))
+        rule = site.parameters
+        whole = StepLayer(emit, config, rule, site.name, batch, query, key, value, plain, lengths, attended)
+        parts.append(rule.selection.decode(rule.eviction.new_entry(whole.of_heads(site.kv_heads))))
     if len(parts) == 1:
         return parts[0]
     return str(emit.Gather(emit.Concat(*parts, axis=1), _places(config, sites), axis=1))
@@ -97,7 +97,7 @@ def _places(config: ModelConfig, sites: Sequence[CacheSite]) -> list[int]:
 
 
 def _project(
-    layers: Layers, step: Step, normed: Value, name: str
+    layers: Layers, batch: DecodeBatch, normed: Value, name: str
 ) -> tuple[tuple[Value, Value, Value], Callable[[], tuple[Value, Value]]]:
     """Query [B,H,D], key and value [B,G,D] of one token per row; query and key are rotated together.
 
@@ -122,5 +122,5 @@ def _project(
         query, key = emit.Split(by_head, [heads, kv_heads], axis=1, outputs=2)
         return query, key
 
-    query, key = split(layers.rotate(to_rotate, step.angles, heads + kv_heads))
+    query, key = split(layers.rotate(to_rotate, batch.angles, heads + kv_heads))
     return (query, key, str(emit.Reshape(value, [0, kv_heads, head_size]))), lambda: split(to_rotate)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from onnx import FunctionProto, TensorProto
+from onnx import TensorProto
 
-from kvc_trt.graph.caches.prompt import Prompt, trim
+from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
+from kvc_trt.methods.graph_pieces import CacheLayer, PromptBatch
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.operators import function as functions
 from kvc_trt.operators import layer_budgets
@@ -18,7 +19,7 @@ _SMALLEST_NORM = 1e-16
 """Of a product of two squared norms, so that a row of zeros has no direction and no NaN."""
 
 
-def cosine(emit: Emitter, prompt: Prompt, before: Value, after: Value) -> Value:
+def cosine(emit: Emitter, prompt: PromptBatch, before: Value, after: Value) -> Value:
     """Mean cosine over each prompt's tokens between two residual streams [T,hidden]; FLOAT [1,B]."""
     before, after = float32(emit, before), float32(emit, after)
     product = emit.ReduceSum(emit.Mul(before, after), [1], keepdims=0)
@@ -31,18 +32,16 @@ def cosine(emit: Emitter, prompt: Prompt, before: Value, after: Value) -> Value:
 
 
 def trim_layers(
-    emit: Emitter, parameters: PolicyParameters, prompt: Prompt, sites: Sequence[CacheSite], cosines: Sequence[Value]
-) -> None:
+    layers: Layers, parameters: PolicyParameters, prompt: PromptBatch, sites: Sequence[CacheSite],
+    cosines: Sequence[Value],
+) -> None:  # fmt: skip
     """Write the caches of all `sites` whose layers have a cosine, one each, in the same order."""
+    emit = layers.emit
     budgets = functions.call(
         emit, layer_budgets.NAME, [emit.Concat(*cosines, axis=0), prompt.lengths], 1,
         budget=parameters.prompt_budget, least=parameters.window, most=parameters.most_kept,
     )  # fmt: skip
     for row, site in enumerate(sites):
-        trim(emit, site, emit.Gather(budgets, row), prompt.lengths)
-
-
-def bodies(parameters: PolicyParameters, layers: int) -> Mapping[str, Callable[[], FunctionProto]]:
-    """KvcLayerBudgets for so many layers, if the policy sets budgets for each prompt."""
-    share = parameters.squeeze_share
-    return {} if share is None else {layer_budgets.NAME: lambda: layer_budgets.layer_budgets(layers, share)}
+        rule = site.parameters
+        cache = CacheLayer(emit, layers.config, rule, site.name)
+        rule.eviction.trim(cache, emit.Gather(budgets, row), prompt.lengths, bounds=rule.has_pages)

@@ -6,22 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from kvc_trt.methods.kinds import State
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.shapes import LOWEST
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
-LOWEST: dict[str, float] = {
-    "float32": -3.4028234663852886e38,
-    "float16": -65504.0,
-    "bfloat16": -3.3895313892515355e38,
-}
-"""Lowest finite value of a cache type. Finite on purpose: zero times infinity would be NaN."""
-
 ITEM_SIZE: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
-
-PAGED = ("hybrid", "quest")
-"""Decode selections that score pages by the bounds of their keys."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +26,8 @@ class StateTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    """Without the batch dimension, which comes first: [G,C,D] (per query head [H,C,D]), [G,2D,P] for page bounds; of
-    `sparq` also [G,D,C] for keys by channel and [G,D] for the sum of values, of `heavy-hitters` [G,C] for scores and
-    positions."""
+    """Without the batch dimension, which comes first: [G,C,D] (per query head [H,C,D]) for keys and values, and what
+    the cache's decode selection says of the others."""
     fill: float
     """What an empty slot or page holds."""
     aliased_output: str
@@ -76,7 +67,7 @@ def cache_sites(config: ModelConfig, parameters: PolicyParameters) -> tuple[Cach
 
 def uses_pages(parameters: PolicyParameters, layer: int) -> bool:
     """Whether a layer selects tokens by page when it decodes, and so keeps page bounds."""
-    return any(group.parameters.decode_selection in PAGED for group in parameters.groups(layer))
+    return any(group.parameters.has_pages for group in parameters.groups(layer))
 
 
 def state_tensors(config: ModelConfig, parameters: PolicyParameters, dtype: str) -> tuple[StateTensor, ...]:
@@ -87,25 +78,15 @@ def state_tensors(config: ModelConfig, parameters: PolicyParameters, dtype: str)
 
 
 def _tensors(config: ModelConfig, site: CacheSite, dtype: str) -> Iterator[StateTensor]:
-    def tensor(kind: str, kind_dtype: str, shape: tuple[int, ...], fill: float) -> StateTensor:
-        name, output = f"{kind}.{site.name}", f"{kind}_out.{site.name}"
-        return StateTensor(site.layer, site.cache, name, kind_dtype, shape, fill, output)
-
     rule, size, heads = site.parameters, config.head_size, cache_heads(config, site)
-    yield tensor("k_cache", dtype, (heads, rule.capacity, size), 0.0)
-    yield tensor("v_cache", dtype, (heads, rule.capacity, size), 0.0)
-    if rule.decode_selection in PAGED:
-        yield tensor("bounds", dtype, (heads, 2 * size, rule.num_pages()), LOWEST[dtype])
-    if rule.decode_selection == "sparq":
-        yield tensor("channels", dtype, (heads, size, rule.capacity), 0.0)
-        yield tensor("value_sum", "float32", (heads, size), 0.0)
-    if rule.decode_selection == "heavy-hitters":
-        yield tensor("scores", "float32", (heads, rule.capacity), 0.0)
-        yield tensor("slot_positions", "int32", (heads, rule.capacity), -1.0)
+    stored = [State(name, (heads, rule.capacity, size)) for name in ("k_cache", "v_cache")]
+    for part in (*stored, *rule.selection.state(rule, heads, size)):
+        part_dtype, name, output = part.dtype or dtype, f"{part.name}.{site.name}", f"{part.name}_out.{site.name}"
+        fill = max(part.fill, LOWEST.get(part_dtype, part.fill))
+        yield StateTensor(site.layer, site.cache, name, part_dtype, part.shape, fill, output)
 
 
 def cache_heads(config: ModelConfig, site: CacheSite) -> int:
     """Heads that a cache stores: one per query head where each of them evicts for itself."""
     kv_heads = config.num_key_value_heads if site.kv_heads is None else len(site.kv_heads)
-    per_query_head = site.parameters.prompt_eviction == "snapkv"
-    return kv_heads * config.num_attention_heads // config.num_key_value_heads if per_query_head else kv_heads
+    return kv_heads * config.group_size if site.parameters.eviction.cache_per_query_head else kv_heads

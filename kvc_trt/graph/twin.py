@@ -13,20 +13,15 @@ if TYPE_CHECKING:
     from kvc_trt.graph.weights import GraphWeights
 
 
-def twin_parameters(parameters: PolicyParameters) -> PolicyParameters:
-    """`full` at the lengths of an engine."""
-    return parameters.keeping_everything()
-
-
 def build_twin_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
-    """The twin's prefill graph; its state tensors are `state_tensors(config, twin_parameters(parameters), dtype)`."""
+    """The twin's prefill graph; its state tensors are those of `parameters.keeping_everything()`."""
     from kvc_trt.graph.build import build_prefill
 
-    return build_prefill(config, twin_parameters(parameters), weights=weights)
+    return build_prefill(config, parameters.keeping_everything(), weights=weights)
 
 
 def build_twin_decode(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
     """The twin's decode graph: bit-identical to the engine's as long as every row fits the engine's dense limit."""
     from kvc_trt.graph.build import build_decode, slice_limit
 
-    return build_decode(config, twin_parameters(parameters), weights=weights, slice_until=slice_limit(parameters))
+    return build_decode(config, parameters.keeping_everything(), weights=weights, slice_until=slice_limit(parameters))

@@ -1,12 +1,19 @@
 """RocketKV's division of one token budget into cache, pages, channels and tokens (arXiv 2502.14051).
 
 The budget t is traffic: K+V pairs that one attention module reads per step and KV head. Half is spent on scores, half
-on exact attention. Everything is computed once on the host in double precision and stored as integers.
+on exact attention. Everything is computed once on the host in double precision and stored as integers. Beside it the
+width of stage 1's max-pooling when nobody fixes it: the table of the paper's first version (arXiv 2502.14051v1).
 """
 
 from __future__ import annotations
 
 import math
+
+from kvc_trt.models.config import ModelConfig
+
+SHORT, LONG = 63, 511
+LLAMA_3_1_THRESHOLD = 48_000
+LONGCHAT_THRESHOLD = 12_000
 
 
 def cache_capacity(sequence: int, budget: int, new_tokens: int, split: str | float) -> int:
@@ -38,3 +45,18 @@ def default_channels(capacity: int, budget: int, page_size: int, head_size: int)
 def traffic(capacity: int, page_size: int, top_r: int, top_k: int, head_size: int) -> float:
     """K+V pairs read per step and KV head at a full cache: one channel of one page is 1/(2 head_size) of a pair."""
     return capacity / page_size * top_r / head_size / 2 + min(top_k, capacity)
+
+
+def auto_pool_kernel(model: ModelConfig, max_input_len: int) -> int:
+    """511 for long prompts of the two families the paper names, 63 for everything else.
+
+    A model is known by its rotary scaling: `llama3` is Llama 3.1 and later; `linear` without grouped
+    queries is LongChat.
+    """
+    scaling = model.rotary_scaling
+    threshold: float = float("inf")
+    if scaling is not None and scaling.kind == "llama3":
+        threshold = LLAMA_3_1_THRESHOLD
+    elif scaling is not None and scaling.kind == "linear" and model.group_size == 1:
+        threshold = LONGCHAT_THRESHOLD
+    return SHORT if max_input_len < threshold else LONG

@@ -16,41 +16,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvc_trt.errors import InputError
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request
-from kvc_trt.methods.streaming_llm import compact, keep_recent, select
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.streaming_llm import FIRST_AND_LAST, RING, keep_recent
 from kvc_trt.models.config import ModelConfig
 
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "retrieval heads keep every token, streaming heads the first and the last ones"
-SOURCE = "DuoAttention, arXiv 2410.10819"
-PROMPT_EVICTION = "recent"
-DECODE_SELECTION = "recent"
-OVERRIDES = ("sinks", "recent", "head_scores", *EVERY_POLICY)
 SINKS, RECENT = 128, 512
 
 
-def resolve(request: Request) -> PolicyParameters:
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Sinks and recent tokens of streaming heads, and which heads retrieve."""
-    model, (sinks, recent) = request.model, _streaming(request)
-    streaming = keep_recent(replace(request, token_budget=sinks + recent, overrides={"recent": recent}), sinks)
-    scores = request.choice("head_scores", None)
+    model, (sinks, recent) = inputs.model, _streaming(inputs)
+    streaming = keep_recent(replace(inputs, token_budget=sinks + recent, overrides={"recent": recent}), sinks)
+    scores = inputs.choice("head_scores", None)
     if scores is not None:
         _check_pattern(scores, model)
     heads = model.num_hidden_layers * model.num_key_value_heads
-    count = _retrieval_heads(request, sinks + recent, heads)
-    skipped = request.value("skip_layers", 0)
+    count = _retrieval_heads(inputs, sinks + recent, heads)
+    skipped = inputs.value("skip_layers", 0)
     if not count:
-        return replace(streaming, token_budget=request.budget, skip_layers=skipped)
+        return replace(streaming, token_budget=inputs.budget, skip_layers=skipped)
     if scores is None and count < heads:
         raise InputError(
-            f"policy {request.policy} gives {count} heads the whole cache at a token budget of {request.budget}; "
+            f"policy {inputs.policy} gives {count} heads the whole cache at a token budget of {inputs.budget}; "
             "expected a pattern that says which",
             hint=f"--set head_pattern=FILE.tsv, or --token-budget {sinks + recent} for none",
         )
     chosen = best_heads(scores or [[0.0] * model.num_key_value_heads] * model.num_hidden_layers, count)
-    return replace(streaming, token_budget=request.budget, skip_layers=skipped, retrieval_heads=chosen)
+    return replace(streaming, token_budget=inputs.budget, skip_layers=skipped, retrieval_heads=chosen)
 
 
 def best_heads(scores: Sequence[Sequence[float]], count: int) -> tuple[tuple[bool, ...], ...]:
@@ -60,14 +54,14 @@ def best_heads(scores: Sequence[Sequence[float]], count: int) -> tuple[tuple[boo
     return tuple(tuple((layer, head) in best for head in range(len(row))) for layer, row in enumerate(scores))
 
 
-def _streaming(request: Request) -> tuple[int, int]:
+def _streaming(inputs: PolicyInputs) -> tuple[int, int]:
     """Sinks and recent tokens of a streaming head."""
-    budget = request.budget
+    budget = inputs.budget
     if budget > SINKS + RECENT:
-        sinks, recent = request.value("sinks", SINKS), request.value("recent", RECENT)
+        sinks, recent = inputs.value("sinks", SINKS), inputs.value("recent", RECENT)
     else:
-        sinks = request.value("sinks", SINKS if budget > 2 * SINKS else budget // 5)
-        recent = request.value("recent", max(1, budget - sinks))
+        sinks = inputs.value("sinks", SINKS if budget > 2 * SINKS else budget // 5)
+        recent = inputs.value("recent", max(1, budget - sinks))
     if sinks + recent > budget:
         raise InputError(
             f"the token budget is {budget}; expected at least {sinks + recent}: {sinks} sinks and {recent} recent",
@@ -76,13 +70,13 @@ def _streaming(request: Request) -> tuple[int, int]:
     return sinks, recent
 
 
-def _retrieval_heads(request: Request, streaming: int, heads: int) -> int:
+def _retrieval_heads(inputs: PolicyInputs, streaming: int, heads: int) -> int:
     """F: of so many heads those that keep everything, so that the mean over all is about the budget."""
-    if request.budget <= streaming:
+    if inputs.budget <= streaming:
         return 0
-    if request.sequence <= request.budget:
+    if inputs.sequence <= inputs.budget:
         return heads
-    return int((request.budget - streaming) / (request.sequence - streaming) * heads)
+    return int((inputs.budget - streaming) / (inputs.sequence - streaming) * heads)
 
 
 def _check_pattern(scores: Sequence[Sequence[float]], model: ModelConfig) -> None:
@@ -93,3 +87,14 @@ def _check_pattern(scores: Sequence[Sequence[float]], model: ModelConfig) -> Non
     wrong = next((s for row in scores for s in row if isinstance(s, bool) or not 0 <= s <= 1), None)
     if wrong is not None:
         raise InputError(f"head pattern: a score is {wrong!r}; expected numbers in 0..1")
+
+
+DUO_ATTENTION = Policy(
+    name="duo-attention",
+    summary="retrieval heads keep every token, streaming heads the first and the last ones",
+    source="DuoAttention, arXiv 2410.10819",
+    eviction=FIRST_AND_LAST,
+    selection=RING,
+    resolve=resolve,
+    overrides=("sinks", "recent", "head_scores", *EVERY_POLICY),
+)

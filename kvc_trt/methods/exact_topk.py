@@ -11,42 +11,80 @@ reference alone runs it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kvc_trt.methods.full import compact
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import NOTHING
+from kvc_trt.methods.graph_pieces import StepLayer
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request, constants
+from kvc_trt.methods.policy import Formula, Policy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import LayerCache, Selection
 
-__all__ = ["compact", "resolve", "select"]
 
-SUMMARY = "oracle: read the tokens that really matter most, found by reading them all (reference only)"
-SOURCE = "RocketKV appendix A.3, arXiv 2502.14051"
-PROMPT_EVICTION = "none"
-DECODE_SELECTION = "exact-topk"
-OVERRIDES = ("top_k", "dense_until", *EVERY_POLICY)
+class ExactTopK(DecodeSelection):
+    """The tokens that matter most, found by reading all of them."""
+
+    name = "exact-topk"
+    reads_a_part = True
+    oracle = True
+
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """The best `top_k` tokens by exact attention; `selected` is [B,H,k] where each query head chooses, else
+        [B,G,k]."""
+        from kvc_trt import reference
+
+        return reference.exact_topk(
+            query, cache.keys, cache.values, cache.lengths,
+            top_k=rule.top_k, dense_until=max(rule.token_budget, rule.dense_until), per_query_head=rule.per_query_head,
+        )  # fmt: skip
+
+    def decode(self, step: StepLayer) -> str:
+        """An oracle has no graph."""
+        raise NotImplementedError(f"decode selection {self.name} exists in the reference alone")
+
+    def describe(self, rule: Constants) -> str:
+        """Whose lists they are."""
+        whose = "each query head its own" if rule.per_query_head else "one list per KV head"
+        return f"the best, found by reading all of them, {whose}"
 
 
-def resolve(request: Request) -> PolicyParameters:
-    """The whole budget is attended; a policy named `...-group` shares one list among the heads of a group."""
+def resolve(inputs: PolicyInputs, *, per_query_head: bool) -> PolicyParameters:
+    """The whole budget is attended; each query head has its own list, or the heads of a group share one."""
     return constants(
-        request, "none", "exact-topk",
-        capacity=request.sequence,
-        top_k=request.value("top_k", request.budget),
-        dense_until=request.value("dense_until", request.budget),
-        per_query_head=not request.policy.endswith("-group"),
+        inputs, NOTHING, EXACT_TOP_K,
+        capacity=inputs.sequence,
+        top_k=inputs.value("top_k", inputs.budget),
+        dense_until=inputs.value("dense_until", inputs.budget),
+        per_query_head=per_query_head,
     )  # fmt: skip
 
 
-def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
-    """The best `top_k` tokens by exact attention; `selected` is [B,H,k] where each query head chooses, else [B,G,k]."""
-    from kvc_trt import reference
+def _policy(name: str, summary: str, *, per_query_head: bool) -> Policy:
+    return Policy(
+        name=name,
+        summary=summary,
+        source="RocketKV appendix A.3, arXiv 2502.14051",
+        eviction=NOTHING,
+        selection=EXACT_TOP_K,
+        resolve=partial(resolve, per_query_head=per_query_head),
+        overrides=("top_k", "dense_until", *EVERY_POLICY),
+        published=Formula(lambda c: 1.0, lambda c: 1 / c),
+    )
 
-    return reference.exact_topk(
-        query, cache.keys, cache.values, cache.lengths,
-        top_k=parameters.top_k, dense_until=parameters.dense_limit, per_query_head=parameters.per_query_head,
-    )  # fmt: skip
+
+EXACT_TOP_K = ExactTopK()
+EACH_HEAD = _policy(
+    "exact-topk",
+    "oracle: read the tokens that really matter most, found by reading them all (reference only)",
+    per_query_head=True,
+)
+EACH_GROUP = _policy(
+    "exact-topk-group", "oracle: exact-topk with one list for the heads of a group", per_query_head=False
+)

@@ -2,35 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_compacted, store_whole
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request, constants
-from kvc_trt.methods.snapkv_plus_plus import select
+from kvc_trt.methods.policy import Formula, Policy
+from kvc_trt.methods.verification import Found, RunnableAlone, StepCase, StepRun, float32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted
-
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "keep every token, read every token"
-SOURCE = "dense attention"
-PROMPT_EVICTION = "none"
-DECODE_SELECTION = "dense"
-OVERRIDES = EVERY_POLICY
+    from kvc_trt.reference import Compacted, LayerCache, Selection
 
 
-def resolve(request: Request) -> PolicyParameters:
-    """Room for the whole sequence; the token budget is the sequence whatever was asked."""
-    return constants(request, "none", "dense", capacity=request.sequence, token_budget=request.sequence)
+class Nothing(PromptEviction):
+    """Every token of every prompt stays."""
+
+    name = "none"
+    evicts = False
+
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """Everything, in its order."""
+        from kvc_trt import reference
+
+        return reference.compact(q_window, keys, values, prompt_lengths, prompt_budget=keys.shape[2], pool_kernel=1)
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """As it is; where a step needs page bounds, KvcCompact makes them: its budget is then the longest prompt."""
+        if bounds:
+            store_compacted(prompt, bounds=True)
+        else:
+            store_whole(prompt)
 
 
-def compact(
-    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
-) -> Compacted:
-    """Keep every token of every prompt."""
+class Dense(DecodeSelection):
+    """A step attends to everything cached: also in skipped layers, and of policies that only evict from the prompt."""
+
+    name = "dense"
+    operators = ("KvcDenseAttention",)
+
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """Attention over all entries."""
+        from kvc_trt import reference
+
+        return reference.Selection(reference.dense_attention(query, cache.keys, cache.values, cache.lengths))
+
+    def decode(self, step: StepLayer) -> str:
+        """KvcDenseAttention."""
+        return step.attend("KvcDenseAttention", ("k_cache", "v_cache"), dense_until=step.batch.slice_until)
+
+    def runs(self) -> Mapping[str, StepRun]:
+        """One operator."""
+        return {"KvcDenseAttention": _run_dense}
+
+
+def _run_dense(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+    import torch
+
     from kvc_trt import reference
 
-    return reference.compact(q_window, keys, values, prompt_lengths, prompt_budget=keys.shape[2], pool_kernel=1)
+    keys, values, lengths = case.appended()
+    output, k_cache, v_cache = operator.run(**case.inputs())
+    inputs = float32(case.query), float32(keys), float32(values), torch.from_numpy(lengths)
+    expected = reference.dense_attention(*inputs).numpy()
+    return Found(moved=((k_cache, keys), (v_cache, values)), computed=((output, expected),))
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
+    """Room for the whole sequence; the token budget is the sequence whatever was asked."""
+    return constants(inputs, NOTHING, DENSE, capacity=inputs.sequence, token_budget=inputs.sequence)
+
+
+NOTHING, DENSE = Nothing(), Dense()
+FULL = Policy(
+    name="full",
+    summary="keep every token, read every token",
+    source="dense attention",
+    eviction=NOTHING,
+    selection=DENSE,
+    resolve=resolve,
+    overrides=EVERY_POLICY,
+    published=Formula(lambda c: 1.0, lambda c: 1.0),
+)

@@ -13,62 +13,209 @@ the number of queries that saw an entry, positions are those of the text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvc_trt.errors import InputError
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction, State
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request, constants
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.verification import (
+    ExactList,
+    Found,
+    PromptCase,
+    PromptRun,
+    RunnableAlone,
+    StepCase,
+    StepRun,
+    float32,
+    gathered,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import Compacted, LayerCache, Selection
 
-SUMMARY = "keep the last tokens and those that were attended to most, drop one at every step"
-SOURCE = "H2O, arXiv 2306.14048"
-PROMPT_EVICTION = "heavy-hitters"
-DECODE_SELECTION = "heavy-hitters"
-OVERRIDES = ("recent", *EVERY_POLICY)
+STATE = ("k_cache", "v_cache", "scores", "slot_positions")
+SPARE_SLOTS = 1
+"""A step attends to the new token before it drops one."""
 
 
-def resolve(request: Request) -> PolicyParameters:
+class MostAttended(PromptEviction):
+    """The last tokens of a prompt, and of the others those that all of its queries attended to most."""
+
+    name = "heavy-hitters"
+    operators = ("KvcCompactHeavyHitters",)
+    observes_every_query = True
+
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """The last tokens and the heavy hitters of every prompt longer than the budget; q_window is all queries."""
+        from kvc_trt import reference
+
+        shares = {"heavy": _heavy(rule), "recent": rule.recent}
+        return reference.keep_heavy_hitters(q_window, keys, values, prompt_lengths, **shares)
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """KvcCompactHeavyHitters; it makes no page bounds."""
+        rule = prompt.rule
+        inputs = [prompt.queries, prompt.keys, prompt.values, prompt.batch.lengths]
+        prompt.call(
+            "KvcCompactHeavyHitters", inputs, (*STATE, "lengths", "indices"),
+            prompt_budget=rule.capacity - SPARE_SLOTS, capacity=rule.capacity, recent=rule.recent,
+        )  # fmt: skip
+
+    def runs(self) -> Mapping[str, PromptRun]:
+        """One operator."""
+        return {"KvcCompactHeavyHitters": _run_compaction}
+
+
+class HeavyHitters(DecodeSelection):
+    """A step reads everything, and drops the token that has been attended to least of those that are not recent."""
+
+    name = "heavy-hitters"
+    operators = ("KvcHeavyHitterAttention",)
+    evicts_while_decoding = True
+    spare_slots = SPARE_SLOTS
+
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """Attend to everything cached, then drop what no longer fits the budget."""
+        from kvc_trt import reference
+
+        if cache.scores is None:
+            raise ValueError("scores are missing; expected the attention received by every entry [B,G,C]")
+        state = cache.keys, cache.values, cache.lengths, cache.scores
+        return reference.heavy_hitter_attention(query, *state, heavy=_heavy(rule), recent=rule.recent)
+
+    def decode(self, step: StepLayer) -> str:
+        """KvcHeavyHitterAttention."""
+        rule = step.rule
+        return step.attend(
+            "KvcHeavyHitterAttention", STATE, step.batch.positions, capacity=rule.capacity, recent=rule.recent
+        )
+
+    def state(self, rule: Constants, heads: int, head_size: int) -> Iterable[State]:
+        """What each entry has received, and the position of its token in the text."""
+        yield State("scores", (heads, rule.capacity), dtype="float32")
+        yield State("slot_positions", (heads, rule.capacity), dtype="int32", fill=-1.0)
+
+    def recent_of(self, rule: Constants, budget: int) -> int:
+        """As large a share as in the other layers."""
+        whole = rule.capacity - SPARE_SLOTS
+        half = rule.recent == whole - whole // 2
+        return budget - budget // 2 if half else max(1, budget * rule.recent // whole)
+
+    def runs(self) -> Mapping[str, StepRun]:
+        """One operator."""
+        return {"KvcHeavyHitterAttention": _run_step}
+
+
+def _heavy(rule: Constants) -> int:
+    """Entries that stay for what they received: the budget less the recent ones."""
+    return rule.capacity - SPARE_SLOTS - rule.recent
+
+
+def _run_step(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+    """Entries are in the order of the text; what they have received is random."""
+    import torch
+
+    from kvc_trt import reference
+
+    stored = np.minimum(case.cache_lengths, rule.capacity - 1)
+    case = replace(case, cache_lengths=stored)
+    slots = np.broadcast_to(np.arange(case.k_cache.shape[2]), case.k_cache.shape[:3])
+    present = slots < stored[:, None, None]
+    scores = np.random.default_rng(7).random(slots.shape, np.float32) * present
+    before = np.where(present, slots, -1).astype(np.int32)
+    result = operator.run(**case.inputs(), scores=scores, slot_positions=before, positions=stored)
+    output, k_cache, v_cache, new_scores, slot_positions = result
+    keys, values, lengths = case.appended()
+    cache = reference.LayerCache(
+        float32(keys), float32(values), torch.from_numpy(lengths), scores=torch.from_numpy(scores)
+    )
+    step = HEAVY_HITTERS.select(float32(case.query), cache, rule)
+    assert step.kept is not None
+    assert step.scores is not None
+    chosen = []
+    for row, kept in enumerate(step.kept):
+        stay = np.sort(np.where(slot_positions[row] < 0, np.iinfo(np.int32).max, slot_positions[row]), axis=-1)
+        chosen.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),)))
+    kept_scores = np.where(slot_positions >= 0, step.scores.numpy(), 0)
+    return Found(
+        chosen=chosen,
+        moved=((k_cache, keys), (v_cache, values)),
+        computed=((output, step.output.numpy()), (new_scores, kept_scores)),
+    )
+
+
+def _run_compaction(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+    """Every query of the prompt counts: they are those of the case's window, again and again.
+
+    The reference runs in float64 and in float32: where the two differ, rounding decides.
+    """
+    import torch
+
+    slots, window = case.k.shape[2], case.q_window.shape[2]
+    queries = np.ascontiguousarray(case.q_window[:, :, np.arange(slots) % window])
+    aligned = np.zeros_like(queries)
+    for row, n in enumerate(case.prompt_lengths):
+        aligned[row, :, slots - n :] = queries[row, :, :n]
+    inputs = {"q": queries, "k": case.k, "v": case.v, "prompt_lengths": case.prompt_lengths}
+    k_cache, v_cache, scores, positions, lengths, indices = operator.run(**inputs)
+    rows = torch.from_numpy(case.prompt_lengths)
+    q, k, v = (float32(table) for table in (aligned, case.k, case.v))
+    single = MOST_ATTENDED.compact(q, k, v, rows, rule)
+    double = MOST_ATTENDED.compact(q.double(), k.double(), v.double(), rows, rule)
+    width = single.indices.shape[2]
+    assert double.scores is not None
+    return Found(
+        chosen=[
+            ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
+            for row in range(len(rows))
+        ],
+        moved=(
+            (lengths, single.lengths.numpy()),
+            (positions, indices),
+            (k_cache, gathered(case.k, indices)),
+            (v_cache, gathered(case.v, indices)),
+        ),
+        computed=((scores[:, :, :width], double.scores.numpy()),),
+    )
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Half of the budget recent tokens, rounded up; one slot more than the budget."""
-    budget = min(request.budget, request.sequence)
-    recent = request.value("recent", budget - budget // 2)
+    budget = min(inputs.budget, inputs.sequence)
+    recent = inputs.value("recent", budget - budget // 2)
     if recent > budget:
         raise InputError(
             f"the token budget is {budget}; expected at least the {recent} recent tokens",
             hint=f"--token-budget {recent}, or fewer --set recent=N",
         )
     return constants(
-        request, "heavy-hitters", "heavy-hitters",
+        inputs, MOST_ATTENDED, HEAVY_HITTERS,
         capacity=budget + 1,
-        prompt_budget=min(budget, request.max_input_len),
-        window=request.max_input_len,
+        prompt_budget=min(budget, inputs.max_input_len),
+        window=inputs.max_input_len,
         recent=recent,
     )  # fmt: skip
 
 
-def compact(
-    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
-) -> Compacted:
-    """The last tokens and the heavy hitters of every prompt longer than the budget; q_window is all queries."""
-    from kvc_trt import reference
-
-    shares = {"heavy": _heavy(parameters), "recent": parameters.recent}
-    return reference.keep_heavy_hitters(q_window, keys, values, prompt_lengths, **shares)
-
-
-def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
-    """Attend to everything cached, then drop what no longer fits the budget."""
-    from kvc_trt import reference
-
-    if cache.scores is None:
-        raise ValueError("scores are missing; expected the attention received by every entry [B,G,C]")
-    state = cache.keys, cache.values, cache.lengths, cache.scores
-    return reference.heavy_hitter_attention(query, *state, heavy=_heavy(parameters), recent=parameters.recent)
-
-
-def _heavy(parameters: PolicyParameters) -> int:
-    """Entries that stay for what they received: the budget less the recent ones."""
-    return parameters.capacity - parameters.spare_slots - parameters.recent
+MOST_ATTENDED, HEAVY_HITTERS = MostAttended(), HeavyHitters()
+H2O = Policy(
+    name="h2o",
+    summary="keep the last tokens and those that were attended to most, drop one at every step",
+    source="H2O, arXiv 2306.14048",
+    eviction=MOST_ATTENDED,
+    selection=HEAVY_HITTERS,
+    resolve=resolve,
+    overrides=("recent", *EVERY_POLICY),
+)

@@ -10,62 +10,116 @@ scores are float32.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.methods.budget import default_channels, default_page_size
-from kvc_trt.methods.full import compact
-from kvc_trt.methods.parameters import PolicyParameters, PromptEviction
-from kvc_trt.methods.request import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, Request, constants
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import NOTHING
+from kvc_trt.methods.graph_pieces import StepLayer
+from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.verification import ByPages, Found, ReadByStep, RunnableAlone, StepCase, StepRun, page_bounds
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import LayerCache, Selection
 
-__all__ = ["compact", "resolve", "select"]
 
-SUMMARY = "keep every token, read the most promising ones"
-SOURCE = "RocketKV stage 2, arXiv 2502.14051"
-PROMPT_EVICTION = "none"
-DECODE_SELECTION = "hybrid"
-OVERRIDES = (*SELECTION, *EVERY_POLICY)
+class HybridAttention(DecodeSelection):
+    """The best tokens by the bounds of their pages on the query's largest channels."""
+
+    name = "hybrid"
+    operators = ("KvcHybridAttention",)
+    reads_a_part = True
+    pages = True
+
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """One step of hybrid attention: the output and the tokens it read."""
+        from kvc_trt import reference
+
+        if cache.page_min is None or cache.page_max is None:
+            raise ValueError("page_min and page_max are missing; expected the bounds of every page [B,G,P,D]")
+        read = reference.hybrid_attention(
+            query, cache.keys, cache.values, cache.lengths, cache.page_min, cache.page_max,
+            page_size=rule.page_size, top_r=rule.top_r, top_k=rule.top_k,
+            token_budget=rule.token_budget, dense_until=rule.dense_until,
+        )  # fmt: skip
+        return reference.Selection(*read)
+
+    def decode(self, step: StepLayer) -> str:
+        """KvcHybridAttention."""
+        rule = step.rule
+        return step.attend(
+            "KvcHybridAttention", ("k_cache", "v_cache", "bounds"), selects=True, page_size=rule.page_size,
+            top_r=rule.top_r, top_k=rule.top_k, token_budget=rule.token_budget, dense_until=rule.dense_until,
+        )  # fmt: skip
+
+    def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
+        """`top_r` channels of one bound of every page."""
+        return -(-entries // rule.page_size) * rule.top_r / (2 * head_size)
+
+    def describe(self, rule: Constants) -> str:
+        """Pages and channels."""
+        return f"page size {rule.page_size}, {rule.top_r} channels"
+
+    def ranking(self, rule: Constants) -> ByPages:
+        """Pages, and the channels that score them."""
+        return ByPages(rule.page_size, rule.top_r)
+
+    def runs(self) -> Mapping[str, StepRun]:
+        """One operator."""
+        return {"KvcHybridAttention": run_paged}
 
 
-def resolve(request: Request) -> PolicyParameters:
+def run_paged(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+    """An operator that carries page bounds: they are those of the keys, before and after the append."""
+    keys, values, lengths = case.appended()
+    before = page_bounds(case.k_cache, case.cache_lengths, rule.page_size)
+    output, k_cache, v_cache, bounds, selected = operator.run(**case.inputs(), bounds=before)
+    after = page_bounds(keys, lengths, rule.page_size)
+    return Found(
+        chosen=(ReadByStep(keys, values, lengths, output, selected),),
+        moved=((k_cache, keys), (v_cache, values), (bounds, after)),
+    )
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """The whole budget's compression falls to the decode step: pages are larger, channels fewer than RocketKV's."""
     return select_from_pages(
-        request, "none", capacity=request.sequence, prompt_budget=request.max_input_len, pool_kernel=1
+        inputs, NOTHING, capacity=inputs.sequence, prompt_budget=inputs.max_input_len, pool_kernel=1
     )
 
 
 def select_from_pages(
-    request: Request, eviction: PromptEviction, *, capacity: int, prompt_budget: int, pool_kernel: int
+    inputs: PolicyInputs, eviction: PromptEviction, *, capacity: int, prompt_budget: int, pool_kernel: int
 ) -> PolicyParameters:
     """Parameters of hybrid attention over a cache of `capacity` slots, however those were chosen."""
-    page_size = request.value("page_size", default_page_size(capacity, request.budget))
-    channels = default_channels(capacity, request.budget, page_size, request.model.head_size)
+    page_size = inputs.value("page_size", default_page_size(capacity, inputs.budget))
+    channels = default_channels(capacity, inputs.budget, page_size, inputs.model.head_size)
     return constants(
-        request, eviction, "hybrid",
+        inputs, eviction, HYBRID_ATTENTION,
         capacity=capacity,
         prompt_budget=prompt_budget,
-        window=request.value("window", DEFAULT_WINDOW),
+        window=inputs.value("window", DEFAULT_WINDOW),
         pool_kernel=pool_kernel,
         page_size=page_size,
-        top_r=request.value("top_r", channels),
-        top_k=request.value("top_k", request.budget // 2),
-        dense_until=request.value("dense_until", request.budget),
+        top_r=inputs.value("top_r", channels),
+        top_k=inputs.value("top_k", inputs.budget // 2),
+        dense_until=inputs.value("dense_until", inputs.budget),
     )  # fmt: skip
 
 
-def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
-    """One step of hybrid attention: the output and the tokens it read."""
-    from kvc_trt import reference
-
-    if cache.page_min is None or cache.page_max is None:
-        raise ValueError("page_min and page_max are missing; expected the bounds of every page [B,G,P,D]")
-    read = reference.hybrid_attention(
-        query, cache.keys, cache.values, cache.lengths, cache.page_min, cache.page_max,
-        page_size=parameters.page_size, top_r=parameters.top_r, top_k=parameters.top_k,
-        token_budget=parameters.token_budget, dense_until=parameters.dense_until,
-    )  # fmt: skip
-    return reference.Selection(*read)
+HYBRID_ATTENTION = HybridAttention()
+HYBRID = Policy(
+    name="hybrid",
+    summary="keep every token, read the most promising ones",
+    source="RocketKV stage 2, arXiv 2502.14051",
+    eviction=NOTHING,
+    selection=HYBRID_ATTENTION,
+    resolve=resolve,
+    overrides=(*SELECTION, *EVERY_POLICY),
+)

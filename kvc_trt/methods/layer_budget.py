@@ -7,34 +7,31 @@ prompt, inside the prefill graph: every layer has room for twice the budget, and
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvc_trt.errors import InputError
-
-if TYPE_CHECKING:
-    from kvc_trt.methods.parameters import PolicyParameters
-    from kvc_trt.methods.request import Request
+from kvc_trt.methods.inputs import PolicyInputs
+from kvc_trt.methods.parameters import PolicyParameters
 
 DEFAULT_SHARE = 0.35
 """Of the paper's 0.3 to 0.4 (arXiv 2404.04793)."""
 LAYER_BUDGETS = ("uniform", "squeeze", "squeeze-online")
 SETTINGS = ("layer_budget", "squeeze_share", "layer_budgets")
 """Overrides that go with every policy that evicts."""
-_ONLINE = ("dense", "hybrid")
 
 
-def with_layer_budget(parameters: PolicyParameters, request: Request) -> PolicyParameters:
+def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> PolicyParameters:
     """`parameters` with the layers' own budgets; `squeeze` without measured budgets leaves them as they are.
 
     InputError where a policy evicts nothing or has layer budgets of its own, and for numbers that cannot be right.
     """
-    kind = request.choice("layer_budget", "uniform")
-    share = request.choice("squeeze_share", DEFAULT_SHARE)
-    budgets = request.choice("layer_budgets", None)
+    kind = inputs.choice("layer_budget", "uniform")
+    share = inputs.choice("squeeze_share", DEFAULT_SHARE)
+    budgets = inputs.choice("layer_budgets", None)
     if kind not in LAYER_BUDGETS:
         raise InputError(f"layer_budget is {kind!r}; expected one of {', '.join(LAYER_BUDGETS)}")
     if kind == "uniform":
-        _unused("squeeze_share", "squeeze_share" in request.overrides)
+        _unused("squeeze_share", "squeeze_share" in inputs.overrides)
         _unused("layer_budgets", budgets is not None)
         return parameters
     _check_evicts(parameters, kind)
@@ -45,7 +42,7 @@ def with_layer_budget(parameters: PolicyParameters, request: Request) -> PolicyP
         return _online(parameters, float(share))
     if budgets is None:
         return parameters
-    return replace(parameters, layer_budgets=_checked(budgets, parameters, request))
+    return replace(parameters, layer_budgets=_checked(budgets, parameters, inputs))
 
 
 def uniform_budget(parameters: PolicyParameters) -> int:
@@ -66,7 +63,7 @@ def largest_budget(parameters: PolicyParameters) -> int:
 
 
 def _check_evicts(parameters: PolicyParameters, kind: str) -> None:
-    if parameters.prompt_eviction == "none":
+    if not parameters.eviction.evicts:
         raise InputError(f"--layer-budget {kind}: policy {parameters.policy} evicts nothing", hint="kvc-trt policies")
     if parameters.layer_budgets is not None or parameters.retrieval_heads is not None:
         raise InputError(
@@ -75,7 +72,7 @@ def _check_evicts(parameters: PolicyParameters, kind: str) -> None:
 
 
 def _online(parameters: PolicyParameters, share: float) -> PolicyParameters:
-    if parameters.decode_selection not in _ONLINE or parameters.per_query_head:
+    if parameters.evicts_while_decoding or not parameters.eviction.trims:
         raise InputError(
             f"--layer-budget squeeze-online: policy {parameters.policy} goes on evicting while it decodes, or evicts "
             "per query head; only what is kept of a prompt can be trimmed by prompt",
@@ -85,8 +82,8 @@ def _online(parameters: PolicyParameters, share: float) -> PolicyParameters:
     return replace(online, capacity=online.most_kept + parameters.max_output_len)
 
 
-def _checked(budgets: Any, parameters: PolicyParameters, request: Request) -> tuple[int, ...]:
-    layers = request.model.num_hidden_layers
+def _checked(budgets: Any, parameters: PolicyParameters, inputs: PolicyInputs) -> tuple[int, ...]:
+    layers = inputs.model.num_hidden_layers
     if len(budgets) != layers or any(isinstance(b, bool) or not isinstance(b, int) for b in budgets):
         raise InputError(f"layer_budgets is {list(budgets)}; expected {layers} integers, one per layer")
     low, high = smallest_budget(parameters), largest_budget(parameters)

@@ -3,82 +3,65 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-PromptEviction = Literal["none", "snapkv++", "snapkv", "recent", "heavy-hitters"]
-DecodeSelection = Literal["dense", "hybrid", "quest", "sparq", "exact-topk", "recent", "heavy-hitters"]
-Positions = Literal["original", "cache"]
-
-EVICTING_WHILE_DECODING = ("recent", "heavy-hitters")
-"""Decode selections that drop one token for each that they append: their caches never fill up."""
-
-READING_A_PART = ("hybrid", "quest", "sparq", "exact-topk")
-"""Decode selections that keep every entry and read some, as long as a row does not fit the budget."""
+from kvc_trt.methods import kinds
+from kvc_trt.methods.constants import Constants
 
 
 @dataclass(frozen=True)
-class PolicyParameters:
-    """Prefill eviction x decode selection, with every derived number (algorithms in docs/policies/).
-
-    Counts are tokens per KV head unless the name says otherwise.
-    """
-
-    policy: str
-    prompt_eviction: PromptEviction
-    decode_selection: DecodeSelection
-    token_budget: int
-    max_input_len: int
-    max_output_len: int
-    capacity: int
-    """Cache slots of a compressed layer: what is kept of a prompt and max_output_len; every token where nothing is
-    evicted; what the budget holds where a step evicts."""
-    prompt_budget: int
-    """Prompt tokens kept, the observation window included."""
-    window: int
-    pool_kernel: int
-    page_size: int
-    top_r: int
-    """Channels that take part in scoring a page."""
-    top_k: int
-    dense_until: int
-    """A row with at most max(token_budget, dense_until) tokens is attended densely."""
-    skip_layers: int
-    """The first layers keep the full cache and attend densely."""
-    split: str | float
-    layer_budgets: tuple[int, ...] | None = None
-    """Where layers differ: prompt_budget of each layer (of a policy that evicts while decoding: capacity)."""
-    sinks: int = 0
-    """First tokens of a prompt that are never evicted."""
-    recent: int = 0
-    """Last tokens that are never evicted while decoding."""
-    positions: Positions = "original"
-    """What the rotary embedding of a cached key counts: tokens of the text, or entries of the cache."""
-    per_query_head: bool = False
-    """Whether each query head chooses for itself, not the heads of a group together."""
-    reallocate: bool = False
-    """Whether attention that was not read is given to the mean value."""
-    retrieval_heads: tuple[tuple[bool, ...], ...] | None = None
-    """Per layer and KV head: whether it keeps every token, where the others keep sinks and recent ones only."""
-    squeeze_share: float | None = None
-    """Layer budgets are set for each prompt: the share of prompt_budget that unimportant layers keep."""
+class PolicyParameters(Constants):
+    """Prefill eviction x decode selection, with every derived number (algorithms in docs/policies/)."""
 
     @property
-    def max_sequence_len(self) -> int:
-        """S: the longest prompt and everything generated after it."""
-        return self.max_input_len + self.max_output_len
+    def eviction(self) -> kinds.PromptEviction:
+        """The kind that chooses what stays of a prompt."""
+        return kinds.prompt_eviction(self.prompt_eviction)
+
+    @property
+    def selection(self) -> kinds.DecodeSelection:
+        """The kind that chooses what a step reads."""
+        return kinds.decode_selection(self.decode_selection)
+
+    @property
+    def evicts_while_decoding(self) -> bool:
+        """Whether a step drops a token for each that it appends, so that caches never fill up."""
+        return self.selection.evicts_while_decoding
+
+    @property
+    def drops_before_append(self) -> bool:
+        """Whether it drops the oldest token that is no sink, before the new one is stored."""
+        return self.selection.drops_before_append
+
+    @property
+    def reads_a_part(self) -> bool:
+        """Whether a step reads some entries of a cache that keeps them all."""
+        return self.selection.reads_a_part
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the cache carries the bounds of its pages."""
+        return self.selection.pages
+
+    @property
+    def spare_slots(self) -> int:
+        """Slots beyond the budget."""
+        return self.selection.spare_slots
+
+    @property
+    def compresses(self) -> bool:
+        """Whether anything is evicted or left unread."""
+        return self.eviction.evicts or self.evicts_while_decoding or self.reads_a_part
 
     @property
     def dense_limit(self) -> int:
         """Longest row that is attended densely (rule 7)."""
-        if self.decode_selection in ("dense", *EVICTING_WHILE_DECODING):
-            return self.capacity
-        return max(self.token_budget, self.dense_until)
+        return max(self.token_budget, self.dense_until) if self.reads_a_part else self.capacity
 
     @property
     def most_read(self) -> int:
         """Tokens that a step reads of a row that it does not attend to densely."""
-        current = 1 if self.decode_selection == "sparq" else 0  # beside the top_k others
-        return self.top_k + current
+        return self.top_k + self.selection.reads_beside
 
     @property
     def selected_width(self) -> int:
@@ -96,48 +79,37 @@ class PolicyParameters:
             return (Group(None, alone),)
         budget = self.layer_budgets[layer]
         if self.evicts_while_decoding:
-            kept, slots, recent = min(budget, self.max_input_len), budget + self.spare_slots, self._recent_of(budget)
+            kept, slots = min(budget, self.max_input_len), budget + self.spare_slots
+            recent = self.selection.recent_of(self, budget)
             one = replace(alone, token_budget=budget, prompt_budget=kept, capacity=slots, recent=recent)
             return (Group(None, one),)
-        return (Group(None, replace(alone, prompt_budget=budget, capacity=budget + self.max_output_len)),)
+        return (Group(None, alone.keeping(budget)),)
 
-    def _recent_of(self, budget: int) -> int:
-        """Recent tokens of a layer with another budget: all but the sinks, or as large a share as in the others."""
-        if self.decode_selection == "recent":
-            return budget - self.sinks
-        whole = self.capacity - self.spare_slots
-        half = self.recent == whole - whole // 2
-        return budget - budget // 2 if half else max(1, budget * self.recent // whole)
+    def keeping(self, prompt_budget: int) -> PolicyParameters:
+        """The same rule for a cache that keeps another part of a prompt."""
+        return replace(self, prompt_budget=prompt_budget, capacity=prompt_budget + self.max_output_len)
 
     def keeping_everything(self) -> PolicyParameters:
-        """The same lengths under `full`."""
+        """The same lengths under `full`: the dense twin."""
         length = self.max_sequence_len
-        return replace(
-            self,
+        return PolicyParameters(
             policy="full",
             prompt_eviction="none",
             decode_selection="dense",
             token_budget=length,
+            max_input_len=self.max_input_len,
+            max_output_len=self.max_output_len,
             capacity=length,
             prompt_budget=self.max_input_len,
+            window=self.window,
+            pool_kernel=self.pool_kernel,
             page_size=1,
+            top_r=self.top_r,
             top_k=length,
             dense_until=length,
             skip_layers=0,
-            layer_budgets=None,
-            sinks=0,
-            recent=0,
-            positions="original",
-            per_query_head=False,
-            reallocate=False,
-            retrieval_heads=None,
-            squeeze_share=None,
+            split=self.split,
         )
-
-    @property
-    def most_kept(self) -> int:
-        """Prompt tokens that a layer has room for: twice the budget where it is set for each prompt."""
-        return self.prompt_budget if self.squeeze_share is None else min(2 * self.prompt_budget, self.max_input_len)
 
     def _by_heads(self, retrieval: tuple[bool, ...]) -> tuple[Group, ...]:
         """Heads that keep everything, then the others; one group where all are alike."""
@@ -148,21 +120,6 @@ class PolicyParameters:
             return Group(kept, whole), Group(others, self)
         return (Group(None, whole if kept else self),)
 
-    @property
-    def evicts_while_decoding(self) -> bool:
-        """Whether a step drops a token for each that it appends, so that caches never fill up."""
-        return self.decode_selection in EVICTING_WHILE_DECODING
-
-    @property
-    def reads_a_part(self) -> bool:
-        """Whether a step reads some entries of a cache that keeps them all."""
-        return self.decode_selection in READING_A_PART
-
-    @property
-    def spare_slots(self) -> int:
-        """Slots beyond the budget: heavy hitters attend to the new token before they drop one."""
-        return 1 if self.decode_selection == "heavy-hitters" else 0
-
     def layer_capacity(self, layer: int) -> int:
         """Cache slots of one layer (of its first group); skipped layers keep the whole sequence."""
         return self.groups(layer)[0].parameters.capacity
@@ -170,15 +127,6 @@ class PolicyParameters:
     def is_compressed(self, layer: int) -> bool:
         """Whether this layer evicts or selects at all."""
         return any(group.parameters.compresses for group in self.groups(layer))
-
-    @property
-    def compresses(self) -> bool:
-        """Whether anything is evicted or left unread."""
-        return self.prompt_eviction != "none" or self.decode_selection != "dense"
-
-    def num_pages(self) -> int:
-        """Pages of a compressed layer, the last one possibly partial."""
-        return -(-self.capacity // self.page_size)
 
 
 class Group(NamedTuple):

@@ -13,27 +13,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, EVICTION, Request
+from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.snapkv_gqa import POOL_KERNEL
-from kvc_trt.methods.snapkv_plus_plus import compact, evict_then_dense, select
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
 
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "baseline: SnapKV with budgets that shrink from layer to layer"
-SOURCE = "PyramidKV, arXiv 2406.02069"
-PROMPT_EVICTION = "snapkv++"
-DECODE_SELECTION = "dense"
-OVERRIDES = (*EVICTION, *EVERY_POLICY)
 BETA = 20
 
 
-def resolve(request: Request) -> PolicyParameters:
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Layer l keeps high - l * step besides its window; the mean is the token budget less the new tokens."""
-    uniform = evict_then_dense(request, request.budget - request.max_output_len, POOL_KERNEL)
-    budgets = layer_budgets(
-        uniform.prompt_budget, uniform.window, request.model.num_hidden_layers, request.max_input_len
-    )
+    uniform = evict_then_dense(inputs, inputs.budget - inputs.max_output_len, POOL_KERNEL)
+    budgets = layer_budgets(uniform.prompt_budget, uniform.window, inputs.model.num_hidden_layers, inputs.max_input_len)
     return replace(uniform, layer_budgets=budgets)
 
 
@@ -48,3 +41,14 @@ def layer_budgets(mean: int, window: int, layers: int, prompt: int) -> tuple[int
         low, high = 2 * free - rest, rest
     step = (high - low) // (layers - 1)
     return tuple(high - layer * step + window for layer in range(layers))
+
+
+PYRAMIDKV = Policy(
+    name="pyramidkv",
+    summary="baseline: SnapKV with budgets that shrink from layer to layer",
+    source="PyramidKV, arXiv 2406.02069",
+    eviction=OBSERVED_ATTENTION,
+    selection=DENSE,
+    resolve=resolve,
+    overrides=(*EVICTION, *EVERY_POLICY),
+)

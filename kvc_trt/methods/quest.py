@@ -13,60 +13,100 @@ newest one compete. Scores are float32, ties go to the lower page.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.full import compact
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import NOTHING
+from kvc_trt.methods.graph_pieces import StepLayer
+from kvc_trt.methods.hybrid import run_paged
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request, constants
+from kvc_trt.methods.policy import Formula, Policy
+from kvc_trt.methods.verification import StepRun
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import LayerCache, Selection
 
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "keep every token, read the pages whose bounds promise most"
-SOURCE = "Quest, arXiv 2406.10774"
-PROMPT_EVICTION = "none"
-DECODE_SELECTION = "quest"
-OVERRIDES = ("page_size", "top_k", "dense_until", *EVERY_POLICY)
-
 PAGE_SIZE = 16
 SKIPPED_LAYERS = 2
 
 
-def resolve(request: Request) -> PolicyParameters:
+class PagesPerQueryHead(DecodeSelection):
+    """The pages whose bounds promise most to each query head, and the newest one."""
+
+    name = "quest"
+    operators = ("KvcQuestAttention",)
+    reads_a_part = True
+    pages = True
+
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """One step over the best pages: the output and the tokens that each query head read."""
+        from kvc_trt import reference
+
+        if cache.page_min is None or cache.page_max is None:
+            raise ValueError("page_min and page_max are missing; expected the bounds of every page [B,G,P,D]")
+        read = reference.quest_attention(
+            query, cache.keys, cache.values, cache.lengths, cache.page_min, cache.page_max,
+            page_size=rule.page_size, top_k=rule.top_k, token_budget=rule.token_budget, dense_until=rule.dense_until,
+        )  # fmt: skip
+        return reference.Selection(*read)
+
+    def decode(self, step: StepLayer) -> str:
+        """KvcQuestAttention."""
+        rule = step.rule
+        return step.attend(
+            "KvcQuestAttention", ("k_cache", "v_cache", "bounds"), selects=True, page_size=rule.page_size,
+            top_k=rule.top_k, token_budget=rule.token_budget, dense_until=rule.dense_until,
+        )  # fmt: skip
+
+    def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
+        """Maximum and minimum of every channel of every page."""
+        return float(-(-entries // rule.page_size))
+
+    def describe(self, rule: Constants) -> str:
+        """Whole pages."""
+        return f"whole pages of {rule.page_size}, each query head its own"
+
+    def runs(self) -> Mapping[str, StepRun]:
+        """One operator."""
+        return {"KvcQuestAttention": run_paged}
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """As many whole pages as the budget holds. InputError where it holds none."""
-    page_size = request.value("page_size", PAGE_SIZE)
-    tokens = request.value("top_k", request.budget)
+    page_size = inputs.value("page_size", PAGE_SIZE)
+    tokens = inputs.value("top_k", inputs.budget)
     if tokens < page_size:
         raise InputError(
-            f"policy {request.policy} reads whole pages of {page_size} tokens; expected a budget of at least one page, "
+            f"policy {inputs.policy} reads whole pages of {page_size} tokens; expected a budget of at least one page, "
             f"found {tokens}",
             hint=f"--token-budget {page_size} or --set page_size={tokens}",
         )
     return constants(
-        request, "none", "quest",
-        capacity=request.sequence,
+        inputs, NOTHING, PAGES_PER_QUERY_HEAD,
+        capacity=inputs.sequence,
         page_size=page_size,
         top_k=tokens // page_size * page_size,
-        dense_until=request.value("dense_until", request.budget),
-        skip_layers=request.value("skip_layers", min(SKIPPED_LAYERS, request.model.num_hidden_layers)),
+        dense_until=inputs.value("dense_until", inputs.budget),
+        skip_layers=inputs.value("skip_layers", min(SKIPPED_LAYERS, inputs.model.num_hidden_layers)),
         per_query_head=True,
     )  # fmt: skip
 
 
-def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
-    """One step over the best pages: the output and the tokens that each query head read."""
-    from kvc_trt import reference
-
-    if cache.page_min is None or cache.page_max is None:
-        raise ValueError("page_min and page_max are missing; expected the bounds of every page [B,G,P,D]")
-    read = reference.quest_attention(
-        query, cache.keys, cache.values, cache.lengths, cache.page_min, cache.page_max,
-        page_size=parameters.page_size, top_k=parameters.top_k,
-        token_budget=parameters.token_budget, dense_until=parameters.dense_until,
-    )  # fmt: skip
-    return reference.Selection(*read)
+PAGES_PER_QUERY_HEAD = PagesPerQueryHead()
+TABLE_1 = Formula(lambda c: 1 + 1 / c, lambda c: 1 / c)
+QUEST = Policy(
+    name="quest",
+    summary="keep every token, read the pages whose bounds promise most",
+    source="Quest, arXiv 2406.10774",
+    eviction=NOTHING,
+    selection=PAGES_PER_QUERY_HEAD,
+    resolve=resolve,
+    overrides=("page_size", "top_k", "dense_until", *EVERY_POLICY),
+    published=TABLE_1,
+)

@@ -13,24 +13,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvc_trt.methods.full import compact
-from kvc_trt.methods.hybrid import select, select_from_pages
+from kvc_trt.methods.full import NOTHING
+from kvc_trt.methods.hybrid import HYBRID_ATTENTION, select_from_pages
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request
-
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "score pages by all channels of their bounds, at the budget of the other methods"
-SOURCE = "Quest, arXiv 2406.10774, as RocketKV's baseline"
-PROMPT_EVICTION = "none"
-DECODE_SELECTION = "hybrid"
-OVERRIDES = ("page_size", "top_k", "dense_until", *EVERY_POLICY)
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.quest import TABLE_1
 
 
-def resolve(request: Request) -> PolicyParameters:
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """S/p vectors of bounds are t of them, or t/2 pairs: p = ceil(S/t)."""
-    page_size = request.value("page_size", -(-request.sequence // request.budget))
+    page_size = inputs.value("page_size", -(-inputs.sequence // inputs.budget))
     parameters = select_from_pages(
-        request, "none", capacity=request.sequence, prompt_budget=request.max_input_len, pool_kernel=1
+        inputs, NOTHING, capacity=inputs.sequence, prompt_budget=inputs.max_input_len, pool_kernel=1
     )
-    return replace(parameters, page_size=page_size, top_r=request.model.head_size)
+    return replace(parameters, page_size=page_size, top_r=inputs.model.head_size)
+
+
+QUEST_MATCHED = Policy(
+    name="quest-matched",
+    summary="score pages by all channels of their bounds, at the budget of the other methods",
+    source="Quest, arXiv 2406.10774, as RocketKV's baseline",
+    eviction=NOTHING,
+    selection=HYBRID_ATTENTION,
+    resolve=resolve,
+    overrides=("page_size", "top_k", "dense_until", *EVERY_POLICY),
+    published=TABLE_1,
+)

@@ -1,91 +1,20 @@
-"""The policies a user can name. A new method is one file beside this one, and one line here."""
+"""The policies a user can name: those that the files of this package define.
+
+A new method is one file beside this one; nothing is registered by hand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 from kvc_trt.errors import InputError, did_you_mean
-from kvc_trt.methods import (
-    duo_attention,
-    exact_topk,
-    full,
-    heavy_hitters,
-    hybrid,
-    pyramidkv,
-    quest,
-    quest_matched,
-    rocketkv,
-    sliding_window,
-    snapkv,
-    snapkv_gqa,
-    snapkv_plus_plus,
-    sparq,
-    streaming_llm,
-)
+from kvc_trt.methods.discovery import objects
+from kvc_trt.methods.inputs import OVERRIDES, PolicyInputs, check_inputs
 from kvc_trt.methods.layer_budget import SETTINGS, with_layer_budget
-from kvc_trt.methods.request import OVERRIDES, Request, check_request
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvc_trt.methods.parameters import PolicyParameters
-    from kvc_trt.models.config import ModelConfig
-    from kvc_trt.reference import Compacted, LayerCache, Selection
-
-
-class Method(Protocol):
-    """What every method's module offers: three pure functions and how it introduces itself."""
-
-    SUMMARY: str
-    SOURCE: str
-    PROMPT_EVICTION: str
-    DECODE_SELECTION: str
-    OVERRIDES: tuple[str, ...]
-
-    def resolve(self, request: Request) -> PolicyParameters:
-        """All constants of the policy for one engine."""
-
-    def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
-    ) -> Compacted:
-        """What is left of a prompt's cache, [B,H,W,D] queries, [B,G,S,D] keys and values."""
-
-    def select(self, query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
-        """Attention of one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""
-
-
-class _Entry(NamedTuple):
-    module: object
-    note: str = ""
-    split: str | None = None
-    pool_kernel: int | None = None
-
-    @property
-    def method(self) -> Method:
-        return cast("Method", self.module)
-
-
-_POLICIES = {
-    "full": _Entry(full),
-    "rocketkv": _Entry(rocketkv),
-    "rocketkv-v1": _Entry(rocketkv, "rocketkv with the even split of the paper's first version", split="even"),
-    "rocketkv-v2": _Entry(rocketkv, "rocketkv with pool kernel 63, as released", split="adaptive", pool_kernel=63),
-    "snapkv++": _Entry(snapkv_plus_plus),
-    "hybrid": _Entry(hybrid),
-    "snapkv-gqa": _Entry(snapkv_gqa),
-    "snapkv": _Entry(snapkv),
-    "pyramidkv": _Entry(pyramidkv),
-    "quest": _Entry(quest),
-    "quest-matched": _Entry(quest_matched),
-    "sparq": _Entry(sparq),
-    "h2o": _Entry(heavy_hitters),
-    "streaming-llm": _Entry(streaming_llm),
-    "sliding-window": _Entry(sliding_window),
-    "duo-attention": _Entry(duo_attention),
-    "exact-topk": _Entry(exact_topk),
-    "exact-topk-group": _Entry(exact_topk, "oracle: exact-topk with one list for the heads of a group"),
-}
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.policy import Policy
+from kvc_trt.models.config import ModelConfig
 
 
 class Description(NamedTuple):
@@ -111,18 +40,18 @@ def resolve(
     InputError for an unknown policy or override (with the nearest name), one that this policy has no use for, and any
     value that cannot be right.
     """
-    entry = _entry(policy)
+    entry = named(policy)
     given = _given(overrides)
     for name in given:
-        if name not in (*entry.method.OVERRIDES, *SETTINGS):
-            taken = ", ".join(_setting(known) for known in entry.method.OVERRIDES)
+        if name not in (*entry.overrides, *SETTINGS):
+            taken = ", ".join(_setting(known) for known in entry.overrides)
             raise InputError(f"policy {policy} has no {_setting(name)}", hint=f"it takes {taken}")
-    given = {**fixed(policy), **given}
+    given = {**entry.fixed, **given}
     if entry.split is not None and split not in (entry.split, "adaptive"):
         raise InputError(f"policy {policy} fixes the split to {entry.split}, found {split!r}", hint="--policy rocketkv")
-    request = Request(policy, model, token_budget, max_input_len, max_output_len, entry.split or split, given)
-    check_request(request)
-    return with_layer_budget(entry.method.resolve(request), request)
+    inputs = PolicyInputs(policy, model, token_budget, max_input_len, max_output_len, entry.split or split, given)
+    check_inputs(inputs)
+    return with_layer_budget(entry.resolve(inputs), inputs)
 
 
 def _setting(name: str) -> str:
@@ -132,19 +61,26 @@ def _setting(name: str) -> str:
 
 def applicable(policy: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The given ones that this policy has a use for: how a model's defaults are offered to any policy."""
-    names = _entry(policy).method.OVERRIDES
+    names = named(policy).overrides
     return {name: value for name, value in overrides.items() if name in names}
 
 
-def fixed(policy: str) -> dict[str, int]:
+def fixed(policy: str) -> Mapping[str, int]:
     """What a policy's name settles: a model's defaults do not change it, only a user does."""
-    kernel = _entry(policy).pool_kernel
-    return {} if kernel is None else {"pool_kernel": kernel}
+    return named(policy).fixed
 
 
-def method(parameters: PolicyParameters) -> Method:
-    """The functions of the policy that these parameters were resolved for."""
-    return _entry(parameters.policy).method
+def named(policy: str) -> Policy:
+    """The policy of that name. InputError for an unknown one, with the nearest."""
+    known = objects(Policy)
+    if policy not in known:
+        raise InputError(f"unknown policy {policy!r}{did_you_mean(policy, known)}", hint="kvc-trt policies lists them")
+    return known[policy]
+
+
+def method(parameters: PolicyParameters) -> Policy:
+    """The policy that these parameters were resolved for, with its compact and select."""
+    return named(parameters.policy)
 
 
 def available() -> list[tuple[str, str, str]]:
@@ -154,11 +90,24 @@ def available() -> list[tuple[str, str, str]]:
 
 def describe() -> list[Description]:
     """Every policy with its composition, in the order a user should read them."""
-    table = [(name, entry.note, entry.method) for name, entry in _POLICIES.items()]
     return [
-        Description(name, note or m.SUMMARY, m.SOURCE, m.PROMPT_EVICTION, m.DECODE_SELECTION, m.OVERRIDES)
-        for name, note, m in table
+        Description(one.name, one.summary, one.source, one.eviction.name, one.selection.name, one.overrides)
+        for one in sorted(objects(Policy).values(), key=_place)
     ]
+
+
+def _place(policy: Policy) -> tuple[int, str]:
+    """What does nothing, what does both, what evicts, what selects, what evicts at every step; oracles last."""
+    evicts, selection = policy.eviction.evicts, policy.selection
+    families = (
+        not evicts and not selection.reads_a_part,
+        evicts and selection.reads_a_part,
+        evicts and not selection.evicts_while_decoding,
+        selection.reads_a_part and not selection.oracle,
+        selection.evicts_while_decoding,
+        True,
+    )
+    return families.index(True), policy.name
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,11 +117,3 @@ def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"unknown policy override {name!r}{did_you_mean(name, OVERRIDES)}", hint=hint)
     derived = (("pool_kernel", "auto"), ("dense_until", "auto"))
     return {name: value for name, value in overrides.items() if value is not None and (name, value) not in derived}
-
-
-def _entry(policy: str) -> _Entry:
-    if policy not in _POLICIES:
-        raise InputError(
-            f"unknown policy {policy!r}{did_you_mean(policy, _POLICIES)}", hint="kvc-trt policies lists them"
-        )
-    return _POLICIES[policy]

@@ -10,30 +10,49 @@ scores; the last prompt token belongs to prefill. `rocketkv` divides adaptively 
 
 from __future__ import annotations
 
-from kvc_trt.methods.budget import cache_capacity
-from kvc_trt.methods.hybrid import select, select_from_pages
+from dataclasses import replace
+
+from kvc_trt.methods.budget import auto_pool_kernel, cache_capacity
+from kvc_trt.methods.hybrid import HYBRID_ATTENTION, select_from_pages
+from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, SELECTION, PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.pool_kernel import auto_pool_kernel
-from kvc_trt.methods.request import EVERY_POLICY, EVICTION, SELECTION, Request
-from kvc_trt.methods.snapkv_plus_plus import checked_prompt_budget, compact
-
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "evict prompt tokens once, then read the most promising of the rest"
-SOURCE = "RocketKV, arXiv 2502.14051"
-PROMPT_EVICTION = "snapkv++"
-DECODE_SELECTION = "hybrid"
-OVERRIDES = (*EVICTION, *SELECTION, *EVERY_POLICY)
+from kvc_trt.methods.policy import Formula, Policy
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, checked_prompt_budget
 
 
-def resolve(request: Request) -> PolicyParameters:
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Divide the token budget between the two stages; a prompt budget given by hand moves the rest with it."""
-    capacity = cache_capacity(request.sequence, request.budget, request.max_output_len, request.split)
-    prompt_budget = checked_prompt_budget(request, capacity - request.max_output_len)
+    capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
+    prompt_budget = checked_prompt_budget(inputs, capacity - inputs.max_output_len)
     return select_from_pages(
-        request,
-        "snapkv++",
-        capacity=prompt_budget + request.max_output_len,
+        inputs,
+        OBSERVED_ATTENTION,
+        capacity=prompt_budget + inputs.max_output_len,
         prompt_budget=prompt_budget,
-        pool_kernel=request.value("pool_kernel", auto_pool_kernel(request.model, request.max_input_len)),
+        pool_kernel=inputs.value("pool_kernel", auto_pool_kernel(inputs.model, inputs.max_input_len)),
     )
+
+
+ROCKETKV = Policy(
+    name="rocketkv",
+    summary="evict prompt tokens once, then read the most promising of the rest",
+    source="RocketKV, arXiv 2502.14051",
+    eviction=OBSERVED_ATTENTION,
+    selection=HYBRID_ATTENTION,
+    resolve=resolve,
+    overrides=(*EVICTION, *SELECTION, *EVERY_POLICY),
+    published=Formula(lambda c: c**-0.5 + 2 * c**-0.75, lambda c: 1 / c),
+)
+VERSION_1 = replace(
+    ROCKETKV,
+    name="rocketkv-v1",
+    summary="rocketkv with the even split of the paper's first version",
+    split="even",
+)
+VERSION_2 = replace(
+    ROCKETKV,
+    name="rocketkv-v2",
+    summary="rocketkv with pool kernel 63, as released",
+    split="adaptive",
+    fixed={"pool_kernel": 63},
+)

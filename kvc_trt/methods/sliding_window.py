@@ -7,19 +7,23 @@ were trained with a window of their own (Mistral 7B v0.1) are not meant here.
 
 from __future__ import annotations
 
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request
-from kvc_trt.methods.streaming_llm import compact, keep_recent, select
-
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "baseline: keep the last tokens, drop one at every step"
-SOURCE = "window attention, arXiv 2309.17453"
-PROMPT_EVICTION = "recent"
-DECODE_SELECTION = "recent"
-OVERRIDES = ("recent", "positions", *EVERY_POLICY)
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.streaming_llm import FIRST_AND_LAST, RING, keep_recent
 
 
-def resolve(request: Request) -> PolicyParameters:
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """The whole budget is recent tokens."""
-    return keep_recent(request, 0)
+    return keep_recent(inputs, 0)
+
+
+SLIDING_WINDOW = Policy(
+    name="sliding-window",
+    summary="baseline: keep the last tokens, drop one at every step",
+    source="window attention, arXiv 2309.17453",
+    eviction=FIRST_AND_LAST,
+    selection=RING,
+    resolve=resolve,
+    overrides=("recent", "positions", *EVERY_POLICY),
+)

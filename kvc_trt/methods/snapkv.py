@@ -14,37 +14,68 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, repeat_heads, store_compacted
+from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
+from kvc_trt.methods.kinds import PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, EVICTION, Request
-from kvc_trt.methods.snapkv_gqa import POOL_KERNEL
-from kvc_trt.methods.snapkv_plus_plus import compact as compact_heads
-from kvc_trt.methods.snapkv_plus_plus import evict_then_dense, select
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.snapkv_gqa import POOL_KERNEL, TABLE_1
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
+from kvc_trt.methods.verification import ByWindow
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import Compacted
 
-__all__ = ["compact", "resolve", "select"]
 
-SUMMARY = "baseline: each query head keeps its own prompt tokens, the cache is repeated for all of them"
-SOURCE = "SnapKV, arXiv 2404.14469"
-PROMPT_EVICTION = "snapkv"
-DECODE_SELECTION = "dense"
-OVERRIDES = (*EVICTION, *EVERY_POLICY)
+class ObservedPerQueryHead(PromptEviction):
+    """What the last queries look at most stays, one list and one cache per query head."""
+
+    name = "snapkv"
+    operators = None
+    cache_per_query_head = True
+
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """q_window [B,H,W,D], keys, values [B,G,S,D] -> keys and values [B,H,C,D], one list per query head."""
+        shared = q_window.shape[1] // keys.shape[1]
+        keys, values = (table.repeat_interleave(shared, dim=1) for table in (keys, values))
+        return OBSERVED_ATTENTION.compact(q_window, keys, values, prompt_lengths, rule)
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """KvcCompact over repeated heads."""
+        keys, values = (repeat_heads(prompt.emit, prompt.config, part) for part in (prompt.keys, prompt.values))
+        store_compacted(replace(prompt, keys=keys, values=values), bounds=bounds)
+
+    def new_entry(self, step: StepLayer) -> StepLayer:
+        """Repeated likewise."""
+        key, value = (repeat_heads(step.emit, step.config, part) for part in (step.key, step.value))
+        return replace(step, key=key, value=value)
+
+    def ranking(self, rule: Constants) -> ByWindow:
+        """By the window's attention, pooled."""
+        return ByWindow(rule.pool_kernel)
 
 
-def resolve(request: Request) -> PolicyParameters:
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Prompt budget = (token budget - new tokens) / query heads per KV head."""
-    prompt_budget = (request.budget - request.max_output_len) // request.model.group_size
-    parameters = evict_then_dense(request, prompt_budget, POOL_KERNEL)
-    return replace(parameters, prompt_eviction="snapkv", per_query_head=True)
+    prompt_budget = (inputs.budget - inputs.max_output_len) // inputs.model.group_size
+    parameters = evict_then_dense(inputs, prompt_budget, POOL_KERNEL, OBSERVED_PER_QUERY_HEAD)
+    return replace(parameters, per_query_head=True)
 
 
-def compact(
-    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
-) -> Compacted:
-    """q_window [B,H,W,D], keys, values [B,G,S,D] -> keys and values [B,H,C,D], one list per query head."""
-    shared = q_window.shape[1] // keys.shape[1]
-    keys, values = (table.repeat_interleave(shared, dim=1) for table in (keys, values))
-    return compact_heads(q_window, keys, values, prompt_lengths, parameters)
+OBSERVED_PER_QUERY_HEAD = ObservedPerQueryHead()
+SNAPKV = Policy(
+    name="snapkv",
+    summary="baseline: each query head keeps its own prompt tokens, the cache is repeated for all of them",
+    source="SnapKV, arXiv 2404.14469",
+    eviction=OBSERVED_PER_QUERY_HEAD,
+    selection=DENSE,
+    resolve=resolve,
+    overrides=(*EVICTION, *EVERY_POLICY),
+    published=TABLE_1,
+)

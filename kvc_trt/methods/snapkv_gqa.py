@@ -10,20 +10,28 @@ selects per query head and repeats keys and values, which multiplies the cache b
 
 from __future__ import annotations
 
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, EVICTION, Request
-from kvc_trt.methods.snapkv_plus_plus import compact, evict_then_dense, select
+from kvc_trt.methods.policy import Formula, Policy
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
 
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "baseline: keep the budget's worth of prompt tokens, then attend densely"
-SOURCE = "SnapKV, arXiv 2404.14469"
-PROMPT_EVICTION = "snapkv++"
-DECODE_SELECTION = "dense"
-OVERRIDES = (*EVICTION, *EVERY_POLICY)
 POOL_KERNEL = 7
+TABLE_1 = Formula(lambda c: 1 / c, lambda c: 1 / c)
 
 
-def resolve(request: Request) -> PolicyParameters:
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Prompt budget = token budget - new tokens."""
-    return evict_then_dense(request, request.budget - request.max_output_len, POOL_KERNEL)
+    return evict_then_dense(inputs, inputs.budget - inputs.max_output_len, POOL_KERNEL)
+
+
+SNAPKV_GQA = Policy(
+    name="snapkv-gqa",
+    summary="baseline: keep the budget's worth of prompt tokens, then attend densely",
+    source="SnapKV, arXiv 2404.14469",
+    eviction=OBSERVED_ATTENTION,
+    selection=DENSE,
+    resolve=resolve,
+    overrides=(*EVICTION, *EVERY_POLICY),
+    published=TABLE_1,
+)

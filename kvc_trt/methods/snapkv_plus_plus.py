@@ -11,70 +11,197 @@ the causal window (the paper's text can be read either way, the released code in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvc_trt.errors import InputError
-from kvc_trt.methods.budget import cache_capacity
+from kvc_trt.methods.budget import auto_pool_kernel, cache_capacity
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer, store_compacted
+from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
+from kvc_trt.methods.kinds import PromptEviction, decode_selection
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.pool_kernel import auto_pool_kernel
-from kvc_trt.methods.request import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, Request, constants
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.verification import (
+    Array,
+    ByWindow,
+    Found,
+    KeptOfPrompt,
+    PromptCase,
+    PromptRun,
+    RunnableAlone,
+    float32,
+    gathered,
+    page_bounds,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted, LayerCache, Selection
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted
 
-SUMMARY = "evict prompt tokens once, then attend densely to the rest"
-SOURCE = "RocketKV stage 1, arXiv 2502.14051"
-PROMPT_EVICTION = "snapkv++"
-DECODE_SELECTION = "dense"
-OVERRIDES = (*EVICTION, *EVERY_POLICY)
+KEPT = ("k_kept", "v_kept", "kept", "ranks")
+"""What a layer holds until its budget is known."""
 
 
-def resolve(request: Request) -> PolicyParameters:
+class ObservedAttention(PromptEviction):
+    """What the last queries look at most stays, one list per KV head."""
+
+    name = "snapkv++"
+    operators = ("KvcCompact",)
+    trims = True
+
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """The prompt budget of every row that is longer."""
+        from kvc_trt import reference
+
+        budget, kernel = rule.prompt_budget, rule.pool_kernel
+        return reference.compact(q_window, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """KvcCompact; where budgets are set for each prompt, twice the budget and its ranks, for `trim`."""
+        if prompt.rule.squeeze_share is None:
+            store_compacted(prompt, bounds=bounds)
+            return
+        inputs = [prompt.window(), prompt.keys, prompt.values, prompt.batch.lengths]
+        prompt.call("KvcCompactRanked", inputs, KEPT, prompt_budget=prompt.rule.most_kept)
+
+    def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
+        """KvcTrim: the best of what was ranked."""
+        outputs = ("k_cache", "v_cache", "bounds" if bounds else "unused_bounds", "lengths", "indices")
+        numbers = {"capacity": cache.rule.capacity, "page_size": cache.rule.page_size}
+        cache.call("KvcTrim", [*cache.named(KEPT), budgets, lengths], outputs, **numbers)
+
+    def ranking(self, rule: Constants) -> ByWindow:
+        """By the window's attention, pooled."""
+        return ByWindow(rule.pool_kernel)
+
+    def runs(self) -> Mapping[str, PromptRun]:
+        """Compaction to a budget, and its two halves where the budget comes later."""
+        return {"KvcCompact": _run_compact, "KvcCompactRanked": _run_ranked, "KvcTrim": _run_trim}
+
+
+def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+    k_cache, v_cache, bounds, cache_lengths, indices = operator.run(**case.inputs())
+    stored = np.clip(cache_lengths, 0, k_cache.shape[2])  # other lengths are an error already
+    return Found(
+        chosen=(_kept(case, rule, rule.prompt_budget, indices),),
+        moved=(
+            (cache_lengths, np.minimum(case.prompt_lengths, rule.prompt_budget)),
+            (k_cache, gathered(case.k, indices)),
+            (v_cache, gathered(case.v, indices)),
+            *_bounds(rule, bounds, k_cache, stored),
+        ),
+    )
+
+
+def _kept(case: PromptCase, rule: Constants, budget: int, indices: Array) -> KeptOfPrompt:
+    return KeptOfPrompt(case, budget, indices, OBSERVED_ATTENTION.ranking(rule))
+
+
+def _bounds(rule: Constants, found: Array, keys: Array, lengths: Array) -> list[tuple[Array, Array]]:
+    """Page bounds beside what they should be, where a step reads them."""
+    pages = decode_selection(rule.decode_selection).pages
+    return [(found, page_bounds(keys, lengths, rule.page_size))] if pages else []
+
+
+def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+    """The best of any smaller budget are those of the smaller ranks: nested, as `reference.compact` chooses them."""
+    k_kept, v_kept, kept, ranks = operator.run(**case.inputs())
+    each_once = np.sort(ranks, axis=-1), np.broadcast_to(np.arange(ranks.shape[2]), ranks.shape)
+    found = Found(moved=((k_kept, gathered(case.k, kept)), (v_kept, gathered(case.v, kept)), each_once))
+    past = np.iinfo(np.int32).max
+    for budget in sorted({rule.window, rule.prompt_budget, rule.most_kept}):
+        chosen = np.where(ranks < np.minimum(budget, case.prompt_lengths)[:, None, None], kept, past)
+        lists = np.sort(chosen, axis=-1)[:, :, : min(budget, kept.shape[2])]
+        found += Found((_kept(case, rule, budget, np.where(lists == past, -1, lists).astype(np.int32)),))
+    return found
+
+
+def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+    """Every row to another budget, from kept tokens and ranks that the reference gives."""
+    kept, ranks = _ranked(case, rule)
+    budgets = np.linspace(rule.window, rule.most_kept, len(case.prompt_lengths)).astype(np.int64)
+    rows = {"k_kept": gathered(case.k, kept), "v_kept": gathered(case.v, kept), "kept": kept, "ranks": ranks}
+    result = operator.run(**rows, budgets=budgets, prompt_lengths=case.prompt_lengths)
+    k_cache, v_cache, bounds, lengths, indices = result
+    chosen = tuple(
+        _kept(case.row(row), rule, int(budget), indices[row : row + 1, :, :budget])
+        for row, budget in enumerate(budgets)
+    )
+    moved = (
+        (lengths, np.minimum(budgets, case.prompt_lengths)),
+        (k_cache, gathered(case.k, indices)),
+        (v_cache, gathered(case.v, indices)),
+        *_bounds(rule, bounds, k_cache, lengths),
+    )
+    return Found(chosen, moved)
+
+
+def _ranked(case: PromptCase, rule: Constants) -> tuple[Array, Array]:
+    """Kept positions ascending and their ranks, INT64 [B,G,n]: window first, then by score, then padding."""
+    import torch
+
+    from kvc_trt.reference.compaction import scores
+    from kvc_trt.reference.selection import best
+
+    q, k, n = float32(case.q_window), float32(case.k), torch.from_numpy(case.prompt_lengths)
+    values = scores(q, k, n, pool_kernel=rule.pool_kernel).values
+    positions = torch.arange(k.shape[2])
+    window = (positions >= n[:, None, None] - rule.window) & (positions < n[:, None, None])
+    values = torch.where(window, torch.inf, values)
+    values = torch.where(positions >= n[:, None, None], torch.nan, values)
+    kept, ranks = best(values, min(rule.most_kept, k.shape[2])).sort(dim=-1)
+    return kept.numpy(), ranks.numpy()
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """RocketKV's prompt budget, dense decoding."""
-    capacity = cache_capacity(request.sequence, request.budget, request.max_output_len, request.split)
-    pool_kernel = auto_pool_kernel(request.model, request.max_input_len)
-    return evict_then_dense(request, capacity - request.max_output_len, pool_kernel)
+    capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
+    pool_kernel = auto_pool_kernel(inputs.model, inputs.max_input_len)
+    return evict_then_dense(inputs, capacity - inputs.max_output_len, pool_kernel)
 
 
-def evict_then_dense(request: Request, prompt_budget: int, pool_kernel: int) -> PolicyParameters:
+def evict_then_dense(
+    inputs: PolicyInputs, prompt_budget: int, pool_kernel: int, eviction: PromptEviction | None = None
+) -> PolicyParameters:
     """Parameters of any method that keeps `prompt_budget` prompt tokens and reads all that is cached."""
-    prompt_budget = checked_prompt_budget(request, prompt_budget)
+    prompt_budget = checked_prompt_budget(inputs, prompt_budget)
     return constants(
-        request, "snapkv++", "dense",
-        capacity=prompt_budget + request.max_output_len,
+        inputs, eviction or OBSERVED_ATTENTION, DENSE,
+        capacity=prompt_budget + inputs.max_output_len,
         prompt_budget=prompt_budget,
-        window=request.value("window", DEFAULT_WINDOW),
-        pool_kernel=request.value("pool_kernel", pool_kernel),
+        window=inputs.value("window", DEFAULT_WINDOW),
+        pool_kernel=inputs.value("pool_kernel", pool_kernel),
     )  # fmt: skip
 
 
-def checked_prompt_budget(request: Request, derived: int) -> int:
+def checked_prompt_budget(inputs: PolicyInputs, derived: int) -> int:
     """The prompt budget in force, at most the longest prompt; InputError if a prompt's window would not fit in it."""
-    budget = min(request.value("prompt_budget", derived), request.max_input_len)
-    window = request.value("window", DEFAULT_WINDOW)
-    if budget < min(window, request.max_input_len):
+    budget = min(inputs.value("prompt_budget", derived), inputs.max_input_len)
+    window = inputs.value("window", DEFAULT_WINDOW)
+    if budget < min(window, inputs.max_input_len):
         raise InputError(
-            f"the prompt budget is {budget} tokens (token budget {request.budget}, new {request.max_output_len}); "
+            f"the prompt budget is {budget} tokens (token budget {inputs.budget}, new {inputs.max_output_len}); "
             f"expected at least the observation window of {window}",
             hint="raise --token-budget, lower --max-output-len, or --set window=N",
         )
     return budget
 
 
-def compact(
-    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
-) -> Compacted:
-    """Keep the prompt budget of every row that is longer."""
-    from kvc_trt import reference
-
-    budget, kernel = parameters.prompt_budget, parameters.pool_kernel
-    return reference.compact(q_window, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
-
-
-def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
-    """Attend to everything cached."""
-    from kvc_trt import reference
-
-    return reference.Selection(reference.dense_attention(query, cache.keys, cache.values, cache.lengths))
+OBSERVED_ATTENTION = ObservedAttention()
+SNAPKV_PLUS_PLUS = Policy(
+    name="snapkv++",
+    summary="evict prompt tokens once, then attend densely to the rest",
+    source="RocketKV stage 1, arXiv 2502.14051",
+    eviction=OBSERVED_ATTENTION,
+    selection=DENSE,
+    resolve=resolve,
+    overrides=(*EVICTION, *EVERY_POLICY),
+)

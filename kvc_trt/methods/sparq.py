@@ -14,47 +14,115 @@ k = floor(t/2); where S > D t even r = 1 exceeds that. Dense when it fits; score
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from kvc_trt.methods.full import compact
+import numpy as np
+
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import NOTHING
+from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection, State
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request, constants
+from kvc_trt.methods.policy import Formula, Policy
+from kvc_trt.methods.verification import Found, ReadByStep, RunnableAlone, StepCase, StepRun
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import LayerCache, Selection
 
-__all__ = ["compact", "resolve", "select"]
 
-SUMMARY = "keep every token, score all of them by a few channels, read the best"
-SOURCE = "SparQ, arXiv 2312.04985"
-PROMPT_EVICTION = "none"
-DECODE_SELECTION = "sparq"
-OVERRIDES = ("top_r", "top_k", "dense_until", "reallocate", *EVERY_POLICY)
+class LargestChannels(DecodeSelection):
+    """The current token and the best others by the query's largest channels; the mean value for the rest."""
+
+    name = "sparq"
+    operators = ("KvcSparqAttention",)
+    reads_a_part = True
+    reads_beside = 1
+
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """One step over the best tokens: the output and what was read."""
+        from kvc_trt import reference
+
+        read = reference.sparq_attention(
+            query, cache.keys, cache.values, cache.lengths,
+            top_r=rule.top_r, top_k=rule.top_k, token_budget=rule.token_budget,
+            dense_until=rule.dense_until, reallocate=rule.reallocate,
+        )  # fmt: skip
+        return reference.Selection(*read)
+
+    def complete(self, prompt: PromptLayer) -> None:
+        """The keys once more channel by channel, and the sum of the values."""
+        from kvc_trt.operators.shapes import float32
+
+        emit, name = prompt.emit, prompt.name
+        emit.Transpose(f"k_cache.{name}", perm=[0, 1, 3, 2], outputs=[f"channels.{name}"])
+        emit.ReduceSum(float32(emit, f"v_cache.{name}"), [2], keepdims=0, outputs=[f"value_sum.{name}"])
+
+    def decode(self, step: StepLayer) -> str:
+        """KvcSparqAttention."""
+        rule = step.rule
+        return step.attend(
+            "KvcSparqAttention", ("k_cache", "v_cache", "channels", "value_sum"), selects=True, top_r=rule.top_r,
+            top_k=rule.top_k, token_budget=rule.token_budget, dense_until=rule.dense_until,
+        )  # fmt: skip
+
+    def state(self, rule: Constants, heads: int, head_size: int) -> Iterable[State]:
+        """Keys by channel, and the running sum of the values."""
+        yield State("channels", (heads, head_size, rule.capacity))
+        yield State("value_sum", (heads, head_size), dtype="float32")
+
+    def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
+        """`top_r` channels of every key, and the mean of all values."""
+        return entries * rule.top_r / (2 * head_size) + 0.5
+
+    def describe(self, rule: Constants) -> str:
+        """Channels, and what becomes of the attention that is not read."""
+        mean = ", the mean value in place of the others" if rule.reallocate else ""
+        return f"and the current one, scored by {rule.top_r} of each key's channels{mean}"
+
+    def runs(self) -> Mapping[str, StepRun]:
+        """One operator."""
+        return {"KvcSparqAttention": _run}
 
 
-def resolve(request: Request) -> PolicyParameters:
+def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+    """The second copy of the keys is moved bit for bit; the sum of values is a sum."""
+    keys, values, lengths = case.appended()
+    columns, total = np.ascontiguousarray(case.k_cache.swapaxes(2, 3)), case.v_cache.sum(2, dtype=np.float32)
+    found = operator.run(**case.inputs(), channels=columns, value_sum=total)
+    output, k_cache, v_cache, channels, value_sum, selected = found
+    return Found(
+        chosen=(ReadByStep(keys, values, lengths, output, selected),),
+        moved=((k_cache, keys), (v_cache, values), (channels, keys.swapaxes(2, 3))),
+        computed=((value_sum, values.sum(2, dtype=np.float64)),),
+    )
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """r = D t/S rounded to the nearest channel, at least one."""
-    head_size, sequence = request.model.head_size, request.sequence
-    nearest = (2 * head_size * request.budget + sequence) // (2 * sequence)
+    head_size, sequence = inputs.model.head_size, inputs.sequence
+    nearest = (2 * head_size * inputs.budget + sequence) // (2 * sequence)
     return constants(
-        request, "none", "sparq",
+        inputs, NOTHING, LARGEST_CHANNELS,
         capacity=sequence,
-        top_r=request.value("top_r", min(max(nearest, 1), head_size)),
-        top_k=request.value("top_k", request.budget // 2),
-        dense_until=request.value("dense_until", request.budget),
-        reallocate=request.choice("reallocate", True),
+        top_r=inputs.value("top_r", min(max(nearest, 1), head_size)),
+        top_k=inputs.value("top_k", inputs.budget // 2),
+        dense_until=inputs.value("dense_until", inputs.budget),
+        reallocate=inputs.choice("reallocate", True),
     )  # fmt: skip
 
 
-def select(query: Tensor, cache: LayerCache, parameters: PolicyParameters) -> Selection:
-    """One step over the best tokens: the output and what was read."""
-    from kvc_trt import reference
-
-    read = reference.sparq_attention(
-        query, cache.keys, cache.values, cache.lengths,
-        top_r=parameters.top_r, top_k=parameters.top_k, token_budget=parameters.token_budget,
-        dense_until=parameters.dense_until, reallocate=parameters.reallocate,
-    )  # fmt: skip
-    return reference.Selection(*read)
+LARGEST_CHANNELS = LargestChannels()
+SPARQ = Policy(
+    name="sparq",
+    summary="keep every token, score all of them by a few channels, read the best",
+    source="SparQ, arXiv 2312.04985",
+    eviction=NOTHING,
+    selection=LARGEST_CHANNELS,
+    resolve=resolve,
+    overrides=("top_r", "top_k", "dense_until", "reallocate", *EVERY_POLICY),
+    published=Formula(lambda c: 2.0, lambda c: 1 / c),
+)

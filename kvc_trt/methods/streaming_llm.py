@@ -12,59 +12,201 @@ among what is cached. Prefill attention is exact, not windowed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from kvc_trt.errors import InputError
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.request import EVERY_POLICY, Request, constants
-from kvc_trt.methods.snapkv_plus_plus import select
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.verification import Array, Found, RunnableAlone, StepCase, StepRun, float32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted
+    from kvc_trt.reference import Compacted, LayerCache, Selection
 
-__all__ = ["compact", "resolve", "select"]
-
-SUMMARY = "keep the first tokens and the last ones, drop one at every step"
-SOURCE = "StreamingLLM, arXiv 2309.17453"
-PROMPT_EVICTION = "recent"
-DECODE_SELECTION = "recent"
-OVERRIDES = ("sinks", "recent", "positions", *EVERY_POLICY)
 SINKS = 4
 
 
-def resolve(request: Request) -> PolicyParameters:
+class FirstAndLast(PromptEviction):
+    """The first tokens of a prompt and its last ones."""
+
+    name = "recent"
+    operators = None
+
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """The sinks and the last tokens of every prompt that is longer than the cache; queries are not looked at."""
+        from kvc_trt import reference
+
+        return reference.keep_recent(keys, values, prompt_lengths, slots=rule.capacity, sinks=rule.sinks)
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """Ascending, so that the slot after the sinks is overwritten first; no page bounds."""
+        from onnx import TensorProto
+
+        from kvc_trt.operators.shapes import size
+
+        emit, rule, lengths, name = prompt.emit, prompt.rule, prompt.batch.lengths, prompt.name
+        rows = emit.Unsqueeze(lengths, [1])
+        slots = np.arange(rule.capacity)
+        skipped = emit.Mul(emit.Max(emit.Sub(rows, rule.capacity), 0), (slots >= rule.sinks).astype(np.int64))
+        index = emit.Add(skipped, slots)
+        stored = emit.Less(slots, rows)
+        emit.Min(lengths, rule.capacity, outputs=[f"lengths.{name}"])
+        keys = prompt.plain_keys() if rule.positions == "cache" else prompt.keys
+        each_head = emit.Concat([1], size(emit, keys, 1), [1], axis=0)
+        indices = emit.Expand(emit.Unsqueeze(emit.Where(stored, index, -1), [1]), each_head)
+        emit.Cast(indices, to=TensorProto.INT32, outputs=[f"indices.{name}"])
+        place = emit.Unsqueeze(emit.Max(indices, 0), [3])
+        occupied = emit.Unsqueeze(stored, [1, 3])
+        for rows_of, tensor in ((keys, "k_cache"), (prompt.values, "v_cache")):
+            kept, zero = emit.GatherND(rows_of, place, batch_dims=2), emit.CastLike(np.float32(0), rows_of)
+            emit.Where(occupied, kept, zero, outputs=[f"{tensor}.{name}"])
+
+
+class Ring(DecodeSelection):
+    """A step overwrites the oldest token that is no sink, then reads everything."""
+
+    name = "recent"
+    operators = ("KvcRecentAttention", "KvcRankedRecentAttention")
+    evicts_while_decoding = True
+    drops_before_append = True
+
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """Attention over all entries."""
+        return DENSE.select(query, cache, rule)
+
+    def decode(self, step: StepLayer) -> str:
+        """KvcRecentAttention, or KvcRankedRecentAttention where positions are counted in the cache."""
+        caches, capacity, sinks = ("k_cache", "v_cache"), step.rule.capacity, step.rule.sinks
+        if step.rule.positions == "original":
+            return step.attend("KvcRecentAttention", caches, capacity=capacity, sinks=sinks)
+        query, key = step.plain()
+        plain = replace(step, query=query, key=key)
+        return plain.attend(
+            "KvcRankedRecentAttention", caches, *step.batch.rotary_tables(), capacity=capacity, sinks=sinks
+        )
+
+    def recent_of(self, rule: Constants, budget: int) -> int:
+        """All but the sinks."""
+        return budget - rule.sinks
+
+    def runs(self) -> Mapping[str, StepRun]:
+        """One operator, or the one that counts positions in the cache."""
+        return {"KvcRecentAttention": _run, "KvcRankedRecentAttention": _run_ranked}
+
+
+def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+    """The ring as it fills, and after it has turned: as many tokens again as it has slots, and a few."""
+    from kvc_trt import reference
+
+    found = Found()
+    for turned in (0, rule.capacity + 3):
+        ring = _turned(case, rule, turned)
+        output, k_cache, v_cache = operator.run(**{**case.inputs(), "cache_lengths": case.cache_lengths + turned})
+        expected = reference.dense_attention(
+            float32(case.query), float32(ring.keys), float32(ring.values), ring.lengths
+        )
+        found += Found(moved=((k_cache, ring.keys), (v_cache, ring.values)), computed=((output, expected.numpy()),))
+    return found
+
+
+def _run_ranked(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+    """As `_run`, of keys that are rotated by their rank: by hand, in the order of the ranks."""
+    from kvc_trt import reference
+
+    found, half = Found(), case.query.shape[2] // 2
+    angles = np.outer(np.arange(rule.capacity), 10_000.0 ** (-np.arange(half) / half))
+    tables = {"cosine": np.cos(angles).astype(np.float32), "sine": np.sin(angles).astype(np.float32)}
+    for turned in (0, rule.capacity + 3):
+        ring = _turned(case, rule, turned)
+        result = operator.run(**{**case.inputs(), "cache_lengths": case.cache_lengths + turned}, **tables)
+        keys, values = (np.take_along_axis(rows, ring.by_rank, axis=2) for rows in (ring.keys, ring.values))
+        newest = ring.lengths.numpy() - 1
+        query = _rotated(case.query[:, :, None], tables, newest[:, None, None])[:, :, 0]
+        turned_keys = _rotated(keys, tables, np.arange(rule.capacity)[None, None])
+        expected = reference.dense_attention(float32(query), float32(turned_keys), float32(values), ring.lengths)
+        found += Found(
+            moved=((result[1], ring.keys), (result[2], ring.values)), computed=((result[0], expected.numpy()),)
+        )
+    return found
+
+
+class _TurnedRing(NamedTuple):
+    """A ring after its append: keys, values [B,G,C,D], lengths [B], and the slots in the order of their ranks."""
+
+    keys: Array
+    values: Array
+    lengths: Tensor
+    by_rank: Array
+    """INT64 [B,1,C,1]"""
+
+
+def _turned(case: StepCase, rule: Constants, turned: int) -> _TurnedRing:
+    import torch
+
+    stored, ring = case.cache_lengths + turned, rule.capacity - rule.sinks
+    over = stored >= rule.capacity
+    slots = np.where(over, rule.sinks + (stored - rule.sinks) % ring, stored)
+    keys, values, rows = case.k_cache.copy(), case.v_cache.copy(), np.arange(len(slots))
+    keys[rows, :, slots], values[rows, :, slots] = case.k_new, case.v_new
+    order = np.tile(np.arange(rule.capacity), (len(slots), 1))
+    for row in np.flatnonzero(over):
+        order[row, rule.sinks :] = np.roll(order[row, rule.sinks :], rule.sinks - slots[row] - 1)
+    lengths = torch.from_numpy(np.minimum(stored + 1, rule.capacity))
+    return _TurnedRing(keys, values, lengths, order[:, None, :, None])
+
+
+def _rotated(rows: Array, tables: dict[str, Array], ranks: Array) -> Array:
+    """Rotary embedding of rows [B,heads,n,D] at `ranks`, which broadcast to [B,heads,n]."""
+    cosine, sine = tables["cosine"][ranks], tables["sine"][ranks]
+    left, right = np.split(rows.astype(np.float32), 2, axis=-1)
+    return np.concatenate([left * cosine - right * sine, right * cosine + left * sine], axis=-1)
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Four sinks unless told otherwise; the rest of the budget is recent tokens."""
-    return keep_recent(request, request.value("sinks", SINKS))
+    return keep_recent(inputs, inputs.value("sinks", SINKS))
 
 
-def keep_recent(request: Request, sinks: int) -> PolicyParameters:
+def keep_recent(inputs: PolicyInputs, sinks: int) -> PolicyParameters:
     """Parameters of a cache of `sinks` first tokens and as many last ones as the budget still holds."""
-    recent = request.value("recent", max(1, request.budget - sinks))
-    if sinks + recent > request.budget:
+    recent = inputs.value("recent", max(1, inputs.budget - sinks))
+    if sinks + recent > inputs.budget:
         raise InputError(
-            f"the token budget is {request.budget}; expected at least {sinks + recent}: {sinks} sinks and {recent} "
+            f"the token budget is {inputs.budget}; expected at least {sinks + recent}: {sinks} sinks and {recent} "
             f"recent token{'s' * (recent > 1)}",
             hint=f"--token-budget {sinks + recent}",
         )
-    capacity = min(sinks + recent, request.sequence)
+    capacity = min(sinks + recent, inputs.sequence)
     return constants(
-        request, "recent", "recent",
+        inputs, FIRST_AND_LAST, RING,
         capacity=capacity,
-        prompt_budget=min(capacity, request.max_input_len),
+        prompt_budget=min(capacity, inputs.max_input_len),
         window=1,
         sinks=min(sinks, capacity - 1),
         recent=recent,
-        positions=request.choice("positions", "original"),
+        positions=inputs.choice("positions", "original"),
     )  # fmt: skip
 
 
-def compact(
-    q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
-) -> Compacted:
-    """The sinks and the last tokens of every prompt that is longer than the cache; queries are not looked at."""
-    from kvc_trt import reference
-
-    slots, sinks = parameters.capacity, parameters.sinks
-    return reference.keep_recent(keys, values, prompt_lengths, slots=slots, sinks=sinks)
+FIRST_AND_LAST, RING = FirstAndLast(), Ring()
+STREAMING_LLM = Policy(
+    name="streaming-llm",
+    summary="keep the first tokens and the last ones, drop one at every step",
+    source="StreamingLLM, arXiv 2309.17453",
+    eviction=FIRST_AND_LAST,
+    selection=RING,
+    resolve=resolve,
+    overrides=("sinks", "recent", "positions", *EVERY_POLICY),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvc_trt.methods.parameters import READING_A_PART
+from kvc_trt import policies
 from kvc_trt.sizes import readable_size
 
 Result = Mapping[str, Any]
@@ -59,7 +59,7 @@ def _speed(result: Result) -> Iterator[str]:
 
 def _advice(engine: Mapping[str, Any]) -> str:
     """What to build instead; only a policy that reads a part can be told from where on it does."""
-    if engine["policy"]["decode_selection"] not in READING_A_PART:
+    if not policies.named(engine["policy"]["policy"]).selection.reads_a_part:
         return ""
     hint = "a larger --dense-until" if engine["backend"] == "tensorrt" else "--dense-until auto"
     return f" (build with {hint})"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.graph.state import PAGED
 from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.traffic import cache_bytes
 
@@ -63,7 +62,7 @@ def standing_memory(subject: Subject, rows: int) -> list[MemoryLine]:
         MemoryLine("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),
     ]
     if modelled.page_bounds:
-        kind = "page bounds" if program.parameters.decode_selection in PAGED else "beside keys"
+        kind = "page bounds" if program.parameters.has_pages else "beside keys"
         lines.append(MemoryLine(kind, rows * modelled.page_bounds, bounds, "allocated buffers"))
     return lines
 

@@ -58,7 +58,7 @@ def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) ->
             **asdict(parameters),
             "max_sequence_len": tokens,
             "dense_limit": parameters.dense_limit,
-            "pages": parameters.num_pages() if parameters.decode_selection == "hybrid" else 0,
+            "pages": parameters.num_pages() if parameters.has_pages else 0,
         },
         "weights": {
             "format": weights,
@@ -153,7 +153,7 @@ def _largest_batch(costs: _Costs, accelerator: Accelerator) -> dict[str, Any]:
 
 def _break_even(model: ModelConfig, parameters: PolicyParameters, itemsize: int, pairs: float) -> list[dict[str, Any]]:
     """No selection, no overhead: a policy without decode selection is never slower than dense in this model."""
-    if parameters.decode_selection == "dense":
+    if not parameters.reads_a_part and not parameters.evicts_while_decoding:
         return []
     token = token_cache_bytes(model, itemsize)
     return [

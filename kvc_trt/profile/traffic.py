@@ -29,22 +29,15 @@ def pairs_read(parameters: PolicyParameters, layer: int, entries: int, head_size
 
 
 def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
-    kept = prompt_tokens if rule.prompt_eviction == "none" else min(prompt_tokens, rule.prompt_budget)
+    kept = min(prompt_tokens, rule.prompt_budget) if rule.eviction.evicts else prompt_tokens
     return min(kept + generated, rule.capacity)
 
 
 def _pairs(rule: PolicyParameters, entries: int, head_size: int) -> float:
-    """By kind: a page's or token's score costs half a pair for each head-sized vector that is read for it."""
+    """What is attended to, and what choosing it reads."""
     if entries <= rule.dense_limit:
         return float(entries)
-    read = float(min(rule.most_read, entries))
-    if rule.decode_selection == "hybrid":
-        return -(-entries // rule.page_size) * rule.top_r / (2 * head_size) + read
-    if rule.decode_selection == "quest":  # maximum and minimum of every channel
-        return -(-entries // rule.page_size) + read
-    if rule.decode_selection == "sparq":  # and the mean of all values
-        return entries * rule.top_r / (2 * head_size) + read + 0.5
-    return read  # exact top-k: its selection is free by definition
+    return min(rule.most_read, entries) + rule.selection.pairs_to_choose(rule, entries, head_size)
 
 
 @dataclass(frozen=True)

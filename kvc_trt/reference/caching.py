@@ -1,27 +1,24 @@
 """What a decoder's layers store under a policy: compaction of a prompt, the append of a token, what a step reads.
 
-A layer's KV heads may be in several groups, each with a cache and rules of its own (`PolicyParameters.groups`).
+A layer's KV heads may be in several groups, each with a cache and rules of its own (`Rule.groups`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kvc_trt.models.config import ModelConfig
 from kvc_trt.reference import bounds
 from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.layers import Rotary
 from kvc_trt.reference.recent import make_room
-
-if TYPE_CHECKING:
-    from kvc_trt.methods.parameters import Group, PolicyParameters
-    from kvc_trt.methods.registry import Method
-    from kvc_trt.models.config import ModelConfig
+from kvc_trt.reference.rules import Group, Method, Rule
 
 
 class Projected(NamedTuple):
@@ -37,7 +34,7 @@ class Projected(NamedTuple):
 class LayerCaches:
     """Makes and advances the caches of any layer of one model under one policy; holds none itself."""
 
-    def __init__(self, config: ModelConfig, parameters: PolicyParameters, method: Method, rotary: Rotary) -> None:
+    def __init__(self, config: ModelConfig, parameters: Rule, method: Method, rotary: Rotary) -> None:
         self.method = method
         self._config, self._parameters, self._rotary = config, parameters, rotary
 
@@ -67,7 +64,7 @@ class LayerCaches:
 
     def _append(self, group: Group, cache: LayerCache, new: Projected, positions: Tensor) -> None:
         """Store one token per row behind the entries of a cache, in place; a window drops its oldest first."""
-        if group.parameters.decode_selection == "recent":
+        if group.parameters.drops_before_append:
             make_room(cache, slots=group.parameters.capacity, sinks=group.parameters.sinks)
         stored = new.plain_keys if group.parameters.positions == "cache" else new.keys
         # A cache per query head repeats the keys of its group.
@@ -102,7 +99,7 @@ class LayerCaches:
         cache.indices, cache.positions = kept.indices, _with_room(kept.indices.long(), parameters.capacity)
         if kept.scores is not None:
             cache.scores = _with_room(kept.scores, parameters.capacity)
-        if parameters.decode_selection in ("hybrid", "quest"):
+        if parameters.has_pages:
             cache.page_min, cache.page_max = bounds.page_bounds(cache.keys, lengths, parameters.page_size)
         return cache
 
@@ -112,7 +109,7 @@ class LayerCaches:
         """The method's own compaction, each row to a budget of its own."""
         most, rows = self._parameters.most_kept, []
         for b, budget in enumerate(budgets):
-            alone = replace(self._parameters, prompt_budget=budget)
+            alone = self._parameters.keeping(budget)
             one = slice(b, b + 1)
             rows.append(self.method.compact(window[one], keys[one], values[one], prompt_lengths[one], alone))
         missing = [torch.nn.functional.pad(r.indices, (0, most - r.indices.shape[2]), value=-1) for r in rows]

@@ -8,34 +8,29 @@ prompt one token shorter and a first sparse step, is not offered.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.weights import WeightSource
 from kvc_trt.reference import checks
 from kvc_trt.reference.cache import LayerCache, ReferenceCache
 from kvc_trt.reference.caching import LayerCaches, Projected
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.reference.layers import DecoderWeights, Rotary, Weights, linear, mlp, rms_norm
+from kvc_trt.reference.rules import Method, Rule
 from kvc_trt.reference.squeeze import squeeze
-
-if TYPE_CHECKING:
-    from kvc_trt.methods.parameters import PolicyParameters
-    from kvc_trt.methods.registry import Method
-    from kvc_trt.models.config import ModelConfig
-    from kvc_trt.models.weights import WeightSource
 
 
 class ReferenceDecoder:
     """One model under one policy, in float32 or float64.
 
-    `method` offers compact and select (kvc_trt.methods.registry.Method) for the resolved `parameters`. With
+    `method` offers compact and select (a Method) for the resolved `parameters`. With
     resident=False, weights are read again for every layer of every call and at most one layer of them is held.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: WeightSource, *, method: Method, parameters: PolicyParameters,
+        self, config: ModelConfig, weights: WeightSource, *, method: Method, parameters: Rule,
         dtype: torch.dtype = torch.float32, resident: bool = True,
     ) -> None:  # fmt: skip
         if dtype not in checks.FLOAT_TYPES:

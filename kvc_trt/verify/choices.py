@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvc_trt import policies, reference
+from kvc_trt import reference
+from kvc_trt.methods.verification import ExactList
 from kvc_trt.policies import PolicyParameters
-from kvc_trt.verify.near_ties import IndexComparison
+from kvc_trt.verify.near_ties import IndexComparison, count_differences
 from kvc_trt.verify.outcome import differences
 
 Array = NDArray[Any]
@@ -59,10 +60,31 @@ def _select(
     query: Array, keys: Array, values: Array, lengths: Array, parameters: PolicyParameters, dtype: type
 ) -> reference.Selection:
     q, k, v = (torch.from_numpy(np.ascontiguousarray(array, dtype)) for array in (query, keys, values))
-    cache = reference.LayerCache(k, v, torch.from_numpy(np.ascontiguousarray(lengths)))
-    if parameters.decode_selection == "quest":
-        cache.page_min, cache.page_max = reference.page_bounds(k, cache.lengths, parameters.page_size)
-    return policies.method(parameters).select(q, cache, parameters)
+    cache = layer_cache(k, v, torch.from_numpy(np.ascontiguousarray(lengths)), parameters)
+    return parameters.selection.select(q, cache, parameters)
+
+
+def layer_cache(
+    keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, parameters: PolicyParameters
+) -> reference.LayerCache:
+    """What the reference's step reads: keys, values [B,G,C,D], lengths [B], and page bounds if the policy has them."""
+    cache = reference.LayerCache(keys, values, lengths)
+    if parameters.has_pages:
+        cache.page_min, cache.page_max = reference.page_bounds(keys, lengths, parameters.page_size)
+    return cache
+
+
+def compare_exactly(choice: ExactList) -> IndexComparison:
+    """Lists of one row that must be the same to the last entry as one of those expected."""
+    compared = min((count_differences(one[None], choice.found[None]) for one in choice.expected), key=_near_ties)
+    if not compared.near_ties:
+        return compared
+    wrong = f"row {choice.row}: {compared.near_ties} lists of kept tokens differ"
+    return IndexComparison(compared.compared, wrong=(wrong,))
+
+
+def _near_ties(compared: IndexComparison) -> int:
+    return compared.near_ties + len(compared.wrong)
 
 
 def _as_wide(lists: Array, width: int) -> Array:

@@ -32,7 +32,7 @@ def dense_limit(parameters: PolicyParameters, layers: int) -> int:
 
 def _all_kept(rule: PolicyParameters) -> int:
     """The longest prompt of which nothing is evicted."""
-    if rule.prompt_eviction == "none":
+    if not rule.eviction.evicts:
         return rule.capacity
     if rule.squeeze_share is None:
         return rule.prompt_budget
@@ -57,7 +57,7 @@ def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
     with tested.phase("dense twin"):
         dense = run(tested.twin, batch, steps, tokens=ours.tokens)
     sample = f"{len(batch)} rows x {steps + 1} positions"
-    if parameters.per_query_head and parameters.prompt_eviction == "snapkv":
+    if parameters.eviction.cache_per_query_head:
         error = float(np.abs(ours.logits - dense.logits).max())
         note = f"rows of up to {limit} tokens; a cache per query head multiplies in another order, so not bit for bit"
         bar = tested.thresholds.logits_max_error
@@ -90,7 +90,7 @@ def _eviction(tested: EngineUnderTest, measured: list[dict[str, int]]) -> list[C
     over, most = 0, 0
     for site in tested.sites:
         budget = site.parameters.most_kept
-        if site.parameters.prompt_eviction == "none" or logical <= budget:
+        if not site.parameters.eviction.evicts or logical <= budget:
             continue
         kept = int((lists[site.cache][row] >= 0).sum(-1).max()) if site.cache in lists else logical
         physical = int(stored[site.cache, row])

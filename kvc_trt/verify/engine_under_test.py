@@ -175,7 +175,7 @@ class EngineUnderTest:
         """Whether the batch never leaves the regime in which the policy is dense."""
         longest = int(self.batch.prompt_lengths.max())
         rules = [site.parameters for site in self.sites]
-        evicts = any(rule.prompt_eviction != "none" and longest > rule.prompt_budget for rule in rules)
+        evicts = any(rule.eviction.evicts and longest > rule.prompt_budget for rule in rules)
         selects = any(rule.reads_a_part and longest + self.plan.steps > rule.dense_limit for rule in rules)
         return not (evicts or selects)
 

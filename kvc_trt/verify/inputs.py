@@ -10,29 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvc_trt.methods.verification import Float, Int64, PromptCase, StepCase
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.policies import PolicyParameters
 
-Float = NDArray[np.floating]
-Int64 = NDArray[np.int64]
-
 _LONGEST_PROMPT, _MOST_SLOTS = 4096, 4096
 """Where nothing depends on it, little enough for a quick check of a 128K engine."""
-
-
-@dataclass(frozen=True)
-class PromptCase:
-    """Inputs of KvcCompact: q_window [B,H,W,D], k and v [B,G,S,D], prompt_lengths [B]."""
-
-    name: str
-    ties: bool
-    q_window: Float
-    k: Float
-    v: Float
-    prompt_lengths: Int64
 
 
 @dataclass(frozen=True)
@@ -45,23 +30,9 @@ class AttentionCase:
     v: Float
 
 
-@dataclass(frozen=True)
-class StepCase:
-    """Inputs of one step: query [B,H,D], k_new and v_new [B,G,D], caches [B,G,C,D]; cache_lengths before the append."""
-
-    name: str
-    ties: bool
-    query: Float
-    k_new: Float
-    v_new: Float
-    k_cache: Float
-    v_cache: Float
-    cache_lengths: Int64
-
-
 def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, seed: int) -> Iterator[PromptCase]:
     """Prompts around every border of the rule: shorter than the window, at the budget, one over it, and long."""
-    budget, evicts = parameters.prompt_budget, parameters.prompt_eviction != "none"
+    budget, evicts = parameters.prompt_budget, parameters.eviction.evicts
     longest = min(parameters.max_input_len, max(_LONGEST_PROMPT, 2 * budget if evicts else 0))
     slots = -(-longest // PROMPT_BLOCK) * PROMPT_BLOCK
     window = min(parameters.window, slots)  # heavy hitters look at all queries of the longest prompt that is served

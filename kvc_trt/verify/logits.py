@@ -119,9 +119,7 @@ def _measure_compression(tested: EngineUnderTest, ours: Logits) -> None:
         longest = int(batch.prompt_lengths.max()) + len(tested.engine_run.tokens)
         tested.halves.notes["compression"] = f"{longest} tokens fit the budget: nothing is compressed"
         return
-    from kvc_trt.graph.twin import twin_parameters
-
-    full = _reference_logits(tested, tested.engine.weights(), twin_parameters(parameters))
+    full = _reference_logits(tested, tested.engine.weights(), parameters.keeping_everything())
     tested.halves.compression = difference(ours, full, 0.0).figures
     tested.halves.notes["compression"] = "the policy against the full cache, both in the reference"
 

@@ -9,25 +9,17 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
-from kvc_trt import policies, reference
-from kvc_trt.graph.state import PAGED, CacheSite, cache_heads, cache_sites
+from kvc_trt import reference
+from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
+from kvc_trt.methods.kinds import prompt_runs, step_runs
+from kvc_trt.methods.verification import Choice, ExactList, Found, KeptOfPrompt, PromptCase, StepCase, float32
 from kvc_trt.reference.dense import causal_attention
+from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.verify.checks import Check, at_most
-from kvc_trt.verify.choices import compare_either
-from kvc_trt.verify.inputs import AttentionCase, PromptCase, StepCase, attention_cases, prompt_cases, step_cases
-from kvc_trt.verify.layer_budget_operators import run_compact_ranked, run_layer_budgets, run_trim
-from kvc_trt.verify.method_operators import PROMPT_RUNS, STEP_RUNS
+from kvc_trt.verify.choices import compare_either, compare_exactly, layer_cache
+from kvc_trt.verify.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
-from kvc_trt.verify.outcome import (
-    Outcome,
-    appended,
-    attend_selected,
-    exact,
-    float32,
-    gathered,
-    maximum_error,
-    page_bounds,
-)
+from kvc_trt.verify.outcome import Outcome, attend_selected, exact, maximum_error
 from kvc_trt.verify.target import Array, Operator, Target
 from kvc_trt.verify.thresholds import Thresholds
 
@@ -40,9 +32,8 @@ if TYPE_CHECKING:
 Case: TypeAlias = "PromptCase | StepCase | AttentionCase"
 
 
-LAYER_BUDGETS = "KvcLayerBudgets"
-MOVING = ("KvcCompact", "KvcCompactRanked", "KvcTrim", LAYER_BUDGETS)
-"""Operators whose outputs are moved or counted: nothing in them is computed to within rounding."""
+PREFILL_ATTENTION, LAYER_BUDGETS = "KvcPrefillAttention", "KvcLayerBudgets"
+"""Operators that serve every method: all others are run as the kinds that call them say."""
 
 
 def check_operators(
@@ -62,7 +53,7 @@ def check_operators(
         for case in cases:
             if operator.name == LAYER_BUDGETS and isinstance(case, PromptCase):
                 layers = engine.model.num_hidden_layers - engine.parameters.skip_layers
-                outcome += run_layer_budgets(operator, case, parameters, layers)
+                outcome += _run_layer_budgets(operator, case, parameters, layers)
             else:
                 outcome += run_case(operator, case, parameters)
         checks += _checks(operator, [case.name for case in cases], outcome, thresholds.value_error)
@@ -74,9 +65,12 @@ def run_case(operator: Operator, case: Case, parameters: PolicyParameters) -> Ou
     """One operator on one case."""
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
-    if isinstance(case, PromptCase):
-        return _strict(case, _PROMPT_RUNS[operator.name](operator, case, parameters))
-    return _strict(case, _STEP_RUNS.get(operator.name, _run_dense)(operator, case, parameters))
+    found = (
+        prompt_runs()[operator.name](operator, case, parameters)
+        if isinstance(case, PromptCase)
+        else step_runs()[operator.name](operator, case, parameters)
+    )
+    return _strict(case, _judged(case, found, parameters))
 
 
 def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
@@ -89,9 +83,9 @@ def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
 def _cases(
     model: ModelConfig, parameters: PolicyParameters, operator: Operator, dtype: str, seed: int
 ) -> Sequence[Case]:
-    if operator.name == "KvcPrefillAttention":
+    if operator.name == PREFILL_ATTENTION:
         return list(attention_cases(model, dtype, seed))
-    if operator.name in (*_PROMPT_RUNS, LAYER_BUDGETS):
+    if operator.name in (*prompt_runs(), LAYER_BUDGETS):
         return list(prompt_cases(model, parameters, dtype, seed))
     return list(step_cases(model, parameters, dtype, seed))
 
@@ -101,9 +95,9 @@ def _checks(operator: Operator, names: Sequence[str], outcome: Outcome, bar: flo
     checks = []
     if outcome.indices.compared:
         checks.append(index_check(f"{operator.name} indices", outcome.indices, where))
-    if operator.name not in MOVING:
+    if outcome.computes:
         checks.append(at_most(f"{operator.name} values", f"{cases} cases", outcome.value_error, bar, note=where))
-    if operator.name != "KvcPrefillAttention":
+    if operator.name != PREFILL_ATTENTION:
         checks.append(at_most(f"{operator.name} caches", f"{cases} cases", outcome.copy_error, 0.0, note=where))
     return checks
 
@@ -128,55 +122,52 @@ def _run_prefill_attention(operator: Operator, case: AttentionCase) -> Outcome:
     (output,) = operator.run(q=case.q, k=case.k, v=case.v)
     rows = zip(float32(case.q), float32(case.k), float32(case.v), strict=True)
     expected = torch.stack([causal_attention(*row) for row in rows])
-    return Outcome(value_error=maximum_error(output, expected.numpy()))
+    return Outcome(value_error=maximum_error(output, expected.numpy()), computes=True)
 
 
-def _run_compact(operator: Operator, case: PromptCase, parameters: PolicyParameters) -> Outcome:
-    k_cache, v_cache, bounds, cache_lengths, indices = operator.run(
-        q_window=case.q_window, k=case.k, v=case.v, prompt_lengths=case.prompt_lengths
-    )
-    rows, kernel = torch.from_numpy(case.prompt_lengths), parameters.pool_kernel
-    expected = reference.compact(
-        float32(case.q_window), float32(case.k), float32(case.v), rows,
-        prompt_budget=parameters.prompt_budget, pool_kernel=kernel,
-    )  # fmt: skip
-    compared = compare_compaction(
-        case.q_window,
-        case.k,
-        case.prompt_lengths,
-        expected.indices.numpy(),
-        indices,
-        pool_kernel=kernel,
-    )
-    copied = [
-        exact(cache_lengths, expected.lengths.numpy()),
-        *(exact(cache, gathered(source, indices)) for cache, source in ((k_cache, case.k), (v_cache, case.v))),
+def _run_layer_budgets(operator: Operator, case: PromptCase, rule: PolicyParameters, layers: int) -> Outcome:
+    """Cosines at random and in eighths, which repeat; the integers must be the reference's."""
+    share, lengths = rule.squeeze_share, case.prompt_lengths
+    assert share is not None
+    shape, rng = (layers, len(lengths)), np.random.default_rng(len(case.name))
+    table = rng.uniform(0.2, 1, shape) if case.name == "random" else rng.integers(1, 9, shape) / 8
+    cosines = table.astype(np.float32)
+    (budgets,) = operator.run(cosines=cosines, prompt_lengths=lengths)
+    expected = [
+        squeeze(column, rule.prompt_budget, share=share, minimum=rule.window, maximum=min(rule.most_kept, n)).budgets
+        for column, n in zip(cosines.T.tolist(), lengths.tolist(), strict=True)
     ]
-    if parameters.decode_selection in PAGED:
-        stored = np.clip(cache_lengths, 0, k_cache.shape[2])  # other lengths are an error already
-        copied.append(exact(bounds, page_bounds(k_cache, stored, parameters.page_size)))
-    return Outcome(compared, copy_error=max(copied))
+    return Outcome(copy_error=exact(budgets, np.array(expected, np.int64).T))
 
 
-def _run_hybrid(operator: Operator, case: StepCase, parameters: PolicyParameters) -> Outcome:
-    keys, values, lengths = appended(case)
-    bounds_before = page_bounds(case.k_cache, case.cache_lengths, parameters.page_size)
-    output, k_cache, v_cache, bounds, selected = operator.run(
-        query=case.query,
-        k_new=case.k_new,
-        v_new=case.v_new,
-        k_cache=case.k_cache,
-        v_cache=case.v_cache,
-        bounds=bounds_before,
-        cache_lengths=case.cache_lengths,
-    )
-    compared, error = compare_step(case.query, keys, values, lengths, output, selected, parameters)
-    copied = [
-        exact(k_cache, keys),
-        exact(v_cache, values),
-        exact(bounds, page_bounds(keys, lengths, parameters.page_size)),
-    ]
-    return Outcome(compared, error, max(copied))
+def _judged(case: PromptCase | StepCase, found: Found, rule: PolicyParameters) -> Outcome:
+    """What an operator gave, compared: lists by the proof that goes with them, arrays by their largest error."""
+    outcome = Outcome(computes=bool(found.computed))
+    for choice in found.chosen:
+        outcome += _judged_choice(case, choice, rule)
+    for array, expected in found.moved:
+        outcome += Outcome(copy_error=exact(array, expected))
+    for array, expected in found.computed:
+        outcome += Outcome(value_error=maximum_error(array, expected))
+    return outcome
+
+
+def _judged_choice(case: PromptCase | StepCase, choice: Choice, rule: PolicyParameters) -> Outcome:
+    if isinstance(choice, KeptOfPrompt):
+        return Outcome(_compare_kept(choice))
+    if isinstance(choice, ExactList):
+        return Outcome(compare_exactly(choice))
+    assert isinstance(case, StepCase)
+    compared, error = compare_step(case.query, *choice, rule)
+    return Outcome(compared, error, computes=True)
+
+
+def _compare_kept(choice: KeptOfPrompt) -> IndexComparison:
+    case, kernel = choice.case, choice.ranking.pool_kernel
+    inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
+    expected = reference.compact(*inputs, prompt_budget=choice.budget, pool_kernel=kernel).indices.numpy()
+    lists = case.q_window, case.k, case.prompt_lengths, expected, choice.indices
+    return compare_compaction(*lists, pool_kernel=kernel)
 
 
 def compare_step(
@@ -188,41 +179,17 @@ def compare_step(
     Returns the comparison of what was read and the error of the output over what was read. `exact` takes the expected
     output in float64: real queries are larger than random ones, and float32's error grows with them on both sides.
     """
-    if parameters.decode_selection != "hybrid":
+    ranking = parameters.selection.ranking(parameters)
+    if ranking is None:
         return compare_either(query, keys, values, lengths, output, selected, parameters)
     q, k, v, m = float32(query), float32(keys), float32(values), torch.from_numpy(lengths)
-    low, high = reference.page_bounds(k, m, parameters.page_size)
-    wanted, expected, *_ = policies.method(parameters).select(q, reference.LayerCache(k, v, m, low, high), parameters)
+    wanted, expected, *_ = parameters.selection.select(q, layer_cache(k, v, m, parameters), parameters)
     assert expected is not None
     compared = compare_selection(
-        query, keys, lengths, expected.numpy(), selected, page_size=parameters.page_size, top_r=parameters.top_r
+        query, keys, lengths, expected.numpy(), selected, page_size=ranking.page_size, top_r=ranking.top_r
     )
     if exact:
         q, k, v = q.double(), k.double(), v.double()
     if exact or compared.near_ties or compared.wrong:
         wanted = attend_selected(q, k, v, torch.from_numpy(np.ascontiguousarray(selected)))
     return compared, maximum_error(output, wanted.numpy())
-
-
-def _run_dense(operator: Operator, case: StepCase, parameters: PolicyParameters) -> Outcome:
-    keys, values, lengths = appended(case)
-    output, k_cache, v_cache = operator.run(
-        query=case.query,
-        k_new=case.k_new,
-        v_new=case.v_new,
-        k_cache=case.k_cache,
-        v_cache=case.v_cache,
-        cache_lengths=case.cache_lengths,
-    )
-    expected = reference.dense_attention(float32(case.query), float32(keys), float32(values), torch.from_numpy(lengths))
-    copied = max(exact(k_cache, keys), exact(v_cache, values))
-    return Outcome(value_error=maximum_error(output, expected.numpy()), copy_error=copied)
-
-
-_STEP_RUNS = {"KvcHybridAttention": _run_hybrid, **STEP_RUNS}
-_PROMPT_RUNS = {
-    "KvcCompact": _run_compact,
-    "KvcCompactRanked": run_compact_ranked,
-    "KvcTrim": run_trim,
-    **PROMPT_RUNS,
-}

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 
 from kvc_trt import reference
-from kvc_trt.graph.state import LOWEST
-from kvc_trt.verify.inputs import StepCase
 from kvc_trt.verify.near_ties import IndexComparison
 from kvc_trt.verify.target import Array
 
@@ -27,29 +25,16 @@ class Outcome:
     value_error: float = 0.0
     copy_error: float = 0.0
     """Error of what is merely moved (caches, bounds, lengths); nothing but 0 is right."""
+    computes: bool = False
+    """Whether anything is computed to within rounding: `value_error` means something."""
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
             self.indices + other.indices,
             larger(self.value_error, other.value_error),
             larger(self.copy_error, other.copy_error),
+            self.computes or other.computes,
         )
-
-
-def appended(case: StepCase) -> tuple[Array, Array, Array]:
-    """Keys, values and lengths of a case after its append."""
-    keys, values = case.k_cache.copy(), case.v_cache.copy()
-    rows = np.arange(len(case.cache_lengths))
-    keys[rows, :, case.cache_lengths], values[rows, :, case.cache_lengths] = case.k_new, case.v_new
-    return keys, values, case.cache_lengths + 1
-
-
-def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
-    """Bounds as executors keep them, [B,G,2D,P]: maxima of K and of -K, the lowest finite value on empty pages."""
-    low, high = reference.page_bounds(float32(keys), torch.from_numpy(np.ascontiguousarray(lengths)), page_size)
-    both = torch.cat([high, -low], dim=-1).transpose(2, 3).numpy()
-    lowest = LOWEST[str(keys.dtype)]
-    return np.where(np.isfinite(both), both, lowest).astype(keys.dtype)
 
 
 def maximum_error(found: Array, expected: Array) -> float:
@@ -89,20 +74,9 @@ def exact(found: Array, expected: Array) -> float:
     return float("inf") if np.isnan(worst) else worst
 
 
-def float32(array: Array) -> torch.Tensor:
-    """The array as a float32 tensor, for the reference."""
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-
-
 def larger(one: float, other: float) -> float:
     """The maximum, NaN winning on either side: a NaN must not hide."""
     return float(np.maximum(one, other))
-
-
-def gathered(source: Array, indices: Array) -> Array:
-    """Rows of `source` [B,G,S,D] at `indices` [B,G,C], zeros where an index is -1."""
-    picked = np.take_along_axis(source, np.clip(indices, 0, source.shape[2] - 1)[..., None].astype(np.int64), axis=2)
-    return np.where(indices[..., None] >= 0, picked, 0).astype(source.dtype)
 
 
 def attend_selected(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,16 +24,12 @@ from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compar
 from kvc_trt.verify.outcome import attend_selected
 
 if TYPE_CHECKING:
-    from kvc_trt.methods.registry import Method
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.policies import PolicyParameters
 
 Choices = Mapping[int, list[NDArray[np.integer]]]
 """Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
-
-_JUDGED = ("dense", "hybrid")
-"""Decode selections whose choices `near_ties` proves to be near-ties or not; of a prompt, those of one budget."""
 
 
 @dataclass
@@ -118,7 +114,7 @@ def replay(
     again in all that follows from it.
     """
     method = _Replay(chosen, parameters, slack)
-    decoder = ForcedDecoder(config, weights, method=cast("Method", method), parameters=parameters, resident=False)
+    decoder = ForcedDecoder(config, weights, method=method, parameters=parameters, resident=False)
     run = decoder.forced(batch, tokens, progress)
     run.explained = method.compared
     return run
@@ -126,7 +122,14 @@ def replay(
 
 def can_judge(rules: Iterable[PolicyParameters]) -> bool:
     """Whether `near_ties` can tell the choices of caches under these rules from errors."""
-    return all(rule.decode_selection in _JUDGED and rule.squeeze_share is None for rule in rules)
+    return all(map(_can_judge, rules))
+
+
+def _can_judge(rule: PolicyParameters) -> bool:
+    """Whether all that is chosen is chosen once, by rankings whose near-ties can be proven."""
+    kept = not rule.eviction.evicts or rule.eviction.ranking(rule) is not None
+    read = not rule.reads_a_part or rule.selection.ranking(rule) is not None
+    return kept and read and not rule.evicts_while_decoding and rule.squeeze_share is None
 
 
 def force_choices(
@@ -194,8 +197,10 @@ class _Replay:
     ) -> IndexComparison:  # fmt: skip
         if self._slack is None:
             return count_differences(own.numpy(), given)
+        ranking = parameters.eviction.ranking(parameters)
+        pool_kernel = 1 if ranking is None else ranking.pool_kernel  # nothing is evicted: any difference is wrong
         inputs = (q_window.numpy(), keys.numpy(), prompt_lengths.numpy(), own.numpy(), given)
-        return compare_compaction(*inputs, pool_kernel=parameters.pool_kernel, slack=self._slack)
+        return compare_compaction(*inputs, pool_kernel=pool_kernel, slack=self._slack)
 
     def _judge_read(
         self, query: Tensor, keys: Tensor, lengths: Tensor, own: Tensor, given: NDArray[np.integer],
@@ -203,9 +208,10 @@ class _Replay:
     ) -> IndexComparison:  # fmt: skip
         if self._slack is None:
             return count_differences(own.numpy(), given)
+        ranking = parameters.selection.ranking(parameters)
+        assert ranking is not None
         inputs = (query.numpy(), keys.numpy(), lengths.numpy(), own.numpy(), given)
-        rule = parameters
-        return compare_selection(*inputs, page_size=rule.page_size, top_r=rule.top_r, slack=self._slack)
+        return compare_selection(*inputs, page_size=ranking.page_size, top_r=ranking.top_r, slack=self._slack)
 
 
 def _list_of(chosen: Tensor | None) -> list[NDArray[np.integer]]:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.graph.state import LOWEST
 from kvc_trt.operators.compact import compact
+from kvc_trt.operators.shapes import LOWEST
 from kvc_trt.verify.near_ties import compare_compaction
 from tests.graph.small_models import SingleNode, normal
 

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.graph.state import LOWEST
 from kvc_trt.operators.dense_attention import dense_attention
 from kvc_trt.operators.hybrid_attention import hybrid_attention
-from kvc_trt.operators.shapes import HeadShape, Layout
+from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from kvc_trt.verify.near_ties import compare_selection
 from tests.graph.small_models import SingleNode, normal
 

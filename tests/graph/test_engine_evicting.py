@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.graph.state import cache_sites
-from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill, twin_parameters
+from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill
 from tests.graph.rolling import reference_roll, roll
 from tests.graph.small_models import FAMILIES, prompts_of, resolve
 
@@ -104,7 +104,7 @@ def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engin
     policy, changes = ENGINES[name]
     engine = make_engine(policy, precision, skip_layers=1, max_output_len=20, **changes)
     twin = make_engine(
-        twin_parameters(engine.parameters), precision,
+        engine.parameters.keeping_everything(), precision,
         prefill=lambda *arguments, **keywords: build_twin_prefill(engine.model, engine.parameters, **keywords),
         decode=lambda *arguments, **keywords: build_twin_decode(engine.model, engine.parameters, **keywords),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.graph.prune import prune
-from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill, twin_parameters
+from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill
 from tests.graph.rolling import STEPS, check_layers, reference_roll, roll
 from tests.graph.small_models import FAMILIES, LLAMA, open_session, prompts_of
 
@@ -55,7 +55,7 @@ def test_sparq_stores_keys_twice_and_the_sum_of_the_values(make_engine):
 def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, policy, precision):
     engine = make_engine(policy, precision, skip_layers=1)
     twin = make_engine(
-        twin_parameters(engine.parameters), precision,
+        engine.parameters.keeping_everything(), precision,
         prefill=lambda *arguments, **keywords: build_twin_prefill(engine.model, engine.parameters, **keywords),
         decode=lambda *arguments, **keywords: build_twin_decode(engine.model, engine.parameters, **keywords),
     )  # fmt: skip

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.graph.state import LOWEST
 from kvc_trt.operators.dense_attention import dense_attention
 from kvc_trt.operators.quest_attention import quest_attention
-from kvc_trt.operators.shapes import HeadShape, Layout
+from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 
 HEADS, SIZE, CAPACITY = 8, 16, 64

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvc_trt.graph.state import LOWEST, state_tensors
+from kvc_trt.graph.state import state_tensors
+from kvc_trt.operators.shapes import LOWEST
 from tests.graph.small_models import LLAMA, resolve
 
 

@@ -36,8 +36,9 @@ def sources() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_only_the_registry_knows_a_policys_name(name: str, sources: dict[str, str]) -> None:
-    assert [file for file, text in sources.items() if f'"{name}"' in text] == ["methods/registry.py"]
+def test_only_its_own_file_knows_a_policys_name(name: str, sources: dict[str, str]) -> None:
+    (file,) = [file for file, text in sources.items() if f'"{name}"' in text]
+    assert file.startswith("methods/")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvc_trt.methods import snapkv_gqa
+from kvc_trt.methods.snapkv_gqa import SNAPKV_GQA
 from kvc_trt.reference import compaction
 from kvc_trt.reference.selection import best_ascending
 from tests.oracles.presses import Kept, answer, assert_same_sets, import_presses, press_prompt, ratio, read
@@ -109,7 +109,7 @@ def test_the_press_as_it_comes(pair: Any, n: int, budget: int) -> None:
 
     def recorded(q_window: Tensor, keys: Tensor, *rest: Any) -> Any:
         seen.append((q_window, keys))
-        return snapkv_gqa.compact(q_window, keys, *rest)
+        return SNAPKV_GQA.compact(q_window, keys, *rest)
 
     decoder = pair.decoder("snapkv-gqa", budget + NEW, n, NEW, window=64)
     decoder.method = SimpleNamespace(compact=recorded)

@@ -24,7 +24,7 @@ ROW = {
     "noise_percent": 3.0,
 }
 QUIET = {
-    "engine": {"backend": "onnxruntime", "policy": {"decode_selection": "hybrid"}},
+    "engine": {"backend": "onnxruntime", "policy": {"policy": "hybrid"}},
     "machine": {},
     "rows": [ROW],
     "floor": {"copy_bandwidth": {"last_level_cache_bytes": 10**6, "beyond_cache": True, "drift_percent": 1.0}},
@@ -72,9 +72,9 @@ def test_memory_more_than_a_tenth_apart_is_told(kind, measured, told):
     assert any(f"memory, {kind}" in sentence for sentence in found) is told
 
 
-@pytest.mark.parametrize(("selection", "advised"), [("hybrid", True), ("quest", True), ("recent", False)])
+@pytest.mark.parametrize(("selection", "advised"), [("hybrid", True), ("quest", True), ("streaming-llm", False)])
 def test_only_policies_that_read_a_part_are_advised_to_read_all(selection, advised):
-    engine = {"backend": "onnxruntime", "policy": {"decode_selection": selection}}
+    engine = {"backend": "onnxruntime", "policy": {"policy": selection}}
     found = findings({**QUIET, "engine": engine, "rows": [{**ROW, "speedup_over_dense": 0.8}]})
     assert any("slower than dense" in sentence for sentence in found)
     assert any("--dense-until auto" in sentence for sentence in found) is advised

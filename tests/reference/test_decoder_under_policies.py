@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvc_trt.methods import full
+from kvc_trt.methods.full import FULL
 from kvc_trt.reference import LayerCache, Selection
 from kvc_trt.reference.decoder import ReferenceDecoder
 
@@ -40,7 +40,7 @@ class Masked:
 
     def __init__(self) -> None:
         self.visible: list[list[list[list[int]]]] = []
-        self.compact = full.compact
+        self.compact = FULL.compact
 
     def select(self, query: Tensor, cache: LayerCache, _: Any) -> Selection:
         keys, values = cache.keys, cache.values
@@ -211,4 +211,4 @@ def test_a_sliding_window_is_never_attended_densely(family: Callable[..., Any]) 
     pair = family("mistral-v0.1")
     longer = SimpleNamespace(max_sequence_len=4097)
     with pytest.raises(ValueError, match="sliding window of 4096 tokens"):
-        ReferenceDecoder(pair.config, pair.weights, method=full, parameters=longer)  # type: ignore[arg-type]
+        ReferenceDecoder(pair.config, pair.weights, method=FULL, parameters=longer)

@@ -151,7 +151,7 @@ def modelled_engine(
     copy = round(weights) + rotary
     prompts = max(activation_bytes(model, profile) for profile in prefill)
     # Compaction: votes and the selection's keys for every token and KV head, and as much again to compute them.
-    tokens = max(profile.largest_tokens for profile in prefill) if parameters.prompt_eviction != "none" else 0
+    tokens = max(profile.largest_tokens for profile in prefill) if parameters.eviction.evicts else 0
     workspace = 4 * _FLOAT32 * model.num_key_value_heads * tokens
     step = activation_bytes(model, Profile(Range(rows, rows, rows)))
     return EngineBytes(copy, copy, max(prompts + workspace, step), "modelled")

@@ -24,6 +24,8 @@ from kvc_trt.models.config import ModelConfig
 
 KT_BYTES = {"bfloat16": 2, "float8_e5m2": 1}
 TOKENS_PER_BLOCK = 32
+EVICTS, SELECTS = {"KvcCompact"}, ("KvcHybridAttention",)
+"""What its RocketKV computes, as operators: eviction by the first or none at all, selection by the second."""
 """Tokens of one block of its paged cache, by default: what a selected page makes it read."""
 DEFAULT_MAX_NUM_TOKENS = 8192
 
@@ -102,19 +104,19 @@ def nearest_page_size(page_size: int) -> int:
 
 def _check_expressible(parameters: PolicyParameters) -> None:
     policy, engine = parameters.policy, "kvc-trt build --backend tensorrt serves it as it is"
-    if parameters.prompt_eviction == "none" and parameters.decode_selection == "dense":
+    if not parameters.compresses:
         raise InputError(
             f"policy {policy} compresses nothing: there is no sparse attention to configure",
             hint="leave sparse_attention_config out, that is TensorRT-LLM's default; or export policy rocketkv",
         )
-    if parameters.decode_selection != "hybrid":
+    if parameters.selection.operators != SELECTS:
         raise InputError(
             f"policy {policy} attends to all that it kept; TensorRT-LLM's RocketKV selects pages at every step",
             hint=f"export policy rocketkv; {engine}",
         )
-    if parameters.prompt_eviction not in ("none", "snapkv++"):
+    if parameters.eviction.operators is None or not set(parameters.eviction.operators) <= EVICTS:
         raise InputError(
-            f"policy {policy} evicts by {parameters.prompt_eviction}; TensorRT-LLM's RocketKV only by snapkv++",
+            f"policy {policy} evicts by {parameters.eviction.name}; TensorRT-LLM's RocketKV only by snapkv++",
             hint=f"export policy rocketkv; {engine}",
         )
     if parameters.skip_layers:
@@ -131,7 +133,7 @@ def _rocket(
     page_size = nearest_page_size(parameters.page_size)
     channels = parameters.top_r * page_size // parameters.page_size
     pages = (2 * parameters.top_k + page_size) // (2 * page_size)  # rounded, halves up
-    evicts = parameters.prompt_eviction != "none"
+    evicts = parameters.eviction.evicts
     return RocketSparseAttention(
         window_size=parameters.window,
         kernel_size=parameters.pool_kernel,

@@ -20,7 +20,7 @@ def changes(
     if attention == "TRTLLM":
         tokens = rocket.topk * rocket.page_size
         found.append(f"topk counts pages: {parameters.top_k} tokens -> {rocket.topk} pages ({tokens} tokens)")
-    if parameters.prompt_eviction == "none":
+    if not parameters.eviction.evicts:
         found.append(f"prompt_budget {rocket.prompt_budget} is longer than any prompt: nothing is evicted")
     return tuple(found)
 
@@ -50,7 +50,7 @@ def differences(
     )
     bounds = "bfloat16" if rocket.kt_cache_dtype == "bfloat16" else "8-bit floating point (e5m2)"
     return (
-        *(eviction if parameters.prompt_eviction != "none" else ()),
+        *(eviction if parameters.eviction.evicts else ()),
         "selection: whole pages, then every cache block that they touch is attended whole (policy: single tokens)",
         "selection: temperature sqrt(head size) (policy: sqrt(head size x share of the query in the chosen channels))",
         f"selection: query and page bounds are rounded to {bounds} (policy: the cache's type, scores in fp32)",

@@ -131,8 +131,8 @@ def test_what_it_cannot_express_is_refused_with_a_way_out(policy, overrides, mes
 
 
 def test_another_eviction_is_refused_by_name():
-    parameters = dataclasses.replace(_parameters(), policy="streaming", prompt_eviction="sinks")
-    with pytest.raises(InputError, match="evicts by sinks"):
+    parameters = dataclasses.replace(_parameters(), policy="streaming", prompt_eviction="recent")
+    with pytest.raises(InputError, match="evicts by recent"):
         _export(parameters)
 
 

@@ -19,10 +19,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from kvc_trt.graph import IR_VERSION
-from kvc_trt.graph.state import LOWEST, state_tensors
+from kvc_trt.graph.state import state_tensors
 from kvc_trt.operators import KVC_DOMAIN, OPSET, compact
 from kvc_trt.operators import function as functions
 from kvc_trt.operators.emitter import Emitter
+from kvc_trt.operators.shapes import LOWEST
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda.tensorrt.tables import FILES, read_table
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.parameters import DecodeSelection, PolicyParameters, PromptEviction
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig, check_length
 
 MINIMUM_TOKEN_BUDGET = 16
@@ -17,14 +18,15 @@ EVERY_POLICY = ("skip_layers",)
 EVICTION = ("prompt_budget", "window", "pool_kernel")
 SELECTION = ("page_size", "top_r", "top_k", "dense_until")
 OVERRIDES = (
-    *EVICTION, *SELECTION, "sinks", "recent", "positions", "reallocate", "head_scores", "layer_budget",
-    "squeeze_share", "layer_budgets", *EVERY_POLICY,
+    "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
+    "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until", "head_scores",
 )  # fmt: skip
+"""Derived numbers of a policy that may be set by hand, in the order in which a plan lists them."""
 CHOICES: dict[str, tuple[object, ...]] = {"positions": ("original", "cache"), "reallocate": (True, False)}
 
 
 @dataclass(frozen=True)
-class Request:
+class PolicyInputs:
     """A budget for one model at one maximal length, plus what the user fixed by hand."""
 
     policy: str
@@ -58,46 +60,46 @@ class Request:
 
 
 def constants(
-    request: Request, eviction: PromptEviction, selection: DecodeSelection, *, capacity: int, **numbers: Any
+    inputs: PolicyInputs, eviction: PromptEviction, selection: DecodeSelection, *, capacity: int, **numbers: Any
 ) -> PolicyParameters:
     """The constants of a method: `numbers` as given; what it leaves out is what has no effect on it."""
     plain = {
-        "token_budget": request.sequence if request.token_budget is None else request.token_budget,
-        "prompt_budget": request.max_input_len,
+        "token_budget": inputs.sequence if inputs.token_budget is None else inputs.token_budget,
+        "prompt_budget": inputs.max_input_len,
         "window": DEFAULT_WINDOW,
         "pool_kernel": 1,
         "page_size": 1,
-        "top_r": request.model.head_size,
+        "top_r": inputs.model.head_size,
         "top_k": capacity,
         "dense_until": capacity,
-        "skip_layers": request.value("skip_layers", 0),
+        "skip_layers": inputs.value("skip_layers", 0),
     }
     return PolicyParameters(
-        policy=request.policy,
-        prompt_eviction=eviction,
-        decode_selection=selection,
-        max_input_len=request.max_input_len,
-        max_output_len=request.max_output_len,
+        policy=inputs.policy,
+        prompt_eviction=eviction.name,
+        decode_selection=selection.name,
+        max_input_len=inputs.max_input_len,
+        max_output_len=inputs.max_output_len,
         capacity=capacity,
-        split=request.split,
+        split=inputs.split,
         **{**plain, **numbers},
     )
 
 
-def check_request(request: Request) -> None:
+def check_inputs(inputs: PolicyInputs) -> None:
     """InputError for a length, budget, split or override that cannot be right, naming its range."""
-    model = request.model
-    _integer("max_input_len", request.max_input_len, 1)
-    _integer("max_output_len", request.max_output_len, 1)
-    check_length(model, request.sequence, request.max_output_len)
-    if request.token_budget is not None:
-        _integer("token_budget", request.token_budget, MINIMUM_TOKEN_BUDGET)
-    _split(request.split)
+    model = inputs.model
+    _integer("max_input_len", inputs.max_input_len, 1)
+    _integer("max_output_len", inputs.max_output_len, 1)
+    check_length(model, inputs.sequence, inputs.max_output_len)
+    if inputs.token_budget is not None:
+        _integer("token_budget", inputs.token_budget, MINIMUM_TOKEN_BUDGET)
+    _split(inputs.split)
     ranges: dict[str, tuple[int, int | None, str]] = {
         "prompt_budget": (1, None, ""),
         "window": (1, None, ""),
         "pool_kernel": (1, None, ""),
-        "page_size": (1, request.sequence, "max_input_len + max_output_len"),
+        "page_size": (1, inputs.sequence, "max_input_len + max_output_len"),
         "top_r": (1, model.head_size, "the head size"),
         "top_k": (1, None, ""),
         "dense_until": (0, None, ""),
@@ -105,13 +107,13 @@ def check_request(request: Request) -> None:
         "sinks": (0, None, ""),
         "recent": (1, None, ""),
     }
-    for name, value in request.overrides.items():
+    for name, value in inputs.overrides.items():
         if name in ranges:
             _integer(name, value, *ranges[name])
         elif name in CHOICES and value not in CHOICES[name]:
             raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(str, CHOICES[name]))}")
-    if request.value("pool_kernel", 1) % 2 == 0:
-        raise InputError(f"pool_kernel is {request.overrides['pool_kernel']}; expected an odd number (it is centred)")
+    if inputs.value("pool_kernel", 1) % 2 == 0:
+        raise InputError(f"pool_kernel is {inputs.overrides['pool_kernel']}; expected an odd number (it is centred)")
 
 
 def _integer(name: str, value: object, low: int, high: int | None = None, limit: str = "") -> None:

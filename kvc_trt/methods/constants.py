@@ -1,0 +1,71 @@
+"""The constants of a policy as plain numbers: what every kind of eviction and selection computes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Positions = Literal["original", "cache"]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The fields of `PolicyParameters`, and what follows from them whatever the kinds are.
+
+    Counts are tokens per KV head unless the name says otherwise.
+    """
+
+    policy: str
+    prompt_eviction: str
+    """Name of a `PromptEviction`."""
+    decode_selection: str
+    """Name of a `DecodeSelection`."""
+    token_budget: int
+    max_input_len: int
+    max_output_len: int
+    capacity: int
+    """Cache slots of a compressed layer: what is kept of a prompt and max_output_len; every token where nothing is
+    evicted; what the budget holds where a step evicts."""
+    prompt_budget: int
+    """Prompt tokens kept, the observation window included."""
+    window: int
+    pool_kernel: int
+    page_size: int
+    top_r: int
+    """Channels that take part in scoring a page."""
+    top_k: int
+    dense_until: int
+    """A row with at most max(token_budget, dense_until) tokens is attended densely."""
+    skip_layers: int
+    """The first layers keep the full cache and attend densely."""
+    split: str | float
+    layer_budgets: tuple[int, ...] | None = None
+    """Where layers differ: prompt_budget of each layer (of a policy that evicts while decoding: capacity)."""
+    sinks: int = 0
+    """First tokens of a prompt that are never evicted."""
+    recent: int = 0
+    """Last tokens that are never evicted while decoding."""
+    positions: Positions = "original"
+    """What the rotary embedding of a cached key counts: tokens of the text, or entries of the cache."""
+    per_query_head: bool = False
+    """Whether each query head chooses for itself, not the heads of a group together."""
+    reallocate: bool = False
+    """Whether attention that was not read is given to the mean value."""
+    retrieval_heads: tuple[tuple[bool, ...], ...] | None = None
+    """Per layer and KV head: whether it keeps every token, where the others keep sinks and recent ones only."""
+    squeeze_share: float | None = None
+    """Layer budgets are set for each prompt: the share of prompt_budget that unimportant layers keep."""
+
+    @property
+    def max_sequence_len(self) -> int:
+        """S: the longest prompt and everything generated after it."""
+        return self.max_input_len + self.max_output_len
+
+    @property
+    def most_kept(self) -> int:
+        """Prompt tokens that a layer has room for: twice the budget where it is set for each prompt."""
+        return self.prompt_budget if self.squeeze_share is None else min(2 * self.prompt_budget, self.max_input_len)
+
+    def num_pages(self) -> int:
+        """Pages of a compressed layer, the last one possibly partial."""
+        return -(-self.capacity // self.page_size)

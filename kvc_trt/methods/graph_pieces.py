@@ -1,0 +1,193 @@
+"""What the two graphs hand to a cache: a prompt's queries, keys and values, or those of one new token.
+
+And how a prompt is stored by what several kinds have in common: whole, or as KvcCompact keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.methods.constants import Constants
+from kvc_trt.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from kvc_trt.operators.emitter import Emitter, Value
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """What every layer of the prefill graph needs to know about the batch."""
+
+    lengths: Value
+    """[B]"""
+    grid: Value
+    """INT64 [2]: batch, sequence."""
+    angles: tuple[Value, Value]
+    """Cosine and sine of the positions, [B,S,D/2]"""
+    window: Value
+    """INT64 [B,W,1]: positions of each row's last W queries; rows before its start point at 0."""
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """One cache of one layer, as a graph writes it."""
+
+    emit: Emitter
+    config: ModelConfig
+    rule: Constants
+    """Of the cache."""
+    name: str
+    """What its tensors are called after."""
+
+    def named(self, tensors: Sequence[str]) -> list[str]:
+        """The cache's own names of `tensors`."""
+        return [f"{tensor}.{self.name}" for tensor in tensors]
+
+    def call(self, operator: str, inputs: Sequence[Value], outputs: Sequence[str], **numbers: int) -> Any:
+        """A node of one of our operators that writes the cache's tensors `outputs`."""
+        from kvc_trt.operators import function
+
+        return function.call(self.emit, operator, inputs, self.named(outputs), **numbers)
+
+
+@dataclass(frozen=True)
+class PromptLayer(CacheLayer):
+    """One layer's attention inputs for a whole prompt, or those of the KV heads that one cache serves."""
+
+    batch: PromptBatch
+    query_rows: Value
+    """[B,S,H*D]"""
+    queries: Value
+    """[B,H,S,D]"""
+    keys: Value
+    """[B,G,S,D]"""
+    values: Value
+    plain_keys: Callable[[], Value]
+    """`keys` before the rotary embedding."""
+    heads: tuple[int, ...] | None = None
+    """Query heads of the group; None where it is the whole layer."""
+
+    def of_heads(self, kv_heads: tuple[int, ...] | None) -> PromptLayer:
+        """The part of some KV heads; None: all of it."""
+        if kv_heads is None:
+            return self
+        emit, group_size, plain_keys = self.emit, self.config.group_size, self.plain_keys
+        heads = tuple(kv * group_size + head for kv in kv_heads for head in range(group_size))
+        keys, values = (emit.Gather(part, list(kv_heads), axis=1) for part in (self.keys, self.values))
+        return replace(
+            self,
+            queries=emit.Gather(self.queries, list(heads), axis=1),
+            keys=keys,
+            values=values,
+            heads=heads,
+            plain_keys=lambda: str(emit.Gather(plain_keys(), list(kv_heads), axis=1)),
+        )
+
+    def window(self) -> Value:
+        """The last W queries of each row, [B,H,W,D]."""
+        emit = self.emit
+        last = by_head(emit, emit.GatherND(self.query_rows, self.batch.window, batch_dims=1), self.config.head_size)
+        return last if self.heads is None else str(emit.Gather(last, list(self.heads), axis=1))
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """What every layer of the decode graph needs to know about the batch."""
+
+    angles: tuple[Value, Value]
+    """Cosine and sine of the positions, [B,1,D/2]"""
+    cache_lengths: Value
+    """[caches,B]"""
+    positions: Value
+    """[B]"""
+    slice_until: int
+    """Dense layers attend to a slice of at most so many entries, as a sparse layer does where a row fits."""
+    rotary_tables: Callable[[], tuple[Value, Value]]
+    """Cosine and sine of every position, [S,D/2]"""
+
+
+@dataclass(frozen=True)
+class StepLayer(CacheLayer):
+    """One layer's attention inputs for one token per row, or those of the KV heads that one cache serves."""
+
+    batch: DecodeBatch
+    query: Value
+    """[B,H,D]"""
+    key: Value
+    """[B,G,D]"""
+    value: Value
+    plain: Callable[[], tuple[Value, Value]]
+    """Query and key before the rotary embedding."""
+    lengths: Value
+    """[B]: entries of the cache before this step."""
+    attended: str
+    """Name of the result."""
+
+    def of_heads(self, kv_heads: tuple[int, ...] | None) -> StepLayer:
+        """The part of some KV heads; None: all of it."""
+        if kv_heads is None:
+            return self
+        emit, group_size, plain = self.emit, self.config.group_size, self.plain
+        heads = [kv * group_size + head for kv in kv_heads for head in range(group_size)]
+
+        def plain_part() -> tuple[Value, Value]:
+            query, key = plain()
+            return emit.Gather(query, heads, axis=1), emit.Gather(key, list(kv_heads), axis=1)
+
+        key, value = (emit.Gather(part, list(kv_heads), axis=1) for part in (self.key, self.value))
+        return replace(self, query=emit.Gather(self.query, heads, axis=1), key=key, value=value, plain=plain_part)
+
+    def attend(
+        self, operator: str, state: Sequence[str], *inputs: Value, selects: bool = False, **numbers: int
+    ) -> Value:
+        """Append and attend by an operator whose inputs are query, key, value, the tensors of `state`, the lengths and
+        `inputs`, and whose outputs are the result, the state again and, if it `selects`, the list of tokens read."""
+        from kvc_trt.operators import function
+
+        outputs = [self.attended, *self.named([f"{tensor}_out" for tensor in state])]
+        outputs += self.named(["selected"]) if selects else []
+        given = [self.query, self.key, self.value, *self.named(state), self.lengths, *inputs]
+        function.call(self.emit, operator, given, outputs, **numbers)
+        return self.attended
+
+
+def by_head(emit: Emitter, x: Value, head_size: int) -> Value:
+    """[B,S,heads*D] -> [B,heads,S,D]"""
+    return str(emit.Transpose(emit.Reshape(x, [0, 0, -1, head_size]), perm=[0, 2, 1, 3]))
+
+
+def repeat_heads(emit: Emitter, config: ModelConfig, rows: Value) -> Value:
+    """`rows` [B,G,...], each head repeated for every query head that shares it."""
+    shared = [head // config.group_size for head in range(config.num_attention_heads)]
+    return str(emit.Gather(rows, shared, axis=1))
+
+
+def store_whole(prompt: PromptLayer) -> None:
+    """The whole prompt in the cache; nothing is selected, padding is zero."""
+    import numpy as np
+
+    from kvc_trt.operators.shapes import count_to, size
+
+    emit, capacity, lengths = prompt.emit, prompt.rule.capacity, prompt.batch.lengths
+    count = emit.Min(size(emit, prompt.keys, 2), [capacity])
+    stored = emit.Less(emit.Unsqueeze(count_to(emit, count), [1]), emit.Reshape(lengths, [-1, 1, 1, 1]))
+    # Of every axis: ONNX Runtime moves a transpose through Pad as if there were no list of axes.
+    missing = emit.Concat([0, 0, 0, 0, 0, 0], emit.Sub([capacity], count), [0], axis=0)
+    for rows, name in ((prompt.keys, "k_cache"), (prompt.values, "v_cache")):
+        zero = emit.CastLike(np.float32(0), rows)
+        kept = emit.Where(stored, emit.Slice(rows, [0], count, [2]), zero)
+        emit.Pad(kept, missing, zero, outputs=[f"{name}.{prompt.name}"])
+    emit.Identity(lengths, outputs=[f"lengths.{prompt.name}"])
+
+
+def store_compacted(prompt: PromptLayer, *, bounds: bool) -> None:
+    """What KvcCompact keeps; it always makes page bounds, which go to a value that nobody reads where none are kept."""
+    rule = prompt.rule
+    inputs = [prompt.window(), prompt.keys, prompt.values, prompt.batch.lengths]
+    outputs = ("k_cache", "v_cache", "bounds" if bounds else "unused_bounds", "lengths", "indices")
+    prompt.call(
+        "KvcCompact", inputs, outputs, prompt_budget=rule.prompt_budget, capacity=rule.capacity,
+        pool_kernel=rule.pool_kernel, page_size=rule.page_size,
+    )  # fmt: skip

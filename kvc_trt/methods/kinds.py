@@ -1,0 +1,168 @@
+"""What a policy is made of: one kind of prompt eviction, one kind of decode selection.
+
+A method's file defines the kinds that no other has: a subclass of one of these two, and its object. Everything else
+(reference, graphs, plan, verification, backends) asks the object; nothing outside of this package knows its name.
+
+The graph pieces of a kind import `onnx`, its reference imports `torch`: inside of the functions that need them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.discovery import objects
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer, StepLayer
+    from kvc_trt.methods.verification import ByPages, ByWindow, PromptRun, StepRun
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, LayerCache, Selection
+
+
+class State(NamedTuple):
+    """A tensor that a cache carries from step to step beside its keys and values."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of one row of the batch."""
+    dtype: str | None = None
+    """None is the cache's own."""
+    fill: float = 0.0
+    """What an empty slot or page holds; -inf stands for the lowest finite number of the type."""
+
+
+class PromptEviction(ABC):
+    """One way to choose which tokens of a prompt stay."""
+
+    name: str
+    """As `PolicyParameters.prompt_eviction` records it."""
+    operators: tuple[str, ...] | None = ()
+    """The kvc operators that do all of its work; None where its graph needs nodes of its own."""
+    evicts = True
+    cache_per_query_head = False
+    """Whether each query head stores what it keeps for itself, so that a group's keys and values are repeated."""
+    observes_every_query = False
+    """Whether all queries of a prompt decide, not those of the window alone."""
+    trims = False
+    """Whether `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
+
+    @abstractmethod
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """Reference: what is left of a prompt's cache; queries [B,H,W,D], keys and values [B,G,S,D]."""
+
+    @abstractmethod
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """Graph: write k_cache, v_cache and lengths [B] of the cache after a prompt, its page bounds where asked for,
+        and the `indices` kept where tokens are evicted."""
+
+    def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
+        """Graph: write what `store` writes, of a cache that keeps `budgets` [B] tokens of prompts of `lengths` [B]."""
+        raise NotImplementedError(f"prompt eviction {self.name} does not trim")
+
+    def new_entry(self, step: StepLayer) -> StepLayer:
+        """Graph: the step with its key and value as this eviction's cache stores them."""
+        return step
+
+    def ranking(self, rule: Constants) -> ByWindow | None:
+        """How prompt tokens were ranked, where verification can prove a near-tie of that ranking."""
+        return None
+
+    def runs(self) -> Mapping[str, PromptRun]:
+        """How each of its operators is run alone on a prompt, by the operator's name."""
+        return {}
+
+
+class DecodeSelection(ABC):
+    """One way to choose which cached tokens a step reads, and what it drops."""
+
+    name: str
+    """As `PolicyParameters.decode_selection` records it."""
+    operators: tuple[str, ...] = ()
+    """The kvc operators that a step may call."""
+    evicts_while_decoding = False
+    """Whether a step drops one token for each that it appends, so that caches never fill up."""
+    drops_before_append = False
+    """Whether it drops the oldest token that is no sink, before the new one is stored."""
+    spare_slots = 0
+    """Slots beyond the budget."""
+    reads_a_part = False
+    """Whether a step reads some entries of a cache that keeps them all, as long as a row does not fit the budget."""
+    reads_beside = 0
+    """Tokens that such a step reads beside its `top_k`."""
+    pages = False
+    """Whether it scores pages by the bounds of their keys, which the cache then carries."""
+    oracle = False
+    """Whether it reads everything to find out what matters: the reference alone runs it, no graph can be written."""
+
+    @abstractmethod
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """Reference: one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""
+
+    @abstractmethod
+    def decode(self, step: StepLayer) -> Value:
+        """Graph: append one token, attend, and write the aliased outputs of the cache's state; returns [B,heads,D]."""
+
+    def complete(self, prompt: PromptLayer) -> None:  # noqa: B027 (most caches carry nothing else)
+        """Graph: after a prompt, write what the cache carries beside keys, values and page bounds."""
+
+    def state(self, rule: Constants, heads: int, head_size: int) -> Iterable[State]:
+        """What the cache carries beside keys and values."""
+        if self.pages:
+            yield State("bounds", (heads, 2 * head_size, rule.num_pages()), fill=float("-inf"))
+
+    def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
+        """Pairs of key and value per head that choosing among `entries` tokens reads: half a pair for each head-sized
+        vector."""
+        return 0.0
+
+    def recent_of(self, rule: Constants, budget: int) -> int:
+        """`recent` of a layer that has `budget` tokens of its own."""
+        return rule.recent
+
+    def describe(self, rule: Constants) -> str:
+        """How a step chooses, after "a step reads N tokens"; of kinds that read a part."""
+        return ""
+
+    def ranking(self, rule: Constants) -> ByPages | None:
+        """How cached tokens were ranked, where verification can prove a near-tie of that ranking."""
+        return None
+
+    def runs(self) -> Mapping[str, StepRun]:
+        """How each of its operators is run alone on a step, by the operator's name."""
+        return {}
+
+
+def prompt_eviction(name: str) -> PromptEviction:
+    """The kind of that name; InputError for one that no file of this package defines."""
+    found = objects(PromptEviction).get(name)  # type: ignore[type-abstract]
+    if found is None:
+        raise InputError(f"unknown prompt eviction {name!r}", hint="kvc-trt policies lists them")
+    return found
+
+
+def decode_selection(name: str) -> DecodeSelection:
+    """The kind of that name; InputError for one that no file of this package defines."""
+    found = objects(DecodeSelection).get(name)  # type: ignore[type-abstract]
+    if found is None:
+        raise InputError(f"unknown decode selection {name!r}", hint="kvc-trt policies lists them")
+    return found
+
+
+def prompt_runs() -> Mapping[str, PromptRun]:
+    """How every operator of an eviction is run alone, by its name."""
+    kinds = objects(PromptEviction).values()  # type: ignore[type-abstract]
+    return {operator: run for kind in kinds for operator, run in kind.runs().items()}
+
+
+def step_runs() -> Mapping[str, StepRun]:
+    """How every operator of a selection is run alone, by its name."""
+    kinds = objects(DecodeSelection).values()  # type: ignore[type-abstract]
+    return {operator: run for kind in kinds for operator, run in kind.runs().items()}

@@ -1,0 +1,166 @@
+"""How an operator is run alone: the inputs it is given, what it gives, and what it should have given.
+
+Verification makes the cases and judges what is found; a kind says, for each of its operators, which inputs a case
+becomes and what the reference makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.methods.constants import Constants
+from kvc_trt.operators.shapes import LOWEST
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = NDArray[Any]
+Float = NDArray[np.floating]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PromptCase:
+    """A batch of prompts: q_window [B,H,W,D], k and v [B,G,S,D], prompt_lengths [B]."""
+
+    name: str
+    ties: bool
+    """Whether scores tie exactly: then a higher index in place of a lower one is a broken tie, not rounding."""
+    q_window: Float
+    k: Float
+    v: Float
+    prompt_lengths: Int64
+
+    def inputs(self) -> dict[str, Array]:
+        """The inputs that compactions have in common."""
+        return {"q_window": self.q_window, "k": self.k, "v": self.v, "prompt_lengths": self.prompt_lengths}
+
+    def row(self, number: int) -> PromptCase:
+        """One prompt of it."""
+        one = slice(number, number + 1)
+        return replace(
+            self, q_window=self.q_window[one], k=self.k[one], v=self.v[one], prompt_lengths=self.prompt_lengths[one]
+        )
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One step: query [B,H,D], k_new and v_new [B,G,D], caches [B,G,C,D]; cache_lengths before the append."""
+
+    name: str
+    ties: bool
+    query: Float
+    k_new: Float
+    v_new: Float
+    k_cache: Float
+    v_cache: Float
+    cache_lengths: Int64
+
+    def inputs(self) -> dict[str, Array]:
+        """The inputs that every step has."""
+        names = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
+        return {name: getattr(self, name) for name in names}
+
+    def appended(self) -> tuple[Array, Array, Array]:
+        """Keys, values and lengths after the append."""
+        keys, values = self.k_cache.copy(), self.v_cache.copy()
+        rows = np.arange(len(self.cache_lengths))
+        keys[rows, :, self.cache_lengths], values[rows, :, self.cache_lengths] = self.k_new, self.v_new
+        return keys, values, self.cache_lengths + 1
+
+
+class RunnableAlone(Protocol):
+    """One operator with an engine's constants."""
+
+    def run(self, **inputs: Array) -> list[Array]:
+        """Outputs in the order in which the operator declares them; the inputs stay as they are."""
+
+
+class ByWindow(NamedTuple):
+    """Prompt tokens ranked by the attention that the last queries pay them, spread by max-pooling."""
+
+    pool_kernel: int
+
+
+class ByPages(NamedTuple):
+    """Cached tokens ranked by the bounds of their page on the query's largest channels."""
+
+    page_size: int
+    top_r: int
+
+
+class ReadByStep(NamedTuple):
+    """What a step read, to be judged by the rule's selection; keys, values and lengths hold the current token."""
+
+    keys: Array
+    values: Array
+    lengths: Array
+    output: Array
+    selected: Array
+
+
+class KeptOfPrompt(NamedTuple):
+    """Prompt positions [B,G,C] kept of a case to a budget, to be judged by their ranking."""
+
+    case: PromptCase
+    budget: int
+    indices: Array
+    ranking: ByWindow
+
+
+class ExactList(NamedTuple):
+    """Lists of one row [G,k] that must equal one of those expected to the last entry."""
+
+    row: int
+    found: Array
+    expected: tuple[Array, ...]
+
+
+Choice: TypeAlias = "ReadByStep | KeptOfPrompt | ExactList"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an operator gave. Of pairs, the first is found, the second expected."""
+
+    chosen: Sequence[Choice] = ()
+    moved: Sequence[tuple[Array, Array]] = ()
+    """Nothing but equality to the last bit is right."""
+    computed: Sequence[tuple[Array, Array]] = ()
+    """Right to within rounding."""
+
+    def __add__(self, other: Found) -> Found:
+        return Found((*self.chosen, *other.chosen), (*self.moved, *other.moved), (*self.computed, *other.computed))
+
+
+PromptRun: TypeAlias = Callable[[RunnableAlone, PromptCase, Constants], Found]
+StepRun: TypeAlias = Callable[[RunnableAlone, StepCase, Constants], Found]
+
+
+def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
+    """Bounds as executors keep them, [B,G,2D,P]: maxima of K and of -K, the lowest finite value on empty pages."""
+    import torch
+
+    from kvc_trt import reference
+
+    low, high = reference.page_bounds(float32(keys), torch.from_numpy(np.ascontiguousarray(lengths)), page_size)
+    both = torch.cat([high, -low], dim=-1).transpose(2, 3).numpy()
+    return np.where(np.isfinite(both), both, LOWEST[str(keys.dtype)]).astype(keys.dtype)
+
+
+def float32(array: Array) -> Tensor:
+    """The array as the reference takes it."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def gathered(source: Array, indices: Array) -> Array:
+    """Rows of `source` [B,G,S,D] at `indices` [B,G,C], zeros where an index is -1."""
+    picked = np.take_along_axis(source, np.clip(indices, 0, source.shape[2] - 1)[..., None].astype(np.int64), axis=2)
+    return np.where(indices[..., None] >= 0, picked, 0).astype(source.dtype)

@@ -1,0 +1,105 @@
+"""What a decoder has to know of a policy: its numbers by cache, and what it keeps and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from kvc_trt.reference.cache import LayerCache, Selection
+from kvc_trt.reference.compaction import Compacted
+
+
+class Rule(Protocol):
+    """The numbers of a policy, or of one of its caches (`PolicyParameters`)."""
+
+    @property
+    def policy(self) -> str:
+        """Its name: a cache that another policy rules is left whole and read whole."""
+
+    @property
+    def max_input_len(self) -> int:
+        """The longest prompt."""
+
+    @property
+    def max_sequence_len(self) -> int:
+        """The longest prompt and everything generated after it."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a cache."""
+
+    @property
+    def prompt_budget(self) -> int:
+        """Prompt tokens kept."""
+
+    @property
+    def most_kept(self) -> int:
+        """Prompt tokens that a cache has room for."""
+
+    @property
+    def window(self) -> int:
+        """Last queries of a prompt that decide what stays."""
+
+    @property
+    def page_size(self) -> int:
+        """Consecutive slots that share bounds."""
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the cache carries the bounds of its pages."""
+
+    @property
+    def sinks(self) -> int:
+        """First tokens that are never evicted."""
+
+    @property
+    def positions(self) -> str:
+        """What the rotary embedding counts: tokens of the text ("original"), or entries of the cache ("cache")."""
+
+    @property
+    def evicts_while_decoding(self) -> bool:
+        """Whether a step drops a token for each that it appends."""
+
+    @property
+    def drops_before_append(self) -> bool:
+        """Whether it drops the oldest token that is no sink, before the new one is stored."""
+
+    @property
+    def skip_layers(self) -> int:
+        """First layers that are not compressed."""
+
+    @property
+    def squeeze_share(self) -> float | None:
+        """What unimportant layers keep of the prompt budget, where budgets are set for each prompt."""
+
+    def groups(self, layer: int) -> Sequence[Group]:
+        """One layer's caches."""
+
+    def keeping(self, prompt_budget: int) -> Rule:
+        """The same rule with another prompt budget."""
+
+
+class Group(Protocol):
+    """KV heads of one layer that share a cache and a rule."""
+
+    @property
+    def kv_heads(self) -> tuple[int, ...] | None:
+        """Ascending; None is all of them."""
+
+    @property
+    def parameters(self) -> Rule:
+        """Of this cache alone."""
+
+
+class Method(Protocol):
+    """What a policy keeps of a prompt, and what a step reads. `parameters` are the rule of the cache."""
+
+    def compact(
+        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: Any
+    ) -> Compacted:
+        """What is left of a prompt's cache: queries [B,H,W,D], keys and values [B,G,S,D]."""
+
+    def select(self, query: Tensor, cache: LayerCache, parameters: Any) -> Selection:
+        """Attention of one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""
