@@ -1,4 +1,4 @@
-"""Rung 2: logits along a forced sequence, engine against reference, and where they part."""
+"""Rung 2: logits along given tokens, engine against reference, and where they first differ."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ class Match:
     matched: int
     compared: int
     near_equal: int
-    """Rows that part where two logits nearly tie; what follows is another sentence and is not compared."""
+    """Rows that first differ where two logits nearly tie; what follows is another sentence and is not compared."""
     by_choice: int
-    """Rows that part because of a near-tie choice that was judged and forced on the reference; likewise."""
+    """Rows that first differ after a near-tie choice that was judged and forced on the reference; likewise."""
     unexplained: int
     """Rows that differ for neither reason."""
 
@@ -73,11 +73,11 @@ def match(
     steps = len(expected.tokens)
     for row, answer in enumerate(answers):
         wanted = expected.tokens[:, row]
-        parts = np.flatnonzero(np.asarray(answer[:steps]) != wanted[: len(answer)])
-        if not parts.size:
+        places = np.flatnonzero(np.asarray(answer[:steps]) != wanted[: len(answer)])
+        if not places.size:
             matched, compared = matched + steps, compared + steps
             continue
-        first = int(parts[0])
+        first = int(places[0])
         close = _gap(expected.logits[first, row], answer[first]) <= near_equal_logits
         chosen = not close and forced is not None and _gap(forced[first, row], answer[first]) <= near_equal_logits
         matched += first
@@ -96,16 +96,16 @@ def shared_prefix(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) 
     """Share of the tokens before each row's first difference."""
     total = shared = 0
     for a, b in zip(one, other, strict=True):
-        parts = np.flatnonzero(np.asarray(a) != np.asarray(b))
+        places = np.flatnonzero(np.asarray(a) != np.asarray(b))
         total += len(a)
-        shared += int(parts[0]) if parts.size else len(a)
+        shared += int(places[0]) if places.size else len(a)
     return shared / total if total else 1.0
 
 
 def explanation(found: Match) -> str:
-    """Which rows part with good reason."""
+    """How many rows differ for a good reason."""
     reasons = ((found.near_equal, "at near-equal logits"), (found.by_choice, "at a near-tie choice"))
-    return ", ".join(f"{count} rows part {reason}" for count, reason in reasons if count)
+    return ", ".join(f"{count} rows differ {reason}" for count, reason in reasons if count)
 
 
 def _under_forced_choices(tested: EngineUnderTest, answers: Sequence[Sequence[int]]) -> NDArray[np.float32] | None:

@@ -119,7 +119,7 @@ def test_csv_has_a_line_per_cell_and_nothing_where_nothing_applies(files: dict[s
     assert (rows[0]["high"], rows[0]["query_aware"]) == ("1.0", "True")
 
 
-def test_published_numbers_stand_beside_the_published_model_only():
+def test_published_numbers_are_shown_for_the_published_model_only():
     page = html_page(report(settings={**SETTINGS, "model": "llama3.1-8b"}), {}).decode()
     assert "Published for this model" in page
     assert "86.4" in page

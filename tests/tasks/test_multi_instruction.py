@@ -26,7 +26,7 @@ def test_each_instruction_asks_for_one_of_the_facts(facts, instructions):
         assert sample.meta["asked"] == [key for _, key in asked]
 
 
-def test_facts_stand_anywhere_and_are_asked_in_any_order():
+def test_facts_are_anywhere_and_are_asked_in_any_order():
     samples = [draw(index=index) for index in range(60)]
     depths = [depth for sample in samples for depth in sample.meta["depths"]]
     assert min(depths) < 0.05

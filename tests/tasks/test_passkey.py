@@ -17,7 +17,7 @@ def draw(**arguments):
 
 @settings(max_examples=30)
 @given(depth=st.floats(0, 1), index=st.integers(0, 10**6))
-def test_one_pass_key_of_seven_digits_stands_at_the_depth(depth, index):
+def test_one_pass_key_of_seven_digits_is_at_the_depth(depth, index):
     sample = draw(depth=depth, index=index)
     (digits,) = sample.answers
     assert re.findall(r"\d+", sample.prompt) == [digits]

@@ -1,4 +1,4 @@
-"""Figures of a difference, and which greedy tokens part with good reason."""
+"""Figures of a difference, and which greedy tokens differ for a good reason."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def greedy(tokens: list[int], seen: list[list[float]]) -> Greedy:
 EXPECTED = greedy([1, 2, 0], [[0, 1, 0], [0, 0.9999, 1], [1, 0, 0]])
 
 
-def test_a_row_is_compared_up_to_a_near_equal_parting():
+def test_a_row_is_compared_up_to_a_near_equal_difference():
     found = match([(1, 1, 2)], EXPECTED, 1e-3)
     assert (found.matched, found.compared, found.near_equal, found.unexplained) == (1, 1, 1, 0)
 
 
-def test_an_unexplained_parting_counts_every_token_after_it():
+def test_an_unexplained_difference_counts_every_token_after_it():
     found = match([(1, 0, 0)], EXPECTED, 1e-3)
     assert (found.matched, found.compared, found.unexplained) == (1, 3, 1)
     assert found.rate == pytest.approx(1 / 3)
 
 
-def test_a_parting_under_forced_choices_is_explained():
+def test_a_difference_under_forced_choices_is_explained():
     forced = np.array([[[0, 1, 0]], [[3, 0, 0]], [[0, 0, 0]]], np.float32)
     found = match([(1, 0, 0)], EXPECTED, 1e-3, forced)
     assert (found.by_choice, found.unexplained, found.compared) == (1, 0, 1)
