@@ -19,6 +19,7 @@ from typing import Any
 import machine
 from kernels import CANNOT, cuda_library
 
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run as command
 from kvc_trt.engine import Engine
 from kvc_trt.profile.request import ProfileRequest, default_contexts
@@ -36,7 +37,7 @@ def build(directory: Path, weights: str, options: argparse.Namespace) -> Engine:
     made = [] if options.random_weights is None else ["--random-weights", options.random_weights]
     if status := command(["build", *settings, *sizes, *made, "--no-verify", "-o", str(directory)]):
         raise SystemExit(status)
-    return Engine.open(directory)
+    return open_engine(directory)
 
 
 def measured(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:

@@ -126,12 +126,11 @@ class Engine:
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        from kvc_trt.backends.session import runner
+        from kvc_trt.backends.registry import runner
 
         self.directory = directory
         """Its files, config.json and manifest, as they were checked."""
-        self.backend = runner(directory.backend, backend)
-        """What runs it."""
+        self._backend = None if backend is None else runner(directory.backend, backend)
         self._threads = threads
         self._progress = progress or NullProgress()
         self._session: Session | None = None
@@ -150,10 +149,17 @@ class Engine:
         `backend` None runs it where it was built for, `threads` None on all cores. Raises InputError for an engine that
         is not intact or cannot run there, with the command that rebuilds it.
         """
-        from kvc_trt.engine import Engine as EngineDirectory
+        from kvc_trt.backends.registry import open_engine
 
-        directory = EngineDirectory.open(Path(path), progress=progress)
+        directory = open_engine(path, progress=progress)
         return cls(directory, backend=backend, threads=threads, progress=progress)
+
+    @property
+    def backend(self) -> str:
+        """What runs it; InputError where nothing does that was not asked for."""
+        from kvc_trt.backends.registry import runner
+
+        return self._backend or runner(self.directory.backend)
 
     @property
     def path(self) -> Path:
@@ -176,7 +182,7 @@ class Engine:
         `generate` and `stream` use the same one. With it rows can join and leave one by one. Raises
         UnsupportedEnvironment where this machine cannot run the engine.
         """
-        from kvc_trt.backends.session import session_of
+        from kvc_trt.backends.registry import session_of
 
         if self._session is None:
             self._session = session_of(
@@ -323,7 +329,8 @@ class Engine:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Engine({str(self.path)!r}, policy={self.parameters.policy!r}, backend={self.backend!r})"
+        backend = self._backend or self.directory.backend
+        return f"Engine({str(self.path)!r}, policy={self.parameters.policy!r}, backend={backend!r})"
 
     def _requests(
         self,

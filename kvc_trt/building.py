@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends import Backend, select_backend
-from kvc_trt.backends.builders import builder_for
-from kvc_trt.backends.session import RUNNERS
+from kvc_trt.backends.registry import ChosenBackend, backends, runners, select_backend
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import BuildResult, build_engine
+from kvc_trt.engine.calibration import calibrated
 from kvc_trt.engine.model_choice import ModelSource, choose_model, open_source
-from kvc_trt.engine.request import Request, for_source, resolve
+from kvc_trt.engine.resolved_build import ResolvedBuild, for_source, resolve
 from kvc_trt.engine.verified import is_verified, record_verified
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.progress import Progress
 from kvc_trt.verify import require_torch
-from kvc_trt.verify.calibration import calibrated
 
 if TYPE_CHECKING:
     from kvc_trt.verify.report import Report
@@ -30,8 +28,8 @@ class Built:
     """What a build came to, and what verification found."""
 
     result: BuildResult
-    request: Request
-    backend: Backend
+    request: ResolvedBuild
+    backend: ChosenBackend
     report: Report | None
     """None where nothing was verified now: that was not asked for, or this very engine has passed before."""
 
@@ -63,21 +61,17 @@ def build_configured(
     if verify:
         require_torch("pip install 'kvc-trt[verify]', or build with --no-verify")
     backend = select_backend(config.backend)
-    builder = builder_for(backend.name)
     choice = choose_model(config.model, config.checkpoint)
-    request = resolve(config, choice, backend.name, recorded=recorded, measure_break_even=builder.measure_break_even)
-    if verify:
-        check_rows(request.config)
+    request = resolve(config, choice, backend.name, backends(), recorded=recorded)
+    if verify:  # compiling an engine takes long: too few rows for the check after it are refused before
+        backends()[backend.name].check_verifiable(request.config.max_batch_size, "the engine")
     output = output or Path("engines") / default_name(choice.name, request.config.policy)
     choice, source = open_source(choice, request.config)
     request = calibrated(for_source(request, choice, source), source, progress)
     progress.note(f"backend: {backend.name} ({backend.reason})")
     if choice.quantised and request.config.weights != "fp8":
         progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
-    result = build_engine(
-        request, source, builder.makers(request, source, progress), output,
-        target=builder.target(request), force=force, progress=progress,
-    )  # fmt: skip
+    result = build_engine(request, source, output, backends(), force=force, progress=progress)
     report = verified(result, _checkpoint_beside(request, source), progress) if verify else None
     return Built(result, request, backend, report)
 
@@ -85,14 +79,6 @@ def build_configured(
 def default_name(model: str, policy: str) -> str:
     """The directory below engines/ where nothing else is asked for."""
     return re.sub(r"[^A-Za-z0-9._+-]", "-", f"{model}-{policy}").lstrip(".-") or "engine"
-
-
-def check_rows(config: BuildConfig) -> None:
-    """Refuse too few rows for the check after the build before it: compiling an engine takes long."""
-    if config.backend == "tensorrt":
-        from kvc_trt.verify.target_tensorrt import check_rows
-
-        check_rows(config.max_batch_size, "the engine")
 
 
 def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -> Report | None:
@@ -103,7 +89,7 @@ def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -
     from kvc_trt.verify.ladder import verify
 
     built_for = result.engine.backend
-    backend = built_for if built_for in RUNNERS[built_for] else RUNNERS[built_for][0]
+    backend = runners(built_for)[0]
     if backend != built_for:
         progress.note(f"verification: {backend} runs the engine's weights; nothing here runs plans of {built_for}")
     report = verify(result.engine, level="quick", backend=backend, checkpoint=checkpoint, progress=progress)
@@ -112,6 +98,6 @@ def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -
     return report
 
 
-def _checkpoint_beside(request: Request, source: ModelSource) -> Path | None:
+def _checkpoint_beside(request: ResolvedBuild, source: ModelSource) -> Path | None:
     """The checkpoint, where its weights were quantised: verify then says what that cost."""
     return source.directory if request.config.weights in ("int8", "int4") else None

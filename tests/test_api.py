@@ -14,8 +14,8 @@ import pytest
 
 import kvc_trt
 from kvc_trt import api
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
-from kvc_trt.engine import Engine as EngineDirectory
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment, VerificationFailed
 from kvc_trt.verify.checks import Rung, at_most
 from kvc_trt.verify.report import Report
@@ -141,7 +141,7 @@ def test_a_build_is_the_command_lines(tmp_path, capfd):
     assert run(["build", *arguments, "--no-verify", "-o", str(tmp_path / "cli")]) == 0
     capfd.readouterr()
     built = kvc_trt.build("retrieval-tiny", token_budget=64, page_size=4, output=tmp_path / "api", verify=False)
-    assert built.directory.config == EngineDirectory.open(tmp_path / "cli").config
+    assert built.directory.config == open_engine(tmp_path / "cli").config
     streams = capfd.readouterr()
     assert streams.out == streams.err == ""
     again = kvc_trt.build(config=tmp_path / "cli" / "config.json", output=tmp_path / "again", verify=False)

@@ -37,7 +37,6 @@ def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one():
         ("split", float("nan")),
         ("dense_until", "sometimes"),
         ("random_weights", -1),
-        ("backend", "cuda"),
         ("model", ""),
         ("model", 3),
     ],

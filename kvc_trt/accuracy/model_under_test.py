@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, rows_for
 from kvc_trt.accuracy.grid import FULL, Variant
+from kvc_trt.backends.registry import harness_for
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.executor import threads_for
-from kvc_trt.verify.target import target_for
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -63,7 +63,7 @@ class BuiltEngine:
         from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
         self._engine, self._backend = engine, backend
-        self._target = target_for(backend, engine, threads_for(engine.model))
+        self._target = harness_for(engine, backend, threads_for(engine.model))
         self.config: ModelConfig = engine.model
         path = engine.tokenizer_path
         self.tokenizer: TaskTokenizer | None = None if path is None else load_task_tokenizer(str(path))

@@ -14,10 +14,10 @@ from kvc_trt.accuracy.grid import FULL, Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.shared_prefill import SharedPrefill, SharingExecutor
 from kvc_trt.config import BuildConfig
+from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, open_source
-from kvc_trt.engine.request import Request, compute_dtype, default_weights, resolve_parameters, with_defaults
+from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, host_weights, resolve_parameters, with_defaults
 from kvc_trt.engine.stages import cache_root
-from kvc_trt.engine.targets import WEIGHTS_FILE
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import longest_sequence
 from kvc_trt.profile.machine import usable_cores
@@ -84,7 +84,7 @@ class PolicyEngines:
 
     def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
         """As a build resolves it, with layer budgets measured where the variant asks for them."""
-        from kvc_trt.verify.calibration import calibrated
+        from kvc_trt.engine.calibration import calibrated
 
         budget = {} if variant.policy == FULL else {"token_budget": variant.token_budget}
         given = {
@@ -96,7 +96,7 @@ class PolicyEngines:
             **variant.settings,
         }
         config = with_defaults(validated(BuildConfig, given, str(variant)), self._choice)
-        request = Request(config, self.config, resolve_parameters(config, self._choice.config))
+        request = ResolvedBuild(config, self.config, resolve_parameters(config, self._choice.config))
         return calibrated(request, self._source, NullProgress()).parameters
 
     def _engine(self, parameters: PolicyParameters) -> Answerer:
@@ -151,7 +151,7 @@ def open_model(
 
     config = BuildConfig(model=model, checkpoint=checkpoint)
     choice, source = open_source(choose_model(model, checkpoint), config)
-    kind = default_weights(choice) if weights == "auto" else weights
+    kind = host_weights(choice) if weights == "auto" else weights
     length = longest_sequence(choice.config)
     with tempfile.TemporaryDirectory(prefix="accuracy-", dir=cache_root()) as directory:
         path = Path(directory) / WEIGHTS_FILE

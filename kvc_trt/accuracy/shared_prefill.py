@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, read_graph
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+from kvc_trt.engine.program import read_graph
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.runtime.executor import Prefilled
 

@@ -1,5 +1,1 @@
-"""What can run an engine: one package per executor, and the choice between them."""
-
-from kvc_trt.backends.selection import Backend, select_backend
-
-__all__ = ["Backend", "select_backend"]
+"""What builds and runs engines: one folder per backend, each with its object in `backend.py`; `registry` finds them."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvc_trt.backends.registry import names
 from kvc_trt.cli import printing
 from kvc_trt.cli.policy_text import describe_parameters
 from kvc_trt.sizes import readable_size
@@ -52,7 +53,7 @@ class _NumberOr(click.ParamType):  # type: ignore[type-arg]  # generic only in r
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "onnxruntime", "tensorrt", "tensorrt-llm", "torch"]),
+    type=click.Choice(["auto", *names()]),
     help="What will run the engine.  [default: auto]",
 )
 @click.option(

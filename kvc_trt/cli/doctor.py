@@ -22,7 +22,7 @@ def command(as_json: bool) -> None:
     """Say which backends this machine can use, and what is missing. Always exits 0: absence is an answer."""
     import psutil
 
-    from kvc_trt.backends.probes import probe_all
+    from kvc_trt.backends.registry import probe_all
     from kvc_trt.engine.stages import cache_root
 
     probes = probe_all()

@@ -75,10 +75,10 @@ def tensorrt_llm(engine_dir: Path, directory: Path) -> None:
 
     DIRECTORY/prefill and DIRECTORY/decode, each with config.json and rank0.engine, for TensorRT-LLM 1.2 and older.
     """
+    from kvc_trt.backends.registry import open_engine
     from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, export_engine
-    from kvc_trt.engine import Engine
 
-    export_engine(Engine.open(engine_dir, progress=printing.progress()), directory)
+    export_engine(open_engine(engine_dir, progress=printing.progress()), directory)
     click.echo(f"{directory}: {' and '.join(PHASES)}, each with config.json and rank0.engine")
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 @printing.json_option
 def command(engine_dir: Path, as_json: bool) -> None:
     """Check every byte of ENGINE_DIR and show what it holds."""
-    from kvc_trt.engine import Engine
+    from kvc_trt.backends.registry import open_engine
 
-    engine = Engine.open(engine_dir, progress=printing.progress())
+    engine = open_engine(engine_dir, progress=printing.progress())
     if as_json:
         printing.print_json(_as_json(engine))
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kvc_trt.backends.registry import names
 from kvc_trt.cli.printing import json_option, print_json
 
 
@@ -24,7 +25,7 @@ from kvc_trt.cli.printing import json_option, print_json
 )
 @click.option(
     "--backend",
-    type=click.Choice(["onnxruntime", "tensorrt", "tensorrt-llm", "torch"]),
+    type=click.Choice(names()),
     help="What the engine is for; tensorrt adds the memory it takes on a GPU.",
 )
 @click.option("--max-batch-size", type=int, help="Rows of a batch, for the GPU's memory.")

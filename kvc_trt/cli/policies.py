@@ -33,8 +33,8 @@ def command(as_json: bool) -> None:
 
 def engines(policy: str) -> list[str]:
     """Backends that can have an engine of it; none of an oracle."""
-    from kvc_trt.engine.supported import unsupported
-    from kvc_trt.engine.targets import STAGES
+    from kvc_trt.backends.registry import backends
+    from kvc_trt.engine.supported import supporting
     from kvc_trt.models.presets import load_preset
     from kvc_trt.policies import resolve
 
@@ -42,10 +42,10 @@ def engines(policy: str) -> list[str]:
     parameters = resolve(
         policy, model=model, token_budget=_TOKEN_BUDGET, max_input_len=_MAX_INPUT_LEN, max_output_len=_MAX_OUTPUT_LEN
     )
-    return [backend for backend in STAGES if unsupported(parameters, model.num_hidden_layers, backend) is None]
+    return supporting(parameters, model.num_hidden_layers, backends())
 
 
 def _engines_text(able: list[str]) -> str:
-    from kvc_trt.engine.targets import STAGES
+    from kvc_trt.backends.registry import names
 
-    return "all" if len(able) == len(STAGES) else ", ".join(able) or "none: oracle"
+    return "all" if len(able) == len(names()) else ", ".join(able) or "none: oracle"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvc_trt.backends.registry import names
 from kvc_trt.cli.printing import json_option, print_json, progress
 from kvc_trt.errors import InputError
 
@@ -39,7 +40,7 @@ PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE or --prompt-ids FILE"
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
 @click.option(
     "--backend",
-    type=click.Choice(["onnxruntime", "tensorrt", "torch"]),
+    type=click.Choice(names()),
     help="What runs the engine; torch: its weights in PyTorch, on a GPU where there are CUDA kernels (KVC_TRT_KERNELS, "
     "or the package's own), else on the CPU, slowly.  [default: what it was built for]",
 )

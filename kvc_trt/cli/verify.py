@@ -8,6 +8,7 @@ from typing import Any
 import click
 import cloup
 
+from kvc_trt.backends.registry import names
 from kvc_trt.cli import printing, verify_tasks
 
 
@@ -23,7 +24,7 @@ from kvc_trt.cli import printing, verify_tasks
     ),
     cloup.option(
         "--backend",
-        type=click.Choice(["onnxruntime", "tensorrt", "torch"]),
+        type=click.Choice(names()),
         help="What runs the engine (torch: its weights around the CUDA kernels).  [default: what it was built for]",
     ),
     cloup.option(

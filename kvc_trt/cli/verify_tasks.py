@@ -110,10 +110,9 @@ def _measured(
             yield model, chosen, longest_of(given["model"])
         return
     from kvc_trt.accuracy.model_under_test import BuiltEngine
-    from kvc_trt.backends.session import runner
-    from kvc_trt.engine import Engine
+    from kvc_trt.backends.registry import open_engine, runner
 
-    opened = Engine.open(engine, progress=progress)
+    opened = open_engine(engine, progress=progress)
     with contextlib.nullcontext() if given["kernels"] is None else use_library(given["kernels"]):
         built = BuiltEngine(opened, runner(opened.backend, given["backend"]))
         yield built, built.variants, opened.parameters.max_input_len

@@ -7,7 +7,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -18,31 +18,23 @@ import kvc_trt
 from kvc_trt.atomic_files import disk_error, write_durably
 from kvc_trt.engine.directory import Engine
 from kvc_trt.engine.files import sha256
+from kvc_trt.engine.format import CONFIG_FILE, TOKENIZER_DIRECTORY, EngineFormat, entries
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
 from kvc_trt.engine.model_choice import ModelSource
-from kvc_trt.engine.request import Request, weight_bytes
+from kvc_trt.engine.resolved_build import ResolvedBuild, weight_bytes
 from kvc_trt.engine.stages import Stages
-from kvc_trt.engine.targets import CONFIG_FILE, STAGES, TOKENIZER_DIRECTORY
-from kvc_trt.engine.tokenizer import check_tokenizer
 from kvc_trt.engine.writer import check_replaceable, check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, KvcError
 from kvc_trt.models.quantisation import BLOCK
+from kvc_trt.models.tokenizer import check_tokenizer
 from kvc_trt.progress import Progress
 from kvc_trt.version import __version__
 
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
-LIBRARIES = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "tokenizers", "tensorrt", "tensorrt_llm")
-COMPILING = {
-    "tensorrt": (
-        "tensorrt/lowering/*.py",
-        "tensorrt/builder.py",
-        "tensorrt/network.py",
-        "tensorrt/configuration.py",
-        "tensorrt/profiles.py",
-    ),
-    "tensorrt-llm": ("tensorrt_llm/*.py", "tensorrt/profiles.py"),
-}
-"""Backend -> sources below `backends` that decide, besides its build.py, what a compiled engine does."""
+LIBRARIES = ("numpy", "ml_dtypes", "onnx", "tokenizers")
+"""Packages that every build uses; a backend names its own."""
+DECIDING = ("models", "methods", "operators", "graph", "engine")
+"""Packages of kvc-trt that decide what is in an engine of any backend."""
 
 
 class Maker(Protocol):
@@ -53,7 +45,28 @@ class Maker(Protocol):
 
 
 Makers = Mapping[str, Maker]
-"""By stage: those of `STAGES` for the backend."""
+"""By stage: those of the backend's `files`."""
+
+
+class EngineBackend(EngineFormat, Protocol):
+    """What building an engine takes of its backend."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Python packages of its own, whose versions go into the manifest."""
+
+    @property
+    def weight_copies(self) -> int:
+        """How many of its files hold all weights."""
+
+    def sources(self) -> Iterable[Path]:
+        """Its sources that decide what is in its engines."""
+
+    def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
+        """`target` of the manifest; UnsupportedEnvironment where this machine cannot build for it."""
+
+    def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
+        """What makes each stage's file."""
 
 
 @dataclass(frozen=True)
@@ -68,52 +81,60 @@ class BuildResult:
 
 
 def build_engine(
-    request: Request,
+    resolved: ResolvedBuild,
     source: ModelSource,
-    makers: Makers,
     output: Path,
+    backends: Mapping[str, EngineBackend],
     *,
-    target: Mapping[str, Any],
     force: bool,
     progress: Progress,
 ) -> BuildResult:
-    """Build `request` into `output`, or find it there already. `target` goes into the manifest as it is.
+    """Build an engine into `output` with the one of the known `backends` that it is for, or find it there already.
 
     Raises InputError when something else stands at `output` and `force` is false; UnsupportedEnvironment for a full
     disk. Whatever happens, `output` holds what it held before or the whole new engine.
     """
     started = time.monotonic()
+    backend = backends[resolved.config.backend]
+    target, makers = backend.target(resolved), backend.makers(resolved, source, progress)
     output = writable_target(output)
-    check_tokenizer(source.tokenizer_files, request.model.vocab_size)
-    config_json = engine_config(request)
+    check_tokenizer(source.tokenizer_files, resolved.model.vocab_size)
+    config_json = engine_config(resolved)
     with progress.task("reading the inputs", None):
-        inputs = inputs_of(config_json, source, target, request.config.backend)
-    existing = _existing(output, inputs, force=force, progress=progress)
+        inputs = inputs_of(config_json, source, target, backend.sources())
+    existing = _existing(output, inputs, backends, force=force, progress=progress)
     if existing is not None:
         return BuildResult(existing, "up to date", (), time.monotonic() - started)
-    files = STAGES[request.config.backend]
-    plans = sum(name.endswith(".engine") for name in files)
-    check_space(output, (1 + plans) * weight_bytes(request.model, request.config.weights))
+    check_space(output, backend.weight_copies * weight_bytes(resolved.model, resolved.config.weights))
     with Stages.open(_digest(inputs), progress) as stages:
-        for name, file in files.items():
+        for name, file in backend.files.items():
             stages.run(name, file, partial(makers[name], finished=stages.directory))
         try:
-            _put_together(output, request, source, config_json, target, inputs, stages, replace=force)
+            small = _small_files(config_json, source)
+            manifest = {
+                **_manifest(resolved, source, small, stages),
+                "inputs": inputs,
+                "target": dict(target),
+                "versions": {"python": platform.python_version(), **_versions((*LIBRARIES, *backend.libraries))},
+            }
+            with new_directory(output, replaceable=entries(backends.values()) if force else None) as directory:
+                _put_together(directory, small, sealed(manifest), stages)
         except OSError as error:
             raise disk_error(error, f"writing {output}") from error
         stages.discard()
-    engine = Engine.open(output, progress=progress)
+    engine = Engine.open(output, backends, progress=progress)
     return BuildResult(engine, "built", tuple(stages.resumed), time.monotonic() - started)
 
 
-def engine_config(request: Request) -> dict[str, Any]:
+def engine_config(resolved: ResolvedBuild) -> dict[str, Any]:
     """Return config.json: TensorRT-LLM's three sections and field names, and the resolved compression."""
     from kvc_trt.graph.state import state_tensors
     from kvc_trt.models.pretrained_config import to_pretrained_config
 
-    parameters = request.parameters
-    pretrained = to_pretrained_config(request.model)
-    algorithm = QUANTISATION.get(request.config.weights)
+    parameters = resolved.parameters
+    state = state_tensors(resolved.model, parameters, resolved.dtype)
+    pretrained = to_pretrained_config(resolved.model)
+    algorithm = QUANTISATION.get(resolved.config.weights)
     if algorithm is not None:
         pretrained["quantization"] = {**pretrained["quantization"], "quant_algo": algorithm, "group_size": BLOCK}
     return {
@@ -122,24 +143,24 @@ def engine_config(request: Request) -> dict[str, Any]:
         "build_config": {
             "max_input_len": parameters.max_input_len,
             "max_seq_len": parameters.max_sequence_len,
-            "max_batch_size": request.config.max_batch_size,
+            "max_batch_size": resolved.config.max_batch_size,
             "max_beam_width": 1,
             "kv_cache_type": "CONTINUOUS",
             "gather_context_logits": False,
             "gather_generation_logits": False,
             "strongly_typed": True,
             "plugin_config": {},
-            "kvc_trt": request.config.stored(),
+            "kvc_trt": resolved.config.stored(),
         },
         "kv_compression": {
             "parameters": dataclasses.asdict(parameters),
-            "state": [dataclasses.asdict(tensor) for tensor in state_tensors(request.model, parameters, request.dtype)],
+            "state": [dataclasses.asdict(tensor) for tensor in state],
         },
     }
 
 
 def inputs_of(
-    config_json: Mapping[str, Any], source: ModelSource, target: Mapping[str, Any], backend: str
+    config_json: Mapping[str, Any], source: ModelSource, target: Mapping[str, Any], sources: Iterable[Path]
 ) -> dict[str, str]:
     """Return the digests of everything an engine follows from."""
     tokenizer = {path.name: sha256(path.resolve()) for path in source.tokenizer_files}
@@ -148,7 +169,7 @@ def inputs_of(
         "weights": source.weights.fingerprint(),
         "tokenizer": _digest(tokenizer),
         "target": _digest(target),
-        "code": _code_digest(backend),
+        "code": _code_digest(sources),
     }
 
 
@@ -156,21 +177,21 @@ def _digest(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
-def _code_digest(backend: str) -> str:
-    """SHA-256 over the sources that decide what is in an engine: a changed graph is never called up to date."""
+def _code_digest(sources: Iterable[Path]) -> str:
+    """SHA-256 over the code that decides what is in an engine: a changed graph is never called up to date."""
     root = Path(kvc_trt.__file__).parent
-    paths = [path for package in ("models", "policies", "graph", "engine") for path in (root / package).rglob("*.py")]
-    paths += (root / "backends").glob("*/build.py")
-    paths += [path for pattern in COMPILING.get(backend, ()) for path in (root / "backends").glob(pattern)]
-    return _digest({path.relative_to(root).as_posix(): sha256(path) for path in paths})
+    paths = [path for package in DECIDING for path in (root / package).rglob("*.py")]
+    return _digest({os.path.relpath(path, root): sha256(path) for path in (*paths, *sources)})
 
 
-def _existing(output: Path, inputs: Mapping[str, str], *, force: bool, progress: Progress) -> Engine | None:
+def _existing(
+    output: Path, inputs: Mapping[str, str], formats: Mapping[str, EngineFormat], *, force: bool, progress: Progress
+) -> Engine | None:
     """The engine at `output` if it is this very build and intact; otherwise it must be absent or replaceable."""
     if not os.path.lexists(output):
         return None
     try:
-        engine = Engine.open(output, progress=progress)
+        engine = Engine.open(output, formats, progress=progress)
     except KvcError as error:
         problem = error.message
     else:
@@ -181,68 +202,49 @@ def _existing(output: Path, inputs: Mapping[str, str], *, force: bool, progress:
         problem = f"it is another build (different {', '.join(different)})"
     if not force:
         raise InputError(f"{output} exists and is not replaced: {problem}", hint="--force, or another -o DIRECTORY")
-    check_replaceable(output)
+    check_replaceable(output, entries(formats.values()))
     return None
 
 
-def _put_together(
-    output: Path,
-    request: Request,
-    source: ModelSource,
-    config_json: Mapping[str, Any],
-    target: Mapping[str, Any],
-    inputs: Mapping[str, str],
-    stages: Stages,
-    *,
-    replace: bool,
-) -> None:
-    with new_directory(output, replace=replace) as directory:
-        small = {CONFIG_FILE: canonical(config_json)}
-        small |= {f"{TOKENIZER_DIRECTORY}/{path.name}": path.read_bytes() for path in source.tokenizer_files}
-        for name, content in small.items():
-            (directory / name).parent.mkdir(exist_ok=True)
-            write_durably(directory / name, content)
-        records = {
-            name: FileRecord(hashlib.sha256(content).hexdigest(), len(content)) for name, content in small.items()
-        }
-        for receipt in stages.receipts:
-            records |= receipt.files
-        manifest = _manifest(request, source, target, inputs, stages, records)
-        write_durably(directory / MANIFEST_FILE, sealed(manifest))
-        for receipt in stages.receipts:
-            for name in receipt.files:
-                place(stages.directory / name, directory / name)
+def _small_files(config_json: Mapping[str, Any], source: ModelSource) -> dict[str, bytes]:
+    """Content of what is written without a stage of its own."""
+    tokenizer = {f"{TOKENIZER_DIRECTORY}/{path.name}": path.read_bytes() for path in source.tokenizer_files}
+    return {CONFIG_FILE: canonical(config_json), **tokenizer}
+
+
+def _put_together(directory: Path, small: Mapping[str, bytes], manifest: bytes, stages: Stages) -> None:
+    for name, content in {**small, MANIFEST_FILE: manifest}.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        write_durably(directory / name, content)
+    for receipt in stages.receipts:
+        for name in receipt.files:
+            place(stages.directory / name, directory / name)
 
 
 def _manifest(
-    request: Request,
-    source: ModelSource,
-    target: Mapping[str, Any],
-    inputs: Mapping[str, str],
-    stages: Stages,
-    records: Mapping[str, FileRecord],
+    resolved: ResolvedBuild, source: ModelSource, small: Mapping[str, bytes], stages: Stages
 ) -> dict[str, Any]:
+    records = {name: FileRecord(hashlib.sha256(content).hexdigest(), len(content)) for name, content in small.items()}
+    for receipt in stages.receipts:
+        records |= receipt.files
     return {
         "version": __version__,
         "files": {name: dataclasses.asdict(record) for name, record in records.items()},
-        "inputs": dict(inputs),
-        "target": dict(target),
-        "versions": {"python": platform.python_version(), **_library_versions()},
         "checkpoint": {
             "source": source.description,
             "commit": source.commit,
             "fingerprint": source.weights.fingerprint(),
         },
-        "build_config": request.config.stored(),
+        "build_config": resolved.config.stored(),
         "stages": [
             {**dataclasses.asdict(receipt), "resumed": receipt.name in stages.resumed} for receipt in stages.receipts
         ],
     }
 
 
-def _library_versions() -> dict[str, str]:
+def _versions(libraries: Iterable[str]) -> dict[str, str]:
     found = {}
-    for name in LIBRARIES:
+    for name in libraries:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

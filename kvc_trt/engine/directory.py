@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.files import read_bytes
-from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, check_files, file_records, read_manifest, rebuild_hint
-from kvc_trt.engine.targets import (
+from kvc_trt.engine.format import (
     CONFIG_FILE,
     DECODE_FILE,
     PREFILL_FILE,
     TOKENIZER_DIRECTORY,
     WEIGHTS_FILE,
-    plan_file,
+    EngineFormat,
     required_files,
-    target_problem,
 )
+from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, check_files, file_records, read_manifest, rebuild_hint
 from kvc_trt.errors import InputError
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
@@ -51,8 +50,10 @@ class Engine:
     build: BuildConfig
 
     @classmethod
-    def open(cls, path: str | Path, *, progress: Progress | None = None) -> Engine:
+    def open(cls, path: str | Path, formats: Mapping[str, EngineFormat], *, progress: Progress | None = None) -> Engine:
         """Check the whole directory (version, names, links, sizes, hashes of every file) and return it.
+
+        `formats` are those of the known backends, by name; `kvc_trt.backends.registry.open_engine` gives them all.
 
         Raises InputError saying what was expected, what was found, and the command that rebuilds.
         """
@@ -68,8 +69,7 @@ class Engine:
         _check_listed(path, (CONFIG_FILE,), files)
         config = _read_config(path)
         engine = cls(path, config, manifest, files, *_interpret(config, path / CONFIG_FILE))
-        _check_target(engine)
-        _check_listed(path, required_files(engine.backend), files)
+        _check_listed(path, required_files(_checked_format(engine, formats)), files)
         return engine
 
     @property
@@ -81,10 +81,6 @@ class Engine:
     def decode_path(self) -> Path:
         """The decode graph."""
         return self.path / DECODE_FILE
-
-    def plan_path(self, graph: str) -> Path:
-        """TensorRT's plan of the `prefill` or `decode` graph; engines of other backends have none."""
-        return self.path / plan_file(graph)
 
     @property
     def weights_path(self) -> Path:
@@ -130,11 +126,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _check_target(engine: Engine) -> None:
-    target = engine.manifest.get("target")
-    problem = target_problem(target, engine.build.backend)
-    if problem is not None:
+def _checked_format(engine: Engine, formats: Mapping[str, EngineFormat]) -> EngineFormat:
+    """The format of the engine's backend, which has nothing against the manifest's `target`."""
+    target, found = engine.manifest.get("target"), formats.get(engine.build.backend)
+    problem = f"expected a target of backend {', '.join(formats)}" if found is None else found.target_problem(target)
+    if found is None or problem is not None:
         raise InputError(f"{engine.path} was built for {target}: {problem}", hint=rebuild_hint(engine.path))
+    return found
 
 
 def _check_listed(path: Path, names: Iterable[str], files: Mapping[str, FileRecord]) -> None:

@@ -1,8 +1,8 @@
-"""What the executor runs: two graphs over one weight file, and the state between them."""
+"""What an executor runs: two graphs over one weight file, and the state between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.runtime.executor import Limits
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -42,6 +43,29 @@ class Program:
         """Per cache, whether a step makes room in it."""
         return tuple(site.parameters.evicts_while_decoding for site in cache_sites(self.model, self.parameters))
 
+    @property
+    def limits(self) -> Limits:
+        """What bounds the rows of whoever runs it."""
+        from kvc_trt.operators import PROMPT_BLOCK
+
+        parameters = self.parameters
+        return Limits(
+            vocab_size=self.model.vocab_size,
+            max_input_len=parameters.max_input_len,
+            max_output_len=parameters.max_output_len,
+            max_sequence_len=parameters.max_sequence_len,
+            capacities=self.capacities,
+            prompt_block=PROMPT_BLOCK,
+            evicting=self.evicting,
+        )
+
+    @property
+    def weight_format(self) -> str:
+        """The format that the weights are stored in."""
+        from kvc_trt.graph.weights import GraphWeights
+
+        return GraphWeights(self.weights_path).precision
+
 
 def engine_program(engine: Engine) -> Program:
     """The graphs of an engine directory."""
@@ -65,3 +89,21 @@ def twin_program(engine: Engine | Program) -> Program:
         lambda: build_twin_prefill(model, parameters, weights=weights),
         lambda: build_twin_decode(model, parameters, weights=weights),
     )
+
+
+def read_graph(graph: Graph) -> ModelProto:
+    """The graph without its weights."""
+    import onnx
+
+    return onnx.load(graph, load_external_data=False) if isinstance(graph, Path) else graph()
+
+
+def split_by_graph(names: Collection[str], *graphs: Graph) -> list[list[str]]:
+    """For each graph the names it produces, sorted; ValueError for a name that none does."""
+    if not names:
+        return [[] for _ in graphs]
+    produced = [{name for node in read_graph(graph).graph.node for name in node.output} for graph in graphs]
+    for name in names:
+        if not any(name in values for values in produced):
+            raise ValueError(f"no graph of the engine produces the value {name!r}")
+    return [sorted(values.intersection(names)) for values in produced]

@@ -6,36 +6,57 @@ what is done by operators that have one alone, all KV heads of a layer alike.
 
 from __future__ import annotations
 
-from kvc_trt.engine.targets import STAGES
-from kvc_trt.errors import InputError
-from kvc_trt.methods.parameters import PolicyParameters
+from collections.abc import Mapping
+from typing import Protocol
 
-EVERY_OPERATOR = ("onnxruntime",)
-"""Backends that run whatever a graph can be written for."""
+from kvc_trt.errors import InputError
+from kvc_trt.methods.parameters import Group, PolicyParameters
+
 WITH_KERNELS = frozenset(("KvcPrefillAttention", "KvcCompact", "KvcHybridAttention", "KvcDenseAttention"))
 
 
-def check_supported(parameters: PolicyParameters, layers: int, backend: str) -> None:
+class PolicyRunner(Protocol):
+    """A backend, as far as it can have an engine of a policy or not."""
+
+    def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
+        """What it lacks that the policy needs in some of `layers` layers; None where it has everything."""
+
+
+def check_supported(
+    parameters: PolicyParameters, layers: int, backend: str, backends: Mapping[str, PolicyRunner]
+) -> None:
     """Raise InputError, naming the backends that run the policy, where an engine of `backend` cannot have it."""
-    lack = unsupported(parameters, layers, backend)
-    if lack is None:
+    missing = backends[backend].missing(parameters, layers)
+    if missing is None:
         return
-    able = [name for name in STAGES if unsupported(parameters, layers, name) is None]
+    able = supporting(parameters, layers, backends)
     runs = f"it runs on {', '.join(able)}" if able else "the reference alone runs it"
     hint = f"--backend {able[0]}" if able else "kvc-trt policies lists the policies; kvc-trt verify --level tasks"
-    raise InputError(f"policy {parameters.policy}: backend {backend} has no {lack}; {runs}", hint=hint)
+    raise InputError(f"policy {parameters.policy}: backend {backend} has no {missing}; {runs}", hint=hint)
 
 
-def unsupported(parameters: PolicyParameters, layers: int, backend: str) -> str | None:
-    """What a backend has not that this policy needs in some of `layers` layers; None where it has everything."""
-    every = [group for layer in range(layers) for group in parameters.groups(layer)]
-    if any(group.parameters.selection.oracle for group in every):
+def supporting(parameters: PolicyParameters, layers: int, backends: Mapping[str, PolicyRunner]) -> list[str]:
+    """The backends that can have an engine of the policy; none for an oracle."""
+    return [name for name, backend in backends.items() if backend.missing(parameters, layers) is None]
+
+
+def missing_graph(parameters: PolicyParameters, layers: int) -> str | None:
+    """What keeps a policy from having graphs at all; None where it has them."""
+    if any(group.parameters.selection.oracle for group in _groups(parameters, layers)):
         return "graph of an oracle that reads everything to find what matters"
-    if backend in EVERY_OPERATOR:
-        return None
+    return None
+
+
+def missing_kernel(parameters: PolicyParameters, layers: int) -> str | None:
+    """The kernel that a policy needs and that does not exist; None where all do."""
+    every = _groups(parameters, layers)
     if any(group.kv_heads is not None for group in every):
         return "kernel for layers whose KV heads are cached apart"
-    return next((lack for group in every if (lack := _missing_kernel(group.parameters)) is not None), None)
+    return next((missing for group in every if (missing := _missing_kernel(group.parameters)) is not None), None)
+
+
+def _groups(parameters: PolicyParameters, layers: int) -> list[Group]:
+    return [group for layer in range(layers) for group in parameters.groups(layer)]
 
 
 def _missing_kernel(rule: PolicyParameters) -> str | None:

@@ -19,20 +19,17 @@ from kvc_trt.atomic_files import make_durable
 from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.engine.stages import cache_root
-from kvc_trt.engine.targets import ENTRIES
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
-ENGINE_ENTRIES = ENTRIES | {MANIFEST_FILE}
 
-
-def check_replaceable(target: Path) -> None:
-    """Raise InputError unless `target` holds nothing but (possibly damaged) parts of an engine.
+def check_replaceable(target: Path, entries: frozenset[str]) -> None:
+    """Raise InputError unless `target` holds nothing but (possibly damaged) parts of an engine, named in `entries`.
 
     `--force` must never delete what no build has written.
     """
     if target.is_symlink() or not target.is_dir():
         raise InputError(f"{target} exists and is not a directory; --force replaces engine directories only")
-    foreign = sorted({entry.name for entry in os.scandir(target)} - ENGINE_ENTRIES)
+    foreign = sorted({entry.name for entry in os.scandir(target)} - entries - {MANIFEST_FILE})
     if foreign:
         raise InputError(
             f"{target} holds {foreign[0]!r}, which is no part of an engine; --force replaces engine directories only",
@@ -72,10 +69,10 @@ def check_space(target: Path, needed: int) -> None:
 
 
 @contextlib.contextmanager
-def new_directory(target: Path, *, replace: bool) -> Iterator[Path]:
+def new_directory(target: Path, *, replaceable: frozenset[str] | None = None) -> Iterator[Path]:
     """Yield an empty directory beside `target`; on a clean exit it becomes `target`, otherwise it disappears.
 
-    Raises InputError when something stands at `target` then and `replace` is false.
+    Raises InputError when `target` exists by then, unless it is a directory that holds only what `replaceable` names.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(target)
@@ -87,7 +84,7 @@ def new_directory(target: Path, *, replace: bool) -> Iterator[Path]:
                 make_durable(temporary / name)
             for directory in (*filter(Path.is_dir, temporary.iterdir()), temporary):
                 make_durable(directory)
-            _put_in_place(temporary, target, replace=replace)
+            _put_in_place(temporary, target, replaceable)
             make_durable(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -105,13 +102,13 @@ def place(source: Path, destination: Path) -> None:
         shutil.copyfile(source, destination)
 
 
-def _put_in_place(new: Path, target: Path, *, replace: bool) -> None:
+def _put_in_place(new: Path, target: Path, replaceable: frozenset[str] | None) -> None:
     if not os.path.lexists(target):
         os.rename(new, target)
         return
-    if not replace:
+    if replaceable is None:
         raise InputError(f"{target} appeared while the engine was being built; nothing was overwritten")
-    check_replaceable(target)
+    check_replaceable(target, replaceable)
     aside = _directory_beside(target, "old")
     with _locked(aside):
         try:

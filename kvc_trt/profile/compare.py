@@ -14,7 +14,7 @@ from typing import Any
 from kvc_trt import policies
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice
-from kvc_trt.engine.request import resolve_parameters, with_defaults
+from kvc_trt.engine.resolved_build import resolve_parameters, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.profile.model_size import cache_itemsize
 from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvc_trt import policies
+from kvc_trt.backends.registry import backend
 from kvc_trt.sizes import readable_size
 
 Result = Mapping[str, Any]
@@ -61,7 +62,8 @@ def _advice(engine: Mapping[str, Any]) -> str:
     """What to build instead; only a policy that reads a part can be told from where on it does."""
     if not policies.named(engine["policy"]["policy"]).selection.reads_a_part:
         return ""
-    hint = "a larger --dense-until" if engine["backend"] == "tensorrt" else "--dense-until auto"
+    measures = backend(engine["backend"]).measures_break_even
+    hint = "--dense-until auto" if measures else "a larger --dense-until"
     return f" (build with {hint})"
 
 

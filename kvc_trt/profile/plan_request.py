@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvc_trt import policies
+from kvc_trt.backends.registry import backend as backend_of
+from kvc_trt.backends.registry import backends
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, choose_model
-from kvc_trt.engine.request import check_backend_settings, resolve_parameters, with_defaults
+from kvc_trt.engine.resolved_build import check_backend_settings, compute_dtype, resolve_parameters, with_defaults
 from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.compare import compare_policies
+from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
+from kvc_trt.profile.model_size import weight_bytes
 from kvc_trt.profile.plan import make_plan
 
 _OWN_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -23,6 +30,8 @@ def resolve_plan(config: BuildConfig) -> dict[str, Any]:
     """Resolve the configuration as a build would, and return the plan."""
     choice = _choose(config.model, config.checkpoint)
     filled = with_defaults(config, choice)
+    if filled.backend != "auto":
+        backend_of(filled.backend)  # an unknown one is said before anything else
     parameters = resolve_parameters(filled, choice.config)
     chosen = _weight_format(filled.weights, choice, filled.backend)
     plan = make_plan(choice.config, parameters, chosen)
@@ -30,12 +39,11 @@ def resolve_plan(config: BuildConfig) -> dict[str, Any]:
     plan["choices"] = _choices(config, filled, plan)
     plan["layer_budget"] = filled.layer_budget or "uniform"
     if filled.backend != "auto":
-        check_supported(parameters, choice.config.num_hidden_layers, filled.backend)
-    if filled.backend == "tensorrt":
-        from kvc_trt.profile.plan_device import device_memory
-
-        check_backend_settings(filled.model_copy(update={"weights": chosen}))
-        plan["device_memory"] = device_memory(choice.config, parameters, chosen, filled.max_batch_size)
+        check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
+        memory = _device_memory(choice.config, parameters, chosen, filled)
+        if memory is not None:
+            check_backend_settings(filled.model_copy(update={"weights": chosen}), backends())
+            plan["device_memory"] = memory
     return plan
 
 
@@ -64,7 +72,17 @@ def _choose(model: str, checkpoint: str | None) -> ModelChoice:
 def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
     if asked != "auto":
         return asked
-    return "fp8" if choice.quantised and backend == "tensorrt" else _OWN_FORMATS[choice.config.dtype]
+    fp8 = choice.quantised and backend != "auto" and "fp8" in backend_of(backend).weight_kinds
+    return "fp8" if fp8 else _OWN_FORMATS[choice.config.dtype]
+
+
+def _device_memory(
+    model: ModelConfig, parameters: PolicyParameters, weights: str, filled: BuildConfig
+) -> dict[str, Any] | None:
+    computing = replace(model, dtype=compute_dtype(weights))
+    usable = {gpu.name: round(USABLE_MEMORY * gpu.memory) for gpu in ACCELERATORS}
+    size = weight_bytes(model, weights).resident
+    return backend_of(filled.backend).device_memory(computing, parameters, size, filled.max_batch_size, usable)
 
 
 def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -63,6 +63,9 @@ class Executor(Protocol):
     def runs(self) -> int:
         """Decode runs so far."""
 
+    def load(self) -> object:
+        """Bring the engine into memory now, so that the first prompt does not wait for it."""
+
     def allocate(self, max_batch_size: int) -> None:
         """Make the state buffers for this many rows, filled with each tensor's fill value."""
 

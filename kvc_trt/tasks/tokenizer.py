@@ -69,7 +69,7 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
 
     InputError where there is none, or it is malformed or empty.
     """
-    from kvc_trt.engine.tokenizer import read_tokenizer
+    from kvc_trt.models.tokenizer import read_tokenizer
 
     path = Path(source) if Path(source).exists() else _shipped(source)
     if path.is_dir():

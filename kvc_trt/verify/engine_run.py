@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from kvc_trt import reference
+from kvc_trt.backends.harness import Harness, ObservedExecutor, Watched
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.runtime.batch import Batch
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction
 from kvc_trt.verify.ops import compare_step
 from kvc_trt.verify.outcome import larger
-from kvc_trt.verify.target import ObservedExecutor, Target, Watched
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -107,7 +107,7 @@ class Observed:
 
 
 def observe(
-    engine: Engine, target: Target, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
+    engine: Engine, target: Harness, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
 ) -> Observed:
     """Run `batch` and `steps` steps with every list of chosen tokens exposed, and what KvcCompact and a step got."""
     compactions, selections = target.compactions(), target.selections()

@@ -22,13 +22,13 @@ from kvc_trt.verify.report import ErrorHalves, NearTies
 from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.harness import Harness
     from kvc_trt.engine import Engine
     from kvc_trt.graph.state import CacheSite
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.reference.decoder import ReferenceDecoder
     from kvc_trt.runtime import Session
     from kvc_trt.runtime.executor import Executor
-    from kvc_trt.verify.target import Target
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -39,7 +39,7 @@ class EngineUnderTest:
     """One verification's shared state. Runs happen once; peaks of memory are kept per phase."""
 
     engine: Engine
-    target: Target
+    target: Harness
     plan: Plan
     thresholds: Thresholds
     progress: Progress

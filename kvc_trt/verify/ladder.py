@@ -1,6 +1,6 @@
 """Verification of an engine: a ladder of evidence, from single operators up to a task, and two controls.
 
-    report = verify(Engine.open("engines/tiny"), level="quick")
+    report = verify(open_engine("engines/tiny"), level="quick")
     print(report.as_text()); sys.exit(not report.passed)
 
 Each rung answers what the one below it cannot: operators may be right and wired wrongly, logits may be close and tokens
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvc_trt.backends import registry
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
@@ -28,7 +29,6 @@ from kvc_trt.verify.ops import check_operators, index_check
 from kvc_trt.verify.plan import CONTROLS, RUNGS, Plan, make_plan
 from kvc_trt.verify.report import Report
 from kvc_trt.verify.retrieval import check_retrieval
-from kvc_trt.verify.target import target_for
 from kvc_trt.verify.thresholds import thresholds_for
 from kvc_trt.verify.tokens import check_tokens
 
@@ -56,14 +56,15 @@ def verify(
     reference on the CPU). A failed check is in the report, not raised. Raises InputError for a request that cannot be
     right.
     """
-    if kernels is not None and backend != "torch":
-        raise InputError(f"--kernels {kernels}: --backend {backend} does not call it", hint="--backend torch")
+    if kernels is not None and not registry.backend(backend).calls_kernels:
+        able = [f"--backend {name}" for name, each in registry.backends().items() if each.calls_kernels]
+        raise InputError(f"--kernels {kernels}: --backend {backend} does not call it", hint=" or ".join(able))
     started = time.monotonic()
     plan = make_plan(level, engine.model, engine.parameters, steps=steps, samples=samples)
     bars = thresholds_for(GraphWeights(engine.weights_path).precision)
     directory = None if checkpoint is None else Path(checkpoint)
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
-        target = target_for(backend, engine, plan.threads)
+        target = registry.harness_for(engine, backend, plan.threads)
         tested = EngineUnderTest(
             engine, target, plan, bars, progress or NullProgress(), seed=seed, checkpoint_directory=directory
         )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kvc_trt import reference
+from kvc_trt.backends.harness import Array, Harness, Operator
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.kinds import prompt_runs, step_runs
 from kvc_trt.methods.verification import Choice, ExactList, Found, KeptOfPrompt, PromptCase, StepCase, float32
@@ -20,7 +21,6 @@ from kvc_trt.verify.choices import compare_either, compare_exactly, layer_cache
 from kvc_trt.verify.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
 from kvc_trt.verify.outcome import Outcome, attend_selected, exact, maximum_error
-from kvc_trt.verify.target import Array, Operator, Target
 from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ PREFILL_ATTENTION, LAYER_BUDGETS = "KvcPrefillAttention", "KvcLayerBudgets"
 
 
 def check_operators(
-    engine: Engine, target: Target, thresholds: Thresholds, *, seed: int = 0
+    engine: Engine, target: Harness, thresholds: Thresholds, *, seed: int = 0
 ) -> tuple[list[Check], IndexComparison]:
     """Run each operator of both graphs alone; returns the checks and what was compared and admitted."""
     dtype = engine.state[0].dtype

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from kvc_trt import reference
+from kvc_trt.backends.harness import Array
 from kvc_trt.verify.near_ties import IndexComparison
-from kvc_trt.verify.target import Array
 
 NOTHING_COMPARED = IndexComparison()
 FORGIVEN = ("bfloat16",)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from kvc_trt.backends.registry import backend as backend_of
+from kvc_trt.backends.tensorrt.format import INSPECTOR_DIRECTORY, inspector_file, plan_file
 from kvc_trt.engine.files import listing, sha256
 from kvc_trt.engine.manifest import canonical, sealed
-from kvc_trt.engine.targets import INSPECTOR_DIRECTORY, STAGES, inspector_file, plan_file
 
 TARGETS = {
     "tensorrt": {"tensorrt": "11.4.0.106"},
@@ -19,7 +20,7 @@ def as_compiled(engine: Path, backend: str, library_sha256: str = "ab" * 32) -> 
     """Turn the directory of any engine into one of `backend`, all hashes right."""
     for graph in ("prefill", "decode"):
         (engine / plan_file(graph)).write_bytes(b"no plan of TensorRT's" * 100)
-        if f"{graph}.inspector" in STAGES[backend]:
+        if f"{graph}.inspector" in backend_of(backend).files:
             (engine / INSPECTOR_DIRECTORY).mkdir(exist_ok=True)
             (engine / inspector_file(graph)).write_bytes(b"{}\n")
     config = json.loads((engine / "config.json").read_text())

@@ -6,25 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from kvc_trt.backends import probes, select_backend
+from kvc_trt.backends import onnxruntime, probes
 from kvc_trt.backends.probes import Probe
+from kvc_trt.backends.registry import backend, select_backend
 from kvc_trt.backends.tensorrt import machine
 from kvc_trt.backends.tensorrt.machine import Gpu, Machine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
 from kvc_trt.backends.tensorrt_llm import loading
+from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION
 
 
 def fake(monkeypatch, name, *, usable, missing=()):
     probe = Probe(name, "", usable, {name: "9.9"}, tuple(missing), ("install it",) if missing else ())
-    monkeypatch.setitem(probes.PROBES, name, lambda: probe)
+    monkeypatch.setattr(backend(name), "probe", lambda: probe)
 
 
 def test_auto_says_what_it_took_and_why():
-    backend = select_backend("auto")
-    assert backend.name == "onnxruntime"
-    assert "tensorrt cannot run here" in backend.reason
+    chosen = select_backend("auto")
+    assert chosen.name == "onnxruntime"
+    assert "tensorrt cannot run here" in chosen.reason
 
 
 def test_auto_prefers_tensorrt_where_it_runs(monkeypatch):
@@ -44,6 +46,13 @@ def test_an_unknown_backend_names_the_nearest():
         select_backend("onnx-runtime")
 
 
+@pytest.mark.parametrize("command", ["build", "plan"])
+def test_an_unknown_backend_in_a_file_is_an_error_too(command, tmp_path, capfd):
+    (tmp_path / "build.yaml").write_text("model: retrieval-tiny\nbackend: onnx-runtime\n")
+    assert run([command, "--config", str(tmp_path / "build.yaml")]) == 2
+    assert "unknown backend 'onnx-runtime'; did you mean 'onnxruntime'?" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "oldest"), [("tensorrt", "10.15"), ("tensorrt-llm", "10.14")])
 def test_what_cannot_run_here_is_never_taken(name, oldest):
     said = f"TensorRT: expected {re.escape(oldest)} or newer, found not installed"
@@ -59,18 +68,18 @@ def test_the_tensorrt_of_tensorrt_llm_needs_no_parser(monkeypatch):
     here = Machine("10.14.1.48", None, (13, 0), None, (13, 0), gpu, None, (library,))
     monkeypatch.setattr(machine, "look", lambda: here)
     monkeypatch.setattr(loading, "installed", {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}.get)
-    assert probes.probe_tensorrt_llm().usable
-    assert probes.probe_tensorrt().missing == ("TensorRT: expected 10.15 or newer, found 10.14.1.48",)
+    assert backend("tensorrt-llm").probe().usable
+    assert backend("tensorrt").probe().missing == ("TensorRT: expected 10.15 or newer, found 10.14.1.48",)
 
 
 def test_torch_says_where_it_runs():
-    backend = select_backend("torch")
-    assert backend.versions["runs on"].startswith("the CPU, slowly")
+    chosen = select_backend("torch")
+    assert chosen.versions["runs on"].startswith("the CPU, slowly")
 
 
 def test_an_old_onnxruntime_is_unusable(monkeypatch):
-    monkeypatch.setattr(probes, "_import", lambda package: ({package: "1.22.0"}, ()))
-    probe = probes.probe_onnxruntime()
+    monkeypatch.setattr(onnxruntime.backend, "import_package", lambda package: ({package: "1.22.0"}, ()))
+    probe = backend("onnxruntime").probe()
     assert not probe.usable
     assert probe.missing == ("onnxruntime 1.23 or newer, found 1.22.0",)
 
@@ -80,7 +89,7 @@ def test_a_package_that_does_not_load_is_reported_with_its_reason(monkeypatch):
         raise ImportError("libfoo.so: cannot open\nshared object")
 
     monkeypatch.setattr(probes.importlib, "import_module", broken)
-    probe = probes.probe_onnxruntime()
+    probe = backend("onnxruntime").probe()
     assert not probe.usable
     assert "installed, but does not load: libfoo.so: cannot open shared object" in probe.missing[0]
 
@@ -90,7 +99,7 @@ def test_a_gpu_is_found_through_its_driver(monkeypatch, answer, gpu):
     monkeypatch.setattr(probes.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     done = subprocess.CompletedProcess([], 0, stdout=answer)
     monkeypatch.setattr(probes.subprocess, "run", lambda *arguments, **options: done)
-    probe = probes.probe_tensorrt()
+    probe = backend("tensorrt").probe()
     assert probe.versions.get("gpu") == gpu
     assert not probe.usable
 
@@ -101,4 +110,4 @@ def test_a_driver_that_hangs_is_no_gpu(monkeypatch):
 
     monkeypatch.setattr(probes.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(probes.subprocess, "run", hang)
-    assert "gpu" not in probes.probe_torch().versions
+    assert "gpu" not in backend("torch").probe().versions

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.backends.session import RUNNERS, open_session
+from kvc_trt.backends.registry import names, open_session, runners
 from kvc_trt.cli.main import run
-from kvc_trt.engine.targets import STAGES
 from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request
 from tests.backends.compiled import as_compiled
@@ -30,8 +29,12 @@ def test_a_damaged_engine_is_refused_before_anything_is_loaded(tiny_engine):
 
 
 def test_every_backend_that_builds_engines_says_what_runs_them():
-    assert set(RUNNERS) == set(STAGES)
-    assert all(runners for runners in RUNNERS.values())
+    assert {name: runners(name) for name in names()} == {
+        "onnxruntime": ("onnxruntime", "torch"),
+        "tensorrt": ("tensorrt", "torch"),
+        "tensorrt-llm": ("torch",),
+        "torch": ("torch", "onnxruntime"),
+    }
 
 
 REFUSED = "an engine built for tensorrt-llm does not run on backend tensorrt-llm; expected torch"

@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from kvc_trt.building import check_rows, verified
+from kvc_trt.backends.registry import backends, open_engine
+from kvc_trt.building import verified
 from kvc_trt.cli import printing
 from kvc_trt.cli.main import run
-from kvc_trt.engine import Engine
 from kvc_trt.errors import InputError
 from tests.backends.compiled import as_compiled
 
@@ -60,17 +60,16 @@ def test_an_engine_is_verified_by_the_backend_it_was_built_for(backend, argument
 
 
 def test_an_engine_of_tensorrt_llm_is_verified_in_pytorch_and_that_is_said(ladder, tiny_engine, capfd):
-    engine = Engine.open(as_compiled(tiny_engine, "tensorrt-llm"))
+    engine = open_engine(as_compiled(tiny_engine, "tensorrt-llm"))
     result = SimpleNamespace(engine=engine, status="built")
     assert verified(result, None, printing.progress()).passed
     assert ladder.backends == ["torch"]
     assert "nothing here runs plans of tensorrt-llm" in capfd.readouterr().err
 
 
-def test_too_few_rows_to_verify_a_tensorrt_engine_are_refused_before_the_build(tiny_engine):
-    config = Engine.open(tiny_engine).build.model_copy(update={"backend": "tensorrt", "max_batch_size": 2})
+def test_too_few_rows_to_verify_a_tensorrt_engine_are_refused_before_the_build():
     with pytest.raises(InputError, match="the engine takes 2 rows at once; verification needs 8") as caught:
-        check_rows(config)
+        backends()["tensorrt"].check_verifiable(2, "the engine")
     assert "--no-verify" in caught.value.hint
 
 
@@ -81,7 +80,7 @@ def test_a_failing_engine_stays_fails_and_is_never_called_fine(arguments, ladder
         streams = capfd.readouterr()
         assert "did not pass verification: logits: maximal error is 3" in streams.err
         assert f"hint: kvc-trt verify {tmp_path / 'engine'}" in streams.err
-        Engine.open(tmp_path / "engine")
+        open_engine(tmp_path / "engine")
     assert len(ladder.engines) == 2
 
 
@@ -158,7 +157,7 @@ def test_the_commit_of_a_fetched_checkpoint_is_recorded_and_replayed(tmp_path, m
     engine = tmp_path / "engine"
     arguments = ["build", "--model", "tiny", "--token-budget", "32", "--set", "window=8", "--no-verify"]
     assert run([*arguments, "--revision", "main", "-o", str(engine)]) == 0
-    assert Engine.open(engine).manifest["checkpoint"]["commit"] == commit
+    assert open_engine(engine).manifest["checkpoint"]["commit"] == commit
     assert run(["build", "--config", str(engine / "config.json"), "-o", str(tmp_path / "again"), "--no-verify"]) == 0
     assert asked == [("someone/tiny", "main"), ("someone/tiny", commit)]
     assert (tmp_path / "again" / "config.json").read_bytes() == (engine / "config.json").read_bytes()

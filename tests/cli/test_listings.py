@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from kvc_trt.backends import probes
+from kvc_trt.backends import onnxruntime, probes, torch
+from kvc_trt.backends.registry import names
 from kvc_trt.cli.main import run
 from kvc_trt.cli.printing import ranges
-from kvc_trt.engine.targets import STAGES
 
 
 def json_of(capfd, arguments):
@@ -37,7 +37,7 @@ def test_policies_lists_every_policy(capfd):
     assert "2502.14051" in policies["rocketkv"]["source"]
     assert policies["exact-topk"]["engines"] == []
     assert "onnxruntime" in policies["h2o"]["engines"]
-    assert policies["rocketkv"]["engines"] == policies["full"]["engines"] == [*STAGES]
+    assert policies["rocketkv"]["engines"] == policies["full"]["engines"] == [*names()]
     text = text_of(capfd, ["policies"])
     assert all(name in text for name in policies)
     assert text.count("none: oracle") == 2
@@ -49,7 +49,10 @@ def test_doctor_says_what_works_and_what_would_help(capfd, monkeypatch):
     assert answer["onnxruntime"]["usable"]
     assert "onnxruntime" in answer["onnxruntime"]["versions"]
     assert not answer["tensorrt"]["usable"]
-    monkeypatch.setattr(probes, "_import", lambda package: ({}, (f"Python package {package} (not installed)",)))
+    for module in (probes, onnxruntime.backend, torch.backend):
+        monkeypatch.setattr(
+            module, "import_package", lambda package: ({}, (f"Python package {package} (not installed)",))
+        )
     text = text_of(capfd, ["doctor"])
     assert "pip install 'kvc-trt[verify]'" in text
     assert "pip install --upgrade onnxruntime" in text

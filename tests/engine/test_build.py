@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
-from kvc_trt.engine import Engine
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
 
@@ -56,10 +56,10 @@ def test_a_replay_keeps_the_recorded_numbers_unless_the_policy_is_changed(tiny_e
     config["kv_compression"]["parameters"]["top_k"] = 11
     path.write_text(json.dumps(config))
     assert run(["build", "--config", str(path), "-o", str(tmp_path / "same"), "--no-verify"]) == 0
-    assert Engine.open(tmp_path / "same").parameters.top_k == 11
+    assert open_engine(tmp_path / "same").parameters.top_k == 11
     changed = ["build", "--config", str(path), "--token-budget", "64", "-o", str(tmp_path / "changed"), "--no-verify"]
     assert run(changed) == 0
-    assert Engine.open(tmp_path / "changed").parameters.top_k != 11
+    assert open_engine(tmp_path / "changed").parameters.top_k != 11
 
 
 def test_a_yaml_file_is_overridden_by_set_and_both_by_flags(tiny_model, tmp_path):
@@ -70,7 +70,7 @@ def test_a_yaml_file_is_overridden_by_set_and_both_by_flags(tiny_model, tmp_path
     )
     arguments = ["build", "--config", str(path), "--set", "max_output_len=24", "--set", "token_budget=48"]
     assert run([*arguments, "--token-budget", "32", "-o", str(tmp_path / "engine")]) == 0
-    parameters = Engine.open(tmp_path / "engine").parameters
+    parameters = open_engine(tmp_path / "engine").parameters
     assert (parameters.max_input_len, parameters.max_output_len, parameters.token_budget) == (256, 24, 32)
 
 
@@ -81,7 +81,7 @@ def test_an_existing_directory_is_refused_and_replaced_only_with_force(tiny_engi
     assert "different configuration)" in error_of(capfd)
     assert digests(tiny_engine) == before
     assert run([*other, "--force"]) == 0
-    assert Engine.open(tiny_engine).parameters.token_budget == 48
+    assert open_engine(tiny_engine).parameters.token_budget == 48
 
 
 def test_a_damaged_engine_is_not_up_to_date(tiny_engine, tiny_arguments, capfd):
@@ -89,7 +89,7 @@ def test_a_damaged_engine_is_not_up_to_date(tiny_engine, tiny_arguments, capfd):
     assert run([*tiny_arguments, "-o", str(tiny_engine)]) == 2
     assert "decode.onnx has the wrong size" in error_of(capfd)
     assert run([*tiny_arguments, "-o", str(tiny_engine), "--force"]) == 0
-    Engine.open(tiny_engine)
+    open_engine(tiny_engine)
 
 
 def test_force_does_not_delete_what_is_no_engine(tiny_arguments, tmp_path, capfd):
@@ -230,7 +230,7 @@ def test_a_fitting_tokenizer_goes_into_the_engine(tiny_model, tmp_path):
     directory = checkpoint(tmp_path / "model", tiny_model)
     path = tokenizer(directory, 50)
     assert build_checkpoint(directory, tmp_path / "engine") == 0
-    engine = Engine.open(tmp_path / "engine")
+    engine = open_engine(tmp_path / "engine")
     assert engine.tokenizer_path is not None
     assert engine.tokenizer_path.read_bytes() == path.read_bytes()
 

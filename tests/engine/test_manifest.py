@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.engine import Engine
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.engine.files import check_name
 from kvc_trt.engine.manifest import canonical, read_manifest, sealed
 from kvc_trt.errors import InputError
@@ -32,7 +32,7 @@ def reseal(engine, **changes):
 
 
 def test_a_fresh_engine_opens_whole(tiny_engine):
-    engine = Engine.open(tiny_engine)
+    engine = open_engine(tiny_engine)
     assert set(engine.files) == set(FILES) - {"manifest.json"}
     assert engine.parameters.token_budget == 32
     assert engine.model.num_hidden_layers == 2
@@ -49,7 +49,7 @@ def test_one_changed_byte_is_found(tiny_engine, name, place):
     size = path.stat().st_size
     flip(path, {"first": 0, "middle": size // 2, "last": size - 1}[place])
     with pytest.raises(InputError) as caught:
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
     assert name in caught.value.message or "kvc-trt" in caught.value.message
 
 
@@ -64,7 +64,7 @@ def test_any_changed_byte_of_the_descriptions_is_found(tiny_engine, data):
     path.write_bytes(changed)
     try:
         with pytest.raises(InputError):
-            Engine.open(tiny_engine)
+            open_engine(tiny_engine)
     finally:
         path.write_bytes(original)
 
@@ -75,14 +75,14 @@ def test_a_truncated_file_is_found(tiny_engine, name, cut):
     path = tiny_engine / name
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(InputError):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_found(tiny_engine, name):
     (tiny_engine / name).unlink()
     with pytest.raises(InputError, match=name):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @pytest.mark.parametrize("name", ["libevil.so", "tokenizer/extra.json", "weights.safetensors.bak"])
@@ -90,7 +90,7 @@ def test_a_further_file_is_found(tiny_engine, name):
     (tiny_engine / name).parent.mkdir(exist_ok=True)
     (tiny_engine / name).write_text("x")
     with pytest.raises(InputError, match="not in the manifest"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 def test_a_symbolic_link_is_refused_even_to_the_same_content(tiny_engine, tmp_path):
@@ -98,7 +98,7 @@ def test_a_symbolic_link_is_refused_even_to_the_same_content(tiny_engine, tmp_pa
     (tiny_engine / "decode.onnx").unlink()
     (tiny_engine / "decode.onnx").symlink_to(tmp_path / "elsewhere.onnx")
     with pytest.raises(InputError, match="symbolic link"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 def test_a_linked_manifest_directory_or_pipe_is_refused(tiny_engine, tmp_path):
@@ -106,16 +106,16 @@ def test_a_linked_manifest_directory_or_pipe_is_refused(tiny_engine, tmp_path):
     (tiny_engine / "manifest.json").unlink()
     (tiny_engine / "manifest.json").symlink_to(tmp_path / "manifest.json")
     with pytest.raises(InputError):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
     (tiny_engine / "manifest.json").unlink()
     shutil.copy(tmp_path / "manifest.json", tiny_engine)
     (tiny_engine / "tokenizer").symlink_to(tmp_path)
     with pytest.raises(InputError, match="symbolic link"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
     (tiny_engine / "tokenizer").unlink()
     os.mkfifo(tiny_engine / "pipe")
     with pytest.raises(InputError, match="neither a file nor a directory"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_name_that_leads_out_is_refused(tiny_engine, name):
     manifest = read_manifest(tiny_engine)
     reseal(tiny_engine, files={**manifest["files"], name: {"sha256": "0" * 64, "size": 1}})
     with pytest.raises(InputError, match="not a path inside the engine directory"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @given(st.text(max_size=30))
@@ -150,20 +150,20 @@ def test_a_malformed_entry_is_refused(tiny_engine, entry):
     manifest = read_manifest(tiny_engine)
     reseal(tiny_engine, files={**manifest["files"], "decode.onnx": entry})
     with pytest.raises(InputError, match="malformed"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @pytest.mark.parametrize("files", [None, [], {}])
 def test_a_manifest_without_files_is_refused(tiny_engine, files):
     reseal(tiny_engine, files=files)
     with pytest.raises(InputError):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 def test_another_version_is_refused_with_the_command_that_rebuilds(tiny_engine):
     reseal(tiny_engine, version="0.0.1")
     with pytest.raises(InputError, match=r"built by kvc-trt '0\.0\.1', expected") as caught:
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
     assert caught.value.hint == (
         f"rebuild it: kvc-trt build --config {tiny_engine}/config.json -o {tiny_engine} --force"
     )
@@ -176,21 +176,21 @@ def test_a_config_of_another_version_is_refused(tiny_engine):
     record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     reseal(tiny_engine, files={**manifest["files"], "config.json": record})
     with pytest.raises(InputError, match="version '9', expected"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"{", b"\xff\xfe", b"[" * 100_000, b'{"version": NaN}'])
 def test_a_manifest_that_is_none_is_refused(tiny_engine, content):
     (tiny_engine / "manifest.json").write_bytes(content)
     with pytest.raises(InputError):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 def test_a_manifest_in_another_layout_is_refused(tiny_engine):
     path = tiny_engine / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_bytes())))
     with pytest.raises(InputError, match="changed"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @pytest.mark.parametrize("kind", ["absent", "file", "empty directory"])
@@ -201,14 +201,14 @@ def test_what_is_no_engine_is_refused(tmp_path, kind):
     elif kind == "empty directory":
         path.mkdir()
     with pytest.raises(InputError, match="engine directory"):
-        Engine.open(path)
+        open_engine(path)
 
 
 @pytest.mark.parametrize("target", [None, {}, {"backend": "tensorrt", "architecture": "sm_90"}])
 def test_an_engine_for_another_target_is_refused(tiny_engine, target):
     reseal(tiny_engine, target=target)
     with pytest.raises(InputError, match=r"was built for .*: expected {'backend': 'onnxruntime'"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_config_that_makes_no_sense_is_refused_even_with_right_digests(tiny_en
     record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     reseal(tiny_engine, files={**read_manifest(tiny_engine)["files"], "config.json": record})
     with pytest.raises(InputError, match=r"config\.json"):
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
 
 
 @pytest.mark.parametrize("damage", ["missing", "wrong size", "changed"])
@@ -249,6 +249,6 @@ def test_a_damaged_configuration_is_not_named_as_what_to_rebuild_from(tiny_engin
         content[:-1] if damage == "wrong size" else content.replace(b"rocketkv", b"rocketkw", 1)
     )
     with pytest.raises(InputError, match=rf"config\.json .*{damage}") as caught:
-        Engine.open(tiny_engine)
+        open_engine(tiny_engine)
     assert "--config" not in caught.value.hint
     assert f"-o {tiny_engine} --force" in caught.value.hint

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvc_trt.backends.session import open_session
+from kvc_trt.backends.registry import backends, names, open_session
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.model_choice import choose_model
-from kvc_trt.engine.request import resolve
-from kvc_trt.engine.supported import check_supported, unsupported
-from kvc_trt.engine.targets import STAGES
+from kvc_trt.engine.resolved_build import resolve
+from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.registry import describe
 from tests.graph.small_models import LLAMA
@@ -22,16 +21,16 @@ WITH_KERNELS = ("tensorrt", "tensorrt-llm", "torch")
 NEED_NONE = ("quest", "sparq", "h2o", "streaming-llm", "sliding-window", "snapkv")
 
 
-@pytest.mark.parametrize("backend", STAGES)
+@pytest.mark.parametrize("backend", names())
 @pytest.mark.parametrize("policy", ["full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa", "quest-matched"])
 def test_what_the_kernels_serve_every_backend_runs(policy, backend):
-    assert unsupported(parameters_of(policy), LLAMA.num_hidden_layers, backend) is None
+    assert backends()[backend].missing(parameters_of(policy), LLAMA.num_hidden_layers) is None
 
 
-@pytest.mark.parametrize("backend", STAGES)
+@pytest.mark.parametrize("backend", names())
 def test_a_fixed_budget_for_each_layer_is_a_number_of_each_operator(backend):
     parameters = replace(parameters_of("rocketkv"), layer_budgets=(60, 40, 30))
-    assert unsupported(parameters, LLAMA.num_hidden_layers, backend) is None
+    assert backends()[backend].missing(parameters, LLAMA.num_hidden_layers) is None
 
 
 @pytest.mark.parametrize("backend", WITH_KERNELS)
@@ -39,11 +38,11 @@ def test_a_fixed_budget_for_each_layer_is_a_number_of_each_operator(backend):
 def test_what_has_no_kernel_is_refused_with_what_runs_it(policy, backend):
     parameters = parameters_of(policy, **({"window": 8, "pool_kernel": 7} if policy == "snapkv" else {}))
     with pytest.raises(InputError) as caught:
-        check_supported(parameters, LLAMA.num_hidden_layers, backend)
+        check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
     assert f"policy {policy}: backend {backend} has no kernel for " in caught.value.message
     assert caught.value.message.endswith("; it runs on onnxruntime")
     assert caught.value.hint == "--backend onnxruntime"
-    check_supported(parameters, LLAMA.num_hidden_layers, "onnxruntime")
+    check_supported(parameters, LLAMA.num_hidden_layers, "onnxruntime", backends())
 
 
 @pytest.mark.parametrize(
@@ -58,14 +57,14 @@ def test_what_has_no_kernel_is_refused_with_what_runs_it(policy, backend):
 def test_forms_of_a_policy_that_have_no_kernel(changes, lack):
     parameters = replace(parameters_of("rocketkv"), **changes)
     for backend in WITH_KERNELS:
-        assert unsupported(parameters, LLAMA.num_hidden_layers, backend) == lack
+        assert backends()[backend].missing(parameters, LLAMA.num_hidden_layers) == lack
 
 
 def test_an_oracle_has_no_engine_at_all():
     parameters = replace(parameters_of("hybrid"), policy="exact-topk", decode_selection="exact-topk")
-    for backend in STAGES:
+    for backend in names():
         with pytest.raises(InputError, match=r"policy exact-topk: .*; the reference alone runs it"):
-            check_supported(parameters, LLAMA.num_hidden_layers, backend)
+            check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
 
 
 def test_every_policy_of_the_registry_is_served_or_refused_by_name():
@@ -80,7 +79,7 @@ def test_every_policy_of_the_registry_is_served_or_refused_by_name():
             "hybrid",
         )
         for backend in WITH_KERNELS:
-            assert (unsupported(rule, 1, backend) is None) == served, description.name
+            assert (backends()[backend].missing(rule, 1) is None) == served, description.name
 
 
 @pytest.mark.parametrize("backend", WITH_KERNELS)
@@ -88,7 +87,7 @@ def test_a_build_is_refused_before_any_work(tiny_model, backend):
     settings = {"token_budget": 64, "max_input_len": 128, "max_output_len": 32, "random_weights": 0}
     config = BuildConfig(model=str(tiny_model), policy="sparq", **settings)
     with pytest.raises(InputError, match=f"policy sparq: backend {backend} has no kernel for decode selection sparq"):
-        resolve(config, choose_model(str(tiny_model)), backend, measure_break_even=lambda *arguments: 0)
+        resolve(config, choose_model(str(tiny_model)), backend, backends())
 
 
 def test_a_plan_for_a_backend_that_cannot_have_it_is_refused(tiny_model, capsys):

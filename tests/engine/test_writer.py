@@ -10,9 +10,11 @@ from kvc_trt.engine import writer
 from kvc_trt.engine.writer import check_space, new_directory, place, writable_target
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
+ENGINE = frozenset({"config.json", "tokenizer", "prefill.onnx"})
+
 
 def build(target, text, *, replace=False):
-    with new_directory(target, replace=replace) as directory:
+    with new_directory(target, replaceable=ENGINE if replace else None) as directory:
         (directory / "config.json").write_text(text)
         (directory / "tokenizer").mkdir()
         (directory / "tokenizer" / "tokenizer.json").write_text(text)
@@ -40,7 +42,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, error, existing):
         build(target, "old")
 
     def fail():
-        with new_directory(target, replace=True) as directory:
+        with new_directory(target, replaceable=ENGINE) as directory:
             (directory / "config.json").write_text("new")
             raise error
 
@@ -108,7 +110,7 @@ def test_leftovers_of_killed_builds_go_and_those_of_running_ones_stay(tmp_path):
     (tmp_path / ".a.tmp-dead" / "weights.safetensors").write_text("half")
     (tmp_path / ".b.tmp-other").mkdir()
     (tmp_path / ".a.notes-mine").mkdir()
-    with new_directory(tmp_path / "a", replace=False):
+    with new_directory(tmp_path / "a"):
         running = {path.name for path in tmp_path.iterdir() if path.name.startswith(".a.tmp-")}
         build(tmp_path / "a2", "x")
         assert running

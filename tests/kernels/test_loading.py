@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kvc_trt.backends import probes
+from kvc_trt.backends.registry import backend
 from kvc_trt.kernels import KernelLibraryError, loading, use_library
 from tests.kernels.double import compile_double
 
@@ -66,7 +66,7 @@ def test_a_missing_library_is_an_error_and_not_the_reference(monkeypatch, tmp_pa
 
 def test_the_doctor_knows_the_library(path, monkeypatch, tmp_path):
     def versions() -> dict[str, str]:
-        return probes.probe_torch().versions
+        return backend("torch").probe().versions
 
     assert "KVC_TRT_KERNELS names none" in versions()["runs on"]
     monkeypatch.setenv(loading.VARIABLE, str(path))
@@ -82,7 +82,8 @@ def test_the_doctor_knows_the_library(path, monkeypatch, tmp_path):
 
 def test_pytorch_is_imported_by_who_needs_it():
     code = (
-        "import sys, kvc_trt.kernels, kvc_trt.verify.target, kvc_trt.backends.probes, kvc_trt.cli.verify;"
+        "import sys, kvc_trt.kernels, kvc_trt.backends.registry as found, kvc_trt.cli.verify;"
+        "found.backends();"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

@@ -27,6 +27,9 @@ class FakeExecutor:
         self.coarse = False
         """Whether many logits tie."""
 
+    def load(self):
+        """There is nothing to load."""
+
     def allocate(self, max_batch_size):
         self.buffers = [np.full((max_batch_size, c), EMPTY, np.int64) for c in self.limits.capacities]
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from kvc_trt import policies
+from kvc_trt.backends.harness import Operator
+from kvc_trt.backends.registry import harness_for
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import observe
 from kvc_trt.verify.inputs import prompt_cases
 from kvc_trt.verify.ops import check_operators
 from kvc_trt.verify.prompts import random_prompts
-from kvc_trt.verify.target import Operator, target_for
 from kvc_trt.verify.thresholds import thresholds_for
 from tests.plugins_cuda.conftest import one_thread
 from tests.verify.conftest import MODEL
@@ -56,7 +57,7 @@ def failing(engine, target):
 @pytest.mark.parametrize("damage", ["one more", "NaN"])
 def test_every_output_of_every_operator_is_checked(damage, backend, make_engine, parameters_for):
     engine = make_engine(parameters_for(skip_layers=1))
-    target = target_for(backend, engine, 1)
+    target = harness_for(engine, backend, 1)
     operators = target.operators()
     assert {operator.name for operator in operators} == set(OUTPUTS)
     assert failing(engine, target) == set()
@@ -82,7 +83,7 @@ METHODS = [
 @pytest.mark.parametrize(("policy", "settings"), METHODS)
 def test_every_output_of_a_methods_own_operators_is_checked(policy, settings, make_engine, parameters_for):
     engine = make_engine(parameters_for(policy, **settings))
-    target = target_for("onnxruntime", engine, 1)
+    target = harness_for(engine, "onnxruntime", 1)
     assert failing(engine, target) == set()
     own = [operator for operator in target.operators() if operator.name not in OUTPUTS]
     assert own
@@ -103,14 +104,14 @@ def test_prompts_of_heavy_hitters_are_no_longer_than_the_longest_case():
 
 def test_the_page_bounds_that_quest_starts_from_are_checked(make_engine, parameters_for):
     engine = make_engine(parameters_for("quest", skip_layers=0))
-    (compact,) = (one for one in target_for("onnxruntime", engine, 1).operators() if one.name == "KvcCompact")
+    (compact,) = (one for one in harness_for(engine, "onnxruntime", 1).operators() if one.name == "KvcCompact")
     damaged = Damaged(compact, OUTPUTS["KvcCompact"].index("bounds"), "one more")
     assert failing(engine, SimpleNamespace(operators=lambda: [damaged])) == {"KvcCompact caches"}
 
 
 def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_engine, parameters_for):
     engine = make_engine(parameters_for())
-    target = target_for("torch", engine, 1)
+    target = harness_for(engine, "torch", 1)
     executor_class = type(target.open())
 
     class Damaging(executor_class):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import Engine
 from kvc_trt.verify.ladder import verify
@@ -17,7 +18,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     path = tmp_path_factory.mktemp("engines") / "tiny"
     settings = ["--model", "retrieval-tiny", "--token-budget", "64", "--max-input-len", "512", "--max-output-len", "16"]
     assert run(["build", *settings, "--no-verify", "-o", str(path)]) == 0
-    return Engine.open(path)
+    return open_engine(path)
 
 
 def test_both_accuracies_and_both_placements_are_reported(engine: Engine):

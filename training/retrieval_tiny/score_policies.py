@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvc_trt.backends.session import open_session
+from kvc_trt.backends.registry import open_session
 from kvc_trt.tasks.key_value import generate
 from kvc_trt.verify.retrieval import Accuracy, answers, score
 from training.retrieval_tiny.evaluate import CONTEXTS, PLACEMENTS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvc_trt.backends import break_even as both
-from kvc_trt.engine.directory import Engine
-from kvc_trt.engine.targets import DECODE_FILE, WEIGHTS_FILE
+from kvc_trt.engine.format import WEIGHTS_FILE
+from kvc_trt.engine.program import Program
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 
@@ -54,7 +54,6 @@ def _measure(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> in
 
 def _executor(directory: Path, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> OnnxRuntimeExecutor:
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-    from kvc_trt.config import BuildConfig
     from kvc_trt.graph.build import build_decode
     from kvc_trt.graph.state import state_tensors
     from kvc_trt.graph.weights import GraphWeights, write_weights
@@ -65,11 +64,10 @@ def _executor(directory: Path, model: ModelConfig, parameters: PolicyParameters,
     kind = "fp16" if dtype == "float16" else "fp32"
     write_weights(model, RandomWeights(model, 0), weights, weights=kind, length=parameters.max_sequence_len)
     graph = build_decode(model, parameters, weights=GraphWeights(weights))
-    (directory / DECODE_FILE).write_bytes(graph.SerializeToString())
-    state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, parameters, dtype)]
-    config: dict[str, Any] = {"kv_compression": {"state": state}}
-    engine = Engine(directory, config, {}, {}, model, parameters, BuildConfig(model="break-even"))
-    executor = OnnxRuntimeExecutor(engine)
+    state = state_tensors(model, parameters, dtype)
+    executor = OnnxRuntimeExecutor(
+        Program(model, parameters, state, weights, prefill=lambda: graph, decode=lambda: graph)
+    )
     executor.allocate(1)
     generator = np.random.default_rng(0)
     for buffer in executor.buffers.values():

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound, split_by_graph
-from kvc_trt.engine.program import Graph, Program, engine_program
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
+from kvc_trt.engine.program import Graph, Program, engine_program, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import Limits, Prefilled
 from kvc_trt.sizes import readable_size
@@ -51,20 +51,10 @@ class OnnxRuntimeExecutor:
         expose: Collection[str] = (),
     ) -> None:
         from kvc_trt.graph.weights import GraphWeights
-        from kvc_trt.operators import PROMPT_BLOCK
 
         program = engine if isinstance(engine, Program) else engine_program(engine)
-        parameters = program.parameters
         self.program = program
-        self._limits = Limits(
-            vocab_size=program.model.vocab_size,
-            max_input_len=parameters.max_input_len,
-            max_output_len=parameters.max_output_len,
-            max_sequence_len=parameters.max_sequence_len,
-            capacities=program.capacities,
-            prompt_block=PROMPT_BLOCK,
-            evicting=program.evicting,
-        )
+        self._limits = program.limits
         self._threads = threads
         self._profile = profile
         self._quantised = GraphWeights(program.weights_path).bits is not None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.engine.program import Graph
+from kvc_trt.engine.program import Graph, read_graph
 from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
     from onnxruntime import InferenceSession, IOBinding, RunOptions, SessionOptions
 
 _ERRORS_ONLY = 3
@@ -93,21 +92,3 @@ def _in_memory(graph: Graph, expose: Sequence[str]) -> bytes:
 
     model = read_graph(graph)
     return bytes(prune(exposed(model, expose) if expose else model).SerializeToString())
-
-
-def read_graph(graph: Graph) -> ModelProto:
-    """The graph without its weights."""
-    import onnx
-
-    return onnx.load(graph, load_external_data=False) if isinstance(graph, Path) else graph()
-
-
-def split_by_graph(names: Collection[str], *graphs: Graph) -> list[list[str]]:
-    """For each graph the names it produces, sorted; ValueError for a name that none does."""
-    if not names:
-        return [[] for _ in graphs]
-    produced = [{name for node in read_graph(graph).graph.node for name in node.output} for graph in graphs]
-    for name in names:
-        if not any(name in values for values in produced):
-            raise ValueError(f"no graph of the engine produces the value {name!r}")
-    return [sorted(values.intersection(names)) for values in produced]

@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.backends.tensorrt import memory_estimate
 from kvc_trt.backends.tensorrt.builder import write_plan
 from kvc_trt.backends.tensorrt.configuration import PlanOptions
+from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.inspector import inspect_plan
 from kvc_trt.backends.tensorrt.machine import Machine, look
 from kvc_trt.backends.tensorrt.module import TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.profiles import Profile, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.requirements import machine_lacks, refuse
-from kvc_trt.engine.build import Makers
+from kvc_trt.engine.build import Maker
+from kvc_trt.engine.format import DECODE_FILE, PREFILL_FILE, WEIGHTS_FILE
 from kvc_trt.engine.manifest import canonical
-from kvc_trt.engine.model_choice import ModelSource
-from kvc_trt.engine.request import Request
+from kvc_trt.engine.resolved_build import ResolvedBuild
 from kvc_trt.engine.stages import cache_root
-from kvc_trt.engine.targets import DECODE_FILE, PREFILL_FILE, WEIGHTS_FILE, plan_file
-from kvc_trt.errors import InputError
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.models.config import ModelConfig
 from kvc_trt.progress import Progress
 
 if TYPE_CHECKING:
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
 GRAPHS = {"prefill": PREFILL_FILE, "decode": DECODE_FILE}
 
 
-def target(request: Request) -> dict[str, Any]:
+def target(resolved: ResolvedBuild) -> dict[str, Any]:
     """What the manifest says the engine is for. UnsupportedEnvironment where this machine cannot build it."""
     machine = _here()
     assert machine.gpu is not None
@@ -42,42 +39,32 @@ def target(request: Request) -> dict[str, Any]:
         "architecture": machine.gpu.architecture,
         "tensorrt": machine.tensorrt,
         "plugins": _library(machine).record(),
-        "compatibility": request.config.compatibility or "none",
+        "compatibility": resolved.config.compatibility or "none",
     }
 
 
-def makers(request: Request, source: ModelSource, progress: Progress) -> Makers:
-    """Return what makes each stage's file. TensorRT and the plugins are loaded when the first plan is made."""
-    from kvc_trt.backends.onnxruntime.build import makers as graph_makers
-
-    stages = dict(graph_makers(request, source, progress))
+def makers(resolved: ResolvedBuild, progress: Progress) -> dict[str, Maker]:
+    """Return what makes the plans and their descriptions; TensorRT and the plugins are loaded with the first one."""
+    stages: dict[str, Maker] = {}
     for name in GRAPHS:
-        stages[f"{name}.engine"] = partial(_make_plan, name=name, request=request, progress=progress)
+        stages[f"{name}.engine"] = partial(_make_plan, name=name, resolved=resolved, progress=progress)
         stages[f"{name}.inspector"] = partial(_make_description, name=name, progress=progress)
     return stages
 
 
-def measure_break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
-    """`--dense-until auto` is measured with ONNX Runtime only."""
-    raise InputError(
-        "--dense-until auto is measured on a CPU, which says nothing about a GPU; expected a number of tokens",
-        hint="--dense-until TOKENS, or leave it out: the token budget is taken",
-    )
-
-
-def profiles_of(request: Request, name: str) -> tuple[Profile, ...]:
+def profiles_of(resolved: ResolvedBuild, name: str) -> tuple[Profile, ...]:
     """Profiles of the prefill or the decode engine."""
-    batch = request.config.max_batch_size
-    return prefill_profiles(request.parameters.max_input_len, batch) if name == "prefill" else decode_profiles(batch)
+    batch = resolved.config.max_batch_size
+    return prefill_profiles(resolved.parameters.max_input_len, batch) if name == "prefill" else decode_profiles(batch)
 
 
-def _make_plan(path: Path, *, finished: Path, name: str, request: Request, progress: Progress) -> None:
+def _make_plan(path: Path, *, finished: Path, name: str, resolved: ResolvedBuild, progress: Progress) -> None:
     machine = _here()
     trt, plugins = _tensorrt_with_plugins()
     weights = finished / WEIGHTS_FILE
-    profiles = profiles_of(request, name)
-    check_memory(request, name, weights.stat().st_size, machine, progress)
-    options = PlanOptions(request.config.compatibility or "none", timing_cache_path(machine), plugins)
+    profiles = profiles_of(resolved, name)
+    check_memory(resolved, name, weights.stat().st_size, machine, progress)
+    options = PlanOptions(resolved.config.compatibility or "none", timing_cache_path(machine), plugins)
     with progress.task(f"building the {name} engine", None), path.open("wb") as file:
         report = write_plan(trt, _graph(finished, name), weights, profiles, file, options=options, progress=progress)
     layers = ", ".join(f"{count} x {operator}" for operator, count in report.plugins.items()) or "no plugins"
@@ -93,14 +80,14 @@ def _make_description(path: Path, *, finished: Path, name: str, progress: Progre
     path.write_bytes(canonical(found))
 
 
-def check_memory(request: Request, name: str, weight_bytes: int, machine: Machine, progress: Progress) -> None:
+def check_memory(resolved: ResolvedBuild, name: str, weight_bytes: int, machine: Machine, progress: Progress) -> None:
     """Say what building one engine needs; UnsupportedEnvironment, saying by how much, where it does not fit here."""
     import psutil
 
     from kvc_trt.graph.state import state_tensors
 
-    state = state_tensors(request.model, request.parameters, request.dtype)
-    needed = memory_estimate.estimate(request.model, state, profiles_of(request, name), weight_bytes)
+    state = state_tensors(resolved.model, resolved.parameters, resolved.dtype)
+    needed = memory_estimate.estimate(resolved.model, state, profiles_of(resolved, name), weight_bytes)
     progress.note(f"building the {name} engine takes about {needed.as_text()}")
     free = memory_estimate.Machine(
         psutil.virtual_memory().available,

@@ -25,7 +25,6 @@ from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, pl
 from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile
 from kvc_trt.backends.tensorrt.staging import StagedRows
 from kvc_trt.engine.program import Program, engine_program
-from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, Prefilled
 
 if TYPE_CHECKING:
@@ -59,15 +58,7 @@ class TensorRtExecutor:
     ) -> None:  # fmt: skip
         self.program = engine if isinstance(engine, Program) else engine_program(engine)
         self._engine, self._loaded = engine, loaded
-        parameters, model = self.program.parameters, self.program.model
-        self._limits = Limits(
-            vocab_size=model.vocab_size,
-            max_input_len=parameters.max_input_len,
-            max_output_len=parameters.max_output_len,
-            max_sequence_len=parameters.max_sequence_len,
-            capacities=self.program.capacities,
-            prompt_block=PROMPT_BLOCK,
-        )
+        self._limits = self.program.limits
         self._cuda_graphs = cuda_graphs
         self._runs = 0
         self._stream: Stream | None = None

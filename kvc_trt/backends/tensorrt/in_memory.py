@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def build_program(bench: Bench, program: Program, rows: int, expose: Collection[str] = ()) -> LoadedEngine:
     """Both graphs built and loaded for up to `rows` rows, with the inner values `expose` as further outputs."""
-    from kvc_trt.backends.onnxruntime.loading import read_graph, split_by_graph
+    from kvc_trt.engine.program import read_graph, split_by_graph
     from kvc_trt.graph.expose import expose as exposed
     from kvc_trt.graph.layers import ELEMENT_TYPES
 

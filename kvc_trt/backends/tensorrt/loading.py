@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.tensorrt.builder import build_plan
 from kvc_trt.backends.tensorrt.context import sizes_of
+from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.lowering.aliases import check_aliases, engine_aliases
 from kvc_trt.backends.tensorrt.lowering.best_token import BEST, LOGITS
 from kvc_trt.backends.tensorrt.machine import Machine, look
@@ -25,7 +26,6 @@ from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.profiles import Profile, Range
 from kvc_trt.backends.tensorrt.requirements import Target, engine_lacks, library_of, refuse
 from kvc_trt.engine.manifest import rebuild_hint
-from kvc_trt.engine.targets import plan_file
 from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def open_bench(engine: Engine) -> Bench:
 def load(engine: Engine) -> LoadedEngine:
     """Check and load; UnsupportedEnvironment where TensorRT refuses what every check let pass."""
     bench = open_bench(engine)
-    prefill, decode = (_mapped(engine.plan_path(name)) for name in GRAPHS)
+    prefill, decode = (_mapped(engine.path / plan_file(name)) for name in GRAPHS)
     return bench.load(prefill, decode, engine.state)
 
 

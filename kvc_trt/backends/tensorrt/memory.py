@@ -7,14 +7,15 @@ engine's own figures take their place once it is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import Any
 
 from kvc_trt.backends.tensorrt.memory_estimate import activation_bytes
-from kvc_trt.backends.tensorrt.profiles import TOKENS_PER_PREFILL, Profile, Range
+from kvc_trt.backends.tensorrt.profiles import TOKENS_PER_PREFILL, Profile, Range, prefill_profiles
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.graph.state import StateTensor
+from kvc_trt.graph.state import StateTensor, state_tensors
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.sizes import readable_size
@@ -267,3 +268,36 @@ def _rows_that_fit(plan: DevicePlan, missing: int) -> int:
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
+
+
+def plan_device(model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int) -> DevicePlan:
+    """The memory of an engine before there is one, built for `rows` rows, with all of them active.
+
+    `model` has the type that the engine computes in, `weights` is the size of one copy of its weights.
+    """
+    profiles = prefill_profiles(parameters.max_input_len, rows)
+    engine = modelled_engine(model, parameters, weights, profiles, rows)
+    state = state_tensors(model, parameters, model.dtype)
+    return plan_memory(model.vocab_size, state, engine, sizes_for(profiles, rows))
+
+
+def device_memory(
+    model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
+) -> dict[str, Any]:
+    """`plan_device` as plain data, held against the usable bytes of known GPUs."""
+    plan = plan_device(model, parameters, weights, rows)
+    return {
+        "rows": rows,
+        "prompts_prefilled_at_once": plan.sizes.prefill_rows,
+        "total_bytes": plan.total,
+        "bytes_per_further_row": plan.row_bytes,
+        "lines": [asdict(line) for line in plan.lines],
+        "caches": [asdict(line) for line in plan.caches],
+        "gpus": [_on(plan, name, usable) for name, usable in gpus.items()],
+    }
+
+
+def _on(plan: DevicePlan, gpu: str, usable: int) -> dict[str, Any]:
+    left = fits_by(plan, usable)
+    helps = remedies(plan, -left) if left < 0 else []
+    return {"gpu": gpu, "usable_bytes": usable, "fits_by_bytes": left, "what_helps": helps}

@@ -7,13 +7,13 @@ import re
 from typing import TYPE_CHECKING, Protocol, cast
 
 from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS
-from kvc_trt.backends.tensorrt.requirements import INSTALL
 from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:
     import tensorrt
 
 PACKAGE = "tensorrt"
+INSTALL = "pip install 'kvc-trt[tensorrt]'"
 
 
 class TensorRT(Protocol):

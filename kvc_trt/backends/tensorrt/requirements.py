@@ -6,14 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvc_trt.backends.probes import nvidia_gpu
+from kvc_trt.backends.tensorrt import machine as looking
 from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS
 from kvc_trt.backends.tensorrt.machine import Machine
+from kvc_trt.backends.tensorrt.module import INSTALL
 from kvc_trt.backends.tensorrt.plugins import BUILD_HINT, VARIABLE, PluginLibrary
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION
 from kvc_trt.sizes import readable_size
 
-INSTALL = "pip install 'kvc-trt[tensorrt]'"
 OLDEST_CUDA = (12, 0)
 OLDEST_CAPABILITY = (8, 0)
 """The oldest architecture that the kernels are compiled for."""
@@ -81,6 +83,15 @@ class Target:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{where}: expected the target of a TensorRT engine, found {target!r}") from error
+
+
+def probe_machine(packages: Packages) -> tuple[dict[str, str], list[Lack]]:
+    """The facts about this machine as doctor shows them, and everything that is missing."""
+    machine = looking.look()
+    versions = describe(machine)
+    if "gpu" not in versions and (seen := nvidia_gpu()) is not None:
+        versions["gpu"] = seen  # the driver's own tool sees it before the packages are there
+    return versions, machine_lacks(machine, packages)
 
 
 def machine_lacks(machine: Machine, packages: Packages = FOR_GRAPHS) -> list[Lack]:

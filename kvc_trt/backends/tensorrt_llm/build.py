@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.backends.tensorrt.build import measure_break_even
 from kvc_trt.backends.tensorrt.machine import Machine, look
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.requirements import machine_lacks, refuse
@@ -19,16 +18,14 @@ from kvc_trt.backends.tensorrt_llm.layers import Layers
 from kvc_trt.backends.tensorrt_llm.loading import PACKAGES, installed, load_builder_api, require_builder
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
-from kvc_trt.engine.build import Makers
+from kvc_trt.engine.build import Maker
 from kvc_trt.engine.model_choice import ModelSource
-from kvc_trt.engine.request import Request
+from kvc_trt.engine.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.progress import Progress
 
-__all__ = ["build_plan", "makers", "measure_break_even", "target"]
 
-
-def target(request: Request) -> dict[str, Any]:
+def target(resolved: ResolvedBuild) -> dict[str, Any]:
     """What the manifest says the engine is for. UnsupportedEnvironment where this machine cannot build it."""
     machine = _here()
     assert machine.gpu is not None
@@ -42,27 +39,25 @@ def target(request: Request) -> dict[str, Any]:
     }
 
 
-def makers(request: Request, source: ModelSource, progress: Progress) -> Makers:
-    """Return what makes each stage's file; TensorRT-LLM is imported when the first plan is made."""
-    from kvc_trt.backends.onnxruntime.build import makers as graph_makers
-
-    parameters, batch = request.parameters, request.config.max_batch_size
+def makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> dict[str, Maker]:
+    """Return what makes the plans; TensorRT-LLM is imported when the first one is made."""
+    parameters, batch = resolved.parameters, resolved.config.max_batch_size
 
     def layers() -> Layers:
-        return Layers(_api_with_plugins(), request.model, source.weights, parameters.max_sequence_len)
+        return Layers(_api_with_plugins(), resolved.model, source.weights, parameters.max_sequence_len)
 
     def prefill(path: Path, *, finished: Path) -> None:
         with progress.task("building the prefill engine", None):
-            _write_plan(path, request.dtype, lambda: define_prefill(layers(), parameters, batch))
+            _write_plan(path, resolved.dtype, lambda: define_prefill(layers(), parameters, batch))
 
     def decode(path: Path, *, finished: Path) -> None:
         from kvc_trt.graph.build import slice_limit
 
         until = slice_limit(parameters)
         with progress.task("building the decode engine", None):
-            _write_plan(path, request.dtype, lambda: define_decode(layers(), parameters, batch, until))
+            _write_plan(path, resolved.dtype, lambda: define_decode(layers(), parameters, batch, until))
 
-    return {**graph_makers(request, source, progress), "prefill.engine": prefill, "decode.engine": decode}
+    return {"prefill.engine": prefill, "decode.engine": decode}
 
 
 def build_plan(api: BuilderApi, dtype: str, define: Callable[[], None]) -> Any:

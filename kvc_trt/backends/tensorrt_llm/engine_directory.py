@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.atomic_files import write_durably
+from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.profiles import prefill_profiles
 from kvc_trt.engine import Engine
 from kvc_trt.engine.files import read_bytes
@@ -68,7 +69,7 @@ def export_engine(engine: Engine, target: Path) -> None:
     tokens = {"prefill": max(profile.largest_tokens for profile in prefill), "decode": rows}
     version = engine.manifest["target"]["tensorrt_llm"]
     configs = {phase: directory_config(engine.config, version, tokens[phase]) for phase in PHASES}
-    write_engine_directories(target, configs, {phase: engine.plan_path(phase) for phase in PHASES})
+    write_engine_directories(target, configs, {phase: engine.path / plan_file(phase) for phase in PHASES})
 
 
 def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, Any]], plans: Mapping[str, Path]) -> None:
@@ -79,7 +80,7 @@ def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, An
     target = writable_target(target)
     if target.exists() or target.is_symlink():
         raise InputError(f"{target} exists and is not replaced", hint="another -o DIRECTORY")
-    with new_directory(target, replace=False) as directory:
+    with new_directory(target) as directory:
         for phase in PHASES:
             (directory / phase).mkdir()
             write_durably(directory / phase / CONFIG_FILE, canonical(configs[phase]))

@@ -25,7 +25,6 @@ from kvc_trt.backends.torch.step import StaticStep, rows_captured
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.weights import HEAD, EngineWeights
-from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.runtime.executor import Limits, Prefilled
 
 if TYPE_CHECKING:
@@ -55,21 +54,13 @@ class TorchExecutor:
         prefill_tokens: int = PREFILL_TOKENS, decoder_class: type[TorchDecoder] = TorchDecoder,
     ) -> None:  # fmt: skip
         program = engine if isinstance(engine, Program) else engine_program(engine)
-        parameters = program.parameters
         for name in expose:
             if name.partition(".")[0] not in OBSERVABLE:
                 raise ValueError(f"{name} cannot be exposed; expected one of {', '.join(OBSERVABLE)}, and .LAYER")
         self.program = program
         self.device = choose_device(device)
         say_if_slow(self.device)
-        self._limits = Limits(
-            vocab_size=program.model.vocab_size,
-            max_input_len=parameters.max_input_len,
-            max_output_len=parameters.max_output_len,
-            max_sequence_len=parameters.max_sequence_len,
-            capacities=program.capacities,
-            prompt_block=PROMPT_BLOCK,
-        )
+        self._limits = program.limits
         self._expose, self._weights, self._dense_attention = frozenset(expose), weights, dense_attention
         self._prefill_tokens, self._decoder_class = prefill_tokens, decoder_class
         self._buffers: dict[str, Tensor] = {}

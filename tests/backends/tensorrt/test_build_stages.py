@@ -10,16 +10,15 @@ import sys
 import numpy as np
 import pytest
 
-from kvc_trt.backends.builders import builder_for
-from kvc_trt.backends.tensorrt.build import measure_break_even
+from kvc_trt.backends.registry import backend, backends, names, open_engine
+from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.module import load_tensorrt, version_of
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine import Engine
+from kvc_trt.engine.format import required_files
 from kvc_trt.engine.manifest import canonical, sealed
 from kvc_trt.engine.model_choice import choose_model
-from kvc_trt.engine.request import resolve
-from kvc_trt.engine.targets import STAGES, plan_file, required_files, target_problem
+from kvc_trt.engine.resolved_build import resolve
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.fp8 import as_floats
@@ -40,18 +39,20 @@ def resolved(model, backend="tensorrt", **settings):
     config = BuildConfig(
         **{"model": str(model), "random_weights": 0, "token_budget": 64, "max_output_len": 32, **settings}
     )
-    return resolve(config, choose_model(str(model)), backend, measure_break_even=measure_break_even)
+    return resolve(config, choose_model(str(model)), backend, backends())
 
 
-@pytest.mark.parametrize("backend", STAGES)
-def test_every_backend_has_makers_for_its_stages(backend, tiny_model):
-    made = builder_for(backend).makers(resolved(tiny_model, backend, weights="fp16"), None, NullProgress())
-    assert made.keys() == STAGES[backend].keys()
+@pytest.mark.parametrize("name", names())
+def test_every_backend_has_makers_for_its_stages(name, tiny_model):
+    found = backend(name)
+    made = found.makers(resolved(tiny_model, name, weights="fp16"), None, NullProgress())
+    assert made.keys() == found.files.keys()
 
 
 def test_a_backend_without_engine_directories():
-    with pytest.raises(InputError, match="expected onnxruntime, torch, tensorrt"):
-        builder_for("reference")
+    with pytest.raises(InputError, match="unknown backend 'reference'") as caught:
+        backend("reference")
+    assert caught.value.hint == "one of auto, onnxruntime, tensorrt, tensorrt-llm, torch"
 
 
 @pytest.mark.parametrize(("dtype", "weights"), [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp16")])
@@ -94,7 +95,7 @@ def test_elsewhere_a_checkpoint_in_fp8_is_dequantised_and_that_is_said(fp8_model
     lengths = ["--token-budget", "64", "--max-input-len", "128", "--max-output-len", "32"]
     assert run(["build", "--model", str(fp8_model), *lengths, "--no-verify", "-o", str(engine)]) == 0
     assert "the checkpoint's matrices in fp8 are dequantised for fp32" in capfd.readouterr().err
-    weights, matrix = Engine.open(engine).weights(), "model.layers.0.mlp.up_proj.weight"
+    weights, matrix = open_engine(engine).weights(), "model.layers.0.mlp.up_proj.weight"
     np.testing.assert_array_equal(weights.read(matrix), as_floats(Checkpoint(fp8_model)).read(matrix))
 
 
@@ -193,9 +194,8 @@ def compiled(tiny_engine):
 
 def test_it_opens_and_is_inspected_without_tensorrt(compiled, capfd):
     path = compiled()
-    engine = Engine.open(path)
+    engine = open_engine(path)
     assert engine.backend == "tensorrt"
-    assert engine.plan_path("decode") == path / "decode.engine"
     assert run(["inspect", str(path), "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["target"] == TARGET
@@ -207,14 +207,14 @@ def test_it_opens_and_is_inspected_without_tensorrt(compiled, capfd):
 @pytest.mark.parametrize("name", ["decode.engine", "inspector/prefill.json", "weights.safetensors"])
 def test_a_directory_without_one_of_its_files(compiled, name):
     with pytest.raises(InputError, match=f"lists no {name}"):
-        Engine.open(compiled(without=[name]))
+        open_engine(compiled(without=[name]))
 
 
 def test_a_damaged_plan(compiled):
     path = compiled()
     (path / "decode.engine").write_bytes(b"not a pLan")
     with pytest.raises(InputError, match=r"decode\.engine was changed") as caught:
-        Engine.open(path)
+        open_engine(path)
     assert "kvc-trt build --config" in caught.value.hint
 
 
@@ -234,20 +234,21 @@ def test_a_damaged_plan(compiled):
     ],
 )
 def test_a_target_that_is_none(compiled, change):
-    assert target_problem(TARGET, "tensorrt") is None
+    assert backend("tensorrt").target_problem(TARGET) is None
     with pytest.raises(InputError, match="was built for"):
-        Engine.open(compiled(**change))
+        open_engine(compiled(**change))
 
 
 def test_a_compiled_engine_is_replaced_whole(compiled, tiny_arguments):
     path = compiled()
     assert run([*tiny_arguments, "-o", str(path), "--force"]) == 0
-    assert Engine.open(path).backend == "onnxruntime"
+    assert open_engine(path).backend == "onnxruntime"
     assert not (path / "decode.engine").exists()
     assert not (path / "inspector").exists()
 
 
 def test_the_files_of_each_backend():
-    assert required_files("onnxruntime") == ("config.json", "weights.safetensors", "prefill.onnx", "decode.onnx")
-    assert required_files("torch") == required_files("onnxruntime")
-    assert "prefill.engine" in required_files("tensorrt")
+    files = {name: required_files(each) for name, each in backends().items()}
+    assert files["onnxruntime"] == ("config.json", "weights.safetensors", "prefill.onnx", "decode.onnx")
+    assert files["torch"] == files["onnxruntime"]
+    assert "prefill.engine" in files["tensorrt"]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.staging import StagedRows
-from kvc_trt.engine import Engine
 
 
 @given(st.integers(1, 12).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(1, rows), st.integers(0, rows))))
@@ -39,7 +39,7 @@ def test_a_row_whose_place_was_taken_is_refused():
 
 
 def test_before_anything_is_loaded_the_limits_are_known(tiny_engine):
-    executor = TensorRtExecutor(Engine.open(tiny_engine))
+    executor = TensorRtExecutor(open_engine(tiny_engine))
     assert executor.limits.max_input_len == 256
     assert executor.limits.capacities == (executor.program.parameters.capacity,) * 2
     assert executor.runs == 0

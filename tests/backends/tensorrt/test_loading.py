@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.backends.tensorrt import device, machine, plugins
 from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.loading import DTYPES, TensorInfo, load, state_problems
 from kvc_trt.backends.tensorrt.plugins import check_trusted, fingerprint, named_path, untrusted
-from kvc_trt.engine import Engine
 from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from tests.backends.compiled import as_compiled
@@ -27,12 +27,12 @@ def tensorrt_engine(tiny_engine):
 
 
 def test_the_directory_is_opened_without_tensorrt(tensorrt_engine):
-    assert Engine.open(tensorrt_engine).backend == "tensorrt"
+    assert open_engine(tensorrt_engine).backend == "tensorrt"
 
 
 def test_on_this_machine_loading_says_what_is_missing(tensorrt_engine):
     """Refused by its own facts, before any TensorRT object is made: the plans are no plans at all."""
-    engine = Engine.open(tensorrt_engine)
+    engine = open_engine(tensorrt_engine)
     if machine.look(ask_libraries=False).gpu is not None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(UnsupportedEnvironment, match=r"TensorRT: expected|NVIDIA driver: expected") as caught:
@@ -54,7 +54,7 @@ def test_a_damaged_plan_is_refused_by_its_hash(tensorrt_engine, damage):
         "remove": "decode.engine is missing",
     }[damage]
     with pytest.raises(InputError, match=expected) as caught:
-        Engine.open(tensorrt_engine)
+        open_engine(tensorrt_engine)
     assert caught.value.hint == rebuild_hint(tensorrt_engine)
     assert caught.value.exit_code == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,16 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.backends.tensorrt import memory
-from kvc_trt.backends.tensorrt.memory import EngineBytes, Sizes, check_fits, plan_memory, remedies, sizes_for
+from kvc_trt.backends.tensorrt.memory import (
+    EngineBytes,
+    Sizes,
+    check_fits,
+    device_memory,
+    plan_device,
+    plan_memory,
+    remedies,
+    sizes_for,
+)
 from kvc_trt.backends.tensorrt.profiles import prefill_profiles
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
 from kvc_trt.policies import resolve
-from kvc_trt.profile.plan_device import device_memory, plan_device
+from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
+from kvc_trt.profile.model_size import weight_bytes
 
 GIB = 2**30
 LLAMA = load_preset("llama3.1-8b").config
+BF16, WEIGHTS = replace(LLAMA, dtype="bfloat16"), weight_bytes(LLAMA, "bf16").resident
+GPUS = {gpu.name: round(USABLE_MEMORY * gpu.memory) for gpu in ACCELERATORS}
 
 
 def parameters_of(policy="rocketkv", budget=512, longest=32640, **overrides):
@@ -113,23 +126,23 @@ def test_there_is_always_something_to_do():
 
 
 def test_weights_are_there_once_for_each_engine():
-    plan = plan_device(LLAMA, parameters_of(), "bf16", 8)
+    plan = plan_device(BF16, parameters_of(), WEIGHTS, 8)
     assert plan.of("weights of decode") == plan.of("weights of prefill") > 16_060_522_496
     assert {line.known for line in plan.lines} == {"modelled", "exact", "assumed"}
 
 
 def test_compaction_and_longer_prompts_need_more():
-    longer = plan_device(LLAMA, parameters_of(longest=130_000), "bf16", 1)
-    shorter = plan_device(LLAMA, parameters_of(), "bf16", 1)
-    kept = plan_device(LLAMA, parameters_of("full"), "bf16", 1)
+    longer = plan_device(BF16, parameters_of(longest=130_000), WEIGHTS, 1)
+    shorter = plan_device(BF16, parameters_of(), WEIGHTS, 1)
+    kept = plan_device(BF16, parameters_of("full"), WEIGHTS, 1)
     assert longer.of(memory.ACTIVATIONS) > 3.9 * shorter.of(memory.ACTIVATIONS)
     assert kept.of(memory.ACTIVATIONS) < shorter.of(memory.ACTIVATIONS)
 
 
 def test_as_data_it_holds_every_gpu_against_it():
-    found = device_memory(LLAMA, parameters_of("full", longest=130_000), "bf16", 8)
+    found = device_memory(BF16, parameters_of("full", longest=130_000), WEIGHTS, 8, GPUS)
     assert found["total_bytes"] == sum(line["bytes"] for line in found["lines"])
     h100 = found["gpus"][0]
     assert h100["fits_by_bytes"] == h100["usable_bytes"] - found["total_bytes"] < 0
     assert h100["what_helps"] == ["build with a smaller --token-budget, or a policy that evicts"]
-    assert device_memory(LLAMA, parameters_of(), "bf16", 8)["gpus"][1]["what_helps"] == []
+    assert device_memory(BF16, parameters_of(), WEIGHTS, 8, GPUS)["gpus"][1]["what_helps"] == []

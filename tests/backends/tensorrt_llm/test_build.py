@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvc_trt.backends.builders import builder_for
+from kvc_trt.backends.registry import backends, open_engine
+from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.machine import Gpu, Machine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
 from kvc_trt.backends.tensorrt_llm import build, loading
 from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, read_engine_directory
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine import Engine
 from kvc_trt.engine.build import build_engine
 from kvc_trt.engine.model_choice import ModelSource, choose_model
-from kvc_trt.engine.request import resolve
+from kvc_trt.engine.resolved_build import resolve
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.kernels.structs import ABI_VERSION
@@ -58,7 +58,7 @@ def request_and_source(tiny_model):
         model=str(tiny_model), weights="fp32", token_budget=32, max_input_len=128, max_output_len=32, pool_kernel=7
     )
     choice = choose_model(config.model)
-    request = resolve(config, choice, "tensorrt-llm", measure_break_even=lambda *arguments: 0)
+    request = resolve(config, choice, "tensorrt-llm", backends())
     return request, ModelSource(RandomWeights(choice.config, 0), "random")
 
 
@@ -99,7 +99,7 @@ def test_without_tensorrt_llm_the_machine_is_not_even_looked_at(request_and_sour
 
 def test_every_stage_has_a_maker(request_and_source):
     made = build.makers(*request_and_source, NullProgress())
-    assert list(made) == ["weights", "prefill", "decode", "prefill.engine", "decode.engine"]
+    assert list(made) == ["prefill.engine", "decode.engine"]
 
 
 @pytest.fixture
@@ -144,16 +144,13 @@ def test_makers_write_what_the_builder_returns(request_and_source, builder, tmp_
 
 def test_a_build_is_an_engine_directory_that_can_be_exported(request_and_source, builder, tmp_path, capfd):
     request, source = request_and_source
-    backend = builder_for("tensorrt-llm")
-    engine = build_engine(
-        request, source, backend.makers(request, source, NullProgress()), tmp_path / "engine",
-        target=backend.target(request), force=False, progress=NullProgress(),
-    ).engine  # fmt: skip
-    assert Engine.open(engine.path).backend == "tensorrt-llm"
+    result = build_engine(request, source, tmp_path / "engine", backends(), force=False, progress=NullProgress())
+    engine = result.engine
+    assert open_engine(engine.path).backend == "tensorrt-llm"
     assert run(["export", "tensorrt-llm", str(engine.path), "-o", str(tmp_path / "out")]) == 0
     for phase in PHASES:
         read = read_engine_directory(tmp_path / "out" / phase)
-        assert read.plan.read_bytes() == engine.plan_path(phase).read_bytes()
+        assert read.plan.read_bytes() == (engine.path / plan_file(phase)).read_bytes()
         assert read.config["version"] == "1.2.1"
         assert read.config["pretrained_config"] == engine.config["pretrained_config"]
     tokens = [

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.backends.tensorrt_llm import engine_directory
 from kvc_trt.backends.tensorrt_llm.engine_directory import (
     PHASES,
@@ -14,7 +15,6 @@ from kvc_trt.backends.tensorrt_llm.engine_directory import (
     read_engine_directory,
     write_engine_directories,
 )
-from kvc_trt.engine import Engine
 from kvc_trt.errors import InputError
 
 OURS = {
@@ -107,7 +107,7 @@ def test_what_is_damaged_is_named(damage, message, tmp_path, plans):
 
 def test_an_engine_of_another_backend_is_refused(tiny_engine, tmp_path):
     with pytest.raises(InputError, match="was built for onnxruntime, expected tensorrt-llm") as caught:
-        export_engine(Engine.open(tiny_engine), tmp_path / "out")
+        export_engine(open_engine(tiny_engine), tmp_path / "out")
     assert "export llm-api" in caught.value.hint
     assert not (tmp_path / "out").exists()
 

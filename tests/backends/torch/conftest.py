@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvc_trt import policies
+from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import Engine
 from kvc_trt.engine.program import Program
@@ -46,4 +47,4 @@ def engine(tmp_path_factory) -> Engine:
     path = tmp_path_factory.mktemp("engines") / "tiny"
     settings = ["--model", "retrieval-tiny", "--token-budget", "64", "--max-input-len", "512", "--max-output-len", "32"]
     assert run(["build", *settings, "--no-verify", "-o", str(path)]) == 0
-    return Engine.open(path)
+    return open_engine(path)

@@ -7,7 +7,7 @@ import torch
 
 from kvc_trt import policies
 from kvc_trt.backends import break_even as both
-from kvc_trt.backends.builders import builder_for
+from kvc_trt.backends.registry import backend
 from kvc_trt.backends.torch import break_even as module
 from kvc_trt.cli.main import run
 from kvc_trt.errors import UnsupportedEnvironment
@@ -21,9 +21,10 @@ def parameters():
     return policies.resolve("rocketkv", model=MODEL, token_budget=32, max_input_len=256, max_output_len=32)
 
 
-def test_a_build_for_pytorch_asks_pytorch():
-    assert builder_for("torch").measure_break_even is module.break_even
-    assert builder_for("onnxruntime").measure_break_even is not module.break_even
+def test_a_build_for_pytorch_asks_pytorch(parameters, monkeypatch):
+    monkeypatch.setattr(module, "break_even", lambda *asked: asked)
+    assert backend("torch").break_even(MODEL, parameters, "float16") == (MODEL, parameters, "float16")
+    assert backend("onnxruntime").break_even(MODEL, parameters, "float32") >= parameters.token_budget
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

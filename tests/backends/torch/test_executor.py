@@ -294,7 +294,7 @@ def test_memory_that_runs_out_all_the_same_is_one_line(method, what, rocketkv, m
 
 
 def test_a_session_over_an_engine_directory(engine):
-    from kvc_trt.backends.session import open_session
+    from kvc_trt.backends.registry import open_session
 
     session = open_session(engine.path, backend="torch", max_batch_size=2)
     onnx = open_session(engine.path, max_batch_size=2)

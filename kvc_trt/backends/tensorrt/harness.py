@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from kvc_trt.backends.harness import Array, Operator, Watched
+from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 from kvc_trt.errors import InputError
-from kvc_trt.verify.target import Array, Operator, Watched
-from kvc_trt.verify.target_onnxruntime import OnnxRuntimeTarget
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from kvc_trt.backends.single_operator import SingleOperator
     from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.loading import Bench
     from kvc_trt.engine import Engine
     from kvc_trt.engine.program import Program
-    from kvc_trt.verify.single_op import SingleOp
 
 FEWEST_ROWS = 8
 """Rows that the rungs run at once."""
@@ -33,7 +33,7 @@ FEWEST_ROWS = 8
 class TensorRtOperator:
     """One operator of the engine, built and run for the very shapes of each case."""
 
-    single: SingleOp
+    single: SingleOperator
     bench: Bench
 
     @property
@@ -61,13 +61,13 @@ class TensorRtOperator:
         return [found[value.name] for value in self.single.model.graph.output]
 
 
-class TensorRtTarget:
+class TensorRtHarness:
     """The engine through `TensorRtExecutor`."""
 
     def __init__(self, engine: Engine, threads: int | None) -> None:
         check_rows(engine.build.max_batch_size, str(engine.path))
         self._engine = engine
-        self._graphs = OnnxRuntimeTarget(engine, threads)
+        self._graphs = OnnxRuntimeHarness(engine, threads)
         """The engine's graphs: there the operators are, whoever runs them."""
 
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
@@ -87,10 +87,10 @@ class TensorRtTarget:
 
     def operators(self) -> list[Operator]:
         """The graphs' nodes, each alone."""
-        from kvc_trt.verify.single_op import single_ops
+        from kvc_trt.backends.single_operator import single_operators
 
         dtype, graphs = self._engine.state[0].dtype, (self._engine.prefill_path, self._engine.decode_path)
-        return [TensorRtOperator(op, self._bench) for graph in graphs for op in single_ops(graph, dtype)]
+        return [TensorRtOperator(op, self._bench) for graph in graphs for op in single_operators(graph, dtype)]
 
     def compactions(self) -> list[Watched]:
         """The nodes of the prefill graph."""

@@ -4,18 +4,28 @@ import dataclasses
 
 import pytest
 
+from kvc_trt.backends.onnxruntime.backend import OnnxRuntimeBackend
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.model_choice import choose_model, open_source
-from kvc_trt.engine.request import for_source, resolve, weight_bytes, with_defaults
+from kvc_trt.engine.resolved_build import for_source, resolve, weight_bytes, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import write_weights
 from kvc_trt.models.random_weights import RandomWeights
 
 
-def resolved(config, **options):
+class Measured(OnnxRuntimeBackend):
+    """ONNX Runtime, whose break-even is known, or must not be asked for."""
+
+    def __init__(self, tokens=None):
+        self.tokens = tokens
+
+    def break_even(self, model, parameters, dtype):
+        return self.tokens or pytest.fail("measured")
+
+
+def resolved(config, *, break_even=None, **options):
     choice = choose_model(config.model, config.checkpoint)
-    options = {"measure_break_even": lambda *arguments: pytest.fail("measured"), **options}
-    return resolve(config, choice, "onnxruntime", **options)
+    return resolve(config, choice, "onnxruntime", {"onnxruntime": Measured(break_even)}, **options)
 
 
 def build(model, **settings):
@@ -57,9 +67,7 @@ def test_recorded_numbers_are_pinned_only_where_they_differ(tiny_model):
 
 
 def test_the_break_even_is_measured_for_selecting_policies_alone(tiny_model):
-    measured = resolved(
-        build(tiny_model, token_budget=64, dense_until="auto"), measure_break_even=lambda *arguments: 100
-    )
+    measured = resolved(build(tiny_model, token_budget=64, dense_until="auto"), break_even=100)
     assert measured.config.dense_until == measured.parameters.dense_until == 100
     dense = resolved(build(tiny_model, policy="snapkv++", token_budget=64, dense_until="auto"))
     assert dense.config.dense_until is None

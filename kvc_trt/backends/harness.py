@@ -1,27 +1,19 @@
 """What verification needs from a backend: the engine run whole, its dense twin, its operators alone, and a look inside.
 
-The rungs know nothing else of where an engine runs; `target_onnxruntime`, `target_tensorrt` and `target_torch` say how.
+The rungs know nothing else of where an engine runs; each backend that executes has a `harness.py` that says how.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from kvc_trt.engine.supported import check_supported
-from kvc_trt.errors import InputError
 from kvc_trt.runtime.executor import Executor
 
-if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
-
 Array = NDArray[Any]
-
-BACKENDS = ("onnxruntime", "tensorrt", "torch")
-"""Backends that can run an engine directory."""
 
 
 class ObservedExecutor(Executor, Protocol):
@@ -66,7 +58,7 @@ class Watched:
     """indices of a compaction; output and selected of a step."""
 
 
-class Target(Protocol):
+class Harness(Protocol):
     """An engine on one backend."""
 
     def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
@@ -86,22 +78,3 @@ class Target(Protocol):
 
     def describe(self) -> dict[str, str]:
         """What runs: `backend`, and for kernels of our own `kernels`."""
-
-
-def target_for(backend: str, engine: Engine, threads: int | None) -> Target:
-    """The engine on a backend; InputError for an unknown one, or one that lacks the policy's kernels."""
-    if backend in BACKENDS:
-        check_supported(engine.parameters, engine.model.num_hidden_layers, backend)
-    if backend == "onnxruntime":
-        from kvc_trt.verify.target_onnxruntime import OnnxRuntimeTarget
-
-        return OnnxRuntimeTarget(engine, threads)
-    if backend == "torch":
-        from kvc_trt.verify.target_torch import TorchTarget
-
-        return TorchTarget(engine, threads)
-    if backend == "tensorrt":
-        from kvc_trt.verify.target_tensorrt import TensorRtTarget
-
-        return TensorRtTarget(engine, threads)
-    raise InputError(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from kvc_trt import policies
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
-from kvc_trt.engine.supported import check_supported
+from kvc_trt.engine.supported import PolicyRunner, check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.methods.head_pattern import read_head_pattern
 from kvc_trt.methods.parameters import PolicyParameters
@@ -26,23 +26,32 @@ BYTES_PER_WEIGHT: dict[str, float] = {
     "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32,
 }  # fmt: skip
 """Quantised matrices carry one float32 scale per block of 32."""
-WEIGHTS_OF: dict[str, tuple[WeightKind, ...]] = {
-    "onnxruntime": ("fp32", "fp16", "int8", "int4"),
-    "tensorrt": ("bf16", "fp16", "fp32", "fp8"),
-    "tensorrt-llm": ("bf16", "fp16", "fp32"),
-    "torch": ("bf16", "fp16", "fp32"),
-}
-"""Kinds of weights that each backend runs."""
-_NO_BFLOAT16 = "ONNX Runtime computes no bfloat16 on a CPU"
-_QUANTISED = "weights are quantised for ONNX Runtime, whose operator no other backend has"
-_FP8 = "TensorRT alone multiplies matrices in fp8; any other kind is made of them when an fp8 checkpoint is read"
-_WHY_NOT = {"bf16": _NO_BFLOAT16, "int8": _QUANTISED, "int4": _QUANTISED, "fp8": _FP8}
-_OWN_TYPE: dict[str, WeightKind] = {"bfloat16": "bf16", "float16": "fp16"}
-MeasureBreakEven = Callable[[ModelConfig, PolicyParameters, str], int]
+_OWN_KIND: dict[str, WeightKind] = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+class BuildRules(PolicyRunner, Protocol):
+    """What one backend says of the settings of its builds."""
+
+    @property
+    def weight_kinds(self) -> tuple[WeightKind, ...]:
+        """Kinds of weights that it runs, the one to advise first."""
+
+    @property
+    def own_settings(self) -> tuple[str, ...]:
+        """Settings of a build that mean something to it and to no other backend."""
+
+    def why_no_weights(self, kind: str) -> str:
+        """Why it does not run a kind of weights."""
+
+    def default_weights(self, choice: ModelChoice) -> WeightKind:
+        """The kind of weights that a build takes where the user names none."""
+
+    def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
+        """Measure `--dense-until auto`: the length up to which a dense step is at least as fast as a sparse one."""
 
 
 @dataclass(frozen=True)
-class Request:
+class ResolvedBuild:
     """One build, resolved: `config` names every setting, so building it again gives the same engine."""
 
     config: BuildConfig
@@ -97,11 +106,11 @@ def resolve(
     config: BuildConfig,
     choice: ModelChoice,
     backend: str,
+    backends: Mapping[str, BuildRules],
     *,
     recorded: Mapping[str, Any] | None = None,
-    measure_break_even: MeasureBreakEven,
-) -> Request:
-    """Resolve a build completely.
+) -> ResolvedBuild:
+    """Resolve a build for `backend`, one of the known `backends`, completely.
 
     `recorded` are the parameters of an engine whose configuration is replayed unchanged: where this version would
     derive another number, the recorded one is set by hand.
@@ -111,22 +120,22 @@ def resolve(
     parameters = resolve_parameters(config, choice.config)
     if config.weights == "auto":
         stored = choice if config.random_weights is None else dataclasses.replace(choice, directory=None)
-        config = config.model_copy(update={"weights": default_weights(stored, backend)})
-    check_backend_settings(config)
-    check_supported(parameters, choice.config.num_hidden_layers, backend)
+        config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})
+    check_backend_settings(config, backends)
+    check_supported(parameters, choice.config.num_hidden_layers, backend, backends)
     config = _pinned(config, parameters, recorded or {})
     if config.dense_until == "auto":
         measured = None
         if parameters.reads_a_part:
-            measured = measure_break_even(choice.config, parameters, compute_dtype(config.weights))
+            measured = backends[backend].break_even(choice.config, parameters, compute_dtype(config.weights))
         config = config.model_copy(update={"dense_until": measured})
     model = dataclasses.replace(choice.config, dtype=compute_dtype(config.weights))
-    return Request(config, model, resolve_parameters(config, choice.config))
+    return ResolvedBuild(config, model, resolve_parameters(config, choice.config))
 
 
-def for_source(request: Request, choice: ModelChoice, source: ModelSource) -> Request:
-    """Return the request for the weights that were really opened: their configuration, paths and commit."""
-    config = request.config
+def for_source(resolved: ResolvedBuild, choice: ModelChoice, source: ModelSource) -> ResolvedBuild:
+    """Return the build for the weights that were really opened: their configuration, paths and commit."""
+    config = resolved.config
     update: dict[str, Any] = {} if source.commit is None else {"revision": source.commit}
     if config.checkpoint is not None:
         update["checkpoint"] = str(choice.directory)
@@ -135,38 +144,39 @@ def for_source(request: Request, choice: ModelChoice, source: ModelSource) -> Re
     if config.head_pattern is not None:
         update["head_pattern"] = str(Path(config.head_pattern).absolute())
     config = config.model_copy(update=update)
-    model = dataclasses.replace(choice.config, dtype=request.dtype)
-    return Request(config, model, resolve_parameters(config, model))
+    model = dataclasses.replace(choice.config, dtype=resolved.dtype)
+    return ResolvedBuild(config, model, resolve_parameters(config, model))
 
 
-def check_backend_settings(config: BuildConfig) -> None:
+def check_backend_settings(config: BuildConfig, backends: Mapping[str, BuildRules]) -> None:
     """Raise InputError for settings that the build's backend has no use for; nothing is dropped silently."""
-    kinds = WEIGHTS_OF[config.backend]
-    if config.weights not in kinds:
+    backend = backends[config.backend]
+    if config.weights not in backend.weight_kinds:
         raise InputError(
-            f"--weights {config.weights}: {_WHY_NOT[config.weights]}; "
-            f"backend {config.backend} takes {', '.join(kinds)}",
-            hint=f"--weights {kinds[0]}",
+            f"--weights {config.weights}: {backend.why_no_weights(config.weights)}; "
+            f"backend {config.backend} takes {', '.join(backend.weight_kinds)}",
+            hint=f"--weights {backend.weight_kinds[0]}",
         )
-    if config.compatibility is not None and config.backend != "tensorrt":
-        raise InputError(f"compatibility: {config.compatibility} is for --backend tensorrt, found {config.backend}")
+    for setting in sorted({name for each in backends.values() for name in each.own_settings}):
+        value = getattr(config, setting)
+        if value is not None and setting not in backend.own_settings:
+            takers = " or ".join(name for name, each in backends.items() if setting in each.own_settings)
+            raise InputError(f"{setting}: {value} is for --backend {takers}, found {config.backend}")
 
 
-def default_weights(choice: ModelChoice, backend: str = "onnxruntime") -> WeightKind:
-    """The checkpoint's own type on a GPU (fp16 for an fp32 checkpoint; fp8 where TensorRT runs it); elsewhere fp32.
+def checkpoint_weights(choice: ModelChoice) -> WeightKind:
+    """The checkpoint's own type, for a GPU; fp16 for an fp32 checkpoint."""
+    return _OWN_KIND.get(choice.config.dtype, "fp16")
 
-    UnsupportedEnvironment, naming int8 and int4, where fp32 does not fit this machine's memory.
-    """
-    if backend == "tensorrt" and choice.quantised:
-        return "fp8"
-    if backend != "onnxruntime":
-        return _OWN_TYPE.get(choice.config.dtype, "fp16")
+
+def host_weights(choice: ModelChoice) -> WeightKind:
+    """fp32, for a CPU; UnsupportedEnvironment, naming int8 and int4, where it does not fit this machine's memory."""
     import psutil
 
     memory = psutil.virtual_memory().total
     if weight_bytes(choice.config, "fp32") <= USABLE_MEMORY * memory:
         return "fp32"
-    sizes = {kind: weight_bytes(choice.config, kind) / 1e9 for kind in WEIGHTS_OF["onnxruntime"]}
+    sizes = {kind: weight_bytes(choice.config, kind) / 1e9 for kind in ("fp32", "int8", "int4")}
     raise UnsupportedEnvironment(
         f"{choice.name} in fp32 needs {sizes['fp32']:.0f} GB for its weights; "
         f"this machine has {memory / 1e9:.0f} GB, of which {USABLE_MEMORY:.0%} may be used",

@@ -6,15 +6,15 @@ import numpy as np
 import onnx
 import pytest
 
+from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
+from kvc_trt.backends.registry import open_engine
+from kvc_trt.backends.single_operator import single_operators
+from kvc_trt.backends.tensorrt.harness import TensorRtHarness, for_shapes
 from kvc_trt.backends.tensorrt.in_memory import typed
 from kvc_trt.backends.tensorrt.lowering import OPERATORS, expected_aliases, lower
-from kvc_trt.engine import Engine
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.expose import expose
-from kvc_trt.verify.single_op import single_ops
-from kvc_trt.verify.target_onnxruntime import OnnxRuntimeTarget
-from kvc_trt.verify.target_tensorrt import TensorRtTarget, for_shapes
 from tests.backends.tensorrt.conftest import ask_parser, emulation
 
 __all__ = ["ask_parser", "emulation"]
@@ -24,7 +24,7 @@ BATCH, PROMPT = 2, 128
 
 @pytest.fixture
 def engine(tiny_engine):
-    return Engine.open(tiny_engine)
+    return open_engine(tiny_engine)
 
 
 def shapes_of(operator, engine):
@@ -54,7 +54,7 @@ def lowered(model):
 
 def test_every_operator_alone_is_built_as_the_plugin(engine, ask_parser):
     dtype = engine.state[0].dtype
-    operators = [op for path in (engine.prefill_path, engine.decode_path) for op in single_ops(path, dtype)]
+    operators = [op for path in (engine.prefill_path, engine.decode_path) for op in single_operators(path, dtype)]
     assert [op.name for op in operators] == ["KvcPrefillAttention", "KvcCompact", "KvcHybridAttention"]
     graphs = [lowered(for_shapes(op.model, shapes_of(op, engine))) for op in operators]
     answers = ask_parser(*graphs, plan=True)
@@ -67,7 +67,7 @@ def test_every_operator_alone_is_built_as_the_plugin(engine, ask_parser):
 
 def test_for_shapes_leaves_the_operator_as_it_is(engine):
     """ONNX Runtime gives the same result for the graph with and without fixed shapes."""
-    op = next(op for op in single_ops(engine.decode_path, "float32") if op.name == "KvcHybridAttention")
+    op = next(op for op in single_operators(engine.decode_path, "float32") if op.name == "KvcHybridAttention")
     shapes = shapes_of(op, engine)
     rng = np.random.default_rng(0)
     inputs = {name: rng.standard_normal(shapes[name]).astype(np.float32) for name in op.inputs}
@@ -82,7 +82,7 @@ def test_for_shapes_leaves_the_operator_as_it_is(engine):
 
 
 def test_graphs_with_their_inner_values_exposed_are_built(engine, ask_parser):
-    watched = OnnxRuntimeTarget(engine, 1)
+    watched = OnnxRuntimeHarness(engine, 1)
     wanted = [
         (engine.prefill_path, watched.compactions()),
         (engine.decode_path, watched.selections()),
@@ -113,7 +113,7 @@ def test_an_engine_for_few_rows_is_refused_with_the_way_out(engine):
         engine.build.model_copy(update={"max_batch_size": 4}),
     )  # fmt: skip
     with pytest.raises(InputError, match="takes 4 rows at once; verification needs 8") as caught:
-        TensorRtTarget(few, None)
+        TensorRtHarness(few, None)
     assert "--max-batch-size 8" in caught.value.hint
 
 

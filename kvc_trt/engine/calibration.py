@@ -15,7 +15,7 @@ from kvc_trt.methods.layer_budget import DEFAULT_SHARE, largest_budget, smallest
 
 if TYPE_CHECKING:
     from kvc_trt.engine.model_choice import ModelSource
-    from kvc_trt.engine.request import Request
+    from kvc_trt.engine.resolved_build import ResolvedBuild
     from kvc_trt.progress import Progress
     from kvc_trt.tasks.tokenizer import TaskTokenizer
 
@@ -26,25 +26,25 @@ LONGEST, ANSWER = 1024, 16
 _ONE_PER_LINE = "--set calibration=FILE, one prompt per line"
 
 
-def calibrated(request: Request, source: ModelSource, progress: Progress) -> Request:
-    """`request` with the layer budgets it asks for, measured on the reference where they are not recorded yet.
+def calibrated(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> ResolvedBuild:
+    """`resolved` with the layer budgets it asks for, measured on the reference where they are not recorded yet.
 
     InputError where there are no prompts to measure on, or prompts that nothing is measured on.
     """
-    from kvc_trt.engine.request import resolve_parameters
+    from kvc_trt.engine.resolved_build import resolve_parameters
 
-    config = request.config
+    config = resolved.config
     if config.calibration is not None and config.layer_budget != "squeeze":
         raise InputError("calibration has no use without --layer-budget squeeze", hint="--layer-budget squeeze")
     if config.layer_budget != "squeeze" or config.layer_budgets is not None:
-        return request
-    prompts = _prompts(request, source)
-    budgets = measure(request, source, prompts, progress)
+        return resolved
+    prompts = _prompts(resolved, source)
+    budgets = measure(resolved, source, prompts, progress)
     config = config.model_copy(update={"layer_budgets": budgets})
-    return dataclasses.replace(request, config=config, parameters=resolve_parameters(config, request.model))
+    return dataclasses.replace(resolved, config=config, parameters=resolve_parameters(config, resolved.model))
 
 
-def measure(request: Request, source: ModelSource, prompts: list[list[int]], progress: Progress) -> list[int]:
+def measure(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress) -> list[int]:
     """Budgets of all layers from the mean cosines over `prompts`; weights are read once, layer by layer."""
     import torch
 
@@ -53,9 +53,9 @@ def measure(request: Request, source: ModelSource, prompts: list[list[int]], pro
     from kvc_trt.reference.squeeze import squeeze
     from kvc_trt.runtime.batch import batch_of
 
-    rule = request.parameters
+    rule = resolved.parameters
     decoder = ReferenceDecoder(
-        request.model, source.weights, method=policies.method(rule), parameters=rule, resident=False
+        resolved.model, source.weights, method=policies.method(rule), parameters=rule, resident=False
     )
     batch = batch_of(prompts)
     with progress.task(f"layer budgets: {len(prompts)} calibration prompts", None):
@@ -63,7 +63,7 @@ def measure(request: Request, source: ModelSource, prompts: list[list[int]], pro
     found = squeeze(
         cosines.mean(dim=1)[rule.skip_layers :].tolist(),
         uniform_budget(rule),
-        share=request.config.squeeze_share or DEFAULT_SHARE,
+        share=resolved.config.squeeze_share or DEFAULT_SHARE,
         minimum=min(smallest_budget(rule), uniform_budget(rule)),
         maximum=largest_budget(rule),
     )
@@ -72,12 +72,12 @@ def measure(request: Request, source: ModelSource, prompts: list[list[int]], pro
     return [uniform_budget(rule)] * rule.skip_layers + list(found.budgets)
 
 
-def _prompts(request: Request, source: ModelSource) -> list[list[int]]:
+def _prompts(resolved: ResolvedBuild, source: ModelSource) -> list[list[int]]:
     """Token ids of the file's lines, or of a few task prompts that the model's tokenizer can spell."""
     tokenizer = _tokenizer(source)
-    if request.config.calibration is not None:
-        return _of_file(Path(request.config.calibration), tokenizer, request.parameters.max_input_len)
-    length = min(LONGEST, request.parameters.max_input_len)
+    if resolved.config.calibration is not None:
+        return _of_file(Path(resolved.config.calibration), tokenizer, resolved.parameters.max_input_len)
+    length = min(LONGEST, resolved.parameters.max_input_len)
     found = _of_tasks(tokenizer, length)
     if not found:
         raise InputError(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvc_trt.backends.harness import Array, Operator, Watched
 from kvc_trt.backends.torch.arrays import from_numpy, to_numpy
 from kvc_trt.backends.torch.decoder import prefill_attention
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
@@ -23,7 +24,6 @@ from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.loading import current_library
 from kvc_trt.kernels.ops import kvc
-from kvc_trt.verify.target import Array, Operator, Watched
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -47,7 +47,7 @@ class TorchOperator:
             return [to_numpy(output) for output in self.body(**copies)]
 
 
-class TorchTarget:
+class TorchHarness:
     """The engine through `TorchExecutor`, on the device of the kernel library in use."""
 
     def __init__(self, engine: Engine, threads: int | None) -> None:

@@ -27,7 +27,7 @@ _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat1
 
 
 @dataclass(frozen=True)
-class SingleOp:
+class SingleOperator:
     """One operator with the attributes that `nodes` nodes of a graph share."""
 
     name: str
@@ -52,7 +52,7 @@ class SingleOp:
         return onnxruntime.InferenceSession(self.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def single_ops(graph: Path, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOp]:
+def single_operators(graph: Path, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOperator]:
     """Every distinct kvc operator of a graph file; `dtype` is the engine's cache and activation type.
 
     Nodes are distinct by their attributes and, where the engine's `sites` are given, by the shape of their cache.
@@ -68,7 +68,7 @@ def single_ops(graph: Path, dtype: str, sites: Sequence[CacheSite] = ()) -> list
             key = (node.op_type, shape, *sorted(_attributes(node).items()))
             alike.setdefault(key, []).append(node)
             serves.setdefault(key, None if site is None else site.cache)
-    return [_single_op(model, nodes, _TYPES[dtype], serves[key]) for key, nodes in alike.items()]
+    return [_single_operator(model, nodes, _TYPES[dtype], serves[key]) for key, nodes in alike.items()]
 
 
 def _site(node: NodeProto, by_name: Mapping[str, CacheSite]) -> CacheSite | None:
@@ -77,7 +77,7 @@ def _site(node: NodeProto, by_name: Mapping[str, CacheSite]) -> CacheSite | None
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def _single_op(model: ModelProto, nodes: list[NodeProto], float_type: int, cache: int | None) -> SingleOp:
+def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int, cache: int | None) -> SingleOperator:
     function = next(f for f in model.functions if (f.domain, f.name) == (KVC_DOMAIN, nodes[0].op_type))
     inputs = tuple(function.input)
     node = NodeProto()
@@ -92,7 +92,7 @@ def _single_op(model: ModelProto, nodes: list[NodeProto], float_type: int, cache
     single = helper.make_model(
         graph, functions=list(model.functions), opset_imports=model.opset_import, ir_version=model.ir_version
     )
-    return SingleOp(node.op_type, _attributes(node), len(nodes), inputs, single, cache)
+    return SingleOperator(node.op_type, _attributes(node), len(nodes), inputs, single, cache)
 
 
 def _input_type(name: str, float_type: int) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvc_trt.backends.harness import Operator, Watched
+from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.graph.state import CacheSite, cache_sites
-from kvc_trt.verify.single_op import single_ops
-from kvc_trt.verify.target import Operator, Watched
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import Engine
 
 
-class OnnxRuntimeTarget:
+class OnnxRuntimeHarness:
     """The engine's own graphs; operators are cut out of them."""
 
     def __init__(self, engine: Engine, threads: int | None) -> None:
@@ -40,7 +40,9 @@ class OnnxRuntimeTarget:
         """The graphs' nodes, with the graphs' function bodies."""
         engine = self._engine
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
-        return [op for graph in (engine.prefill_path, engine.decode_path) for op in single_ops(graph, dtype, sites)]
+        return [
+            op for graph in (engine.prefill_path, engine.decode_path) for op in single_operators(graph, dtype, sites)
+        ]
 
     def compactions(self) -> list[Watched]:
         """The lists of kept positions of the prefill graph; a KvcCompact is judged on what it was given."""

@@ -1,0 +1,77 @@
+"""ONNX Runtime on the CPU: the embedded default, which executes the body of every operator."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.backends.base import FP8, Backend
+from kvc_trt.backends.probes import Probe, import_package
+from kvc_trt.engine.resolved_build import host_weights
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+    from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
+    from kvc_trt.engine import Engine
+    from kvc_trt.engine.model_choice import ModelChoice
+    from kvc_trt.engine.resolved_build import WeightKind
+    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.models.config import ModelConfig
+
+OLDEST = (1, 23)
+
+
+class OnnxRuntimeBackend(Backend):
+    """Runs the graphs as they are in the engine directory."""
+
+    name = "onnxruntime"
+    purpose = "any CPU; the default"
+    automatic = 1
+    architecture = "cpu"
+    libraries = ("onnxruntime",)
+    weight_kinds = ("fp32", "fp16", "int8", "int4")
+    refused_weights = MappingProxyType({"bf16": "ONNX Runtime computes no bfloat16 on a CPU", "fp8": FP8})
+    every_operator = True
+    measures_break_even = True
+
+    def probe(self) -> Probe:
+        """The package, in a version whose scatter works in place."""
+        versions, missing = import_package("onnxruntime")
+        if not missing and _numbers(versions["onnxruntime"]) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            missing = (f"onnxruntime {oldest} or newer, found {versions['onnxruntime']}",)
+        install = ("pip install --upgrade onnxruntime",) if missing else ()
+        return Probe(self.name, self.purpose, not missing, versions, missing, install)
+
+    def default_weights(self, choice: ModelChoice) -> WeightKind:
+        """fp32, where it fits the memory."""
+        return host_weights(choice)
+
+    def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
+        """On this processor; from the cache if known."""
+        from kvc_trt.backends.onnxruntime.break_even import break_even
+
+        return break_even(model, parameters, dtype)
+
+    def runs(self, other: Backend) -> bool:
+        """The graphs of engines that consist of graphs; compiled ones may be of a type that its kernels lack."""
+        return other.files == self.files
+
+    def open(self, engine: Engine, *, threads: int | None = None, **options: Any) -> OnnxRuntimeExecutor:
+        """Each graph is loaded when it is first needed."""
+        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+
+        return OnnxRuntimeExecutor(engine, threads=threads, **options)
+
+    def harness(self, engine: Engine, threads: int | None) -> OnnxRuntimeHarness:
+        """The graphs, and operators cut out of them."""
+        from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
+
+        return OnnxRuntimeHarness(engine, threads)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+
+
+BACKEND = OnnxRuntimeBackend()

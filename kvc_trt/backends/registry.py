@@ -1,0 +1,180 @@
+"""The backends there are, and the choice between them. Nothing is substituted silently: what was asked for is taken,
+or refused with a reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import kvc_trt.backends
+from kvc_trt.errors import InputError, UnsupportedEnvironment, did_you_mean
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.base import Backend
+    from kvc_trt.backends.harness import Harness
+    from kvc_trt.backends.probes import Probe
+    from kvc_trt.engine import Engine
+    from kvc_trt.progress import Progress
+    from kvc_trt.runtime import Session
+
+
+def names() -> tuple[str, ...]:
+    """The names of all backends, those of the folders beside this file; none of them is imported."""
+    folders = (module.name for module in pkgutil.iter_modules(kvc_trt.backends.__path__) if module.ispkg)
+    return tuple(folder.replace("_", "-") for folder in sorted(folders))
+
+
+@cache
+def backends() -> Mapping[str, Backend]:
+    """Every backend by name."""
+    return MappingProxyType({name: _load(name) for name in names()})
+
+
+def backend(name: str) -> Backend:
+    """The backend of a name; InputError, with the nearest, for an unknown one."""
+    found = backends().get(name)
+    if found is None:
+        known = ", ".join(names())
+        raise InputError(f"unknown backend '{name}'{did_you_mean(name, names())}", hint=f"one of auto, {known}")
+    return found
+
+
+@dataclass(frozen=True)
+class ChosenBackend:
+    """The backend that was taken, and why."""
+
+    name: str
+    versions: dict[str, str]
+    reason: str
+
+
+def select_backend(name: str = "auto") -> ChosenBackend:
+    """Return the backend to build for; `auto` takes the first that can really run here.
+
+    Raises InputError for an unknown name, UnsupportedEnvironment (with what is missing) for one that cannot run here.
+    """
+    if name == "auto":
+        return _automatic()
+    probe = backend(name).probe()
+    if not probe.usable:
+        raise _unusable(probe)
+    return ChosenBackend(name, probe.versions, "asked for")
+
+
+def probe_all() -> list[Probe]:
+    """Probe the reference and every backend, in the order in which doctor shows them."""
+    from kvc_trt.backends.probes import probe_reference
+
+    return [probe_reference(), *(each.probe() for each in backends().values())]
+
+
+def runners(built_for: str) -> tuple[str, ...]:
+    """The backends that run engines of a backend, its own first."""
+    own = backend(built_for)
+    others = (each for each in backends().values() if each is not own and each.runs(own))
+    return tuple(each.name for each in (own, *others) if each.executes)
+
+
+def runner(built_for: str, name: str | None = None) -> str:
+    """The backend that runs an engine: `name`, or with None the one it was built for; InputError where it cannot."""
+    chosen, able = name or built_for, runners(built_for)
+    if chosen not in able:
+        message = f"an engine built for {built_for} does not run on backend {chosen}; expected {' or '.join(able)}"
+        raise InputError(message, hint=backend(built_for).instead)
+    return chosen
+
+
+def open_engine(path: str | PathLike[str], *, progress: Progress | None = None) -> Engine:
+    """Check an engine directory of any backend whole, and return it; InputError as `Engine.open` says."""
+    from kvc_trt.engine import Engine
+
+    return Engine.open(Path(path), backends(), progress=progress)
+
+
+def open_session(
+    engine_dir: str | PathLike[str],
+    *,
+    backend: str | None = None,
+    max_batch_size: int = 1,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    **executor_options: Any,
+) -> Session:
+    """A session over an engine directory, which is checked whole before anything is loaded.
+
+    `backend` None is the one that the engine was built for; torch runs the weights of any engine in PyTorch around the
+    kernels, and onnxruntime the graphs of those that keep theirs for it. `threads` None leaves the number to the
+    executor (all cores). Further options go to the executor. Raises InputError for an engine that is not intact or
+    cannot run there, UnsupportedEnvironment where this machine cannot run it.
+    """
+    engine = open_engine(engine_dir, progress=progress)
+    return session_of(engine, backend=backend, max_batch_size=max_batch_size, threads=threads, **executor_options)
+
+
+def session_of(
+    engine: Engine,
+    *,
+    backend: str | None = None,
+    max_batch_size: int = 1,
+    threads: int | None = None,
+    **executor_options: Any,
+) -> Session:
+    """A session over an engine that is open already; otherwise like `open_session`."""
+    from kvc_trt.runtime import Session, load_tokenizer
+
+    chosen = _supporting(runner(engine.backend, backend), engine)
+    executor = chosen.open(engine, threads=threads, **executor_options)
+    executor.load()
+    return Session(
+        executor,
+        load_tokenizer(engine.tokenizer_path),
+        max_batch_size,
+        end_token_ids=engine.model.eos_token_ids,
+    )
+
+
+def harness_for(engine: Engine, backend: str, threads: int | None) -> Harness:
+    """What verification needs of the engine on a backend; InputError for one that lacks the policy's kernels."""
+    return _supporting(backend, engine).harness(engine, threads)
+
+
+def _supporting(name: str, engine: Engine) -> Backend:
+    """The backend; InputError where it is unknown, or cannot have an engine of the policy."""
+    from kvc_trt.engine.supported import check_supported
+
+    found = backend(name)
+    check_supported(engine.parameters, engine.model.num_hidden_layers, name, backends())
+    return found
+
+
+def _load(name: str) -> Backend:
+    found: Backend = importlib.import_module(f"kvc_trt.backends.{name.replace('-', '_')}.backend").BACKEND
+    assert found.name == name, f"the backend in folder {name} calls itself {found.name}"
+    return found
+
+
+def _automatic() -> ChosenBackend:
+    candidates = [each for each in backends().values() if each.automatic is not None]
+    refused: list[Probe] = []
+    for candidate in sorted(candidates, key=lambda each: each.automatic or 0):
+        probe = candidate.probe()
+        if probe.usable:
+            why = "; ".join(f"{other.name} cannot run here: {'; '.join(other.missing)}" for other in refused)
+            return ChosenBackend(probe.name, probe.versions, why or f"{probe.name} can run here")
+        refused.append(probe)
+    raise _unusable(refused[-1])
+
+
+def _unusable(probe: Probe) -> UnsupportedEnvironment:
+    return UnsupportedEnvironment(
+        f"backend {probe.name} cannot be used: {'; '.join(probe.missing)}",
+        hint="; ".join(probe.install) or "--backend onnxruntime runs on any CPU",
+    )

@@ -1,0 +1,101 @@
+"""TensorRT on an NVIDIA GPU: the two graphs compiled, each `kvc` operator a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.backends.base import QUANTISED, Backend
+from kvc_trt.backends.probes import Probe
+from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, target_problem
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+    from kvc_trt.backends.tensorrt.harness import TensorRtHarness
+    from kvc_trt.engine import Engine
+    from kvc_trt.engine.build import Makers
+    from kvc_trt.engine.model_choice import ModelChoice, ModelSource
+    from kvc_trt.engine.resolved_build import ResolvedBuild, WeightKind
+    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.progress import Progress
+
+COMPILING = ("lowering/*.py", "build.py", "builder.py", "network.py", "configuration.py", "profiles.py")
+"""Sources of this folder that decide what a plan does."""
+
+
+class TensorRtBackend(Backend):
+    """Compiles the graphs, and runs the plans."""
+
+    name = "tensorrt"
+    purpose = "NVIDIA GPU through TensorRT and our plugins"
+    automatic = 0
+    files = WITH_DESCRIPTIONS
+    libraries = ("tensorrt",)
+    weight_copies = 3
+    weight_kinds = ("bf16", "fp16", "fp32", "fp8")
+    refused_weights = MappingProxyType({"int8": QUANTISED, "int4": QUANTISED})
+    own_settings = ("compatibility",)
+
+    def probe(self) -> Probe:
+        """Packages, driver, GPU and plugin library, as a build or a run would check them."""
+        from kvc_trt.backends.tensorrt.requirements import FOR_GRAPHS, probe_machine
+
+        versions, lacks = probe_machine(FOR_GRAPHS)
+        hints = tuple(dict.fromkeys(lack.hint for lack in lacks))
+        return Probe(self.name, self.purpose, not lacks, versions, tuple(map(str, lacks)), hints)
+
+    def default_weights(self, choice: ModelChoice) -> WeightKind:
+        """The checkpoint's own type; an fp8 checkpoint stays what it is."""
+        return "fp8" if choice.quantised else super().default_weights(choice)
+
+    def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
+        """The architecture, the TensorRT and the plugin library that the plans are for."""
+        from kvc_trt.backends.tensorrt.build import target
+
+        return target(resolved)
+
+    def target_problem(self, target: Any) -> str | None:
+        """Whether all of that is named."""
+        return target_problem(target, self.name, frozenset({"tensorrt"}))
+
+    def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
+        """The graphs' makers, and a plan and its description of each graph."""
+        from kvc_trt.backends.tensorrt.build import makers
+
+        return {**super().makers(resolved, source, progress), **makers(resolved, progress)}
+
+    def sources(self) -> Iterable[Path]:
+        """What lowers and compiles the graphs."""
+        return (path for pattern in COMPILING for path in Path(__file__).parent.glob(pattern))
+
+    def open(self, engine: Engine, *, threads: int | None = None, **options: Any) -> TensorRtExecutor:
+        """Plans are loaded onto the GPU when they are first needed."""
+        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+
+        return TensorRtExecutor(engine, threads=threads, **options)
+
+    def harness(self, engine: Engine, threads: int | None) -> TensorRtHarness:
+        """The plans, and what is built in memory to look into them."""
+        from kvc_trt.backends.tensorrt.harness import TensorRtHarness
+
+        return TensorRtHarness(engine, threads)
+
+    def check_verifiable(self, rows: int, what: str) -> None:
+        """A plan is compiled for a number of rows, and the rungs run several at once."""
+        from kvc_trt.backends.tensorrt.harness import check_rows
+
+        check_rows(rows, what)
+
+    def device_memory(
+        self, model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
+    ) -> dict[str, Any] | None:
+        """Planned by the formulas that the executor plans by."""
+        from kvc_trt.backends.tensorrt.memory import device_memory
+
+        return device_memory(model, parameters, weights, rows, gpus)
+
+
+BACKEND = TensorRtBackend()

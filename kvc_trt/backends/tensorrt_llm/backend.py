@@ -1,0 +1,72 @@
+"""TensorRT-LLM's engine builder, up to version 1.2: plans for `tensorrt_llm.runtime.Session`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.backends.base import Backend
+from kvc_trt.backends.probes import Probe
+from kvc_trt.backends.tensorrt import profiles
+from kvc_trt.backends.tensorrt.format import WITH_PLANS, target_problem
+
+if TYPE_CHECKING:
+    from kvc_trt.engine.build import Makers
+    from kvc_trt.engine.model_choice import ModelSource
+    from kvc_trt.engine.resolved_build import ResolvedBuild
+    from kvc_trt.progress import Progress
+
+
+class TensorRtLlmBackend(Backend):
+    """Builds engines and runs none.
+
+    TensorRT 10.14, which builds them, cannot be asked which outputs of a plan share the buffers of which inputs
+    (get_aliased_input_tensor came with 10.15), and a cache that is bound wrongly is read while it is written.
+    """
+
+    name = "tensorrt-llm"
+    purpose = "NVIDIA GPU through TensorRT-LLM 1.2 and older"
+    executes = False
+    instead = (
+        "--backend torch: the same weights and kernels in PyTorch; or kvc-trt export tensorrt-llm, whose "
+        "plans tensorrt_llm.runtime.Session and TensorRT load"
+    )
+    profile_instead = "kvc-trt build --backend tensorrt compiles the same graphs; TensorRT's trtexec times plans alone"
+    files = WITH_PLANS
+    libraries = ("tensorrt", "tensorrt_llm")
+    weight_copies = 3
+
+    def probe(self) -> Probe:
+        """All that TensorRT needs besides, but an older TensorRT: it reads no graph."""
+        from kvc_trt.backends.tensorrt.requirements import probe_machine
+        from kvc_trt.backends.tensorrt_llm.loading import PACKAGES, probe
+
+        facts, (versions, lacks) = probe(), probe_machine(PACKAGES)
+        missing = (*facts.missing, *map(str, lacks))
+        hints = (*([facts.hint] if facts.hint else []), *(lack.hint for lack in lacks))
+        found = {**versions, **facts.versions}
+        return Probe(self.name, self.purpose, not missing, found, missing, tuple(dict.fromkeys(hints)))
+
+    def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
+        """The architecture, the packages and the plugin library that the plans are for."""
+        from kvc_trt.backends.tensorrt_llm.build import target
+
+        return target(resolved)
+
+    def target_problem(self, target: Any) -> str | None:
+        """Whether all of that is named."""
+        return target_problem(target, self.name, frozenset({"tensorrt", "tensorrt_llm"}))
+
+    def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
+        """The graphs' makers, and a plan of each graph."""
+        from kvc_trt.backends.tensorrt_llm.build import makers
+
+        return {**super().makers(resolved, source, progress), **makers(resolved, source, progress)}
+
+    def sources(self) -> Iterable[Path]:
+        """This folder, and the profiles that its plans share with TensorRT's."""
+        return (*Path(__file__).parent.glob("*.py"), Path(profiles.__file__))
+
+
+BACKEND = TensorRtLlmBackend()

@@ -1,0 +1,82 @@
+"""PyTorch around the CUDA kernels: a GPU without TensorRT, or any CPU, slowly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.backends.base import Backend
+from kvc_trt.backends.probes import INSTALL_VERIFY, Probe, import_package, nvidia_gpu
+from kvc_trt.engine.format import WEIGHTS_FILE
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.torch.executor import TorchExecutor
+    from kvc_trt.backends.torch.harness import TorchHarness
+    from kvc_trt.engine import Engine
+    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.models.config import ModelConfig
+
+
+class TorchBackend(Backend):
+    """Runs the weights of an engine; the graphs are not read."""
+
+    name = "torch"
+    purpose = "NVIDIA GPU through PyTorch and CUDA kernels; any CPU, slowly"
+    calls_kernels = True
+    libraries = ("torch",)
+    measures_break_even = True
+
+    def probe(self) -> Probe:
+        """Usable wherever PyTorch is; on a CPU the kernels' reference runs in their place, and the probe says so."""
+        versions, missing = import_package("torch")
+        if missing:
+            return Probe(self.name, self.purpose, False, versions, missing, (INSTALL_VERIFY,))
+        found, problem = _kernels()
+        if found is not None:
+            versions["kernels"] = found
+        gpu = nvidia_gpu()
+        if gpu is not None:
+            versions["gpu"] = gpu
+        if gpu is None or problem is not None:
+            versions["runs on"] = f"the CPU, slowly: no {problem or 'NVIDIA GPU with its driver'}"
+        return Probe(self.name, self.purpose, True, versions, (), ())
+
+    def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
+        """On the GPU that the build has; from the cache if known."""
+        from kvc_trt.backends.torch.break_even import break_even
+
+        return break_even(model, parameters, dtype)
+
+    def runs(self, other: Backend) -> bool:
+        """Every engine that keeps its weights in the weight file."""
+        return WEIGHTS_FILE in other.files.values()
+
+    def open(self, engine: Engine, *, threads: int | None = None, **options: Any) -> TorchExecutor:
+        """On the device of the kernel library in use."""
+        from kvc_trt.backends.torch.executor import TorchExecutor
+
+        return TorchExecutor(engine, threads=threads, **options)
+
+    def harness(self, engine: Engine, threads: int | None) -> TorchHarness:
+        """The weights, and the kernels alone."""
+        from kvc_trt.backends.torch.harness import TorchHarness
+
+        return TorchHarness(engine, threads)
+
+
+def _kernels() -> tuple[str | None, str | None]:
+    """The kernel library that would be called, and what keeps it from running on a GPU."""
+    from kvc_trt.kernels.c_library import KernelLibraryError
+    from kvc_trt.kernels.loading import VARIABLE, library_path, load
+
+    try:
+        place = library_path()
+        if place is None:
+            return None, f"CUDA kernel library ({VARIABLE} names none, and the package was built without one)"
+        library = load(place[0])
+    except KernelLibraryError as error:
+        return None, f"CUDA kernel library ({error})"
+    found = f"{library.path} ({library.executor}, {place[1]})"
+    return found, None if library.executor == "cuda" else f"CUDA kernel library ({library.path} is an emulated one)"
+
+
+BACKEND = TorchBackend()

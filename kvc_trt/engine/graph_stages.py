@@ -1,0 +1,56 @@
+"""The stages of every engine: one weight file, and the two graphs that read it in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.engine.build import Makers
+from kvc_trt.engine.format import WEIGHTS_FILE
+from kvc_trt.engine.model_choice import ModelSource
+from kvc_trt.engine.resolved_build import ResolvedBuild
+from kvc_trt.progress import Progress
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
+    """Return what makes each stage's file; onnx is imported when the first graph is made."""
+    return {
+        "weights": partial(_write_weights, resolved=resolved, source=source, progress=progress),
+        "prefill": partial(_write_prefill, resolved=resolved, progress=progress),
+        "decode": partial(_write_decode, resolved=resolved, progress=progress),
+    }
+
+
+def _write_weights(
+    path: Path, *, finished: Path, resolved: ResolvedBuild, source: ModelSource, progress: Progress
+) -> None:
+    from kvc_trt.graph.weights import write_weights
+
+    length, kind = resolved.parameters.max_sequence_len, resolved.config.weights
+    write_weights(resolved.model, source.weights, path, weights=kind, length=length, progress=progress)
+
+
+def _write_prefill(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress) -> None:
+    from kvc_trt.graph.build import build_prefill
+
+    with progress.task("building the prefill graph", None):
+        _write_graph(build_prefill, resolved, path, finished)
+
+
+def _write_decode(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress) -> None:
+    from kvc_trt.graph.build import build_decode
+
+    with progress.task("building the decode graph", None):
+        _write_graph(build_decode, resolved, path, finished)
+
+
+def _write_graph(build: Callable[..., ModelProto], resolved: ResolvedBuild, path: Path, finished: Path) -> None:
+    from kvc_trt.graph.weights import GraphWeights
+
+    model: Any = build(resolved.model, resolved.parameters, weights=GraphWeights(finished / WEIGHTS_FILE))
+    path.write_bytes(model.SerializeToString(deterministic=True))
