@@ -65,7 +65,7 @@ def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
     sizes = {symbol: SIZES[symbol] for symbol in _sizes(operator) if SIZES[symbol].field not in (None, *attributes)}
     for symbol, size in sizes.items():
         if symbol not in operator.formulas:
-            yield _size(symbol, size, f"{symbol} in {size.least}..{_number(size.most)}")
+            yield _size(symbol, size, f"{symbol} in {size.least}..{size.at_most or _number(size.most)}")
     for attribute in operator.attributes:
         if attribute.name not in kernel.ignored:
             yield Member(attribute.name, f"int{attribute.bits}_t", _range(operator, attribute), attribute)
@@ -75,7 +75,11 @@ def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
 
 
 def _size(symbol: str, size: Size, comment: str) -> Member:
-    return Member(size.field or "", f"int{size.bits}_t", ", ".join(filter(None, (comment, size.rule))), symbol)
+    rules = [comment]
+    if size.multiple_of is not None:
+        divisor = SIZES[size.multiple_of].field if isinstance(size.multiple_of, str) else size.multiple_of
+        rules.append(f"a multiple of {divisor}")
+    return Member(size.field or "", f"int{size.bits}_t", ", ".join([*rules, *filter(None, [size.rule])]), symbol)
 
 
 def _range(operator: Operator, attribute: Attribute) -> str:
@@ -103,6 +107,4 @@ def _address(operator: Operator, tensor: Tensor) -> Member:
 
 
 def _summary(tensor: Tensor) -> str:
-    if not tensor.summary:
-        return "; or null" if tensor.optional else ""
-    return f": {tensor.summary}" + ("; or null" if tensor.optional else "")
+    return (f", {tensor.summary}" if tensor.summary else "") + ("; or null" if tensor.optional else "")

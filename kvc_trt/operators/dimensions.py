@@ -14,6 +14,8 @@ from functools import cache
 INT32_MAX = 2**31 - 1
 MAX_TOKENS = 2**20
 MAX_HEAD_SIZE = 256
+MAX_GROUP = 16
+"""Query heads of a KV head."""
 
 
 class Refusal(ValueError):
@@ -32,15 +34,19 @@ class Size:
     """Of that field."""
     least: int = 1
     most: int = INT32_MAX
+    multiple_of: int | str | None = None
+    """A number, or another size by its symbol."""
+    at_most: str | None = None
+    """Another size that it may not exceed."""
     rule: str = ""
     """What else holds, for readers of the C header."""
 
 
 SIZES: Mapping[str, Size] = {
     "B": Size("batch", "batch", most=65535),
-    "H": Size("heads", "heads", most=65535, rule="a multiple of kv_heads; H / G in 1..16"),
-    "G": Size("kv heads", "kv_heads", most=65535),
-    "D": Size("head size", "head_size", least=16, most=MAX_HEAD_SIZE, rule="a multiple of 8"),
+    "H": Size("heads", "heads", most=65535, multiple_of="G", rule=f"H / G in 1..{MAX_GROUP}"),
+    "G": Size("kv heads", "kv_heads", most=65535, at_most="H"),
+    "D": Size("head size", "head_size", least=16, most=MAX_HEAD_SIZE, multiple_of=8),
     "W": Size("window", "window", most=1024, rule="at most prompt_budget if any prompt can exceed the budget"),
     "S": Size("prompt length", "prompt_length", bits=64, most=MAX_TOKENS),
     "C": Size("capacity", "capacity", bits=64, most=MAX_TOKENS),

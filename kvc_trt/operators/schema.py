@@ -183,7 +183,7 @@ class Operator:
             names = names_in(formula)
             if all(name in values or name in sizes for name in names):
                 known = {name: values[name] if name in values else sizes[name] for name in names}
-                sizes.fix(symbol, evaluate(formula, known), self._origin(symbol, names))
+                sizes.fix(symbol, evaluate(formula, known), self.origin_of(symbol))
 
     def output_shapes(self, inputs: Mapping[str, Sequence[int]], values: Mapping[str, int]) -> dict[str, list[int]]:
         """Shape of every output from the shapes of all inputs and the attributes. Nothing is checked."""
@@ -200,8 +200,9 @@ class Operator:
         named = {symbol for tensor in self.tensors for symbol in tensor.shape}
         yield from ((symbol, formula) for symbol, formula in COMMON_FORMULAS.items() if symbol in named)
 
-    def _origin(self, symbol: str, names: tuple[str, ...]) -> str:
-        """Who says a derived size: attributes, or the first tensor that has it."""
+    def origin_of(self, symbol: str) -> str:
+        """What a derived size follows from, for messages: attributes, or the first tensor that has it."""
+        names = names_in(dict(self.all_formulas())[symbol])
         fields = [attribute.name for attribute in self.attributes if attribute.name in names]
         if fields:
             return f"field{'s' if len(fields) > 1 else ''} {', '.join(fields)}"

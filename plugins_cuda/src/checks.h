@@ -19,7 +19,6 @@ namespace kvc::checks {
 
 inline constexpr int64_t kLargestInt32 = std::numeric_limits<int32_t>::max();
 inline constexpr int64_t kLargestInt64 = std::numeric_limits<int64_t>::max();
-inline constexpr int64_t kLargestGrid = 65535;  // CUDA's limit for the second and third axis of a grid
 inline constexpr uint32_t kDataAlignment = 16;  // of one vector access
 
 [[noreturn]] inline void refuse(const std::string& field, const std::string& value, const std::string& expected) {
@@ -64,16 +63,15 @@ void check_struct(const Params* params, const char* type) {
     }
 }
 
-/// The fields that all operations share.
+inline void check_odd(const char* field, int64_t value) {
+    if (value % 2 == 0) {
+        refuse(field, std::to_string(value), "an odd number");
+    }
+}
+
+/// Query heads of a KV head and of the whole batch, for sizes that are in their ranges.
 template <class Params>
-void check_shape(const Params& params) {
-    check_ranges({{"dtype", params.dtype, KVC_FLOAT32, KVC_BFLOAT16},
-                  {"batch", params.batch, 1, kLargestGrid},
-                  {"heads", params.heads, 1, kLargestGrid},
-                  {"kv_heads", params.kv_heads, 1, params.heads, "heads"},
-                  {"head_size", params.head_size, 16, KVC_LARGEST_HEAD_SIZE}});
-    check_multiple("head_size", params.head_size, 8);
-    check_multiple("heads", params.heads, params.kv_heads, "kv_heads");
+void check_group(const Params& params) {
     check_ranges({{"heads / kv_heads", params.heads / params.kv_heads, 1, KVC_LARGEST_GROUP},
                   {"batch * heads", int64_t{params.batch} * params.heads, 1, kLargestInt32}});
 }

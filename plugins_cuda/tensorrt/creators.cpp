@@ -1,20 +1,35 @@
 // What TensorRT looks for when it loads the library.
 #include <NvInferRuntime.h>
 
+#include <deque>
+#include <vector>
+
 #include "tensorrt/plugin.h"
 
+namespace {
+
 using kvc::tensorrt::Creator;
+using nvinfer1::IPluginCreatorInterface;
+
+/// One per operator, made once; they keep their addresses.
+const std::vector<IPluginCreatorInterface*>& creators() {
+    static std::deque<Creator> made;
+    static const std::vector<IPluginCreatorInterface*> listed = [] {
+        std::vector<IPluginCreatorInterface*> all;
+        for (const kvc::tensorrt::Operator& op : kvc::tensorrt::kOperators) all.push_back(&made.emplace_back(op));
+        return all;
+    }();
+    return listed;
+}
+
+}  // namespace
 
 extern "C" {
 
 /// Named so by TensorRT; registers every creator under its own namespace and needs no symbol of libnvinfer.
-KVC_API nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
-    static Creator compact(kvc::tensorrt::kCompact);
-    static Creator hybrid_attention(kvc::tensorrt::kHybridAttention);
-    static Creator dense_attention(kvc::tensorrt::kDenseAttention);
-    static nvinfer1::IPluginCreatorInterface* const creators[] = {&compact, &hybrid_attention, &dense_attention};
-    count = static_cast<int32_t>(std::size(creators));
-    return creators;
+KVC_API IPluginCreatorInterface* const* getCreators(int32_t& count) {
+    count = static_cast<int32_t>(creators().size());
+    return creators().data();
 }
 
 /// TensorRT requires it to exist. The finder is left alone: see report.h.

@@ -58,6 +58,17 @@ Fields::Fields(std::span<const FieldSpec> specs, const PluginFieldCollection* co
     for (size_t i = 0; i < specs.size(); ++i) {
         if (!seen[i]) refuse("field %s: missing", specs[i].name);
     }
+    check_together();
+}
+
+void Fields::check_together() const {
+    for (const FieldSpec& spec : specs_) {
+        const int32_t value = get(spec.name);
+        if (spec.odd && value % 2 == 0) refuse("field %s: expected an odd number, found %" PRId32, spec.name, value);
+        if (spec.at_most == nullptr || value <= get(spec.at_most)) continue;
+        refuse("field %s: expected at most the %s of %" PRId32 ", found %" PRId32, spec.name, spec.at_most,
+               get(spec.at_most), value);
+    }
 }
 
 int32_t Fields::get(const char* name) const { return values_[index_of(specs_, name)]; }

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <span>
 
+#include "tensorrt/dimensions.h"
+
 namespace kvc::tensorrt {
 
 /// One attribute: its name on the ONNX node, and the values that can be served (both ends included).
@@ -17,9 +19,9 @@ struct FieldSpec {
     const char* name;
     int32_t minimum;
     int32_t maximum;
+    bool odd = false;
+    const char* at_most = nullptr;  ///< another attribute that it may not exceed
 };
-
-inline constexpr size_t kMaxFields = 8;
 
 class Fields {
 public:
@@ -32,6 +34,9 @@ public:
     const nvinfer1::PluginFieldCollection* serialise() noexcept;
 
 private:
+    /// Throws Refusal for a value that is even or too large beside another one.
+    void check_together() const;
+
     std::span<const FieldSpec> specs_;
     std::array<int32_t, kMaxFields> values_{};
     std::array<nvinfer1::PluginField, kMaxFields> serialised_{};

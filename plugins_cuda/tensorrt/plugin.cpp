@@ -187,9 +187,7 @@ IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* field
             refuse("expected kernels of ABI %d, found %d: build both from one source", KVC_ABI_VERSION,
                    static_cast<int>(kvc_abi_version()));
         }
-        const Fields checked(operator_.fields, fields);
-        operator_.check(checked);
-        return new Plugin(operator_, checked);
+        return new Plugin(operator_, Fields(operator_.fields, fields));
     });
 }
 

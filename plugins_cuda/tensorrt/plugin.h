@@ -37,20 +37,13 @@ struct Operator {
     std::span<const FieldSpec> fields;
     std::span<const TensorSpec> inputs;
     std::span<const TensorSpec> outputs;
-    /// Throws Refusal for attributes that do not fit together.
-    void (*check)(const Fields& fields);
     /// Adds the sizes that follow from attributes and from other sizes, as far as these are known.
     void (*derive)(const Fields& fields, Sizes& sizes);
     KvcStatus (*workspace)(const Call& call, uint64_t* bytes, KvcMessage* message);
     KvcStatus (*launch)(const Call& call, const Buffers& buffers, KvcMessage* message);
 };
 
-extern const Operator kCompact;
-extern const Operator kHybridAttention;
-extern const Operator kDenseAttention;
-
-inline constexpr const char* kNamespace = "kvc";
-inline constexpr const char* kVersion = "1";
+extern const std::span<const Operator> kOperators;
 
 class Plugin final : public nvinfer1::IPluginV3,
                      public nvinfer1::IPluginV3OneCore,

@@ -15,9 +15,6 @@ using nvinfer1::IExprBuilder;
 using nvinfer1::PluginTensorDesc;
 using nvinfer1::TensorFormat;
 
-constexpr const char* kDimNames[kDims] = {"batch",         "heads",    "kv heads", "head size",     "window",
-                                          "prompt length", "capacity", "pages",    "2 x head size", "selected width"};
-
 void check_rank(const TensorSpec& spec, int32_t found) {
     if (found != spec.shape.rank) {
         refuse("%s: expected %d dimensions, found %d", spec.name, static_cast<int>(spec.shape.rank),
@@ -37,6 +34,12 @@ void Sizes::fix(Dim dim, int64_t size, const char* where) {
         refuse("%s: expected %s = %d, found %" PRId64, where, name, static_cast<int>(value), size);
     }
     value = static_cast<int32_t>(size);
+}
+
+int64_t Sizes::product(std::initializer_list<Dim> dims) const {
+    uint64_t product = 1;
+    for (const Dim dim : dims) product *= static_cast<uint64_t>(get(dim));
+    return static_cast<int64_t>(product);
 }
 
 void bind(const TensorSpec& spec, const Dims& dims, Sizes& sizes) {
@@ -61,7 +64,7 @@ DimsExprs shape_of(const TensorSpec& spec, const SymbolExprs& exprs, const Sizes
         const Dim dim = spec.shape.dims[axis];
         DimExpr expr = exprs[static_cast<size_t>(dim)];
         if (expr == nullptr && sizes.known(dim)) expr = builder.constant(sizes.get(dim));
-        if (expr == nullptr && dim == Dim::kBoundRows) {
+        if (expr == nullptr && dim == Dim::kTwiceHeadSize) {
             const DimExpr head_size = exprs[static_cast<size_t>(Dim::kHeadSize)];
             expr = builder.operation(DimensionOperation::kPROD, *head_size, *builder.constant(2));
         }

@@ -10,23 +10,9 @@
 #include <span>
 
 #include "kvc/types.h"
+#include "tensorrt/dimensions.h"
 
 namespace kvc::tensorrt {
-
-/// B, H, G, D, W, S, C, P = ceil(C / page size), 2D, and the width of the list of selected tokens.
-enum class Dim : uint8_t {
-    kBatch,
-    kHeads,
-    kKvHeads,
-    kHeadSize,
-    kWindow,
-    kPrompt,
-    kCapacity,
-    kPages,
-    kBoundRows,
-    kSelected
-};
-inline constexpr size_t kDims = 10;
 
 /// The cache's type is one of float32, float16, bfloat16, the same for all tensors of a call.
 enum class Element : uint8_t { kCache, kInt64, kInt32 };
@@ -48,14 +34,14 @@ struct TensorSpec {
     int32_t alias = kNotAliased;  ///< of an output: the input whose buffer it is
 };
 
-inline constexpr size_t kMaxTensors = 8;
-
 /// Sizes of the symbols, as far as they are known.
 class Sizes {
 public:
     Sizes() { values_.fill(kUnknown); }
     bool known(Dim dim) const { return values_[static_cast<size_t>(dim)] != kUnknown; }
     int32_t get(Dim dim) const { return values_[static_cast<size_t>(dim)]; }
+    /// Product of known sizes. One that does not fit wraps: the C ABI refuses its factors.
+    int64_t product(std::initializer_list<Dim> dims) const;
     /// Sets a size in 0..2^31-1; throws Refusal on another size than one known before. `where` names who says so.
     void fix(Dim dim, int64_t size, const char* where);
 

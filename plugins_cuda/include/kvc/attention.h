@@ -9,54 +9,11 @@
 #ifndef KVC_ATTENTION_H
 #define KVC_ATTENTION_H
 
-#include "kvc/types.h"
+#include "kvc/parameters.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef struct KvcHybridAttentionParams {
-    uint64_t struct_bytes;        /* sizeof(KvcHybridAttentionParams) of the caller */
-    int32_t dtype;                /* KvcDtype */
-    int32_t batch;                /* B in 1..65535 */
-    int32_t heads;                /* H in 1..65535, a multiple of kv_heads; H / G in 1..16 */
-    int32_t kv_heads;             /* G in 1..65535 */
-    int32_t head_size;            /* D, a multiple of 8 in 16..256 */
-    int32_t page_size;            /* p >= 1 */
-    int32_t top_r;                /* 1..D: channels that score pages */
-    int64_t capacity;             /* C in 1..2^20 */
-    int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
-    int64_t token_budget;         /* 0..2^31-1 */
-    int64_t dense_until;          /* 0..2^31-1; rows of m <= max(token_budget, dense_until) read all their entries */
-    int64_t selected_width;       /* max(top_k, token_budget, dense_until) */
-    const void* query;            /* [B,H,D] after RoPE */
-    const void* k_new;            /* [B,G,D] after RoPE */
-    const void* v_new;            /* [B,G,D] */
-    void* k_cache;                /* [B,G,C,D] */
-    void* v_cache;                /* [B,G,C,D] */
-    void* bounds;                 /* [B,G,2D,P]: page maxima of K, then of -K; empty pages: the lowest finite value */
-    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
-    void* output;                 /* [B,H,D] */
-    int32_t* selected;            /* [B,G,selected_width]: slots read, ascending, -1 past the end; or null */
-} KvcHybridAttentionParams;
-
-typedef struct KvcDenseAttentionParams {
-    uint64_t struct_bytes;        /* sizeof(KvcDenseAttentionParams) of the caller */
-    int32_t dtype;                /* KvcDtype */
-    int32_t batch;                /* B in 1..65535 */
-    int32_t heads;                /* H in 1..65535, a multiple of kv_heads; H / G in 1..16 */
-    int32_t kv_heads;             /* G in 1..65535 */
-    int32_t head_size;            /* D, a multiple of 8 in 16..256 */
-    int32_t reserved;             /* 0 */
-    int64_t capacity;             /* C in 1..2^20 */
-    const void* query;            /* [B,H,D] after RoPE */
-    const void* k_new;            /* [B,G,D] after RoPE */
-    const void* v_new;            /* [B,G,D] */
-    void* k_cache;                /* [B,G,C,D] */
-    void* v_cache;                /* [B,G,C,D] */
-    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
-    void* output;                 /* [B,H,D] */
-} KvcDenseAttentionParams;
 
 /* Bytes of scratch memory, a multiple of 256; a function of sizes, never of pointers. The memory itself starts at a
  * multiple of 16. */

@@ -5,6 +5,7 @@
 #include "kvc/attention.h"
 #include "kvc/compact.h"
 #include "kvc/limits.h"
+#include "kvc/parameters.h"
 #include "kvc/types.h"
 
 #endif

@@ -27,10 +27,10 @@ from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
 from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators.registry import OPERATORS as SCHEMAS
 from kvc_trt.runtime.executor import NOT_FINITE
 from tests.backends.tensorrt.weightless import preset_graphs, weightless_graphs
 from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, make_small_engine, open_session, prompts_of, resolve
-from tests.plugins_cuda.tensorrt.tables import read_table
 
 TARGET = Target((11, 4), OPERATORS)
 EXECUTABLE = 4
@@ -253,7 +253,7 @@ def test_what_is_left_of_ours_is_plugins_named_and_counted(policy):
 
 @pytest.mark.parametrize("operator", sorted(OPERATORS))
 def test_the_fields_are_those_of_the_plugin(operator):
-    assert list(FIELDS[operator]) == [name for name, _, _ in read_table(operator).fields]
+    assert list(FIELDS[operator]) == [attribute.name for attribute in SCHEMAS[operator].attributes]
 
 
 def test_attributes_that_are_no_fields_are_dropped():

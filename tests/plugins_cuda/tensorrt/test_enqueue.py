@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvc_trt.operators.registry import OPERATORS
 from tests.plugins_cuda import cases
 from tests.plugins_cuda.tensorrt import toolchain
-from tests.plugins_cuda.tensorrt.tables import read_table
 
 DATA_TYPES = {torch.float32: 0, torch.float16: 1, torch.int32: 3, torch.bfloat16: 7, torch.int64: 8}
 REFUSED = -1
@@ -39,10 +39,10 @@ class Driver:
 
     def __call__(self, operator: str, case, outputs: Sequence[Tensor]) -> int:
         """One step; what enqueue returned, or the step before it that failed (kNotCreated = 101 and so on)."""
-        table = read_table(operator)
-        names = [name for name, _, _ in table.fields]
+        schema = OPERATORS[operator]
+        names = [attribute.name for attribute in schema.attributes]
         values = [getattr(case, name) for name in names]
-        inputs = [getattr(case, row.name) for row in table.inputs]
+        inputs = [getattr(case, row.name) for row in schema.inputs]
         return self.library.kvc_test_enqueue(
             self.plugins.encode(), operator.encode(), (ctypes.c_char_p * len(names))(*(n.encode() for n in names)),
             (ctypes.c_int32 * len(values))(*values), len(values), *_arguments(inputs), *_arguments(outputs),

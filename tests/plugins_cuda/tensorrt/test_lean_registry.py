@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins_cuda.tensorrt.tables import FILES, read_table
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import VERSION
 
 pytestmark = pytest.mark.tensorrt
 
@@ -55,7 +56,9 @@ def request_of(operator: str, *, phase: str = "build", **changes) -> dict:
 def test_the_library_registers_its_creators_and_leaves_nothing_behind(library):
     answer = ask(library)
     assert answer["loaded"]
-    expected = {name: ["1", [[field, "INT32"] for field, _, _ in read_table(name).fields]] for name in FILES}
+    expected = {
+        one.name: [VERSION, [[attribute.name, "INT32"] for attribute in one.attributes]] for one in KERNEL_OPERATORS
+    }
     assert answer["creators"] == expected
     assert not answer["loaded_twice"]
     assert answer["left"] == []

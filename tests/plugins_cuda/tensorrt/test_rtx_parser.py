@@ -23,12 +23,14 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.operators import KVC_DOMAIN, OPSET, compact
 from kvc_trt.operators import function as functions
 from kvc_trt.operators.emitter import Emitter
+from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
+from kvc_trt.operators.schema import CACHE, INT32, INT64
 from kvc_trt.operators.shapes import LOWEST
 from tests.graph.small_models import LLAMA, resolve
-from tests.plugins_cuda.tensorrt.tables import FILES, read_table
 
 pytestmark = pytest.mark.tensorrt
 
+PLUGINS = {operator.name for operator in KERNEL_OPERATORS}
 PRECISIONS = {"fp32": ("float32", "FLOAT"), "fp16": ("float16", "HALF"), "bf16": ("bfloat16", "BF16")}
 COMPACT = {"prompt_budget": 50, "capacity": 58, "pool_kernel": 7, "page_size": 4}
 
@@ -74,8 +76,8 @@ def compact_model(precision: str, attributes: dict[str, int] = COMPACT) -> onnx.
     """One KvcCompact; its body comes along, as in every graph of ours."""
     dtype, _ = PRECISIONS[precision]
     element = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}[dtype]
-    types = {"kCache": element, "kInt64": TensorProto.INT64, "kInt32": TensorProto.INT32}
-    table, emit = read_table("KvcCompact"), Emitter()
+    types = {CACHE: element, INT64: TensorProto.INT64, INT32: TensorProto.INT32}
+    table, emit = OPERATORS["KvcCompact"], Emitter()
     names = [row.name for row in table.outputs]
     functions.call(emit, "KvcCompact", [row.name for row in table.inputs], names, **attributes)
     sizes = {"B": "batch", "S": "sequence", "H": 4, "G": 2, "W": 8, "D": 16, "C": 58, "2D": 32, "P": 15}
@@ -95,7 +97,7 @@ def test_every_operator_of_a_decode_graph_becomes_a_plugin_and_a_plan_is_built(p
     path, model = saved_decode(tmp_path, policy, precision)
     answer = parse(path)
     assert answer["parsed"], answer["errors"]
-    nodes = {node.name: node.op_type for node in model.graph.node if node.op_type in FILES}
+    nodes = {node.name: node.op_type for node in model.graph.node if node.op_type in PLUGINS}
     assert Counter(nodes[name] for name, _ in answer["plugins"]) == Counter(nodes.values())
     assert len(answer["plugins"]) == LLAMA.num_hidden_layers
     dtype, name = PRECISIONS[precision]

@@ -1,22 +1,19 @@
-"""The tables of the plugins against the graphs of an engine. Needs neither TensorRT nor a compiler."""
+"""The schemas of the plugins against the graphs of an engine. Needs neither TensorRT nor a compiler."""
 
 from __future__ import annotations
-
-import re
 
 import onnx
 import pytest
 
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.registry import OPERATORS
-from kvc_trt.operators.schema import PLUGIN_ATTRIBUTES
+from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
+from kvc_trt.operators.schema import INT32, INT64, PLUGIN_ATTRIBUTES, Operator
 from tests.graph.small_models import LLAMA, make_small_engine, resolve
-from tests.plugins_cuda.tensorrt.tables import FILES, Table, read_table
-from tests.plugins_cuda.tensorrt.toolchain import SOURCES
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")
-ONNX_TYPES = {"kInt64": onnx.TensorProto.INT64, "kInt32": onnx.TensorProto.INT32}
+PLUGINS = {operator.name: operator for operator in KERNEL_OPERATORS}
+ONNX_TYPES = {INT64: onnx.TensorProto.INT64, INT32: onnx.TensorProto.INT32}
 
 
 @pytest.fixture(scope="module")
@@ -31,53 +28,40 @@ def graphs(tmp_path_factory) -> dict[str, list[onnx.ModelProto]]:
 
 def plugin_nodes(graphs) -> list[tuple[onnx.ModelProto, onnx.NodeProto]]:
     nodes = [(model, node) for models in graphs.values() for model in models for node in model.graph.node]
-    return [(model, node) for model, node in nodes if node.domain == KVC_DOMAIN and node.op_type in FILES]
+    return [(model, node) for model, node in nodes if node.domain == KVC_DOMAIN and node.op_type in PLUGINS]
 
 
 def body_of(model: onnx.ModelProto, name: str) -> onnx.FunctionProto:
     return next(body for body in model.functions if body.name == name)
 
 
-@pytest.mark.parametrize("operator", FILES)
-def test_fields_are_the_attributes_of_the_operator(operator):
-    fields = [(one.name, one.least, one.most) for one in OPERATORS[operator].attributes]
-    assert list(read_table(operator).fields) == fields
-
-
-@pytest.mark.parametrize("operator", FILES)
-def test_inputs_have_the_names_and_the_order_of_the_operator(operator):
-    assert [row.name for row in read_table(operator).inputs] == [one.name for one in OPERATORS[operator].inputs]
-
-
 def test_the_nodes_of_every_policy_carry_these_fields_and_no_others(graphs):
     nodes = plugin_nodes(graphs)
-    assert {node.op_type for _, node in nodes} == set(FILES)
+    assert {node.op_type for _, node in nodes} == set(PLUGINS)
     for _, node in nodes:
         attributes = {a.name: a for a in node.attribute if a.name not in PLUGIN_ATTRIBUTES}
-        table = read_table(node.op_type)
-        assert set(attributes) == {name for name, _, _ in table.fields}
-        for name, low, high in table.fields:
-            # The parser makes one INT32 of an INT and keeps the low half, whatever stands above it.
+        fields = {one.name: one for one in PLUGINS[node.op_type].attributes}
+        assert set(attributes) == set(fields)
+        for name, field in fields.items():
+            # The parser makes one INT32 of an INT and keeps the low half, whatever the high half is.
             assert attributes[name].type == onnx.AttributeProto.INT
-            assert -(2**31) < low <= attributes[name].i <= high < 2**31
+            assert -(2**31) < field.least <= attributes[name].i <= field.most < 2**31
 
 
 def test_the_nodes_name_the_namespace_and_version_of_the_creators(graphs):
-    source = (SOURCES / "plugin.h").read_text()
-    declared = dict(re.findall(r'constexpr const char\* (kNamespace|kVersion) = "(\w+)";', source))
     for _, node in plugin_nodes(graphs):
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        assert attributes["plugin_namespace"].decode() == declared["kNamespace"]
-        assert attributes["plugin_version"].decode() == declared["kVersion"]
+        for name, value in PLUGIN_ATTRIBUTES.items():
+            assert attributes[name].decode() == value
 
 
 def test_every_node_has_the_tensors_that_its_plugin_expects(graphs):
     """TensorRT refuses a node whose outputs are not as many as the plugin's."""
     for model, node in plugin_nodes(graphs):
-        table, body = read_table(node.op_type), body_of(model, node.op_type)
-        assert len(node.input) == len(table.inputs)
-        assert len(node.output) == len(table.outputs)
-        assert list(body.output) == [row.name for row in table.outputs]
+        operator, body = PLUGINS[node.op_type], body_of(model, node.op_type)
+        assert len(node.input) == len(operator.inputs)
+        assert len(node.output) == len(operator.outputs)
+        assert list(body.output) == [tensor.name for tensor in operator.outputs]
 
 
 def test_tensors_have_the_types_and_ranks_that_onnx_infers(graphs):
@@ -88,10 +72,10 @@ def test_tensors_have_the_types_and_ranks_that_onnx_infers(graphs):
             values = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
             types = {value.name: value.type.tensor_type for value in values}
             for node in model.graph.node:
-                if node.domain != KVC_DOMAIN or node.op_type not in FILES:
+                if node.domain != KVC_DOMAIN or node.op_type not in PLUGINS:
                     continue
-                table = read_table(node.op_type)
-                for name, row in zip([*node.input, *node.output], [*table.inputs, *table.outputs], strict=True):
+                tensors = PLUGINS[node.op_type].tensors
+                for name, row in zip([*node.input, *node.output], tensors, strict=True):
                     expected = ONNX_TYPES.get(row.element, onnx.TensorProto.FLOAT)
                     assert types[name].elem_type == expected, (node.name, row.name)
                     if types[name].HasField("shape"):
@@ -100,10 +84,10 @@ def test_tensors_have_the_types_and_ranks_that_onnx_infers(graphs):
     assert checked > 100
 
 
-def test_state_tensors_have_the_shapes_of_the_tables():
+def test_state_tensors_have_the_shapes_of_the_schema():
     """The same symbols mean the same sizes in an engine's state and in the plugins."""
     parameters = resolve("rocketkv", skip_layers=1)
-    rows = {row.name: row for row in read_table("KvcHybridAttention").inputs}
+    rows = {row.name: row for row in PLUGINS["KvcHybridAttention"].inputs}
     sizes = {"G": 2, "D": 16, "C": parameters.capacity, "2D": 32, "P": parameters.num_pages()}
     tensors = [tensor for tensor in state_tensors(LLAMA, parameters, "float16") if tensor.layer == 1]
     assert len(tensors) == 3
@@ -113,13 +97,13 @@ def test_state_tensors_have_the_shapes_of_the_tables():
         assert tuple(sizes[symbol] for symbol in row.shape[1:]) == tensor.shape
 
 
-@pytest.mark.parametrize("operator", FILES)
-def test_what_a_decode_step_writes_in_place_is_the_input_of_that_name(operator):
-    table: Table = read_table(operator)
-    for row in table.outputs:
+@pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
+def test_what_a_decode_step_writes_in_place_is_the_input_of_that_name(operator: Operator):
+    inputs = {tensor.name: tensor for tensor in operator.inputs}
+    for row in operator.outputs:
         if row.name.endswith("_out"):
             assert row.alias is not None
-            written = table.inputs[row.alias]
+            written = inputs[row.alias]
             assert (f"{written.name}_out", written.element, written.shape) == (row.name, row.element, row.shape)
         else:
             assert row.alias is None
@@ -134,9 +118,10 @@ def test_aliases_are_those_of_the_engines_state(graphs):
         for node in decode.graph.node:
             if node.domain != KVC_DOMAIN:
                 continue
-            for name, row in zip(node.output, read_table(node.op_type).outputs, strict=True):
+            for name, row in zip(node.output, OPERATORS[node.op_type].outputs, strict=True):
                 expected = inputs_of.pop(name, None)
-                assert (None if row.alias is None else node.input[row.alias]) == expected
+                names = [tensor.name for tensor in OPERATORS[node.op_type].inputs]
+                assert (None if row.alias is None else node.input[names.index(row.alias)]) == expected
                 aliased += expected is not None
         assert not inputs_of
     assert aliased > 30

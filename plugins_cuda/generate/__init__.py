@@ -1,0 +1,39 @@
+"""Writes the C++ that follows from the operators' schemas: `python -m plugins_cuda.generate` from the root.
+
+The files are committed, so that nobody needs Python to compile; a test says whether they are current.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from plugins_cuda.generate.header import limits_header, parameters_header
+from plugins_cuda.generate.plugins import dimensions_header, operators_source
+from plugins_cuda.generate.validation import rules_header
+
+PLUGINS = Path(__file__).resolve().parents[1]
+NOTE = "Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those."
+
+
+def generated() -> Mapping[Path, str]:
+    """Path and text of every generated file."""
+    texts = {
+        "include/kvc/limits.h": f"/* {NOTE} */\n{limits_header()}",
+        "include/kvc/parameters.h": f"/* {NOTE} */\n{parameters_header()}",
+        "src/parameter_rules.h": f"// {NOTE}\n{rules_header()}",
+        "tensorrt/dimensions.h": f"// {NOTE}\n{dimensions_header()}",
+        "tensorrt/operators.cpp": f"// {NOTE}\n{operators_source()}",
+    }
+    return {PLUGINS / name: _laid_out(PLUGINS / name, text) for name, text in texts.items()}
+
+
+def _laid_out(path: Path, text: str) -> str:
+    """The text as clang-format lays it out; RuntimeError where there is no clang-format."""
+    program = shutil.which("clang-format")
+    if program is None:
+        raise RuntimeError("clang-format is not on PATH; pip install '.[test]'")
+    command = [program, f"--assume-filename={path}"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=PLUGINS).stdout

@@ -1,0 +1,62 @@
+"""The parts of the C ABI that follow from the schemas: the largest sizes, and the parameter structs."""
+
+from __future__ import annotations
+
+from kvc_trt.kernels.parameters import kernel_of, members
+from kvc_trt.operators.dimensions import COMMON_FORMULAS, MAX_GROUP, MAX_HEAD_SIZE, SIZES
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import Operator
+from plugins_cuda.generate.formulas import expression
+
+
+def limits_header() -> str:
+    """What kernels size their shared memory by."""
+    return f"""/* The largest sizes that the kernels serve. A call beyond one of them is refused. */
+#ifndef KVC_LIMITS_H
+#define KVC_LIMITS_H
+
+#define KVC_LARGEST_HEAD_SIZE {MAX_HEAD_SIZE} /* D */
+#define KVC_LARGEST_GROUP {MAX_GROUP} /* H / G: query heads of a KV head */
+
+#endif
+"""
+
+
+def parameters_header() -> str:
+    """One struct per operation."""
+    return f"""/* The parameters of every operation. A value outside of its range is refused, by the name of its member.
+ *
+ * Symbols: {_symbols()}
+ * All tensors are contiguous except those whose strides are given. */
+#ifndef KVC_PARAMETERS_H
+#define KVC_PARAMETERS_H
+
+#include "kvc/types.h"
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+{"".join(map(_struct, KERNEL_OPERATORS))}
+#ifdef __cplusplus
+}}
+#endif
+#endif
+"""
+
+
+def _struct(operator: Operator) -> str:
+    name = kernel_of(operator).struct
+    lines = "\n".join(f"{member.type} {member.name}; /* {member.comment} */" for member in members(operator))
+    return f"/* {operator.summary} */\ntypedef struct {name} {{\n{lines}\n}} {name};\n\n"
+
+
+def _symbols() -> str:
+    named = {symbol for one in KERNEL_OPERATORS for tensor in one.tensors for symbol in tensor.shape}
+    words = [
+        f"{symbol} {size.words}" + (f" = {expression(COMMON_FORMULAS[symbol])}" if symbol in COMMON_FORMULAS else "")
+        for symbol, size in SIZES.items()
+        if symbol in named and symbol != "2D"
+    ]
+    half = (len(words) + 1) // 2
+    return ", ".join(words[:half]) + ",\n * " + ", ".join(words[half:]) + "."

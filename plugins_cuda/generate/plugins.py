@@ -1,0 +1,193 @@
+"""The tables of the TensorRT plugins, and what passes a call of TensorRT on to the C ABI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kvc_trt.kernels.parameters import Member, kernel_of, members
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.dimensions import INT32_MAX, SIZES, names_in
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import CACHE, INT64, VERSION, Attribute, Operator, Stride, Tensor
+from plugins_cuda.generate.formulas import expression
+
+
+def dimensions_header() -> str:
+    """The symbols of shapes, and the names that TensorRT finds the plugins by."""
+    return f"""#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvc::tensorrt {{
+
+/// Namespace and version of every plugin, as the nodes of a network name them.
+inline constexpr const char* kNamespace = "{KVC_DOMAIN}";
+inline constexpr const char* kVersion = "{VERSION}";
+
+/// What the dimensions of tensors stand for.
+enum class Dim : uint8_t {{
+{_lines(f"{_dimension(symbol)},  ///< {symbol}" for symbol in SIZES)}
+}};
+inline constexpr size_t kDims = {len(SIZES)};
+
+/// In messages.
+inline constexpr const char* kDimNames[kDims] = {{{", ".join(f'"{size.words}"' for size in SIZES.values())}}};
+
+/// Most attributes of an operator.
+inline constexpr size_t kMaxFields = {max(len(operator.attributes) for operator in KERNEL_OPERATORS)};
+
+}}  // namespace kvc::tensorrt
+"""
+
+
+def operators_source() -> str:
+    """One namespace of tables and functions per operator, and the list of them all."""
+    listed = ",\n".join(
+        f'{{"{one.name}", {space}::kFields, {space}::kInputs, {space}::kOutputs, {space}::derive, '
+        f"{space}::workspace, {space}::launch}}"
+        for one in KERNEL_OPERATORS
+        for space in (_namespace(one),)
+    )
+    return f"""// The operators as tables, and how a call of each becomes a call of the C ABI.
+#include <algorithm>
+
+#include "kvc/kvc.h"
+#include "tensorrt/plugin.h"
+
+namespace kvc::tensorrt {{
+namespace {{
+
+using enum Dim;
+using enum Element;
+
+{"".join(map(_operator, KERNEL_OPERATORS))}
+constexpr Operator kAll[] = {{{listed}}};
+
+}}  // namespace
+
+constinit const std::span<const Operator> kOperators = kAll;
+
+}}  // namespace kvc::tensorrt
+"""
+
+
+def _operator(operator: Operator) -> str:
+    kernel, space = kernel_of(operator), _namespace(operator)
+    numbers = [member for member in members(operator) if not isinstance(member.source, Tensor)]
+    formulas = _lines(_formulas(operator))
+    fields, sizes = (" fields", " sizes") if formulas else ("", "")
+    return f"""// ---- {operator.name}: {operator.summary}
+
+namespace {space} {{
+
+constexpr FieldSpec kFields[] = {{{"".join(_field(operator, one) + "," for one in operator.attributes)}}};
+
+constexpr TensorSpec kInputs[] = {{{"".join(_tensor(operator, one) + "," for one in operator.inputs)}}};
+
+// The number after a shape is the input whose buffer the output is.
+constexpr TensorSpec kOutputs[] = {{{"".join(_tensor(operator, one) + "," for one in operator.outputs)}}};
+
+void derive(const Fields&{fields}, Sizes&{sizes}) {{
+{formulas}
+}}
+
+{kernel.struct} params_of(const Call& call) {{
+    {kernel.struct} params{{}};
+    params.struct_bytes = sizeof params;
+    params.dtype = call.dtype;
+{_lines(f"params.{one.name} = {_number(one)};" for one in numbers if one.source is not None)}
+    return params;
+}}
+
+KvcStatus workspace(const Call& call, uint64_t* bytes, KvcMessage* message) {{
+    const {kernel.struct} params = params_of(call);
+    return {kernel.operation}_workspace(&params, bytes, message);
+}}
+
+KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) {{
+    {kernel.struct} params = params_of(call);
+{_lines(_addresses(operator))}
+    return {kernel.operation}(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
+}}
+
+}}  // namespace {space}
+
+"""
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "\n".join(lines)
+
+
+def _namespace(operator: Operator) -> str:
+    return kernel_of(operator).operation.removeprefix("kvc_")
+
+
+def _dimension(symbol: str) -> str:
+    """kBatch, kHeads, kTwiceHeadSize ..."""
+    words = SIZES[symbol].words.replace("2 x", "twice").split()
+    return "k" + "".join(word.capitalize() for word in words)
+
+
+def _field(operator: Operator, attribute: Attribute) -> str:
+    parts = [
+        f'.name = "{attribute.name}"',
+        f".minimum = {attribute.least}",
+        f".maximum = {'INT32_MAX' if attribute.most == INT32_MAX else attribute.most}",
+    ]
+    if attribute.odd:
+        parts.append(".odd = true")
+    if attribute.at_most in {one.name for one in operator.attributes}:
+        parts.append(f'.at_most = "{attribute.at_most}"')
+    return f"{{{', '.join(parts)}}}"
+
+
+def _tensor(operator: Operator, tensor: Tensor) -> str:
+    element = {CACHE: "kCache", INT64: "kInt64"}.get(tensor.element, "kInt32")
+    alias = [one.name for one in operator.inputs].index(tensor.alias) if tensor.alias else None
+    shape = ", ".join(map(_dimension, tensor.shape))
+    return f'{{"{tensor.name}", {element}, {{{shape}}}' + (f", {alias}" if alias is not None else "") + "}"
+
+
+def _formulas(operator: Operator) -> Iterator[str]:
+    """Every derived size, as far as the sizes that it needs are known."""
+    attributes = {one.name for one in operator.attributes}
+    formulas = dict(operator.all_formulas())
+    read = dict.fromkeys(name for formula in formulas.values() for name in names_in(formula) if name in attributes)
+    yield from (f'const int64_t {name} = fields.get("{name}");' for name in read)
+    for symbol, formula in formulas.items():
+        fixed = f'sizes.fix({_dimension(symbol)}, {expression(formula)}, "{operator.origin_of(symbol)}");'
+        needed = [name for name in names_in(formula) if name not in attributes]
+        if needed:
+            known = " && ".join(f"sizes.known({_dimension(name)})" for name in needed)
+            values = " ".join(f"const int64_t {name} = sizes.get({_dimension(name)});" for name in needed)
+            yield f"if ({known}) {{ {values}\n{fixed} }}"
+        else:
+            yield fixed
+
+
+def _number(member: Member) -> str:
+    match member.source:
+        case Attribute(name=name):
+            return f'call.fields.get("{name}")'
+        case Stride(contiguous=symbols):
+            return f"call.sizes.product({{{', '.join(map(_dimension, symbols))}}})"
+        case str(symbol):
+            return f"call.sizes.get({_dimension(symbol)})"
+    raise ValueError(f"{member.name} is no number")
+
+
+def _addresses(operator: Operator) -> Iterator[str]:
+    """A tensor that is updated in place is passed as the output, whose buffer is the input's."""
+    updated = {tensor.alias: number for number, tensor in enumerate(operator.outputs) if tensor.alias}
+    for member in members(operator):
+        if isinstance(member.source, Tensor):
+            name = member.source.name
+            if member.source in operator.outputs:
+                place = f"buffers.outputs[{operator.outputs.index(member.source)}]"
+            elif name in updated:
+                place = f"buffers.outputs[{updated[name]}]"
+            else:
+                place = f"buffers.inputs[{operator.inputs.index(member.source)}]"
+            yield f"params.{name} = {place if 'void' in member.type else f'static_cast<{member.type}>({place})'};"

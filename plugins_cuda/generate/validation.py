@@ -1,0 +1,135 @@
+"""Checks of the numbers and the tensors of every operation, as far as the schemas know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvc_trt.kernels.parameters import kernel_of, members, size_members
+from kvc_trt.operators.dimensions import INT32_MAX, SIZES, Size, names_in
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
+from plugins_cuda.generate.formulas import expression
+
+
+def rules_header() -> str:
+    """One function for the numbers and one for the tensors of each parameter struct."""
+    functions = "".join(map(_functions, KERNEL_OPERATORS))
+    return f"""// The numbers and tensors of every operation, as checks; src/validate.cpp ties several together.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kvc/parameters.h"
+#include "src/checks.h"
+
+namespace kvc::checks {{
+
+{functions}
+}}  // namespace kvc::checks
+"""
+
+
+def _functions(operator: Operator) -> str:
+    struct = kernel_of(operator).struct
+    tensors = _contiguous(operator)
+    derived = [operator.formulas[symbol] for symbol, _ in _sizes(operator) if symbol in operator.formulas]
+    formulas = dict(operator.all_formulas())
+    held = size_members(operator)
+    extents = [formulas[one] for one in formulas if one not in held and any(one in tensor.shape for tensor in tensors)]
+    sizes, attributes = ", ".join(_size_ranges(operator)), ", ".join(_attribute_ranges(operator))
+    multiples = "\n".join(_multiples(operator))
+    odd = "\n".join(f'check_odd("{one.name}", p.{one.name});' for one in _attributes(operator) if one.odd)
+    listed = ", ".join(_tensor(operator, tensor) for tensor in tensors)
+    name = "contiguous_tensors_of" if kernel_of(operator).strides else "tensors_of"
+    return f"""// ---- {operator.name}
+
+inline void check_numbers(const {struct}& p) {{
+{_locals(operator, derived)}
+check_ranges({{{{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16}}, {sizes}}});
+{multiples}
+check_group(p);
+check_ranges({{{attributes}}});
+{odd}
+}}
+
+inline std::vector<Tensor> {name}(const {struct}& p) {{
+const TensorMaker make = maker(p);
+{_locals(operator, extents)}
+return {{{listed}}};
+}}
+
+"""
+
+
+def _attributes(operator: Operator) -> list[Attribute]:
+    """Those that the struct holds."""
+    return [member.source for member in members(operator) if isinstance(member.source, Attribute)]
+
+
+def _sizes(operator: Operator) -> list[tuple[str, Size]]:
+    """Those that the struct holds beside its attributes, by symbol."""
+    return [(one.source, SIZES[one.source]) for one in members(operator) if isinstance(one.source, str)]
+
+
+def _size_ranges(operator: Operator) -> Iterator[str]:
+    for symbol, size in _sizes(operator):
+        if symbol not in operator.formulas:
+            yield _range(operator, size.field or "", size.least, size.most, size.at_most)
+
+
+def _attribute_ranges(operator: Operator) -> Iterator[str]:
+    """First those that others are measured by; then what follows from them."""
+    for one in sorted(_attributes(operator), key=lambda attribute: attribute.at_most is not None):
+        yield _range(operator, one.name, one.least, one.most, one.at_most)
+    for symbol, size in _sizes(operator):
+        if symbol in operator.formulas:
+            formula = operator.formulas[symbol]
+            value = expression(formula)
+            yield f'{{"{size.field}", p.{size.field}, {value}, {value}, "{formula}"}}'
+    if kernel_of(operator).reserved:
+        yield '{"reserved", p.reserved, 0, 0}'
+
+
+def _range(operator: Operator, field: str, least: int, most: int, at_most: str | None) -> str:
+    if at_most is None:
+        return f'{{"{field}", p.{field}, {least}, {"kLargestInt32" if most == INT32_MAX else most}}}'
+    limit = size_members(operator).get(at_most, at_most)
+    return f'{{"{field}", p.{field}, {least}, p.{limit}, "{limit}"}}'
+
+
+def _multiples(operator: Operator) -> Iterator[str]:
+    for _, size in _sizes(operator):
+        if isinstance(size.multiple_of, int):
+            yield f'check_multiple("{size.field}", p.{size.field}, {size.multiple_of});'
+        elif size.multiple_of is not None:
+            divisor = SIZES[size.multiple_of].field
+            yield f'check_multiple("{size.field}", p.{size.field}, p.{divisor}, "{divisor}");'
+
+
+def _contiguous(operator: Operator) -> list[Tensor]:
+    """The tensors of the struct but those that its strides describe."""
+    held = [member.source for member in members(operator) if isinstance(member.source, Tensor)]
+    return [tensor for tensor in held if tensor.name not in kernel_of(operator).strided or tensor in operator.outputs]
+
+
+def _tensor(operator: Operator, tensor: Tensor) -> str:
+    written = tensor in operator.outputs or tensor in operator.state
+    kind = "integers" if tensor.element != CACHE else "output" if written else "input"
+    shape = ", ".join(_extent(operator, symbol) for symbol in tensor.shape)
+    made = f'make.{kind}("{tensor.name}", p.{tensor.name}, {{{shape}}})'
+    return f"make.optional({made})" if tensor.optional else made
+
+
+def _extent(operator: Operator, symbol: str) -> str:
+    field = size_members(operator).get(symbol)
+    if field is not None:
+        return f"p.{field}"
+    return expression(dict(operator.all_formulas())[symbol])
+
+
+def _locals(operator: Operator, formulas: list[str]) -> str:
+    """Variables for what the formulas read."""
+    names = dict.fromkeys(name for formula in formulas for name in names_in(formula))
+    fields = size_members(operator)
+    return "\n".join(f"const int64_t {name} = p.{fields.get(name, name)};" for name in names)

@@ -1,0 +1,92 @@
+/* Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those. */
+/* The parameters of every operation. A value outside of its range is refused, by the name of its member.
+ *
+ * Symbols: B batch, H heads, G kv heads, D head size, W window,
+ * S prompt length, C capacity, P pages = (C + page_size - 1) / page_size, K selected width.
+ * All tensors are contiguous except those whose strides are given. */
+#ifndef KVC_PARAMETERS_H
+#define KVC_PARAMETERS_H
+
+#include "kvc/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Keep the part of a prompt's cache that its last queries look at. */
+typedef struct KvcCompactParams {
+    uint64_t struct_bytes;         /* sizeof(KvcCompactParams) of the caller */
+    int32_t dtype;                 /* KvcDtype */
+    int32_t batch;                 /* B in 1..65535 */
+    int32_t heads;                 /* H in 1..65535, a multiple of kv_heads, H / G in 1..16 */
+    int32_t kv_heads;              /* G in 1..H */
+    int32_t head_size;             /* D in 16..256, a multiple of 8 */
+    int32_t window;                /* W in 1..1024, at most prompt_budget if any prompt can exceed the budget */
+    int32_t pool_kernel;           /* odd, in 1..4095: width of the max-pooling over scores */
+    int32_t page_size;             /* 1..2^31-1: tokens of a page */
+    int64_t prompt_length;         /* S in 1..2^20 */
+    int64_t prompt_budget;         /* 1..capacity: tokens kept per KV head, window included */
+    int64_t capacity;              /* C in 1..2^20: slots of the cache */
+    int64_t kv_stride_batch;       /* elements between rows of k and v */
+    int64_t kv_stride_head;        /* elements between KV heads; strides are at least D and multiples of 8 */
+    int64_t kv_stride_token;       /* elements between tokens of k and v; head elements are contiguous */
+    const void* q_window;          /* [B,H,W,D], row i is the query at n-W+i; rows before the prompt are ignored */
+    const void* k;                 /* [B,G,S,D], after RoPE, by the strides above */
+    const void* v;                 /* [B,G,S,D], same strides */
+    const int64_t* prompt_lengths; /* [B], on the device: n, clamped to 0..S */
+    void* k_cache;                 /* [B,G,C,D], zeros past a row's end. k itself where the strides say [B,G,S=C,D] */
+    void* v_cache;                 /* [B,G,C,D], in place exactly if k_cache is */
+    void* bounds;                  /* [B,G,2D,P], page maxima of K, then of -K; or null */
+    int64_t* cache_lengths;        /* [B], min(n, prompt_budget) */
+    int32_t* indices;              /* [B,G,C], prompt position of each slot, ascending; -1 past the row's end */
+} KvcCompactParams;
+
+/* Append one token, attend to every entry. */
+typedef struct KvcDenseAttentionParams {
+    uint64_t struct_bytes;        /* sizeof(KvcDenseAttentionParams) of the caller */
+    int32_t dtype;                /* KvcDtype */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t heads;                /* H in 1..65535, a multiple of kv_heads, H / G in 1..16 */
+    int32_t kv_heads;             /* G in 1..H */
+    int32_t head_size;            /* D in 16..256, a multiple of 8 */
+    int32_t reserved;             /* 0 */
+    int64_t capacity;             /* C in 1..2^20 */
+    const void* query;            /* [B,H,D], after RoPE */
+    const void* k_new;            /* [B,G,D], after RoPE */
+    const void* v_new;            /* [B,G,D] */
+    void* k_cache;                /* [B,G,C,D] */
+    void* v_cache;                /* [B,G,C,D] */
+    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
+    void* output;                 /* [B,H,D] */
+} KvcDenseAttentionParams;
+
+/* Append one token, select the pages that matter, attend to their tokens. */
+typedef struct KvcHybridAttentionParams {
+    uint64_t struct_bytes;        /* sizeof(KvcHybridAttentionParams) of the caller */
+    int32_t dtype;                /* KvcDtype */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t heads;                /* H in 1..65535, a multiple of kv_heads, H / G in 1..16 */
+    int32_t kv_heads;             /* G in 1..H */
+    int32_t head_size;            /* D in 16..256, a multiple of 8 */
+    int32_t page_size;            /* 1..2^31-1: tokens of a page */
+    int32_t top_r;                /* 1..head_size: channels that score pages */
+    int64_t capacity;             /* C in 1..2^20 */
+    int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
+    int64_t token_budget;         /* 0..2^31-1 */
+    int64_t dense_until;          /* 0..2^31-1: rows of m <= max(token_budget, dense_until) read all their entries */
+    int64_t selected_width;       /* max(top_k, token_budget, dense_until) */
+    const void* query;            /* [B,H,D], after RoPE */
+    const void* k_new;            /* [B,G,D], after RoPE */
+    const void* v_new;            /* [B,G,D] */
+    void* k_cache;                /* [B,G,C,D] */
+    void* v_cache;                /* [B,G,C,D] */
+    void* bounds;                 /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
+    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
+    void* output;                 /* [B,H,D] */
+    int32_t* selected;            /* [B,G,K], slots read, ascending, -1 past the end; or null */
+} KvcHybridAttentionParams;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

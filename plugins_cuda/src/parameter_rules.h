@@ -1,0 +1,115 @@
+// Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
+// The numbers and tensors of every operation, as checks; src/validate.cpp ties several together.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kvc/parameters.h"
+#include "src/checks.h"
+
+namespace kvc::checks {
+
+// ---- KvcCompact
+
+inline void check_numbers(const KvcCompactParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"heads", p.heads, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
+                  {"head_size", p.head_size, 16, 256},
+                  {"window", p.window, 1, 1024},
+                  {"prompt_length", p.prompt_length, 1, 1048576}});
+    check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
+    check_multiple("head_size", p.head_size, 8);
+    check_group(p);
+    check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
+                  {"page_size", p.page_size, 1, kLargestInt32},
+                  {"capacity", p.capacity, 1, 1048576},
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
+    check_odd("pool_kernel", p.pool_kernel);
+}
+
+inline std::vector<Tensor> contiguous_tensors_of(const KvcCompactParams& p) {
+    const TensorMaker make = maker(p);
+    const int64_t C = p.capacity;
+    const int64_t page_size = p.page_size;
+    const int64_t D = p.head_size;
+    return {
+        make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
+        make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
+        make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.optional(make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, (C + page_size - 1) / page_size})),
+        make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+        make.integers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
+}
+
+// ---- KvcDenseAttention
+
+inline void check_numbers(const KvcDenseAttentionParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"heads", p.heads, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
+                  {"head_size", p.head_size, 16, 256},
+                  {"capacity", p.capacity, 1, 1048576}});
+    check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
+    check_multiple("head_size", p.head_size, 8);
+    check_group(p);
+    check_ranges({{"reserved", p.reserved, 0, 0}});
+}
+
+inline std::vector<Tensor> tensors_of(const KvcDenseAttentionParams& p) {
+    const TensorMaker make = maker(p);
+
+    return {make.input("query", p.query, {p.batch, p.heads, p.head_size}),
+            make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.head_size}),
+            make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.head_size}),
+            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.output("output", p.output, {p.batch, p.heads, p.head_size})};
+}
+
+// ---- KvcHybridAttention
+
+inline void check_numbers(const KvcHybridAttentionParams& p) {
+    const int64_t top_k = p.top_k;
+    const int64_t token_budget = p.token_budget;
+    const int64_t dense_until = p.dense_until;
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"heads", p.heads, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
+                  {"head_size", p.head_size, 16, 256},
+                  {"capacity", p.capacity, 1, 1048576}});
+    check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
+    check_multiple("head_size", p.head_size, 8);
+    check_group(p);
+    check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
+                  {"token_budget", p.token_budget, 0, kLargestInt32},
+                  {"dense_until", p.dense_until, 0, kLargestInt32},
+                  {"top_r", p.top_r, 1, p.head_size, "head_size"},
+                  {"top_k", p.top_k, 1, p.capacity, "capacity"},
+                  {"selected_width", p.selected_width, std::max({top_k, token_budget, dense_until}),
+                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"}});
+}
+
+inline std::vector<Tensor> tensors_of(const KvcHybridAttentionParams& p) {
+    const TensorMaker make = maker(p);
+    const int64_t C = p.capacity;
+    const int64_t page_size = p.page_size;
+    const int64_t D = p.head_size;
+    return {make.input("query", p.query, {p.batch, p.heads, p.head_size}),
+            make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.head_size}),
+            make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.head_size}),
+            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, (C + page_size - 1) / page_size}),
+            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.output("output", p.output, {p.batch, p.heads, p.head_size}),
+            make.optional(make.integers("selected", p.selected, {p.batch, p.kv_heads, p.selected_width}))};
+}
+
+}  // namespace kvc::checks

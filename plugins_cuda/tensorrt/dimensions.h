@@ -1,0 +1,36 @@
+// Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvc::tensorrt {
+
+/// Namespace and version of every plugin, as the nodes of a network name them.
+inline constexpr const char* kNamespace = "kvc";
+inline constexpr const char* kVersion = "1";
+
+/// What the dimensions of tensors stand for.
+enum class Dim : uint8_t {
+    kBatch,          ///< B
+    kHeads,          ///< H
+    kKvHeads,        ///< G
+    kHeadSize,       ///< D
+    kWindow,         ///< W
+    kPromptLength,   ///< S
+    kCapacity,       ///< C
+    kPages,          ///< P
+    kTwiceHeadSize,  ///< 2D
+    kSelectedWidth,  ///< K
+};
+inline constexpr size_t kDims = 10;
+
+/// In messages.
+inline constexpr const char* kDimNames[kDims] = {"batch",         "heads",         "kv heads", "head size",
+                                                 "window",        "prompt length", "capacity", "pages",
+                                                 "2 x head size", "selected width"};
+
+/// Most attributes of an operator.
+inline constexpr size_t kMaxFields = 5;
+
+}  // namespace kvc::tensorrt
