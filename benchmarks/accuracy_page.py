@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.accuracy.cell import EVIDENCE
-from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.grid import Group, Variant
 from kvc_trt.accuracy.published import NOTICEABLE, Comparison, paper_order, summary
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.atomic_files import write_whole
+from kvc_trt.policies import BASELINE
 
 BEGIN, END = "<!-- measured: begin (benchmarks/accuracy.py writes this part) -->", "<!-- measured: end -->"
 
@@ -89,7 +90,7 @@ def _table(report: AccuracyReport, cell: Any) -> str:
         "|---" * (1 + len(columns)) + "|",
     ]
     for policy in report.policies:
-        cells = [cell(length, Variant(policy, None if policy == FULL else budget)) for length, budget in columns]
+        cells = [cell(length, Variant(policy, None if policy == BASELINE else budget)) for length, budget in columns]
         lines.append(f"| `{policy}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

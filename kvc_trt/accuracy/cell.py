@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.grid import Group, Variant
 from kvc_trt.errors import InputError
+from kvc_trt.policies import BASELINE
 
 EVIDENCE = 0.99
 """Accuracy of the full cache from which a cell says something about the method: a loss is then the method's."""
@@ -126,7 +127,7 @@ class Cell:
     @property
     def evidence(self) -> bool:
         """Whether the full cache answers nearly everything; only then does this cell count."""
-        if self.policy == FULL:
+        if self.policy == BASELINE:
             return bool(self.scores) and self.mean.value >= EVIDENCE
         return self.full_accuracy is not None and self.full_accuracy >= EVIDENCE
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvc_trt import policies
 from kvc_trt.accuracy.cell import Mean
-from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.grid import Group, Variant
 from kvc_trt.accuracy.report import AccuracyReport
+from kvc_trt.policies import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +58,7 @@ def style_of(policy: str) -> Style:
 
 @cache
 def _places() -> Mapping[str, int]:
-    names = [one.name for one in policies.describe() if one.name != "full"]
+    names = [one.name for one in policies.describe() if one.name != BASELINE]
     return {
         name: place
         for kind in (CHOOSES, DROPS)
@@ -97,13 +98,13 @@ def task_curves(report: AccuracyReport, mode: str, length: int) -> bytes | None:
     panels = [
         (task, _of_group(report, Group(task, mode, length)))
         for task in report.tasks
-        if (full := report.cell(Group(task, mode, length), Variant(FULL, None))) is not None and full.evidence
+        if (full := report.cell(Group(task, mode, length), Variant(BASELINE, None))) is not None and full.evidence
     ]
     return _draw(report, f"{_model(report)}: accuracy by task, {length:,} tokens, {mode}", panels)
 
 
 def _tasks_that_count(report: AccuracyReport, mode: str, length: int) -> int:
-    found = report.average(mode, length, Variant(FULL, None))
+    found = report.average(mode, length, Variant(BASELINE, None))
     return 0 if found is None else found[1]
 
 
@@ -128,7 +129,7 @@ def _draw(report: AccuracyReport, title: str, panels: Panels) -> bytes | None:
     kinds = {
         kind: names
         for kind in (CHOOSES, DROPS)
-        if (names := [policy for policy in report.policies if policy != FULL and kind_of(policy) == kind])
+        if (names := [policy for policy in report.policies if policy != BASELINE and kind_of(policy) == kind])
     }
     if not panels or not kinds or not report.budgets:
         return None
@@ -148,15 +149,15 @@ def _row(part: SubFigure, report: AccuracyReport, kind: str, names: Sequence[str
         _panel(axes, report, names, heading, figures)
         handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})
     row[0].set_ylabel("accuracy, %", fontsize="small")
-    ordered = [label for label in (FULL, *names) if label in handles]
+    ordered = [label for label in (BASELINE, *names) if label in handles]
     part.legend(
         [handles[label] for label in ordered], ordered, frameon=False, fontsize="small", loc="outside right center"
     )
 
 
 def _panel(axes: Axes, report: AccuracyReport, names: Sequence[str], heading: str, figures: Figures) -> None:
-    if (full := figures(Variant(FULL, None))) is not None:
-        axes.axhline(100 * full.value, color="black", linewidth=1, linestyle=(0, (1, 1)), label=FULL)
+    if (full := figures(Variant(BASELINE, None))) is not None:
+        axes.axhline(100 * full.value, color="black", linewidth=1, linestyle=(0, (1, 1)), label=BASELINE)
     for place, policy in enumerate(names):
         points = [(budget, found) for budget in report.budgets if (found := figures(Variant(policy, budget)))]
         if not points:

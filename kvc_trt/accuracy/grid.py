@@ -9,6 +9,7 @@ from typing import Any
 
 from kvc_trt import policies
 from kvc_trt.errors import InputError, did_you_mean
+from kvc_trt.policies import BASELINE
 
 MODES = ("query-aware", "query-agnostic")
 """Whether compaction sees the question: at the end of the prompt, or fed through decode after compaction."""
@@ -16,8 +17,6 @@ DEFAULT_TASKS = ("niah-single-1", "niah-multikey-2", "niah-multivalue", "niah-mu
 """The families that a shipped model learns."""
 SHORTEST = 256
 """Tokens of the shortest questions asked where no length is given."""
-FULL = "full"
-"""The policy that every other one is compared with."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,13 @@ def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
     and for settings that no policy has.
     """
     known = [one.name for one in policies.describe()]
-    chosen: list[Variant] = [Variant(FULL, None)]
+    chosen: list[Variant] = [Variant(BASELINE, None)]
     for name in dict.fromkeys(names):
         if (bare := name.partition(":")[0]) not in known:
             raise InputError(f"unknown policy {bare!r}{did_you_mean(bare, known)}", hint="kvc-trt policies lists them")
-        if Variant(name, None).settings and bare == FULL:
-            raise InputError(f"{name}: full is what the others are compared with, and takes no settings")
-        if bare != FULL:
+        if Variant(name, None).settings and bare == BASELINE:
+            raise InputError(f"{name}: {BASELINE} is what the others are compared with, and takes no settings")
+        if bare != BASELINE:
             chosen += [Variant(name, budget) for budget in sorted(set(budgets))]
     return chosen
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvc_trt.accuracy.cell import EVIDENCE, Mean
-from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.grid import Group, Variant
 from kvc_trt.accuracy.published import NOTICEABLE, Published, paper_order, published_tables, summary
 from kvc_trt.accuracy.report import AccuracyReport
+from kvc_trt.policies import BASELINE
 
 _TEMPLATE = "report.html.jinja"
 
@@ -65,7 +66,7 @@ def _task_tables(report: AccuracyReport, mode: str) -> Iterable[dict[str, Any]]:
     """One table per length and budget: a row per task, a column per policy."""
     for length in report.lengths:
         for budget in (*report.budgets,) or (None,):
-            variants = [Variant(policy, None if policy == FULL else budget) for policy in report.policies]
+            variants = [Variant(policy, None if policy == BASELINE else budget) for policy in report.policies]
             yield {
                 "length": length,
                 "budget": budget,
@@ -102,5 +103,5 @@ def _published_table(report: AccuracyReport, published: Published) -> dict[str, 
 def _ours(report: AccuracyReport, length: int | None, policy: str, budget: int) -> Mean | None:
     if length is None or length not in report.lengths:
         return None
-    found = report.average("query-aware", length, Variant(policy, None if policy == FULL else budget))
+    found = report.average("query-aware", length, Variant(policy, None if policy == BASELINE else budget))
     return None if found is None else found[0]

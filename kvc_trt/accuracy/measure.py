@@ -10,12 +10,13 @@ from functools import cached_property
 
 from kvc_trt.accuracy.answerers import Answerer
 from kvc_trt.accuracy.cell import Cell, key_of
-from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.grid import Group, Variant
 from kvc_trt.accuracy.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import longest_sequence
+from kvc_trt.policies import BASELINE
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet
 from kvc_trt.tasks.registry import task
@@ -73,7 +74,7 @@ class GroupMeasurement:
 
     def full(self) -> Cell:
         """The full cache's cell. InputError where the model cannot be asked these questions at all."""
-        variant = Variant(FULL, None)
+        variant = Variant(BASELINE, None)
         cell = self._answered(self._empty(variant, None), self.model.open(variant, self.room))
         return replace(cell, full_accuracy=cell.mean.value)
 

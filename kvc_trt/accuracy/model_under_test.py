@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, rows_for
-from kvc_trt.accuracy.grid import FULL, Variant
+from kvc_trt.accuracy.grid import Variant
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.errors import InputError
+from kvc_trt.policies import BASELINE
 from kvc_trt.runtime.executor import threads_for
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class BuiltEngine:
     def variants(self) -> list[Variant]:
         """The full cache, and the engine's own policy where that is another."""
         parameters = self._engine.parameters
-        own = [] if parameters.policy == FULL else [Variant(parameters.policy, parameters.token_budget)]
-        return [Variant(FULL, None), *own]
+        own = [] if parameters.policy == BASELINE else [Variant(parameters.policy, parameters.token_budget)]
+        return [Variant(BASELINE, None), *own]
 
     def describe(self) -> dict[str, Any]:
         """What was built, and what runs it."""
@@ -97,7 +98,7 @@ class BuiltEngine:
                 f"the questions need max_input_len {room.max_input_len}, the engine has {parameters.max_input_len}",
                 hint=f"build the engine with --max-input-len {room.max_input_len}, or give shorter --lengths",
             )
-        return self._own if variant in self.variants[1:] or parameters.policy == FULL else self._twin
+        return self._own if variant in self.variants[1:] or parameters.policy == BASELINE else self._twin
 
     @cached_property
     def _own(self) -> Answerer:

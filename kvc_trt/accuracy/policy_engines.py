@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.accuracy.answerers import Answerer, Prefills, ReferenceAnswerer, SessionAnswerer, rows_for
-from kvc_trt.accuracy.grid import FULL, Variant
+from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.shared_prefill import SharedPrefill, SharingExecutor
 from kvc_trt.config import BuildConfig
@@ -20,6 +20,7 @@ from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, host_wei
 from kvc_trt.engine.stages import cache_root
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import longest_sequence
+from kvc_trt.policies import BASELINE
 from kvc_trt.profile.machine import usable_cores
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.executor import threads_for
@@ -86,7 +87,7 @@ class PolicyEngines:
         """As a build resolves it, with layer budgets measured where the variant asks for them."""
         from kvc_trt.engine.calibration import calibrated
 
-        budget = {} if variant.policy == FULL else {"token_budget": variant.token_budget}
+        budget = {} if variant.policy == BASELINE else {"token_budget": variant.token_budget}
         given = {
             "model": self._choice.name,
             "policy": variant.name,

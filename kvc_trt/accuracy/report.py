@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from kvc_trt.accuracy.cell import EVIDENCE, Cell, Mean, mean
-from kvc_trt.accuracy.grid import FULL, Group, Variant
+from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.policies import BASELINE
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Bars:
         """One line per cell and bar that does not hold; one where bars were set and no cell counts."""
         if self.minimum_accuracy is None and self.maximum_loss is None:
             return []
-        judged = [cell for cell in cells if cell.scores and cell.evidence and cell.policy != FULL]
+        judged = [cell for cell in cells if cell.scores and cell.evidence and cell.policy != BASELINE]
         if not judged:
             return [f"no cell counts: the full cache answers less than {EVIDENCE:.0%}, or no policy applies"]
         return [line for cell in judged for line in self._failures(cell)]
@@ -92,7 +93,7 @@ class AccuracyReport:
     @property
     def not_learned(self) -> list[tuple[Group, Mean]]:
         """Groups of questions that the full cache itself does not answer: nothing follows from them."""
-        full = [cell for cell in self.cells if cell.policy == FULL and cell.scores]
+        full = [cell for cell in self.cells if cell.policy == BASELINE and cell.scores]
         return [(cell.group, cell.mean) for cell in full if not cell.evidence]
 
     @property

@@ -9,7 +9,7 @@ from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_compacted, store_whole
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.parameters import BASELINE, PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.verification import Found, RunnableAlone, StepCase, StepRun, float32
 
@@ -81,7 +81,7 @@ def resolve(inputs: PolicyInputs) -> PolicyParameters:
 
 NOTHING, DENSE = Nothing(), Dense()
 FULL = Policy(
-    name="full",
+    name=BASELINE,
     summary="keep every token, read every token",
     source="dense attention",
     eviction=NOTHING,

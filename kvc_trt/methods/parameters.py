@@ -8,6 +8,9 @@ from typing import NamedTuple
 from kvc_trt.methods import kinds
 from kvc_trt.methods.constants import Constants
 
+BASELINE = "full"
+"""The policy that keeps and reads everything: every other one is compared with it."""
+
 
 @dataclass(frozen=True)
 class PolicyParameters(Constants):
@@ -93,7 +96,7 @@ class PolicyParameters(Constants):
         """The same lengths under `full`: the dense twin."""
         length = self.max_sequence_len
         return PolicyParameters(
-            policy="full",
+            policy=BASELINE,
             prompt_eviction="none",
             decode_selection="dense",
             token_budget=length,

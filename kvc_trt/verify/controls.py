@@ -42,7 +42,7 @@ def _all_kept(rule: PolicyParameters) -> int:
 def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
     """Control (a): within the budget, engine and dense twin agree to the last bit."""
     parameters = tested.engine.parameters
-    if parameters.policy == "full":
+    if not parameters.compresses:
         rung.reason = "a full engine is its own dense twin"
         return
     limit = min(dense_limit(parameters, tested.engine.model.num_hidden_layers), parameters.max_input_len)
@@ -71,7 +71,7 @@ def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
 def check_activity(tested: EngineUnderTest, rung: Rung) -> None:
     """Control (b): evicted where a prompt is longer than the budget, and read no more than k where it does not fit."""
     parameters = tested.engine.parameters
-    if parameters.policy == "full":
+    if not parameters.compresses:
         rung.reason = "a full engine compresses nothing"
         return
     rung.checks += [*_eviction(tested, rung.layers), *_selection(tested, rung.layers)]

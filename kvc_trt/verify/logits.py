@@ -112,7 +112,7 @@ def _judge_choices(tested: EngineUnderTest) -> list[Check]:
 
 def _measure_compression(tested: EngineUnderTest, ours: Logits) -> None:
     parameters, batch = tested.engine.parameters, tested.batch
-    if parameters.policy == "full":
+    if not parameters.compresses:
         tested.halves.notes["compression"] = "a full engine compresses nothing"
         return
     if tested.compresses_nothing():

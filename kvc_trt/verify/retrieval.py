@@ -79,7 +79,7 @@ def _ask(tested: EngineUnderTest, context: int, placement: Placement) -> list[Ch
     where = f"{PLACEMENTS[placement]}, {context} tokens"
     asked, note = f"{len(samples)} questions", f"{pairs} pairs in {context} tokens, seed {tested.seed}"
     checks = []
-    if tested.engine.parameters.policy == "full":
+    if not tested.engine.parameters.compresses:
         checks.append(Check(f"full, {where}", asked, str(compressed), "no bar", note=note))
     else:
         with tested.phase("dense twin"):

@@ -139,7 +139,7 @@ def check_tokens(tested: EngineUnderTest) -> list[Check]:
     ]
     if tested.halves.engine is not None:
         tested.halves.engine = dataclasses.replace(tested.halves.engine, greedy_match=found.rate)
-    if tested.engine.parameters.policy != "full":
+    if tested.engine.parameters.compresses:
         with tested.phase("dense twin"):
             dense = [output.token_ids for output in tested.twin_session(len(batch)).generate(requests)]
         rate = shared_prefix(answers, dense)
