@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.methods.inputs import OVERRIDES
-from kvc_trt.schema import read_mapping, validated
+from kvc_trt.schema import OwnSchema, read_mapping, validated
 
 DERIVED_NUMBERS = tuple(name for name in OVERRIDES if name not in ("dense_until", "head_scores"))
 """What a policy derives and a build may set one by one, named alike in both; `dense_until` may also be `auto`."""
@@ -25,10 +25,8 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class BuildConfig(BaseModel):
+class BuildConfig(OwnSchema):
     """One build. None means: the preset's value, or what the policy derives."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: str = Field(min_length=1)
     """A preset's name, or a Hugging Face directory."""

@@ -44,3 +44,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def describe(value: object, limit: int = 60) -> str:
+    """A short, single-line rendering of a foreign value for an error message."""
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):  # an integer too long to print, or absurd nesting
+        return f"a {type(value).__name__} too large to print"
+    return text if len(text) <= limit else text[: limit - 3] + "..."

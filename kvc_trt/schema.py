@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from kvc_trt.errors import InputError, did_you_mean
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+from kvc_trt.errors import InputError, describe, did_you_mean
 
-    Schema = TypeVar("Schema", bound=BaseModel)
-else:
-    Schema = TypeVar("Schema")
-
+Schema = TypeVar("Schema", bound=BaseModel)
 LARGEST_CONFIGURATION = 4 << 20
 """Bytes; a configuration file beyond this is not one."""
+
+
+class OwnSchema(BaseModel):
+    """A file in a format of ours: unknown keys are errors, and nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ForeignSchema(BaseModel):
+    """A file in somebody else's format: unknown keys are passed over, null means absent, and nothing is converted."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -39,24 +52,30 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return value
 
 
-def validated(schema: type[Schema], mapping: Mapping[str, Any], source: str) -> Schema:
-    """Return `schema` filled from `mapping`; every problem becomes an InputError that names `source` and the key."""
-    from pydantic import ValidationError
+def validated(
+    schema: type[Schema], mapping: object, source: str, *, spelling: Mapping[str, str] | None = None
+) -> Schema:
+    """Return `schema` filled from `mapping`; every problem becomes an InputError that names `source` and the key.
 
+    `spelling` renames keys in errors, where the file has other names than the schema.
+    """
+    if not isinstance(mapping, Mapping):
+        raise InputError(f"{source}: expected a mapping of names to values, found {describe(mapping)}")
     try:
         return schema.model_validate(dict(mapping))
     except ValidationError as error:
-        raise InputError(f"{source}: {_first_problem(error, schema)}") from error
+        raise InputError(f"{source}: {_first_problem(error, schema, spelling or {})}") from error
 
 
-def _first_problem(error: ValidationError, schema: type[BaseModel]) -> str:
+def _first_problem(error: ValidationError, schema: type[BaseModel], spelling: Mapping[str, str]) -> str:
     problem = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in problem["loc"][:1])
+    key = spelling.get(key, key)
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{key}'{did_you_mean(key, schema.model_fields)}"
     if problem["type"] == "missing":
         return f"missing key '{key}'"
-    found = "" if isinstance(problem["input"], dict) else f", found {problem['input']!r}"
+    found = "" if isinstance(problem["input"], dict) else f", found {describe(problem['input'])}"
     message = problem["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return f"{key}: {message}{found}" if key else message

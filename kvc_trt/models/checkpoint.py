@@ -13,9 +13,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
 from kvc_trt.models.containment import contained
-from kvc_trt.models.fields import describe
 from kvc_trt.models.hugging_face import read_config
 from kvc_trt.models.safetensors_file import SafetensorsFile
 

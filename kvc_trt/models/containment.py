@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvc_trt.errors import InputError
-from kvc_trt.models.fields import describe
+from kvc_trt.errors import InputError, describe
 
 
 def contained(directory: Path, name: str) -> Path:

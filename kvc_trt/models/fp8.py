@@ -9,18 +9,18 @@ tensor, for a row, or for a block within a row.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from kvc_trt.errors import InputError
-from kvc_trt.models.fields import Fields
+from kvc_trt.errors import InputError, describe
 from kvc_trt.models.weights import FLOAT_DTYPES, WeightSource
+from kvc_trt.schema import ForeignSchema, validated
 
 FP8 = "float8_e4m3fn"
 SCALE = "_scale"
-METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8")
 BLOCKS = "one scale per matrix or per row; TensorRT's parser does not take scales of two-dimensional blocks"
 _BLOCK_SCALE = "_scale_inv"
 _ASIDE = re.compile(r".*\.(input_scale|input_scale_ub|output_scale|[qkv]_scale)")
@@ -28,24 +28,30 @@ _NAN = 0x7F
 """The bits of float8_e4m3fn's only NaN, without its sign. It has no infinities."""
 
 
-def check_quantisation(fields: Fields) -> None:
+class _QuantisationConfig(ForeignSchema):
+    quant_method: Literal["compressed-tensors", "fbgemm_fp8", "fp8"]
+    weight_block_size: Any = None
+    config_groups: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class _GroupWeights(ForeignSchema):
+    type: Literal["float"]
+    num_bits: Literal[8]
+    strategy: str
+
+
+def check_quantisation(given: object, source: str) -> None:
     """Raise InputError unless config.json's `quantization_config` is one whose matrices this module reads."""
-    given = fields.raw("quantization_config", None)
-    if given is None:
+    settings = validated(_QuantisationConfig, given, source)
+    if settings.weight_block_size is not None:
+        raise InputError(f"{source}: weight_block_size is {describe(settings.weight_block_size)}, expected {BLOCKS}")
+    if settings.quant_method != "compressed-tensors":
         return
-    settings = Fields(given, f"{fields.source}: quantization_config")
-    method = settings.text("quant_method", METHODS)
-    if settings.raw("weight_block_size", None) is not None:
-        raise settings.fail("weight_block_size", BLOCKS, settings.raw("weight_block_size"))
-    if method != "compressed-tensors":
-        return
-    groups = settings.raw("config_groups", {})
-    for name, group in Fields(groups, f"{settings.source}.config_groups").mapping.items():
-        weights = Fields(Fields(group, f"{settings.source}.config_groups.{name}").raw("weights"), f"{name}.weights")
-        weights.text("type", ("float",))
-        weights.integer("num_bits", 8, 8)
-        if weights.text("strategy") not in ("tensor", "channel"):
-            raise settings.fail(f"{name}.weights.strategy", BLOCKS, weights.raw("strategy"))
+    for name, group in settings.config_groups.items():
+        where = f"{source}.config_groups.{name}.weights"
+        weights = validated(_GroupWeights, group.get("weights"), where)
+        if weights.strategy not in ("tensor", "channel"):
+            raise InputError(f"{where}.strategy is {describe(weights.strategy)}, expected {BLOCKS}")
 
 
 class Fp8Source:

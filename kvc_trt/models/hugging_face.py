@@ -10,20 +10,82 @@ import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from kvc_trt.errors import InputError
+from pydantic import Field
+
+from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.containment import contained
-from kvc_trt.models.fields import Fields, describe
 from kvc_trt.models.fp8 import check_quantisation
+from kvc_trt.schema import ForeignSchema, validated
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-ROPE_KINDS = ("default", "linear", "llama3")
-_DTYPES = ("float32", "float16", "bfloat16")
+_Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+_DType = Literal["float32", "float16", "bfloat16"]
+_RopeKind = Literal["default", "linear", "llama3"]
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_LENGTH = 1 << 26
 _MAX_EOS_IDS = 64
+_Length = Annotated[int, Field(ge=1, le=_MAX_LENGTH)]
+_Base = Annotated[float, Field(ge=1, le=1e12)]
+_AllChannels = Annotated[float, Field(ge=1, le=1)]
+"""The share of a head's channels that rotate: graphs rotate all of them."""
+_Blend = Annotated[float, Field(ge=1e-3, le=1e3)]
+
+
+class _Config(ForeignSchema):
+    """What the graphs depend on. Whatever would change the numbers, and has no form here, is refused."""
+
+    architectures: Annotated[list[_Architecture], Field(min_length=1, max_length=1)]
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 23)]
+    hidden_size: Annotated[int, Field(ge=1, le=1 << 18)]
+    intermediate_size: Annotated[int, Field(ge=1, le=1 << 20)]
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1024)]
+    num_attention_heads: Annotated[int, Field(ge=1, le=1024)]
+    num_key_value_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    head_dim: int | None = None
+    rms_norm_eps: Annotated[float, Field(ge=1e-12, le=0.1)]
+    max_position_embeddings: _Length
+    max_sequence_length: _Length = 1
+    """Vicuna and LongChat name the stretched length so."""
+    dtype: _DType | None = None
+    torch_dtype: _DType | None = None
+    rope_theta: _Base = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: _AllChannels = 1.0
+    hidden_act: Literal["silu"] = "silu"
+    attention_bias: bool = False
+    mlp_bias: Literal[False] = False
+    tie_word_embeddings: bool = False
+    sliding_window: Any = None
+    use_sliding_window: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    quantization_config: Any = None
+
+
+class _Rope(ForeignSchema):
+    """Of either spelling; old files say `type` for `rope_type`."""
+
+    rope_theta: _Base | None = None
+    rope_type: _RopeKind | None = None
+    type: _RopeKind | None = None
+    partial_rotary_factor: _AllChannels = 1.0
+
+
+class _Linear(ForeignSchema):
+    factor: Annotated[float, Field(ge=1, le=1024)]
+
+
+class _Llama3(_Linear):
+    low_freq_factor: _Blend
+    high_freq_factor: _Blend
+    original_max_position_embeddings: _Length
+
+
+class _SlidingWindow(ForeignSchema):
+    sliding_window: _Length
 
 
 def read_config(directory: str | Path) -> ModelConfig:
@@ -59,44 +121,56 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def parse_config(mapping: Mapping[str, Any], source: str, *, messages: Mapping[str, str] | None = None) -> ModelConfig:
+def parse_config(mapping: Mapping[str, Any], source: str, *, spelling: Mapping[str, str] | None = None) -> ModelConfig:
     """Validate every field; `source` (a path or preset name) opens each error message.
 
-    `messages` renames fields in error messages, for a mapping that was translated from other names.
+    `spelling` renames fields in error messages, for a mapping that was translated from other names.
     """
-    fields = Fields(mapping, source, messages)
-    architecture = _architecture(fields)
-    _refuse_what_changes_numbers(fields)
-    heads = fields.integer("num_attention_heads", 1, 1024)
-    kv_heads = fields.integer("num_key_value_heads", 1, 1024, default=heads)
+    fields = validated(_Config, mapping, source, spelling=spelling)
+
+    def wrong(name: str, expected: str, found: object = None) -> InputError:
+        found = describe(getattr(fields, name) if found is None else found)
+        return InputError(f"{source}: {(spelling or {}).get(name, name)} is {found}, expected {expected}")
+
+    architecture, hidden, heads = fields.architectures[0], fields.hidden_size, fields.num_attention_heads
+    kv_heads = fields.num_key_value_heads or heads
     if heads % kv_heads:
-        raise fields.fail("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
-    hidden = fields.integer("hidden_size", 1, 1 << 18)
-    has_bias_switch = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
-    attention_bias = has_bias_switch and fields.boolean("attention_bias", False)
-    base, scaling = _rotary(fields)
-    vocab_size = fields.integer("vocab_size", 1, 1 << 23)
+        raise wrong("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    if fields.head_dim is None and hidden % heads:
+        raise wrong("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    head_size = hidden // heads if fields.head_dim is None else fields.head_dim
+    if not 2 <= head_size <= 1024 or head_size % 2:
+        raise wrong("head_dim", "an even integer in 2..1024", head_size)
+    eos = _as_list(fields.eos_token_id)
+    if len(eos) > _MAX_EOS_IDS or not all(0 <= token < fields.vocab_size for token in eos):
+        raise wrong("eos_token_id", f"token ids below vocab_size ({fields.vocab_size})")
+    if fields.bos_token_id is not None and not 0 <= fields.bos_token_id < fields.vocab_size:
+        raise wrong("bos_token_id", f"a token id below vocab_size ({fields.vocab_size})")
+    if fields.quantization_config is not None:
+        check_quantisation(fields.quantization_config, f"{source}: quantization_config")
+    base, scaling = _rotary(fields, source)
+    biased = fields.attention_bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
     return ModelConfig(
         architecture=architecture,
-        dtype=fields.text("dtype", _DTYPES, default=fields.text("torch_dtype", _DTYPES, default="float32")),
-        vocab_size=vocab_size,
+        dtype=fields.dtype or fields.torch_dtype or "float32",
+        vocab_size=fields.vocab_size,
         hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", 1, 1 << 20),
-        num_hidden_layers=fields.integer("num_hidden_layers", 1, 1024),
+        intermediate_size=fields.intermediate_size,
+        num_hidden_layers=fields.num_hidden_layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_size=_head_size(fields, hidden, heads),
-        norm_epsilon=fields.number("rms_norm_eps", 1e-12, 0.1),
+        head_size=head_size,
+        norm_epsilon=fields.rms_norm_eps,
         rotary_base=base,
         rotary_scaling=scaling,
-        max_position_embeddings=_longest_sequence(fields),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
-        output_bias=attention_bias,
+        max_position_embeddings=max(fields.max_position_embeddings, fields.max_sequence_length),
+        tie_word_embeddings=fields.tie_word_embeddings,
+        qkv_bias=biased or architecture == "Qwen2ForCausalLM",
+        output_bias=biased,
         qk_norm=architecture == "Qwen3ForCausalLM",
-        sliding_window=_sliding_window(fields, architecture),
-        bos_token_id=_bos(fields, vocab_size),
-        eos_token_ids=_eos(fields, vocab_size),
+        sliding_window=_sliding_window(mapping, fields, source),
+        bos_token_id=fields.bos_token_id,
+        eos_token_ids=tuple(eos),
     )
 
 
@@ -104,91 +178,32 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _architecture(fields: Fields) -> str:
-    names = fields.raw("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
-        raise fields.fail("architectures", f"one of {', '.join(ARCHITECTURES)}", names)
-    return str(names[0])
-
-
-def _refuse_what_changes_numbers(fields: Fields) -> None:
-    fields.text("hidden_act", ("silu",), default="silu")
-    if fields.boolean("mlp_bias", False):
-        raise fields.fail("mlp_bias", "false (biases in the feed-forward layers are not supported)", True)
-    if fields.number("partial_rotary_factor", 0, 1, default=1.0) != 1.0:
-        raise fields.fail("partial_rotary_factor", "1 (all channels rotate)", fields.raw("partial_rotary_factor"))
-    check_quantisation(fields)
-
-
-def _head_size(fields: Fields, hidden: int, heads: int) -> int:
-    size = fields.raw("head_dim", None)
-    if size is None:
-        if hidden % heads:
-            raise fields.fail("hidden_size", f"a multiple of num_attention_heads ({heads})", hidden)
-        size = hidden // heads
-    if type(size) is not int or not 2 <= size <= 1024 or size % 2:
-        raise fields.fail("head_dim", "an even integer in 2..1024", size)
-    return size
-
-
-def _longest_sequence(fields: Fields) -> int:
-    """Positions the model was made for. Vicuna and LongChat name the stretched length `max_sequence_length`."""
-    length = fields.integer("max_position_embeddings", 1, _MAX_LENGTH)
-    return max(length, fields.integer("max_sequence_length", 1, _MAX_LENGTH, default=length))
-
-
-def _sliding_window(fields: Fields, architecture: str) -> int | None:
-    if architecture == "LlamaForCausalLM":
-        return None
-    if architecture == "MistralForCausalLM":
-        # An absent field means 4096 to Mistral; only an explicit null switches the window off.
-        absent = "sliding_window" not in fields.mapping
-        return 4096 if absent else _optional_window(fields)
-    return _optional_window(fields) if fields.boolean("use_sliding_window", False) else None
-
-
-def _optional_window(fields: Fields) -> int | None:
-    if fields.raw("sliding_window", None) is None:
-        return None
-    return fields.integer("sliding_window", 1, _MAX_LENGTH)
-
-
-def _rotary(fields: Fields) -> tuple[float, RopeScaling | None]:
-    parameters = fields.raw("rope_parameters", None)
-    settings = fields.raw("rope_scaling", None) if parameters is None else parameters
-    base = fields.number("rope_theta", 1.0, 1e12, default=10000.0)
+def _rotary(fields: _Config, source: str) -> tuple[float, RopeScaling | None]:
+    name = "rope_scaling" if fields.rope_parameters is None else "rope_parameters"
+    settings, where = getattr(fields, name), f"{source}: {name}"
     if settings is None:
-        return base, None
-    scaling = Fields(settings, f"{fields.source}: rope_{'scaling' if parameters is None else 'parameters'}")
-    if parameters is not None:
-        base = scaling.number("rope_theta", 1.0, 1e12, default=base)
-    kind = scaling.text("rope_type", ROPE_KINDS, default=scaling.text("type", ROPE_KINDS, default="default"))
-    if scaling.number("partial_rotary_factor", 0, 1, default=1.0) != 1.0:
-        raise scaling.fail("partial_rotary_factor", "1 (all channels rotate)", scaling.raw("partial_rotary_factor"))
+        return fields.rope_theta, None
+    rope = validated(_Rope, settings, where)
+    base = rope.rope_theta if name == "rope_parameters" and rope.rope_theta is not None else fields.rope_theta
+    kind = rope.rope_type or rope.type or "default"
     if kind == "default":
         return base, None
-    factor = scaling.number("factor", 1.0, 1024.0)
-    return base, RopeScaling("linear", factor) if kind == "linear" else _llama3(scaling, factor)
-
-
-def _llama3(scaling: Fields, factor: float) -> RopeScaling:
-    low = scaling.number("low_freq_factor", 1e-3, 1e3)
-    high = scaling.number("high_freq_factor", 1e-3, 1e3)
+    if kind == "linear":
+        return base, RopeScaling("linear", validated(_Linear, settings, where).factor)
+    scaling = validated(_Llama3, settings, where)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if high <= low:
-        raise scaling.fail("high_freq_factor", f"more than low_freq_factor ({low:g})", high)
-    original = scaling.integer("original_max_position_embeddings", 1, _MAX_LENGTH)
-    return RopeScaling("llama3", factor, low, high, original)
+        raise InputError(f"{where}: high_freq_factor is {high:g}, expected more than low_freq_factor ({low:g})")
+    return base, RopeScaling("llama3", scaling.factor, low, high, scaling.original_max_position_embeddings)
 
 
-def _bos(fields: Fields, vocab_size: int) -> int | None:
-    if fields.raw("bos_token_id", None) is None:
+def _sliding_window(mapping: Mapping[str, Any], fields: _Config, source: str) -> int | None:
+    """Tokens that attention sees, None for all of them; what an architecture has no use for is not looked at."""
+    architecture = fields.architectures[0]
+    if architecture == "LlamaForCausalLM" or (architecture != "MistralForCausalLM" and not fields.use_sliding_window):
         return None
-    return fields.integer("bos_token_id", 0, vocab_size - 1)
-
-
-def _eos(fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    value = fields.raw("eos_token_id", None)
-    ids = _as_list(value)
-    if len(ids) > _MAX_EOS_IDS or any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
-        raise fields.fail("eos_token_id", f"token ids below vocab_size ({vocab_size})", value)
-    return tuple(ids)
+    if architecture == "MistralForCausalLM" and "sliding_window" not in mapping:
+        return 4096  # an absent field means this to Mistral; only an explicit null switches the window off
+    if fields.sliding_window is None:
+        return None
+    return validated(_SlidingWindow, mapping, source).sliding_window

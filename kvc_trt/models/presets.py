@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.hugging_face import parse_config
-from kvc_trt.schema import read_mapping, validated
+from kvc_trt.schema import OwnSchema, read_mapping, validated
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -39,11 +39,7 @@ class Preset:
     """Folder of the checkpoint that the package ships."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _Defaults(_Strict):
+class _Defaults(OwnSchema):
     token_budget: _Count | None = None
     max_input_len: _Count | None = None
     max_output_len: _Count | None = None
@@ -52,12 +48,12 @@ class _Defaults(_Strict):
     skip_layers: _Count | None = None
 
 
-class _PresetFile(_Strict):
+class _PresetFile(OwnSchema):
     description: str
     hugging_face_id: str | None = None
     revision: str | None = None
     checkpoint: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.-]*$")
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, Any] = Field(default_factory=dict)
     architecture: dict[str, Any]
 
 

@@ -6,12 +6,12 @@ Reading goes through the validation of Hugging Face configurations, so an engine
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields as dataclass_fields
 from typing import Any
 
+from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig, RopeScaling
-from kvc_trt.models.fields import Fields
 from kvc_trt.models.hugging_face import parse_config
+from kvc_trt.schema import ForeignSchema, validated
 
 SPELLING = {
     "head_dim": "head_size",
@@ -22,6 +22,17 @@ SPELLING = {
     "architectures": "architecture",
 }
 """Hugging Face's field name -> TensorRT-LLM's, where they differ."""
+
+
+class _PretrainedConfig(ForeignSchema):
+    """What the model's architecture decides, or Hugging Face's fields do not say."""
+
+    architecture: str
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    sliding_window: Any = None
 
 
 def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
@@ -56,22 +67,17 @@ def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
 
 def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConfig:
     """The inverse of `to_pretrained_config`; every field but `mapping` and `quantization` is validated."""
-    fields = Fields(mapping, source)
-    for name in ("qkv_bias", "output_bias", "qk_norm", "tie_word_embeddings"):
-        fields.boolean(name)
-    translated = {ours: fields.raw(theirs, None) for ours, theirs in SPELLING.items()}
+    fields = validated(_PretrainedConfig, mapping, source)
+    translated = {ours: mapping.get(theirs) for ours, theirs in SPELLING.items()}
     translated |= {name: value for name, value in mapping.items() if name not in SPELLING.values()}
-    translated["architectures"] = [fields.text("architecture")]
-    translated["attention_bias"] = fields.boolean("output_bias")
-    translated["use_sliding_window"] = fields.raw("sliding_window", None) is not None
+    translated["architectures"] = [fields.architecture]
+    translated["attention_bias"] = fields.output_bias
+    translated["use_sliding_window"] = fields.sliding_window is not None
     translated.setdefault("sliding_window", None)
-    config = parse_config(translated, source, messages=SPELLING)
-    for field in dataclass_fields(ModelConfig):
-        if field.type == "bool" and getattr(config, field.name) != mapping[field.name]:
-            expected = f"{getattr(config, field.name)} for {config.architecture}"
-            raise fields.fail(field.name, expected, mapping[field.name])
-    if config.sliding_window != fields.raw("sliding_window", None):
-        raise fields.fail("sliding_window", f"none for {config.architecture}", mapping["sliding_window"])
+    config = parse_config(translated, source, spelling=SPELLING)
+    for name, found in fields.model_dump(exclude={"architecture"}).items():
+        if (expected := getattr(config, name)) != found:
+            raise InputError(f"{source}: {name} is {describe(found)}, expected {expected} for {config.architecture}")
     return config
 
 

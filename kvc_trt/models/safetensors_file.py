@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, describe
 from kvc_trt.models.dtypes import numpy_dtype
-from kvc_trt.models.fields import describe
 
 PADDING_PREFIX = "__padding__."
 """Byte tensors that our writer inserts so that the next tensor is aligned; hidden from `names`."""
