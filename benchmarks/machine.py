@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.atomic_files import write_json
-from kvc_trt.profile.machine import machine_record
+from kvc_trt.machine import machine_record
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

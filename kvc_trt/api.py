@@ -304,7 +304,7 @@ class Engine:
         would take longer than `prefill_seconds`. The result holds plain values: times in milliseconds, sizes in bytes.
         Raises InputError, and UnsupportedEnvironment where nothing measures engines of this backend.
         """
-        from kvc_trt.profile.machine import usable_cores
+        from kvc_trt.machine import usable_cores
         from kvc_trt.profile.run import profile_engine
 
         request = ProfileRequest(

@@ -19,9 +19,9 @@ from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, 
 from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, host_weights, resolve_parameters, with_defaults
 from kvc_trt.engine.stages import cache_root
 from kvc_trt.errors import InputError
+from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence
 from kvc_trt.policies import BASELINE
-from kvc_trt.profile.machine import usable_cores
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.executor import threads_for
 from kvc_trt.schema import validated

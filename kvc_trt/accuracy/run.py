@@ -19,7 +19,7 @@ from kvc_trt.accuracy.model_under_test import ModelUnderTest
 from kvc_trt.accuracy.report import AccuracyReport, Bars
 from kvc_trt.accuracy.results import Results
 from kvc_trt.atomic_files import write_whole
-from kvc_trt.profile.machine import machine_record
+from kvc_trt.machine import machine_record
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import VERSION
 

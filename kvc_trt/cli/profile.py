@@ -97,7 +97,7 @@ def _profile_text(result: Result) -> str:
 
 
 def _head(result: Result) -> str:
-    from kvc_trt.profile.machine import place
+    from kvc_trt.machine import place
 
     engine, machine, copy = result["engine"], result["machine"], result["floor"]["copy_bandwidth"]
     policy = engine["policy"]

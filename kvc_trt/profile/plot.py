@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.profile.machine import place
+from kvc_trt.machine import place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

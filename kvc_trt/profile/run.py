@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.machine import machine_record
 from kvc_trt.profile.bench import Bench, bench_for
 from kvc_trt.profile.copy_bandwidth import CopyBandwidth
 from kvc_trt.profile.findings import findings
-from kvc_trt.profile.machine import machine_record
 from kvc_trt.profile.memory import peak_resident_bytes, weight_format
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.rows import Formats, measurement_rows, memory_rows

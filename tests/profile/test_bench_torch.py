@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch.timed import TimedDecoder
-from kvc_trt.cli.profile_text import profile_text
+from kvc_trt.cli.profile import _profile_text
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.machine import place
 from kvc_trt.profile import bench, bench_torch
 from kvc_trt.profile import run as profile_run
 from kvc_trt.profile.copy_bandwidth import CopyBandwidth
 from kvc_trt.profile.files import csv_bytes
-from kvc_trt.profile.machine import place
 from kvc_trt.profile.memory import standing_memory
 from kvc_trt.profile.plot import png_bytes
 from kvc_trt.profile.request import ProfileRequest
@@ -73,7 +73,7 @@ def test_a_cpu_is_not_taken_for_a_gpu(result):
     assert (machine["torch_device"], machine["kernels"], machine["threads"]) == ("cpu", "reference operators", 1)
     assert "gpu" not in machine
     assert "no figure here is one of a GPU" in result["findings"][0]
-    assert "in float32 around the reference operators, not a GPU" in profile_text(result)
+    assert "in float32 around the reference operators, not a GPU" in _profile_text(result)
 
 
 def test_a_gpu_is_named_in_place_of_the_processor():
