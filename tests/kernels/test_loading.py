@@ -91,9 +91,9 @@ def test_pytorch_is_imported_by_who_needs_it():
 
 
 def test_who_calls_by_addresses_needs_no_pytorch(path):
-    """A process that runs engines with the twins has no other use for it."""
+    """A process that runs engines with the Python plugins has no other use for it."""
     code = (
-        "import sys, kvc_trt.backends.tensorrt.twins, kvc_trt.kernels.loading as loading\n"
+        "import sys, kvc_trt.backends.tensorrt.python_plugins, kvc_trt.kernels.loading as loading\n"
         "library = loading.current_c_library()\n"
         "print(library.executor, library.path, 'torch' in sys.modules)\n"
     )

@@ -28,7 +28,7 @@ PACKAGED = Path(__file__).resolve().parents[2] / "lib" / "libkvc_plugins.so"
 BUILD_HINT = f"make plugins (with TENSORRT_ROOT set), then {VARIABLE}=$PWD/build/libkvc_plugins.so"
 
 NAMESPACE = "kvc"
-Kind = Literal["plugins", "twins"]
+Kind = Literal["plugins", "python"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PluginLibrary:
     """One file that offers the plugins."""
 
     kind: Kind
-    """"plugins": the C++ plugins. "twins": the kernels alone, called by the plugins in Python."""
+    """"plugins": the C++ plugins. "python": the kernels alone, called by the plugins in Python."""
     path: Path
     sha256: str
     abi: int | None = None
@@ -60,7 +60,7 @@ def find_libraries(*, ask: bool) -> tuple[PluginLibrary, ...]:
     if (plugins := named_path(os.environ.get(VARIABLE), PACKAGED)) is not None:
         found.append(fingerprint(plugins, "plugins"))
     if (kernels := kernel_library_path()) is not None:
-        found.append(fingerprint(kernels[0], "twins"))
+        found.append(fingerprint(kernels[0], "python"))
     return tuple(map(asked, found)) if ask else tuple(found)
 
 
@@ -148,8 +148,8 @@ def load_plugins(library: PluginLibrary, trt: TensorRT) -> LoadedPlugins:
 
 def _load(library: PluginLibrary, module: Any) -> LoadedPlugins:
     registry: tensorrt.IPluginRegistry = module.get_plugin_registry()
-    if library.kind == "twins":
-        from kvc_trt.backends.tensorrt.twins import register
+    if library.kind == "python":
+        from kvc_trt.backends.tensorrt.python_plugins import register
 
         registration = register(registry, module)
         return LoadedPlugins(registration.names, registration)

@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def ask_parser(tmp_path, request):
-    """ask_parser(*graphs, plugins="twins", plan=False, ...) -> one answer of rtx_program.py per graph.
+    """ask_parser(*graphs, plugins="python", plan=False, ...) -> one answer of rtx_program.py per graph.
 
     A plan asks the kernels for their workspaces: those of the emulation, which need no GPU.
     """
     if (reason := rtx.missing()) is not None:
         pytest.skip(reason)
 
-    def ask(*graphs: onnx.ModelProto | Path, plugins="twins", without=(), damage=None, **options) -> list[dict]:
+    def ask(*graphs: onnx.ModelProto | Path, plugins="python", without=(), damage=None, **options) -> list[dict]:
         kernels = str(request.getfixturevalue("emulation").path) if options.get("plan") else None
         question = {"plugins": str(plugins), "kernels": kernels, "without": list(without), "damage": damage}
         question["graphs"] = []

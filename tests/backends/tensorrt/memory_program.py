@@ -19,7 +19,7 @@ import onnx
 from kvc_trt.backends.tensorrt.builder import write_plan
 from kvc_trt.backends.tensorrt.profiles import decode_profiles
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.damaged_twins import register_twins
+from tests.backends.tensorrt.damaged_plugins import register_plugins
 from tests.backends.tensorrt.plan_program import StandIn
 
 
@@ -44,7 +44,7 @@ def main(kernels: str, directory: Path, graph: str) -> dict[str, int]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        with register_twins(trt.get_plugin_registry(), trt, kernels, ()), plan.open("wb") as file:
+        with register_plugins(trt.get_plugin_registry(), trt, kernels, ()), plan.open("wb") as file:
             write_plan(trt, model, weights, decode_profiles(8)[:1], file)
     finally:
         done.set()

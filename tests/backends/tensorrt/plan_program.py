@@ -26,7 +26,7 @@ from kvc_trt.backends.tensorrt.network import parsed_network
 from kvc_trt.backends.tensorrt.profiles import Profile, Range
 from kvc_trt.errors import KvcError
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.damaged_twins import register_twins
+from tests.backends.tensorrt.damaged_plugins import register_plugins
 
 
 class Recorded:
@@ -70,7 +70,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     file = FullDisk() if request.get("stop") == "disk" else io.BytesIO()
     registry = trt.get_plugin_registry()
     answer: dict[str, Any] = {}
-    with register_twins(registry, trt, request["kernels"], request.get("without", ())):
+    with register_plugins(registry, trt, request["kernels"], request.get("without", ())):
         try:
             if request.get("settings"):
                 return settings(trt, graph, weights, profiles, options)

@@ -20,7 +20,7 @@ import onnx
 from kvc_trt.backends.tensorrt.lowering import check_network, network_aliases, plugin_layers
 from kvc_trt.errors import KvcError
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.damaged_twins import register_twins
+from tests.backends.tensorrt.damaged_plugins import register_plugins
 
 BATCH, PROMPT = (1, 2, 4), (128, 256, 512)
 """Minimum, optimum, maximum of the profile."""
@@ -29,8 +29,8 @@ BATCH, PROMPT = (1, 2, 4), (128, 256, 512)
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """Register what the request names, then parse its graphs one after the other.
 
-    plugins: "twins", "none", or the path of a library; kernels: what the twins call when a plan is built; without and
-    damage: see damaged_twins.py.
+    plugins: "python", "none", or the path of a library; kernels: what the Python plugins call when a plan is built;
+    without and damage: see damaged_plugins.py.
     """
     trt = rtx.load()
     log = _log(trt)
@@ -55,10 +55,10 @@ def _log(trt: Any) -> Any:
 def _registered(trt: Any, registry: Any, request: dict[str, Any]) -> AbstractContextManager[Any]:
     if request["plugins"] == "none":
         return nullcontext()
-    if request["plugins"] != "twins":
+    if request["plugins"] != "python":
         assert registry.load_library(request["plugins"]) is not None, f"{request['plugins']} was not loaded"
         return nullcontext()
-    return register_twins(registry, trt, request["kernels"], request["without"], request["damage"])
+    return register_plugins(registry, trt, request["kernels"], request["without"], request["damage"])
 
 
 def _parse(trt: Any, builder: Any, log: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def test_hardware_compatibility_lets_other_architectures_pass():
 
 
 def test_the_library_is_known_by_its_hash_whatever_kind_it_is():
-    kernels = PluginLibrary("twins", Path("/opt/libkvc_kernels.so"), OTHER)
+    kernels = PluginLibrary("python", Path("/opt/libkvc_kernels.so"), OTHER)
     machine = replace(GOOD, libraries=(PLUGINS, kernels))
     target = replace(TARGET, library="libkvc_kernels.so", library_sha256=OTHER)
     assert engine_lacks(target, machine, REBUILD) == []

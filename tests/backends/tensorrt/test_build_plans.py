@@ -1,5 +1,5 @@
 """The builder code on NVIDIA's other builder (TensorRT-RTX), which builds plans without a GPU: whole graphs of a small
-model with their weights, the twins as plugins. Its plans are no engines of ours, and nothing here calls them so."""
+model with their weights, the Python plugins. Its plans are no engines of ours, and nothing here calls them so."""
 
 from __future__ import annotations
 

@@ -18,4 +18,4 @@ class Target:
     tensorrt: tuple[int, int]
     """Major and minor version."""
     plugins: frozenset[str]
-    """Operators that the plugin library offers, or their twins in the registry."""
+    """Operators that the plugin library offers, or the Python plugins in the registry."""

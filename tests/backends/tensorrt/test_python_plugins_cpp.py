@@ -1,4 +1,4 @@
-"""Every twin against its C++ plugin, question by question, where TensorRT's headers are found."""
+"""Every Python plugin against its C++ plugin, question by question, where TensorRT's headers are found."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvc_trt.backends.tensorrt.twins import OPERATORS, Refusal
-from kvc_trt.backends.tensorrt.twins.expressions import output_shapes
-from kvc_trt.backends.tensorrt.twins.tables import Operator
+from kvc_trt.backends.tensorrt.python_plugins import Refusal
+from kvc_trt.backends.tensorrt.python_plugins.calls import output_shapes
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import Operator
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.test_twins_methods import SIZES, fixed, ranged, sizes_of, twin
-from tests.backends.tensorrt.twin_cases import TYPES, RawField, good_fields, graph_fields, malformed, raw
-from tests.backends.tensorrt.twins_program import NUMBERS
+from tests.backends.tensorrt.plugin_cases import TYPES, RawField, good_fields, graph_fields, malformed, raw
+from tests.backends.tensorrt.python_plugins_program import NUMBERS
+from tests.backends.tensorrt.test_python_plugins_methods import SIZES, fixed, python_plugin, ranged, sizes_of
 from tests.plugins_cuda.tensorrt import toolchain
 from tests.plugins_cuda.tensorrt.conftest import plugins
 
-__all__ = ["plugins", "twin"]
+__all__ = ["plugins", "python_plugin"]
 
 pytestmark = pytest.mark.tensorrt
 
@@ -131,11 +132,11 @@ def cpp(plugins) -> CppLibrary:
     return CppLibrary(driver, ctypes.c_void_p(driver.kvc_test_open(str(plugins).encode())))
 
 
-every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+every_operator = pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
 
 
 def test_fields_of_the_graphs_make_the_same_plugins(cpp):
-    by_name = {operator.name: operator for operator in OPERATORS}
+    by_name = {operator.name: operator for operator in KERNEL_OPERATORS}
     for name, fields in graph_fields():
         plugin = cpp.make(by_name[name], raw(dict(fields)))
         assert isinstance(plugin, CppPlugin)
@@ -143,8 +144,8 @@ def test_fields_of_the_graphs_make_the_same_plugins(cpp):
 
 
 def test_every_malformed_field_is_refused_in_the_same_words(cpp):
-    """The lines are the twins', which test_twins_registry.py compares with the twins themselves."""
-    by_name = {operator.name: operator for operator in OPERATORS}
+    """The lines are the Python plugins', which test_python_plugins_registry.py asks them for."""
+    by_name = {operator.name: operator for operator in KERNEL_OPERATORS}
     for case in malformed():
         assert cpp.make(by_name[case.operator], list(case.fields)) == case.line
 
@@ -173,7 +174,7 @@ class TextBuilder:
         return Text(f"({left.text}{sign}{right.text})")
 
 
-def twin_shapes(operator: Operator, shapes: list[str]) -> list[str] | str:
+def python_shapes(operator: Operator, shapes: list[str]) -> list[str] | str:
     inputs = [[Text(word) for word in shape.split()] for shape in shapes]
     try:
         found = output_shapes(operator, good_fields(operator.name), inputs, TextBuilder(), "*")
@@ -193,7 +194,7 @@ def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator):
         for variant in _variants(base):
             words = [" ".join(shape) for shape in variant]
             expected = plugin.output_shapes(words)
-            assert twin_shapes(operator, words) == expected, words
+            assert python_shapes(operator, words) == expected, words
             refused += isinstance(expected, str)
     assert refused > 20
 
@@ -237,15 +238,15 @@ def same_refusal(python: str | None, cplusplus: str | None) -> bool:
 
 
 @every_operator
-def test_aliases_are_the_same(cpp, trt, twin, operator):
-    python, plugin = twin(operator), cpp.make(operator)
+def test_aliases_are_the_same(cpp, trt, python_plugin, operator):
+    python, plugin = python_plugin(operator), cpp.make(operator)
     for output in (-1, *range(9), 2**31 - 1):
         assert python.get_aliased_input(output) == plugin.aliased(output)
 
 
 @every_operator
-def test_types_of_outputs_are_the_same(cpp, trt, twin, operator):
-    python, plugin = twin(operator), cpp.make(operator)
+def test_types_of_outputs_are_the_same(cpp, trt, python_plugin, operator):
+    python, plugin = python_plugin(operator), cpp.make(operator)
     types = list(trt.DataType.__members__.values())
     for cache_type in types:
         right = [desc.type for desc in fixed(trt, operator, cache_type)[0]]
@@ -260,8 +261,8 @@ def test_types_of_outputs_are_the_same(cpp, trt, twin, operator):
 
 
 @every_operator
-def test_formats_are_the_same(cpp, trt, twin, operator):
-    python, plugin = twin(operator), cpp.make(operator)
+def test_formats_are_the_same(cpp, trt, python_plugin, operator):
+    python, plugin = python_plugin(operator), cpp.make(operator)
     served = 0
     for cache_type in trt.DataType.__members__.values():
         tensors = [desc for part in ranged(trt, operator, (1, 4), (8, 64)) for desc in part]
@@ -280,8 +281,8 @@ def test_formats_are_the_same(cpp, trt, twin, operator):
 
 
 @every_operator
-def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, twin, operator):
-    python, plugin = twin(operator), cpp.make(operator)
+def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator):
+    python, plugin = python_plugin(operator), cpp.make(operator)
     refused = set()
     changes = ({}, {"H": 3}, {"H": 34}, {"D": 20, "2D": 40}, {"2D": 33}, {"P": 7}, {"W": 2000}, {"G": 0}, {"C": 5})
     for (batch, prompt), change in product([((1, 32), (1, 4096)), ((0, 4), (8, 64)), ((2, 2), (300, 300))], changes):
@@ -296,8 +297,8 @@ def test_profiles_workspaces_and_their_refusals_are_the_same(cpp, trt, twin, ope
 
 
 @every_operator
-def test_shapes_of_a_step_and_their_refusals_are_the_same(cpp, trt, twin, operator):
-    python, plugin = twin(operator), cpp.make(operator)
+def test_shapes_of_a_step_and_their_refusals_are_the_same(cpp, trt, python_plugin, operator):
+    python, plugin = python_plugin(operator), cpp.make(operator)
     assert set(SIZES) <= set(sizes_of(operator))
     tensors = [len(operator.inputs), len(operator.outputs)]
     refused = 0
@@ -318,7 +319,7 @@ def test_shapes_of_a_step_and_their_refusals_are_the_same(cpp, trt, twin, operat
 
 
 def test_a_graph_becomes_the_same_network_and_a_plan(ask_parser, plugins):
-    """NVIDIA's parser over the C++ library and over the twins."""
+    """NVIDIA's parser over the C++ library and over the Python plugins."""
     from kvc_trt.backends.tensorrt.lowering import OPERATORS as NAMES
     from kvc_trt.backends.tensorrt.lowering import lower
     from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
@@ -329,7 +330,7 @@ def test_a_graph_becomes_the_same_network_and_a_plan(ask_parser, plugins):
         weights_as_inputs(lower(graph, tensorrt=(11, 4), plugins=NAMES))
         for graph in weightless_graphs(LLAMA, parameters, "bf16")
     ]
-    cplusplus, python = (ask_parser(*graphs, plugins=kind, plan=True) for kind in (plugins, "twins"))
+    cplusplus, python = (ask_parser(*graphs, plugins=kind, plan=True) for kind in (plugins, "python"))
     for one, other in zip(cplusplus, python, strict=True):
         assert one["plan_bytes"] > 0
         assert other["plan_bytes"] > 0

@@ -1,4 +1,4 @@
-"""The methods that TensorRT calls, the same for all operators; what differs stands in the tables.
+"""The methods that TensorRT calls, the same for all operators; what differs is in their schemas.
 
 A plugin keeps no state but its attributes: what a call needs follows from the tensor descriptions that TensorRT passes
 with it, so clones, contexts and profiles cannot disagree.
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvc_trt.backends.tensorrt.twins.calls import Call, Kernels
-from kvc_trt.backends.tensorrt.twins.expressions import output_shapes
-from kvc_trt.backends.tensorrt.twins.report import Refusal, report, reporting
-from kvc_trt.backends.tensorrt.twins.sizes import Sizes
-from kvc_trt.backends.tensorrt.twins.tables import CACHE, NAMESPACE, VERSION, Operator, Tensor
+from kvc_trt.backends.tensorrt.python_plugins.calls import Call, Kernels, output_shapes
+from kvc_trt.backends.tensorrt.python_plugins.report import report, reporting
 from kvc_trt.kernels.structs import Dtype
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.dimensions import Dimensions, Refusal
+from kvc_trt.operators.schema import CACHE, VERSION, Operator, Tensor
 
 if TYPE_CHECKING:
     import tensorrt
@@ -33,13 +33,13 @@ NOT_ALIASED = -1
 
 
 class PluginMethods:
-    """Everything of a twin but its base classes, which belong to the module that it is made for (`classes.py`)."""
+    """Everything of a plugin but its base classes, which belong to TensorRT's own module (`registration.py`)."""
 
     def __init__(
         self, trt: ModuleType, operator: Operator, fields: Mapping[str, int], kernels: Callable[[], Kernels]
     ) -> None:
         self._trt, self._operator, self._fields, self._kernels = trt, operator, dict(fields), kernels
-        self.plugin_name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, NAMESPACE
+        self.plugin_name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, KVC_DOMAIN
         self.num_outputs = len(operator.outputs)
         # A collection points into its fields, and TensorRT reads it after the call has returned: both are kept.
         self._serialised_fields = [
@@ -94,7 +94,7 @@ class PluginMethods:
     def supports_format_combination(
         self, position: int, tensors: Sequence[tensorrt.DynamicPluginTensorDesc], inputs: int
     ) -> bool:
-        """Linear tensors of the types in the tables; the first one says which the cache's is."""
+        """Linear tensors of the types in the schema; the first one says which the cache's is."""
         specs = (*self._operator.inputs, *self._operator.outputs)
         if inputs != len(self._operator.inputs) or len(tensors) != len(specs) or not 0 <= position < len(specs):
             return False
@@ -105,7 +105,7 @@ class PluginMethods:
     def get_aliased_input(self, output: int) -> int:
         """The input whose buffer an output is."""
         alias = self._operator.outputs[output].alias if 0 <= output < len(self._operator.outputs) else None
-        return NOT_ALIASED if alias is None else alias
+        return NOT_ALIASED if alias is None else [tensor.name for tensor in self._operator.inputs].index(alias)
 
     def configure_plugin(
         self, inputs: Sequence[tensorrt.DynamicPluginTensorDesc], outputs: Sequence[tensorrt.DynamicPluginTensorDesc]
@@ -190,7 +190,7 @@ class PluginMethods:
         return call
 
     def _empty_call(self, cache_type: tensorrt.DataType) -> Call:
-        return Call(self._operator, self._fields, Sizes(), _dtype_of(cache_type))
+        return Call(self._operator, self._fields, Dimensions(), _dtype_of(cache_type))
 
     def _check_type(self, tensor: Tensor, found: tensorrt.PluginTensorDesc, cache_type: tensorrt.DataType) -> None:
         expected = self._type_of(tensor, cache_type)
@@ -201,10 +201,11 @@ class PluginMethods:
             )
 
     def _check_aliases(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        addresses = dict(zip((tensor.name for tensor in self._operator.inputs), inputs, strict=True))
         for tensor, address in zip(self._operator.outputs, outputs, strict=True):
-            if tensor.alias is not None and address != inputs[tensor.alias]:
+            if tensor.alias is not None and address != addresses[tensor.alias]:
                 raise Refusal(
-                    f"{tensor.name}: expected the buffer of {self._operator.inputs[tensor.alias].name} "
+                    f"{tensor.name}: expected the buffer of {tensor.alias} "
                     "(engines are built with kALIASED_PLUGIN_IO_10_03), found another one"
                 )
 

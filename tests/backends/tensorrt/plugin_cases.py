@@ -1,4 +1,4 @@
-"""What the twins are asked: fields that graphs really carry, fields with one thing wrong, steps on real data."""
+"""What plugins are asked: fields that graphs really carry, fields with one thing wrong, steps on real data."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from torch import Tensor
 
 from kvc_trt.backends.tensorrt.lowering import OPERATORS as PLUGINS
 from kvc_trt.backends.tensorrt.lowering import lower
-from kvc_trt.backends.tensorrt.twins import COMPACT, OPERATORS
-from kvc_trt.backends.tensorrt.twins.tables import INT32_MAX, Operator
 from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import kvc
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dimensions import INT32_MAX
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import Operator
 from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, weightless_graphs
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda import cases
 
-BY_NAME = {operator.name: operator for operator in OPERATORS}
+BY_NAME = {operator.name: operator for operator in KERNEL_OPERATORS}
 TYPES = {"INT32": 5, "INT64": 10, "FLOAT32": 1, "INT8": 3, "CHAR": 6}
 """PluginFieldType"""
 
@@ -58,7 +60,7 @@ def graph_fields() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
             for node in lower(graph, tensorrt=(11, 4), plugins=PLUGINS).graph.node:
                 if node.domain == KVC_DOMAIN:
                     # What the parser hands over: every attribute that a field has the name of.
-                    names = {field.name for field in BY_NAME[node.op_type].fields}
+                    names = {field.name for field in BY_NAME[node.op_type].attributes}
                     found[node.op_type, tuple((a.name, a.i) for a in node.attribute if a.name in names)] = None
     return tuple(found)
 
@@ -73,16 +75,16 @@ def raw(fields: dict[str, int]) -> list[RawField]:
 
 
 def malformed_fields(operator: Operator) -> Iterator[Malformed]:
-    """Everything that can be wrong, field by field of the table."""
+    """Everything that can be wrong, field by field of the schema."""
     good = good_fields(operator.name)
-    assert list(good) == [field.name for field in operator.fields]
+    assert list(good) == [field.name for field in operator.attributes]
     whole, count = raw(good), len(good)
 
     def make(fields: Sequence[RawField], reason: str) -> Malformed:
         return Malformed(operator.name, tuple(fields), reason)
 
     yield make([*whole, RawField("more", "INT32", (1,))], f"number of fields: expected {count}, found {count + 1}")
-    for index, field in enumerate(operator.fields):
+    for index, field in enumerate(operator.attributes):
         before, after, value = whole[:index], whole[index + 1 :], good[field.name]
 
         def replaced(reason: str, *, name=field.name, kind="INT32", values=(value,), before=before, after=after):
@@ -91,9 +93,9 @@ def malformed_fields(operator: Operator) -> Iterator[Malformed]:
         yield make([*before, *after], f"field {field.name}: missing")
         yield replaced(f"field {field.name}x: unknown", name=f"{field.name}x")
         yield replaced(f"field {field.name.upper()}: unknown", name=field.name.upper())
-        span = f"expected {field.minimum}..{field.maximum}"
-        for wrong in (field.minimum - 1, field.maximum + 1, -(2**31), INT32_MAX):
-            if -(2**31) <= wrong <= INT32_MAX and not field.minimum <= wrong <= field.maximum:
+        span = f"expected {field.least}..{field.most}"
+        for wrong in (field.least - 1, field.most + 1, -(2**31), INT32_MAX):
+            if -(2**31) <= wrong <= INT32_MAX and not field.least <= wrong <= field.most:
                 yield replaced(f"field {field.name}: {span}, found {wrong}", values=(wrong,))
         one = f"field {field.name}: expected one INT32 (type {TYPES['INT32']}, length 1), found"
         for values in ((), (value, value)):
@@ -116,7 +118,7 @@ def malformed_fields(operator: Operator) -> Iterator[Malformed]:
 @cache
 def malformed() -> tuple[Malformed, ...]:
     """Malformed fields of every operator."""
-    return tuple(case for operator in OPERATORS for case in malformed_fields(operator))
+    return tuple(case for operator in KERNEL_OPERATORS for case in malformed_fields(operator))
 
 
 # --- steps on real data ---
@@ -124,13 +126,13 @@ def malformed() -> tuple[Malformed, ...]:
 
 @dataclass(frozen=True)
 class Step:
-    """One call of an operator: its tensors in the order of the tables, and what must be in the outputs after it."""
+    """One call of an operator: its tensors in the order of the schema, and what must be in the outputs after it."""
 
     operator: Operator
     fields: dict[str, int]
     inputs: list[Tensor]
     outputs: list[Tensor]
-    """memory that no kernel has written yet, or the input's where the table says so"""
+    """memory that no kernel has written yet, or the input's where the schema says so"""
     expected: list[Tensor]
 
 
@@ -160,13 +162,14 @@ def dense_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int,
 def _step(name: str, case, expected: list[Tensor]) -> Step:
     operator = BY_NAME[name]
     inputs = [getattr(case, tensor.name) for tensor in operator.inputs]
+    named = {tensor.name: value for tensor, value in zip(operator.inputs, inputs, strict=True)}
     outputs = [
-        torch.full(tuple(result.shape), -77, dtype=result.dtype) if tensor.alias is None else inputs[tensor.alias]
+        torch.full(tuple(result.shape), -77, dtype=result.dtype) if tensor.alias is None else named[tensor.alias]
         for tensor, result in zip(operator.outputs, expected, strict=True)
     ]
     assert all(tensor.is_contiguous() for tensor in (*inputs, *outputs))
     return Step(
-        operator, {field.name: getattr(case, field.name) for field in operator.fields}, inputs, outputs, expected
+        operator, {field.name: getattr(case, field.name) for field in operator.attributes}, inputs, outputs, expected
     )
 
 

@@ -1,4 +1,4 @@
-"""Why a twin refused something: one line, on stderr and through `last_refusal()`.
+"""Why a plugin refused something: one line, on stderr and through `last_refusal()`.
 
 The lines are those of the C++ plugins (plugins_cuda/tensorrt/report.h), and a test compares them; a reason of the C ABI
 comes with the name of its function here.
@@ -11,11 +11,9 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from kvc_trt.operators.dimensions import Refusal
+
 _thread = threading.local()
-
-
-class Refusal(ValueError):
-    """Something that TensorRT or a network handed in and that cannot be served."""
 
 
 def last_refusal() -> str:

@@ -1,4 +1,4 @@
-"""The methods of the twins as TensorRT calls them, with its own descriptions of tensors; steps run on host memory."""
+"""The Python plugins' methods as TensorRT calls them, with its descriptions of tensors; steps run on host memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from itertools import product
 import pytest
 import torch
 
-from kvc_trt.backends.tensorrt.twins import OPERATORS, Refusal, last_refusal
-from kvc_trt.backends.tensorrt.twins.classes import make_creator
-from kvc_trt.backends.tensorrt.twins.plugin import IMPOSSIBLE_WORKSPACE
+from kvc_trt.backends.tensorrt.python_plugins import Refusal, last_refusal
+from kvc_trt.backends.tensorrt.python_plugins.plugin import IMPOSSIBLE_WORKSPACE
+from kvc_trt.backends.tensorrt.python_plugins.registration import make_creator
 from kvc_trt.kernels.c_library import KernelLibraryError
+from kvc_trt.operators.registry import KERNEL_OPERATORS
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.twin_cases import BY_NAME, STEPS, Step, Workspace, check_same, dense_step, good_fields
-from tests.backends.tensorrt.twins_program import collection
+from tests.backends.tensorrt.plugin_cases import BY_NAME, STEPS, Step, Workspace, check_same, dense_step, good_fields
+from tests.backends.tensorrt.python_plugins_program import collection
 from tests.plugins_cuda import cases
 
 pytestmark = pytest.mark.tensorrt
@@ -28,8 +29,8 @@ def trt():
 
 
 @pytest.fixture
-def twin(trt, emulation):
-    """twin(operator, fields=None) -> plugin over the emulated kernels."""
+def python_plugin(trt, emulation):
+    """python_plugin(operator, fields=None) -> plugin over the emulated kernels."""
 
     def make(operator, fields=None):
         fields = good_fields(operator.name) if fields is None else fields
@@ -72,7 +73,7 @@ def sizes_of(operator, **changes) -> dict[str, int]:
 def descriptions(trt, operator, make, cache_type=None):
     """(inputs, outputs), each by make(tensor, type)."""
     cache_type = cache_type or trt.DataType.HALF
-    kinds = {"cache": cache_type, "INT64": trt.DataType.INT64, "INT32": trt.DataType.INT32}
+    kinds = {"CACHE": cache_type, "INT64": trt.DataType.INT64, "INT32": trt.DataType.INT32}
     return [[make(tensor, kinds[tensor.element]) for tensor in part] for part in (operator.inputs, operator.outputs)]
 
 
@@ -88,7 +89,7 @@ def ranged(trt, operator, batch, prompt, **changes):
     )
 
 
-every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+every_operator = pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
 
 
 # --- enqueue on host memory ---
@@ -120,34 +121,34 @@ def enqueue(trt, plugin, step: Step) -> None:
 
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
 @pytest.mark.parametrize(("make", "lengths"), STEPS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_a_step_writes_the_bits_of_the_operator(trt, twin, emulation, make, lengths, dtype):
+def test_a_step_writes_the_bits_of_the_operator(trt, python_plugin, emulation, make, lengths, dtype):
     step = make(emulation, dtype, lengths)
-    enqueue(trt, twin(step.operator, step.fields), step)
+    enqueue(trt, python_plugin(step.operator, step.fields), step)
     check_same(step)
 
 
-def test_a_copied_cache_is_refused_and_left_alone(trt, twin, emulation):
+def test_a_copied_cache_is_refused_and_left_alone(trt, python_plugin, emulation):
     step = dense_step(emulation, torch.float32, (9,))
     step.outputs[1:] = [value.clone() for value in step.outputs[1:]]
     before = [value.clone() for value in (*step.inputs, *step.outputs)]
     with pytest.raises(Refusal, match=r"k_cache_out: expected the buffer of k_cache \(.*kALIASED_PLUGIN_IO_10_03"):
-        enqueue(trt, twin(step.operator, step.fields), step)
+        enqueue(trt, python_plugin(step.operator, step.fields), step)
     for value, old in zip((*step.inputs, *step.outputs), before, strict=True):
         assert torch.equal(value.view(torch.uint8), old.view(torch.uint8))
 
 
 @every_operator
-def test_a_step_without_its_buffers_is_refused(trt, twin, operator):
+def test_a_step_without_its_buffers_is_refused(trt, python_plugin, operator):
     inputs, outputs = fixed(trt, operator)
     with pytest.raises(Refusal, match="null") as caught:
-        twin(operator).enqueue(inputs, outputs, [0] * len(inputs), [0] * len(outputs), 0, 0)
+        python_plugin(operator).enqueue(inputs, outputs, [0] * len(inputs), [0] * len(outputs), 0, 0)
     assert last_refusal() == str(caught.value)
     assert last_refusal().startswith(f"kvc plugin: {operator.name}: ")
 
 
 @every_operator
-def test_shapes_and_types_of_a_step_are_checked(trt, twin, operator):
-    plugin = twin(operator)
+def test_shapes_and_types_of_a_step_are_checked(trt, python_plugin, operator):
+    plugin = python_plugin(operator)
     plugin.on_shape_change(*fixed(trt, operator))
     for part, specs in enumerate((operator.inputs, operator.outputs)):
         for index in range(len(specs)):
@@ -171,8 +172,8 @@ def _wrong_descriptions(trt, right):
 
 
 @every_operator
-def test_numbers_of_tensors_are_checked(trt, twin, operator):
-    plugin, (inputs, outputs) = twin(operator), fixed(trt, operator)
+def test_numbers_of_tensors_are_checked(trt, python_plugin, operator):
+    plugin, (inputs, outputs) = python_plugin(operator), fixed(trt, operator)
     expected = f"expected {len(inputs)} inputs and {len(outputs)} outputs, found"
     with pytest.raises(Refusal, match=f"{expected} {len(inputs) - 1} and {len(outputs)}"):
         plugin.on_shape_change(inputs[1:], outputs)
@@ -186,8 +187,8 @@ def test_numbers_of_tensors_are_checked(trt, twin, operator):
 
 
 @every_operator
-def test_profiles_are_configured_and_their_largest_workspace_is_declared(trt, twin, operator):
-    plugin = twin(operator)
+def test_profiles_are_configured_and_their_largest_workspace_is_declared(trt, python_plugin, operator):
+    plugin = python_plugin(operator)
     largest = ranged(trt, operator, (1, 32), (1, 4096))
     plugin.configure_plugin(*largest)
     declared = plugin.get_workspace_size(*largest)
@@ -198,8 +199,8 @@ def test_profiles_are_configured_and_their_largest_workspace_is_declared(trt, tw
 
 
 @every_operator
-def test_a_profile_that_the_kernels_do_not_serve_is_refused(trt, twin, operator, capfd):
-    plugin = twin(operator)
+def test_a_profile_that_the_kernels_do_not_serve_is_refused(trt, python_plugin, operator, capfd):
+    plugin = python_plugin(operator)
     for changes in ({"H": 3}, {"D": 20, "2D": 40}):
         wrong = ranged(trt, operator, (1, 4), (64, 128), **changes)
         with pytest.raises(Refusal, match=r"heads is 3|head_size is 20"):
@@ -211,8 +212,8 @@ def test_a_profile_that_the_kernels_do_not_serve_is_refused(trt, twin, operator,
 
 
 @every_operator
-def test_types_of_outputs_follow_the_cache(trt, twin, operator):
-    plugin = twin(operator)
+def test_types_of_outputs_follow_the_cache(trt, python_plugin, operator):
+    plugin = python_plugin(operator)
     for cache_type in (trt.DataType.FLOAT, trt.DataType.HALF, trt.DataType.BF16):
         inputs, outputs = ([desc.type for desc in part] for part in fixed(trt, operator, cache_type))
         assert plugin.get_output_data_types(inputs) == outputs
@@ -226,8 +227,8 @@ def test_types_of_outputs_follow_the_cache(trt, twin, operator):
 
 
 @every_operator
-def test_one_format_and_three_types_are_served(trt, twin, operator):
-    plugin = twin(operator)
+def test_one_format_and_three_types_are_served(trt, python_plugin, operator):
+    plugin = python_plugin(operator)
     served = 0
     for cache_type in trt.DataType.__members__.values():
         inputs, outputs = fixed(trt, operator, cache_type)
@@ -256,16 +257,17 @@ def _dynamic(trt, desc):
 
 
 @every_operator
-def test_aliases_are_those_of_the_table(twin, operator):
-    plugin = twin(operator)
-    aliases = [-1 if tensor.alias is None else tensor.alias for tensor in operator.outputs]
+def test_aliases_are_those_of_the_schema(python_plugin, operator):
+    plugin = python_plugin(operator)
+    names = [tensor.name for tensor in operator.inputs]
+    aliases = [-1 if tensor.alias is None else names.index(tensor.alias) for tensor in operator.outputs]
     assert [plugin.get_aliased_input(output) for output in range(plugin.num_outputs)] == aliases
     assert [plugin.get_aliased_input(output) for output in (-1, plugin.num_outputs, 2**31 - 1)] == [-1, -1, -1]
 
 
 @every_operator
-def test_a_clone_is_another_plugin_of_the_same_fields(twin, operator):
-    plugin = twin(operator)
+def test_a_clone_is_another_plugin_of_the_same_fields(python_plugin, operator):
+    plugin = python_plugin(operator)
     clone = plugin.clone()
     assert clone is not plugin
     for one in (plugin, clone, plugin.attach_to_context(None)):
@@ -276,7 +278,7 @@ def test_a_clone_is_another_plugin_of_the_same_fields(twin, operator):
 
 def test_without_kernels_the_reason_says_which_are_wanted(trt, emulation, monkeypatch):
     """The emulation would follow the GPU's addresses into nowhere."""
-    from kvc_trt.backends.tensorrt.twins.registration import _cuda_kernels
+    from kvc_trt.backends.tensorrt.python_plugins.registration import _cuda_kernels
     from kvc_trt.kernels import loading
 
     monkeypatch.setattr(loading, "PACKAGED", emulation.path.with_name("none.so"))

@@ -1,6 +1,6 @@
-"""A program for a process of its own: twins in the registry of one module of the TensorRT family, answers as JSON.
+"""A program for a process of its own: the Python plugins in the registry of one TensorRT module, answers as JSON.
 
-    python -m tests.backends.tensorrt.twins_program tensorrt_lean_bindings REQUEST.json
+    python -m tests.backends.tensorrt.python_plugins_program tensorrt_lean_bindings REQUEST.json
 
 A process of its own, because two modules of the family do not fit into one.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kvc_trt.backends.tensorrt.twins import last_refusal, register
+from kvc_trt.backends.tensorrt.python_plugins import last_refusal, register
 from kvc_trt.errors import KvcError
 from tests.backends.tensorrt import rtx
 

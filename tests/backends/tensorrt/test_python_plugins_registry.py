@@ -1,4 +1,4 @@
-"""Twins in the plugin registries of TensorRT's lean runtime and of TensorRT-RTX; graphs that become their layers."""
+"""The Python plugins in the registries of TensorRT's lean runtime and of TensorRT-RTX; graphs that become layers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from kvc_trt.backends.tensorrt.lowering import OPERATORS as NAMES
 from kvc_trt.backends.tensorrt.lowering import lower
-from kvc_trt.backends.tensorrt.twins import OPERATORS
+from kvc_trt.operators.registry import KERNEL_OPERATORS
 from tests.backends.tensorrt import rtx
-from tests.backends.tensorrt.twin_cases import BY_NAME, graph_fields, malformed, raw
+from tests.backends.tensorrt.plugin_cases import BY_NAME, graph_fields, malformed, raw
 from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda.tensorrt.test_rtx_parser import COMPACT, compact_model
@@ -28,7 +28,7 @@ LEAN = "tensorrt_lean_bindings"
 
 @pytest.fixture(params=[LEAN, rtx.BINDINGS])
 def ask(request, tmp_path):
-    """ask(*requests) -> answers of twins_program.py under one module."""
+    """ask(*requests) -> answers of python_plugins_program.py under one module."""
     if request.param == rtx.BINDINGS and (reason := rtx.missing()) is not None:
         pytest.skip(reason)
     if importlib.util.find_spec(request.param) is None:
@@ -39,7 +39,7 @@ def ask(request, tmp_path):
     def ask(*requests) -> dict:
         file = tmp_path / "request.json"
         file.write_text(json.dumps(requests))
-        command = [sys.executable, "-m", "tests.backends.tensorrt.twins_program", request.param, file]
+        command = [sys.executable, "-m", "tests.backends.tensorrt.python_plugins_program", request.param, file]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         assert done.returncode == 0, f"ended with {done.returncode}:\n{done.stderr[-4000:]}"
         return json.loads(done.stdout.splitlines()[-1]) | {"stderr": done.stderr}
@@ -53,10 +53,12 @@ def request_of(operator: str, fields) -> dict:
 
 def test_they_register_once_and_leave_nothing_behind(ask):
     answer = ask()
-    expected = {operator.name: ["1", [[field.name, "INT32"] for field in operator.fields]] for operator in OPERATORS}
+    expected = {
+        operator.name: ["1", [[one.name, "INT32"] for one in operator.attributes]] for operator in KERNEL_OPERATORS
+    }
     assert answer["creators"] == expected
     assert answer["again"] == "plugin KvcCompact: TensorRT's registry has one already, expected none"
-    assert answer["kept"] == [operator.name for operator in OPERATORS]
+    assert answer["kept"] == [operator.name for operator in KERNEL_OPERATORS]
     assert answer["left"] == []
 
 
@@ -77,10 +79,10 @@ def test_every_malformed_field_makes_none_and_says_why(ask):
 
 
 def test_an_empty_collection_makes_none(ask):
-    answer = ask(*(request_of(operator.name, ()) for operator in OPERATORS))
-    for operator, made in zip(OPERATORS, answer["created"], strict=True):
+    answer = ask(*(request_of(operator.name, ()) for operator in KERNEL_OPERATORS))
+    for operator, made in zip(KERNEL_OPERATORS, answer["created"], strict=True):
         assert not made["created"]
-        assert made["reason"] == f"kvc plugin: {operator.name}: field {operator.fields[0].name}: missing"
+        assert made["reason"] == f"kvc plugin: {operator.name}: field {operator.attributes[0].name}: missing"
 
 
 # --- in NVIDIA's parser and builder ---

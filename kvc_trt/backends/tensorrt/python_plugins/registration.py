@@ -1,0 +1,182 @@
+"""The plugins in a plugin registry: the classes that TensorRT sees, what makes them, and the attributes that it reads.
+
+The bases of these classes belong to a module of the TensorRT family, which is an argument here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from functools import cache
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvc_trt.backends.tensorrt.python_plugins.calls import Kernels
+from kvc_trt.backends.tensorrt.python_plugins.plugin import PluginMethods
+from kvc_trt.backends.tensorrt.python_plugins.report import report
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.kernels.c_library import KernelLibraryError
+from kvc_trt.kernels.loading import VARIABLE, current_c_library
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.dimensions import Refusal
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import VERSION, Attribute, Operator
+
+if TYPE_CHECKING:
+    import tensorrt
+
+_INT32 = 5  # PluginFieldType.INT32, for the message
+
+
+class Registration:
+    """Creators in a registry, which does not keep them alive itself; as a context manager it takes them out again."""
+
+    def __init__(self, registry: tensorrt.IPluginRegistry, creators: list[Any]) -> None:
+        self._registry, self._creators = registry, creators
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Operators that the registry serves through this."""
+        return frozenset(creator.name for creator in self._creators)
+
+    def close(self) -> None:
+        """Take the creators out of the registry. Engines and networks made with them must be gone."""
+        while self._creators:
+            self._registry.deregister_creator(self._creators.pop())
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def register(
+    registry: tensorrt.IPluginRegistry,
+    trt: ModuleType,
+    *,
+    operators: Iterable[Operator] = KERNEL_OPERATORS,
+    kernels: Kernels | None = None,
+) -> Registration:
+    """Put the plugins into `registry`, a registry of the module `trt` (tensorrt, or another one of its family).
+
+    `kernels` is the library that they call; without it the CUDA library of kvc_trt.kernels.loading, looked for when a
+    profile is first checked. Raises UnsupportedEnvironment where the registry has such a plugin already. The result
+    must live as long as the registry may use what is in it.
+    """
+    find: Callable[[], Kernels] = _cuda_kernels if kernels is None else lambda: kernels
+    registration = Registration(registry, [])
+    for operator in operators:
+        creator = make_creator(trt, operator, find)
+        if not registry.register_creator(creator, KVC_DOMAIN):
+            registration.close()
+            raise UnsupportedEnvironment(
+                f"plugin {operator.name}: TensorRT's registry has one already, expected none",
+                hint="load the plugin library or register the Python plugins, not both",
+            )
+        registration._creators.append(creator)
+    return registration
+
+
+def _cuda_kernels() -> Kernels:
+    """TensorRT hands out addresses on the GPU, which the emulation must never follow."""
+    found = current_c_library()
+    if found is None:
+        raise KernelLibraryError(f"no kernel library: expected {VARIABLE} or the package's own")
+    if found.executor != "cuda":
+        raise KernelLibraryError(f"{found.path} is the {found.executor} one, expected the one for cuda")
+    return found
+
+
+def make_creator(trt: ModuleType, operator: Operator, kernels: Callable[[], Kernels]) -> Any:
+    """What a registry takes for one operator (trt.IPluginCreatorV3One)."""
+    return _creator_class(trt)(operator, kernels)
+
+
+@cache
+def _creator_class(trt: ModuleType) -> Any:
+    base = trt.IPluginCreatorV3One
+    plugin = plugin_class(trt)
+
+    class Creator(base):  # type: ignore[misc, valid-type]
+        """Makes the plugins of one operator."""
+
+        def __init__(self, operator: Operator, kernels: Callable[[], Kernels]) -> None:
+            base.__init__(self)
+            self._operator, self._kernels = operator, kernels
+            self.name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, KVC_DOMAIN
+            self._named = [
+                trt.PluginField(attribute.name, np.array([], np.int32), trt.PluginFieldType.INT32)
+                for attribute in operator.attributes
+            ]
+            self.field_names = trt.PluginFieldCollection(self._named)
+
+        def create_plugin(self, name: str, fields: Any, phase: Any) -> PluginMethods | None:
+            """A plugin, or None and a line that says why not."""
+            try:
+                return plugin(trt, self._operator, read_fields(self._operator, fields), self._kernels)
+            except Exception as error:
+                report(self._operator.name, error)
+                return None
+
+    return Creator
+
+
+@cache
+def plugin_class(trt: ModuleType) -> type[PluginMethods]:
+    """The class of all plugins under this module."""
+    bases = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime)
+
+    def initialise(self: Any, *arguments: Any) -> None:
+        for base in bases:
+            base.__init__(self)
+        PluginMethods.__init__(self, *arguments)
+        _keep_for_ever(self)
+
+    return type("Plugin", (PluginMethods, *bases), {"__init__": initialise})
+
+
+def _keep_for_ever(plugin: object) -> None:
+    """Add a reference that nobody gives back.
+
+    When a build fails, NVIDIA's builder and Python both free a network's plugins: the process ends by a broken heap and
+    not by the error (seen with TensorRT-RTX 1.7.1, two nodes of any plugin in Python). A plugin is small.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(plugin))
+
+
+def read_fields(operator: Operator, collection: tensorrt.PluginFieldCollection | None) -> dict[str, int]:
+    """Value of every attribute; Refusal with the field, what was expected and what was found.
+
+    An engine file and a network are hostile input. Every attribute of ours is an INT in ONNX, which TensorRT hands over
+    as one INT32; all of them must be there, once each, and nothing else.
+    """
+    if collection is None:
+        raise Refusal("no fields")
+    if len(collection) > len(operator.attributes):
+        raise Refusal(f"number of fields: expected {len(operator.attributes)}, found {len(collection)}")
+    known = {attribute.name: attribute for attribute in operator.attributes}
+    values: dict[str, int] = {}
+    for found in collection:
+        if found.name not in known:
+            raise Refusal(f"field {str(found.name)[:64]}: unknown")
+        if found.name in values:
+            raise Refusal(f"field {found.name}: given twice")
+        values[found.name] = _value(known[found.name], found)
+    for name in known:
+        if name not in values:
+            raise Refusal(f"field {name}: missing")
+    operator.check(values)
+    return values
+
+
+def _value(attribute: Attribute, found: tensorrt.PluginField) -> int:
+    # Type and length first: the bindings read as many bytes from `data` as these two say.
+    if found.type.name != "INT32" or found.size != 1:
+        raise Refusal(
+            f"field {attribute.name}: expected one INT32 (type {_INT32}, length 1), "
+            f"found type {int(found.type)}, length {found.size}"
+        )
+    return int(found.data[0])
