@@ -1,4 +1,4 @@
-"""Lists on the command line: numbers and names between commas."""
+"""Values that options take: numbers and names between commas, a number or a word."""
 
 from __future__ import annotations
 
@@ -56,3 +56,21 @@ class CountOrByName(click.ParamType):  # type: ignore[type-arg]  # as above
                 f"{value!r} is neither a positive number nor a list such as lines=8,passkey=16", parameter, context
             )
         return {name: int(count) for name, _, count in pairs}
+
+
+class NumberOr(click.ParamType):  # type: ignore[type-arg]  # as above
+    """A number, or one of a few words."""
+
+    name = "number"
+
+    def __init__(self, number: type[int] | type[float], *words: str) -> None:
+        self._number, self._words = number, words
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """The number, or the word; fails for anything else."""
+        if value in self._words or not isinstance(value, str):
+            return value
+        try:
+            return self._number(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor {' or '.join(self._words)}", parameter, context)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import cloup
 
 from kvc_trt.cli.option_types import Counts
 from kvc_trt.cli.printing import json_option, print_json, progress
@@ -19,24 +20,36 @@ WIDTH = 120
 Result = Mapping[str, Any]
 
 
-@click.command(name="profile")
-@click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--contexts", type=Counts(), help="Prompt lengths.  [default: max_input_len and its halves]")
-@click.option("--batch", "batches", type=Counts(), help="Batch sizes.  [default: 1,8]")
-@click.option("--steps", type=click.IntRange(min=1), default=100, help="Decode steps per row and side.")
-@click.option("--decode-seconds", type=click.FloatRange(min=0), default=20.0, help="A row's steps end after this.")
-@click.option("--prefills", type=click.IntRange(min=1), default=3, help="Timed prefills per row and side.")
-@click.option(
-    "--prefill-seconds",
-    type=click.FloatRange(min=0),
-    default=60.0,
-    help="Leave the time to first token out where one prefill would take longer.",
+@cloup.command(name="profile")
+@cloup.argument("engine", type=click.Path(path_type=Path))
+@cloup.option_group(
+    "What is measured",
+    cloup.option("--contexts", type=Counts(), help="Prompt lengths.  [default: max_input_len and its halves]"),
+    cloup.option("--batch", "batches", type=Counts(), help="Batch sizes.  [default: 1,8]"),
+    cloup.option("--steps", type=click.IntRange(min=1), default=100, help="Decode steps per row and side."),
+    cloup.option("--decode-seconds", type=click.FloatRange(min=0), default=20.0, help="A row's steps end after this."),
+    cloup.option("--prefills", type=click.IntRange(min=1), default=3, help="Timed prefills per row and side."),
+    cloup.option(
+        "--prefill-seconds",
+        type=click.FloatRange(min=0),
+        default=60.0,
+        help="Leave the time to first token out where one prefill would take longer.",
+    ),
+    cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows as CSV.")
-@click.option("--png", "png_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw latency over context.")
-@click.option(
-    "-o", "--output", "directory", type=click.Path(path_type=Path, file_okay=False), help="Write all three files there."
+@cloup.option_group(
+    "Files",
+    cloup.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows as CSV."),
+    cloup.option(
+        "--png", "png_file", type=click.Path(path_type=Path, dir_okay=False), help="Draw latency over length."
+    ),
+    cloup.option(
+        "-o",
+        "--output",
+        "directory",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="All three files there.",
+    ),
 )
 @json_option
 def command(

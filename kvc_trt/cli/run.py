@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import cloup
 
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.printing import json_option, print_json, progress
@@ -21,30 +22,39 @@ if TYPE_CHECKING:
 PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE or --prompt-ids FILE"
 
 
-@click.command()
-@click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--prompt", help="The prompt itself.")
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="A UTF-8 text file with the prompt.")
-@click.option(
-    "--prompt-ids",
-    type=click.Path(path_type=Path),
-    help="A JSON file with a list of token ids, or a list of lists for a batch.",
+@cloup.command()
+@cloup.argument("engine", type=click.Path(path_type=Path))
+@cloup.option_group(
+    "Prompt (one of these)",
+    cloup.option("--prompt", help="The prompt itself."),
+    cloup.option("--prompt-file", type=click.Path(path_type=Path), help="A UTF-8 text file with the prompt."),
+    cloup.option(
+        "--prompt-ids",
+        type=click.Path(path_type=Path),
+        help="A JSON file with a list of token ids, or a list of lists for a batch.",
+    ),
 )
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Tokens per answer.  [default: max_output_len]")
-@click.option("--stream", is_flag=True, help="Print the text as it comes.")
-@click.option("--temperature", type=float, default=0.0, help="0 always takes the best token.")
-@click.option("--top-k", type=int, default=0, help="Draw from the k best tokens; 0: from all.")
-@click.option("--top-p", type=float, default=1.0, help="Draw from the best tokens that reach this probability.")
-@click.option("--seed", type=int, help="Equal seeds draw equal answers, alone and in a batch.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
-@click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens.")
-@click.option(
-    "--backend",
-    type=click.Choice(names()),
-    help="What runs the engine; torch: its weights in PyTorch, on a GPU where there are CUDA kernels (KVC_TRT_KERNELS, "
-    "or the package's own), else on the CPU, slowly.  [default: what it was built for]",
+@cloup.option_group(
+    "Answer",
+    cloup.option("--max-new-tokens", type=click.IntRange(min=1), help="Tokens of it.  [default: max_output_len]"),
+    cloup.option("--stream", is_flag=True, help="Print the text as it comes."),
+    cloup.option("--temperature", type=float, default=0.0, help="0 always takes the best token."),
+    cloup.option("--top-k", type=int, default=0, help="Draw from the k best tokens; 0: from all."),
+    cloup.option("--top-p", type=float, default=1.0, help="Draw from the best tokens that reach this probability."),
+    cloup.option("--seed", type=int, help="Equal seeds draw equal answers, alone and in a batch."),
+    cloup.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
+    cloup.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens."),
 )
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
+@cloup.option_group(
+    "Engine",
+    cloup.option(
+        "--backend",
+        type=click.Choice(names()),
+        help="What runs it; torch: its weights in PyTorch, on a GPU where there are CUDA kernels (KVC_TRT_KERNELS, "
+        "or the package's own), else on the CPU, slowly.  [default: what it was built for]",
+    ),
+    cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
+)
 @json_option
 def command(
     engine: Path,

@@ -1,0 +1,32 @@
+"""What `build` and `plan` are told alike: the policy and its numbers, and any other setting of a build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from cloup import option, option_group
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Decorator = Callable[[Function], Function]
+
+WEIGHTS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4")
+
+
+def policy_options(*more: Decorator[Any]) -> Decorator[Any]:
+    """Add the options of the policy to a command, and `more` in the same section of its help."""
+    return option_group(
+        "KV-cache policy",
+        option("--policy", help="Its name (`kvc-trt policies`).  [default: the preset's, or rocketkv]"),
+        option("--token-budget", type=int, help="K/V pairs that one step may read per layer and KV head."),
+        option("--max-input-len", type=int, help="Longest prompt in tokens."),
+        option("--max-output-len", type=int, help="Most tokens generated per prompt."),
+        option(
+            "--layer-budget",
+            type=click.Choice(["uniform", "squeeze", "squeeze-online"]),
+            help="Divide what is kept among layers: alike, by what calibration prompts say, or anew for each prompt.",
+        ),
+        *more,
+        option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any other setting, e.g. page_size=8."),
+    )
