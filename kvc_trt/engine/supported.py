@@ -12,8 +12,6 @@ from typing import Protocol
 from kvc_trt.errors import InputError
 from kvc_trt.methods.parameters import Group, PolicyParameters
 
-WITH_KERNELS = frozenset(("KvcPrefillAttention", "KvcCompact", "KvcHybridAttention", "KvcDenseAttention"))
-
 
 class PolicyRunner(Protocol):
     """A backend, as far as it can have an engine of a policy or not."""
@@ -61,9 +59,9 @@ def _groups(parameters: PolicyParameters, layers: int) -> list[Group]:
 
 def _missing_kernel(rule: PolicyParameters) -> str | None:
     eviction, selection = rule.eviction, rule.selection
-    if eviction.operators is None or not WITH_KERNELS.issuperset(eviction.operators):
+    if eviction.operators is None or any(operator.kernel is None for operator in eviction.operators):
         return f"kernel for prompt eviction {eviction.name}"
-    if not WITH_KERNELS.issuperset(selection.operators):
+    if any(operator.kernel is None for operator in selection.operators):
         return f"kernel for decode selection {selection.name}"
     if rule.squeeze_share is not None and rule.compresses:
         return "kernel that divides a budget for each prompt"

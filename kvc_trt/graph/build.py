@@ -126,7 +126,7 @@ def _prompt(layers: Layers, parameters: PolicyParameters) -> PromptBatch:
     offsets = np.arange(observed, dtype=np.int64) - observed
     window = emit.Max(emit.Add(emit.Unsqueeze("prompt_lengths", [1]), offsets), 0)
     angles = layers.rotary(emit.Expand(counted, grid))
-    return PromptBatch("prompt_lengths", grid, angles, emit.Unsqueeze(window, [2]))
+    return PromptBatch("prompt_lengths", grid, angles, emit.Unsqueeze(window, [2]), layers.rotary_tables)
 
 
 def _int64(name: str, shape: Sequence[int | str]) -> ValueInfoProto:

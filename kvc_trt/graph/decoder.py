@@ -10,9 +10,8 @@ from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch, PromptLayer, StepLayer, by_head
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators import function as functions
-from kvc_trt.operators import prefill_attention
 from kvc_trt.operators.emitter import Value
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
 
 def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[CacheSite]) -> tuple[Value, Value]:
@@ -25,7 +24,7 @@ def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[
     query, key = (_rotated(layers, batch, normed, name, kind) for kind in ("q", "k"))
     value = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.v_proj"))
     queries, keys, values = (by_head(emit, part, config.head_size) for part in (query, key, value))
-    attended = functions.call(emit, prefill_attention.NAME, [queries, keys, values], 1)
+    attended = PREFILL_ATTENTION.call(emit, {"q": queries, "k": keys, "v": values})["o"]
     flat = emit.Reshape(
         emit.Transpose(attended, perm=[0, 2, 1, 3]), [-1, config.num_attention_heads * config.head_size]
     )
@@ -33,9 +32,14 @@ def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[
     def plain_keys() -> Value:
         return by_head(emit, _plain(layers, batch, normed, name, "k"), config.head_size)
 
+    def plain_queries() -> Value:
+        return str(emit.Reshape(_plain(layers, batch, normed, name, "q"), [0, 0, -1, config.head_size]))
+
     for site in sites:
         rule = site.parameters
-        whole = PromptLayer(emit, config, rule, site.name, batch, query, queries, keys, values, plain_keys)
+        whole = PromptLayer(
+            emit, config, rule, site.name, batch, query, queries, keys, values, plain_keys, plain_queries
+        )
         prompt = whole.of_heads(site.kv_heads)
         rule.eviction.store(prompt, bounds=rule.has_pages)
         rule.selection.complete(prompt)

@@ -10,9 +10,8 @@ from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.graph_pieces import CacheLayer, PromptBatch
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.operators import function as functions
-from kvc_trt.operators import layer_budgets
 from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.shapes import count_to, float32, size
 
 _SMALLEST_NORM = 1e-16
@@ -37,10 +36,10 @@ def trim_layers(
 ) -> None:  # fmt: skip
     """Write the caches of all `sites` whose layers have a cosine, one each, in the same order."""
     emit = layers.emit
-    budgets = functions.call(
-        emit, layer_budgets.NAME, [emit.Concat(*cosines, axis=0), prompt.lengths], 1,
-        budget=parameters.prompt_budget, least=parameters.window, most=parameters.most_kept,
-    )  # fmt: skip
+    inputs = {"cosines": emit.Concat(*cosines, axis=0), "prompt_lengths": prompt.lengths}
+    budgets = LAYER_BUDGETS.call(
+        emit, inputs, budget=parameters.prompt_budget, least=parameters.window, most=parameters.most_kept
+    )["budgets"]
     for row, site in enumerate(sites):
         rule = site.parameters
         cache = CacheLayer(emit, layers.config, rule, site.name)

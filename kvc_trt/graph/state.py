@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvc_trt.methods.kinds import State
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.schema import CACHE, FLOAT, INT32
 from kvc_trt.operators.shapes import LOWEST
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 
@@ -79,11 +80,13 @@ def state_tensors(config: ModelConfig, parameters: PolicyParameters, dtype: str)
 
 def _tensors(config: ModelConfig, site: CacheSite, dtype: str) -> Iterator[StateTensor]:
     rule, size, heads = site.parameters, config.head_size, cache_heads(config, site)
-    stored = [State(name, (heads, rule.capacity, size)) for name in ("k_cache", "v_cache")]
-    for part in (*stored, *rule.selection.state(rule, heads, size)):
-        part_dtype, name, output = part.dtype or dtype, f"{part.name}.{site.name}", f"{part.name}_out.{site.name}"
-        fill = max(part.fill, LOWEST.get(part_dtype, part.fill))
-        yield StateTensor(site.layer, site.cache, name, part_dtype, part.shape, fill, output)
+    sizes = {"G": heads, "C": rule.capacity, "D": size, "2D": 2 * size, "P": rule.num_pages()}
+    for part in (K_CACHE, V_CACHE, *rule.selection.state):
+        name, output = f"{part.name}.{site.name}", f"{part.name}_out.{site.name}"
+        own = {CACHE: dtype, FLOAT: "float32", INT32: "int32"}[part.element]
+        shape = tuple(sizes[symbol] for symbol in part.shape[1:])
+        fill = LOWEST[own] if part.fill == "lowest" else part.fill
+        yield StateTensor(site.layer, site.cache, name, own, shape, fill, output)
 
 
 def cache_heads(config: ModelConfig, site: CacheSite) -> int:

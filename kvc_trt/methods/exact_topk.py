@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.graph_pieces import StepLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
@@ -44,10 +43,6 @@ class ExactTopK(DecodeSelection):
             query, cache.keys, cache.values, cache.lengths,
             top_k=rule.top_k, dense_until=max(rule.token_budget, rule.dense_until), per_query_head=rule.per_query_head,
         )  # fmt: skip
-
-    def decode(self, step: StepLayer) -> str:
-        """An oracle has no graph."""
-        raise NotImplementedError(f"decode selection {self.name} exists in the reference alone")
 
     def describe(self, rule: Constants) -> str:
         """Whose lists they are."""

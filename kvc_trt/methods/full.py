@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_compacted, store_whole
+from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_whole
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import BASELINE, PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.verification import Found, RunnableAlone, StepCase, StepRun, float32
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,17 +28,17 @@ class Nothing(PromptEviction):
     evicts = False
 
     def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
         """Everything, in its order."""
         from kvc_trt import reference
 
-        return reference.compact(q_window, keys, values, prompt_lengths, prompt_budget=keys.shape[2], pool_kernel=1)
+        return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=keys.shape[2], pool_kernel=1)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """As it is; where a step needs page bounds, KvcCompact makes them: its budget is then the longest prompt."""
         if bounds:
-            store_compacted(prompt, bounds=True)
+            prompt.compact(COMPACT, bounds=True)
         else:
             store_whole(prompt)
 
@@ -45,7 +47,7 @@ class Dense(DecodeSelection):
     """A step attends to everything cached: also in skipped layers, and of policies that only evict from the prompt."""
 
     name = "dense"
-    operators = ("KvcDenseAttention",)
+    operators = (DENSE_ATTENTION,)
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
         """Attention over all entries."""
@@ -55,11 +57,11 @@ class Dense(DecodeSelection):
 
     def decode(self, step: StepLayer) -> str:
         """KvcDenseAttention."""
-        return step.attend("KvcDenseAttention", ("k_cache", "v_cache"), dense_until=step.batch.slice_until)
+        return step.attend(DENSE_ATTENTION, dense_until=step.batch.slice_until)
 
     def runs(self) -> Mapping[str, StepRun]:
         """One operator."""
-        return {"KvcDenseAttention": _run_dense}
+        return {DENSE_ATTENTION.name: _run_dense}
 
 
 def _run_dense(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:

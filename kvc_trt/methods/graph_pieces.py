@@ -1,16 +1,20 @@
 """What the two graphs hand to a cache: a prompt's queries, keys and values, or those of one new token.
 
-And how a prompt is stored by what several kinds have in common: whole, or as KvcCompact keeps it.
+And how several kinds store a prompt: whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvc_trt.methods.constants import Constants
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.schema import Operator
+from kvc_trt.operators.shapes import count_to, size
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -28,6 +32,8 @@ class PromptBatch:
     """Cosine and sine of the positions, [B,S,D/2]"""
     window: Value
     """INT64 [B,W,1]: positions of each row's last W queries; rows before its start point at 0."""
+    rotary_tables: Callable[[], tuple[Value, Value]]
+    """Cosine and sine of every position, FLOAT [L,D/2]"""
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,17 @@ class CacheLayer:
         """The cache's own names of `tensors`."""
         return [f"{tensor}.{self.name}" for tensor in tensors]
 
-    def call(self, operator: str, inputs: Sequence[Value], outputs: Sequence[str], **numbers: int) -> Any:
-        """A node of one of our operators that writes the cache's tensors `outputs`."""
-        from kvc_trt.operators import function
+    def call(
+        self, operator: Operator, inputs: Mapping[str, Value], outputs: Mapping[str, str], **numbers: int
+    ) -> dict[str, Value]:
+        """A node of one of our operators; attributes that are not among `numbers` are the rule's own."""
+        given = {one.name: getattr(self.rule, one.name) for one in operator.attributes if one.name not in numbers}
+        return operator.call(self.emit, inputs, outputs, **given, **numbers)
 
-        return function.call(self.emit, operator, inputs, self.named(outputs), **numbers)
+    def stored(self, operator: Operator, *, bounds: bool) -> dict[str, str]:
+        """Names of the cache's tensors for the outputs of a compaction; page bounds that nobody reads get another."""
+        own = {"cache_lengths": "lengths"} | ({} if bounds else {"bounds": "unused_bounds"})
+        return {one.name: f"{own.get(one.name, one.name)}.{self.name}" for one in operator.outputs}
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,8 @@ class PromptLayer(CacheLayer):
     values: Value
     plain_keys: Callable[[], Value]
     """`keys` before the rotary embedding."""
+    plain_queries: Callable[[], Value]
+    """Queries before it, [B,S,H,D]"""
     heads: tuple[int, ...] | None = None
     """Query heads of the group; None where it is the whole layer."""
 
@@ -73,7 +87,12 @@ class PromptLayer(CacheLayer):
         """The part of some KV heads; None: all of it."""
         if kv_heads is None:
             return self
-        emit, group_size, plain_keys = self.emit, self.config.group_size, self.plain_keys
+        emit, group_size, plain_keys, plain_queries = (
+            self.emit,
+            self.config.group_size,
+            self.plain_keys,
+            self.plain_queries,
+        )
         heads = tuple(kv * group_size + head for kv in kv_heads for head in range(group_size))
         keys, values = (emit.Gather(part, list(kv_heads), axis=1) for part in (self.keys, self.values))
         return replace(
@@ -83,6 +102,7 @@ class PromptLayer(CacheLayer):
             values=values,
             heads=heads,
             plain_keys=lambda: str(emit.Gather(plain_keys(), list(kv_heads), axis=1)),
+            plain_queries=lambda: str(emit.Gather(plain_queries(), list(heads), axis=2)),
         )
 
     def window(self) -> Value:
@@ -90,6 +110,21 @@ class PromptLayer(CacheLayer):
         emit = self.emit
         last = by_head(emit, emit.GatherND(self.query_rows, self.batch.window, batch_dims=1), self.config.head_size)
         return last if self.heads is None else str(emit.Gather(last, list(self.heads), axis=1))
+
+    def compact(
+        self, operator: Operator, more: Mapping[str, Value] | None = None, *, bounds: bool = False, **numbers: int
+    ) -> None:
+        """Store what an operator keeps. It is given what it asks for by name: q_window, q (all queries), k, v,
+        prompt_lengths, and `more`."""
+        known: dict[str, Callable[[], Value]] = {
+            "q_window": self.window,
+            "q": lambda: self.queries,
+            "k": lambda: self.keys,
+            "v": lambda: self.values,
+            "prompt_lengths": lambda: self.batch.lengths,
+        }
+        given = {one.name: known[one.name]() for one in operator.inputs if one.name in known}
+        self.call(operator, {**given, **(more or {})}, self.stored(operator, bounds=bounds), **numbers)
 
 
 @dataclass(frozen=True)
@@ -139,17 +174,21 @@ class StepLayer(CacheLayer):
         key, value = (emit.Gather(part, list(kv_heads), axis=1) for part in (self.key, self.value))
         return replace(self, query=emit.Gather(self.query, heads, axis=1), key=key, value=value, plain=plain_part)
 
-    def attend(
-        self, operator: str, state: Sequence[str], *inputs: Value, selects: bool = False, **numbers: int
-    ) -> Value:
-        """Append and attend by an operator whose inputs are query, key, value, the tensors of `state`, the lengths and
-        `inputs`, and whose outputs are the result, the state again and, if it `selects`, the list of tokens read."""
-        from kvc_trt.operators import function
-
-        outputs = [self.attended, *self.named([f"{tensor}_out" for tensor in state])]
-        outputs += self.named(["selected"]) if selects else []
-        given = [self.query, self.key, self.value, *self.named(state), self.lengths, *inputs]
-        function.call(self.emit, operator, given, outputs, **numbers)
+    def attend(self, operator: Operator, more: Mapping[str, Value] | None = None, **numbers: int) -> Value:
+        """Append and attend by an operator. It is given what it asks for by name: query, k_new, v_new, cache_lengths,
+        positions, the cache's state, and `more`; its outputs are the result, the state again, and `selected`."""
+        state = {one.name for one in operator.state}
+        known = {
+            "query": self.query,
+            "k_new": self.key,
+            "v_new": self.value,
+            "cache_lengths": self.lengths,
+            "positions": self.batch.positions,
+            **{name: f"{name}.{self.name}" for name in state},
+        }
+        given = {one.name: known[one.name] for one in operator.inputs if one.name in known}
+        outputs = {one.name: f"{one.name}.{self.name}" for one in operator.outputs} | {"output": self.attended}
+        self.call(operator, {**given, **(more or {})}, outputs, **numbers)
         return self.attended
 
 
@@ -166,10 +205,6 @@ def repeat_heads(emit: Emitter, config: ModelConfig, rows: Value) -> Value:
 
 def store_whole(prompt: PromptLayer) -> None:
     """The whole prompt in the cache; nothing is selected, padding is zero."""
-    import numpy as np
-
-    from kvc_trt.operators.shapes import count_to, size
-
     emit, capacity, lengths = prompt.emit, prompt.rule.capacity, prompt.batch.lengths
     count = emit.Min(size(emit, prompt.keys, 2), [capacity])
     stored = emit.Less(emit.Unsqueeze(count_to(emit, count), [1]), emit.Reshape(lengths, [-1, 1, 1, 1]))
@@ -180,14 +215,3 @@ def store_whole(prompt: PromptLayer) -> None:
         kept = emit.Where(stored, emit.Slice(rows, [0], count, [2]), zero)
         emit.Pad(kept, missing, zero, outputs=[f"{name}.{prompt.name}"])
     emit.Identity(lengths, outputs=[f"lengths.{prompt.name}"])
-
-
-def store_compacted(prompt: PromptLayer, *, bounds: bool) -> None:
-    """What KvcCompact keeps; it always makes page bounds, which go to a value that nobody reads where none are kept."""
-    rule = prompt.rule
-    inputs = [prompt.window(), prompt.keys, prompt.values, prompt.batch.lengths]
-    outputs = ("k_cache", "v_cache", "bounds" if bounds else "unused_bounds", "lengths", "indices")
-    prompt.call(
-        "KvcCompact", inputs, outputs, prompt_budget=rule.prompt_budget, capacity=rule.capacity,
-        pool_kernel=rule.pool_kernel, page_size=rule.page_size,
-    )  # fmt: skip

@@ -13,7 +13,7 @@ the number of queries that saw an entry, positions are those of the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,9 @@ import numpy as np
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
-from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer
+from kvc_trt.methods.graph_pieces import PromptLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection, PromptEviction, State
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.verification import (
@@ -37,13 +37,14 @@ from kvc_trt.methods.verification import (
     float32,
     gathered,
 )
+from kvc_trt.operators.compact_heavy_hitters import COMPACT_HEAVY_HITTERS
+from kvc_trt.operators.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvc_trt.reference import Compacted, LayerCache, Selection
 
-STATE = ("k_cache", "v_cache", "scores", "slot_positions")
 SPARE_SLOTS = 1
 """A step attends to the new token before it drops one."""
 
@@ -52,37 +53,32 @@ class MostAttended(PromptEviction):
     """The last tokens of a prompt, and of the others those that all of its queries attended to most."""
 
     name = "heavy-hitters"
-    operators = ("KvcCompactHeavyHitters",)
+    operators = (COMPACT_HEAVY_HITTERS,)
     observes_every_query = True
 
     def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """The last tokens and the heavy hitters of every prompt longer than the budget; q_window is all queries."""
+        """The last tokens and the heavy hitters of every prompt longer than the budget; observed are all queries."""
         from kvc_trt import reference
 
         shares = {"heavy": _heavy(rule), "recent": rule.recent}
-        return reference.keep_heavy_hitters(q_window, keys, values, prompt_lengths, **shares)
+        return reference.keep_heavy_hitters(observed, keys, values, prompt_lengths, **shares)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """KvcCompactHeavyHitters; it makes no page bounds."""
-        rule = prompt.rule
-        inputs = [prompt.queries, prompt.keys, prompt.values, prompt.batch.lengths]
-        prompt.call(
-            "KvcCompactHeavyHitters", inputs, (*STATE, "lengths", "indices"),
-            prompt_budget=rule.capacity - SPARE_SLOTS, capacity=rule.capacity, recent=rule.recent,
-        )  # fmt: skip
+        """To the budget, without the slot that a step needs."""
+        prompt.compact(COMPACT_HEAVY_HITTERS, prompt_budget=prompt.rule.capacity - SPARE_SLOTS)
 
     def runs(self) -> Mapping[str, PromptRun]:
         """One operator."""
-        return {"KvcCompactHeavyHitters": _run_compaction}
+        return {COMPACT_HEAVY_HITTERS.name: _run_compaction}
 
 
 class HeavyHitters(DecodeSelection):
     """A step reads everything, and drops the token that has been attended to least of those that are not recent."""
 
     name = "heavy-hitters"
-    operators = ("KvcHeavyHitterAttention",)
+    operators = (HEAVY_HITTER_ATTENTION,)
     evicts_while_decoding = True
     spare_slots = SPARE_SLOTS
 
@@ -95,18 +91,6 @@ class HeavyHitters(DecodeSelection):
         state = cache.keys, cache.values, cache.lengths, cache.scores
         return reference.heavy_hitter_attention(query, *state, heavy=_heavy(rule), recent=rule.recent)
 
-    def decode(self, step: StepLayer) -> str:
-        """KvcHeavyHitterAttention."""
-        rule = step.rule
-        return step.attend(
-            "KvcHeavyHitterAttention", STATE, step.batch.positions, capacity=rule.capacity, recent=rule.recent
-        )
-
-    def state(self, rule: Constants, heads: int, head_size: int) -> Iterable[State]:
-        """What each entry has received, and the position of its token in the text."""
-        yield State("scores", (heads, rule.capacity), dtype="float32")
-        yield State("slot_positions", (heads, rule.capacity), dtype="int32", fill=-1.0)
-
     def recent_of(self, rule: Constants, budget: int) -> int:
         """As large a share as in the other layers."""
         whole = rule.capacity - SPARE_SLOTS
@@ -115,7 +99,7 @@ class HeavyHitters(DecodeSelection):
 
     def runs(self) -> Mapping[str, StepRun]:
         """One operator."""
-        return {"KvcHeavyHitterAttention": _run_step}
+        return {HEAVY_HITTER_ATTENTION.name: _run_step}
 
 
 def _heavy(rule: Constants) -> int:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from kvc_trt.methods.budget import default_channels, default_page_size
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.graph_pieces import StepLayer
 from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.verification import ByPages, Found, ReadByStep, RunnableAlone, StepCase, StepRun, page_bounds
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,13 +29,12 @@ if TYPE_CHECKING:
     from kvc_trt.reference import LayerCache, Selection
 
 
-class HybridAttention(DecodeSelection):
+class BestOfPages(DecodeSelection):
     """The best tokens by the bounds of their pages on the query's largest channels."""
 
     name = "hybrid"
-    operators = ("KvcHybridAttention",)
+    operators = (HYBRID_ATTENTION,)
     reads_a_part = True
-    pages = True
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
         """One step of hybrid attention: the output and the tokens it read."""
@@ -49,14 +48,6 @@ class HybridAttention(DecodeSelection):
             token_budget=rule.token_budget, dense_until=rule.dense_until,
         )  # fmt: skip
         return reference.Selection(*read)
-
-    def decode(self, step: StepLayer) -> str:
-        """KvcHybridAttention."""
-        rule = step.rule
-        return step.attend(
-            "KvcHybridAttention", ("k_cache", "v_cache", "bounds"), selects=True, page_size=rule.page_size,
-            top_r=rule.top_r, top_k=rule.top_k, token_budget=rule.token_budget, dense_until=rule.dense_until,
-        )  # fmt: skip
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """`top_r` channels of one bound of every page."""
@@ -72,7 +63,7 @@ class HybridAttention(DecodeSelection):
 
     def runs(self) -> Mapping[str, StepRun]:
         """One operator."""
-        return {"KvcHybridAttention": run_paged}
+        return {HYBRID_ATTENTION.name: run_paged}
 
 
 def run_paged(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
@@ -101,7 +92,7 @@ def select_from_pages(
     page_size = inputs.value("page_size", default_page_size(capacity, inputs.budget))
     channels = default_channels(capacity, inputs.budget, page_size, inputs.model.head_size)
     return constants(
-        inputs, eviction, HYBRID_ATTENTION,
+        inputs, eviction, BEST_OF_PAGES,
         capacity=capacity,
         prompt_budget=prompt_budget,
         window=inputs.value("window", DEFAULT_WINDOW),
@@ -113,13 +104,13 @@ def select_from_pages(
     )  # fmt: skip
 
 
-HYBRID_ATTENTION = HybridAttention()
+BEST_OF_PAGES = BestOfPages()
 HYBRID = Policy(
     name="hybrid",
     summary="keep every token, read the most promising ones",
     source="RocketKV stage 2, arXiv 2502.14051",
     eviction=NOTHING,
-    selection=HYBRID_ATTENTION,
+    selection=BEST_OF_PAGES,
     resolve=resolve,
     overrides=(*SELECTION, *EVERY_POLICY),
 )

@@ -9,32 +9,22 @@ The graph pieces of a kind import `onnx`, its reference imports `torch`: inside 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.discovery import objects
+from kvc_trt.operators.schema import Operator, Tensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
     from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer, StepLayer
     from kvc_trt.methods.verification import ByPages, ByWindow, PromptRun, StepRun
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, LayerCache, Selection
-
-
-class State(NamedTuple):
-    """A tensor that a cache carries from step to step beside its keys and values."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Of one row of the batch."""
-    dtype: str | None = None
-    """None is the cache's own."""
-    fill: float = 0.0
-    """What an empty slot or page holds; -inf stands for the lowest finite number of the type."""
+    from kvc_trt.reference.rules import PromptQueries
 
 
 class PromptEviction(ABC):
@@ -42,8 +32,8 @@ class PromptEviction(ABC):
 
     name: str
     """As `PolicyParameters.prompt_eviction` records it."""
-    operators: tuple[str, ...] | None = ()
-    """The kvc operators that do all of its work; None where its graph needs nodes of its own."""
+    operators: tuple[Operator, ...] | None = ()
+    """The operators that do all of its work, the usual one first; None where its graph needs nodes of its own."""
     evicts = True
     cache_per_query_head = False
     """Whether each query head stores what it keeps for itself, so that a group's keys and values are repeated."""
@@ -52,16 +42,22 @@ class PromptEviction(ABC):
     trims = False
     """Whether `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
 
-    @abstractmethod
-    def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
-    ) -> Compacted:
-        """Reference: what is left of a prompt's cache; queries [B,H,W,D], keys and values [B,G,S,D]."""
+    def observe(self, queries: PromptQueries, prompt_lengths: torch.Tensor, rule: Constants) -> Any:
+        """Reference: what `compact` looks at, the last queries unless a kind says otherwise."""
+        return queries.window
 
     @abstractmethod
+    def compact(
+        self, observed: Any, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor, rule: Constants
+    ) -> Compacted:
+        """Reference: what is left of a prompt's cache; keys and values [B,G,S,D], `observed` usually the last queries
+        [B,H,W,D]."""
+
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Graph: write k_cache, v_cache and lengths [B] of the cache after a prompt, its page bounds where asked for,
         and the `indices` kept where tokens are evicted."""
+        assert self.operators
+        prompt.compact(self.operators[0], bounds=bounds)
 
     def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
         """Graph: write what `store` writes, of a cache that keeps `budgets` [B] tokens of prompts of `lengths` [B]."""
@@ -85,8 +81,8 @@ class DecodeSelection(ABC):
 
     name: str
     """As `PolicyParameters.decode_selection` records it."""
-    operators: tuple[str, ...] = ()
-    """The kvc operators that a step may call."""
+    operators: tuple[Operator, ...] = ()
+    """The operators that a step may call, the usual one first; they also say what the cache carries."""
     evicts_while_decoding = False
     """Whether a step drops one token for each that it appends, so that caches never fill up."""
     drops_before_append = False
@@ -97,26 +93,30 @@ class DecodeSelection(ABC):
     """Whether a step reads some entries of a cache that keeps them all, as long as a row does not fit the budget."""
     reads_beside = 0
     """Tokens that such a step reads beside its `top_k`."""
-    pages = False
-    """Whether it scores pages by the bounds of their keys, which the cache then carries."""
     oracle = False
     """Whether it reads everything to find out what matters: the reference alone runs it, no graph can be written."""
 
     @abstractmethod
-    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+    def select(self, query: torch.Tensor, cache: LayerCache, rule: Constants) -> Selection:
         """Reference: one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""
 
-    @abstractmethod
     def decode(self, step: StepLayer) -> Value:
         """Graph: append one token, attend, and write the aliased outputs of the cache's state; returns [B,heads,D]."""
+        return step.attend(self.operators[0])
 
     def complete(self, prompt: PromptLayer) -> None:  # noqa: B027 (most caches carry nothing else)
         """Graph: after a prompt, write what the cache carries beside keys, values and page bounds."""
 
-    def state(self, rule: Constants, heads: int, head_size: int) -> Iterable[State]:
+    @property
+    def state(self) -> tuple[Tensor, ...]:
         """What the cache carries beside keys and values."""
-        if self.pages:
-            yield State("bounds", (heads, 2 * head_size, rule.num_pages()), fill=float("-inf"))
+        held = self.operators[0].state if self.operators else ()
+        return tuple(tensor for tensor in held if tensor.name not in ("k_cache", "v_cache"))
+
+    @property
+    def pages(self) -> bool:
+        """Whether it scores pages by the bounds of their keys, which the cache then carries."""
+        return any(tensor.name == "bounds" for tensor in self.state)
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """Pairs of key and value per head that choosing among `entries` tokens reads: half a pair for each head-sized

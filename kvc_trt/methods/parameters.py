@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvc_trt.methods import kinds
 from kvc_trt.methods.constants import Constants
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvc_trt.reference.rules import PromptQueries
 
 BASELINE = "full"
 """The policy that keeps and reads everything: every other one is compared with it."""
@@ -70,6 +75,10 @@ class PolicyParameters(Constants):
     def selected_width(self) -> int:
         """Width of the `selected` output."""
         return max(self.most_read, self.dense_limit)
+
+    def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
+        """What compaction looks at in the reference."""
+        return self.eviction.observe(queries, prompt_lengths, self)
 
     def groups(self, layer: int) -> tuple[Group, ...]:
         """One layer's caches: one under most policies. What differs between layers is settled in a group."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.inputs import PolicyInputs
@@ -46,10 +46,10 @@ class Policy:
     """Its line of RocketKV's Table 1 (arXiv 2502.14051)."""
 
     def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: Constants
+        self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: Constants
     ) -> Compacted:
-        """What is left of a prompt's cache: queries [B,H,W,D], keys and values [B,G,S,D]."""
-        return self.eviction.compact(q_window, keys, values, prompt_lengths, parameters)
+        """What is left of a prompt's cache, [B,G,S,D]; `observed` are usually the last queries, [B,H,W,D]."""
+        return self.eviction.compact(observed, keys, values, prompt_lengths, parameters)
 
     def select(self, query: Tensor, cache: LayerCache, parameters: Constants) -> Selection:
         """Attention of one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""

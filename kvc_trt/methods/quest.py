@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.graph_pieces import StepLayer
 from kvc_trt.methods.hybrid import run_paged
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.verification import StepRun
+from kvc_trt.operators.quest_attention import QUEST_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,9 +40,8 @@ class PagesPerQueryHead(DecodeSelection):
     """The pages whose bounds promise most to each query head, and the newest one."""
 
     name = "quest"
-    operators = ("KvcQuestAttention",)
+    operators = (QUEST_ATTENTION,)
     reads_a_part = True
-    pages = True
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
         """One step over the best pages: the output and the tokens that each query head read."""
@@ -56,14 +55,6 @@ class PagesPerQueryHead(DecodeSelection):
         )  # fmt: skip
         return reference.Selection(*read)
 
-    def decode(self, step: StepLayer) -> str:
-        """KvcQuestAttention."""
-        rule = step.rule
-        return step.attend(
-            "KvcQuestAttention", ("k_cache", "v_cache", "bounds"), selects=True, page_size=rule.page_size,
-            top_k=rule.top_k, token_budget=rule.token_budget, dense_until=rule.dense_until,
-        )  # fmt: skip
-
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """Maximum and minimum of every channel of every page."""
         return float(-(-entries // rule.page_size))
@@ -74,7 +65,7 @@ class PagesPerQueryHead(DecodeSelection):
 
     def runs(self) -> Mapping[str, StepRun]:
         """One operator."""
-        return {"KvcQuestAttention": run_paged}
+        return {QUEST_ATTENTION.name: run_paged}
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

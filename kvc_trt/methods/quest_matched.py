@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.hybrid import HYBRID_ATTENTION, select_from_pages
+from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
@@ -35,7 +35,7 @@ QUEST_MATCHED = Policy(
     summary="score pages by all channels of their bounds, at the budget of the other methods",
     source="Quest, arXiv 2406.10774, as RocketKV's baseline",
     eviction=NOTHING,
-    selection=HYBRID_ATTENTION,
+    selection=BEST_OF_PAGES,
     resolve=resolve,
     overrides=("page_size", "top_k", "dense_until", *EVERY_POLICY),
     published=TABLE_1,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvc_trt.methods.budget import auto_pool_kernel, cache_capacity
-from kvc_trt.methods.hybrid import HYBRID_ATTENTION, select_from_pages
+from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
 from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, SELECTION, PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
@@ -38,7 +38,7 @@ ROCKETKV = Policy(
     summary="evict prompt tokens once, then read the most promising of the rest",
     source="RocketKV, arXiv 2502.14051",
     eviction=OBSERVED_ATTENTION,
-    selection=HYBRID_ATTENTION,
+    selection=BEST_OF_PAGES,
     resolve=resolve,
     overrides=(*EVICTION, *SELECTION, *EVERY_POLICY),
     published=Formula(lambda c: c**-0.5 + 2 * c**-0.75, lambda c: 1 / c),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, repeat_heads, store_compacted
+from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, repeat_heads
 from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
 from kvc_trt.methods.kinds import PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
@@ -24,6 +24,7 @@ from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.snapkv_gqa import POOL_KERNEL, TABLE_1
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
 from kvc_trt.methods.verification import ByWindow
+from kvc_trt.operators.compact import COMPACT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,17 +40,17 @@ class ObservedPerQueryHead(PromptEviction):
     cache_per_query_head = True
 
     def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """q_window [B,H,W,D], keys, values [B,G,S,D] -> keys and values [B,H,C,D], one list per query head."""
-        shared = q_window.shape[1] // keys.shape[1]
+        """observed [B,H,W,D], keys, values [B,G,S,D] -> keys and values [B,H,C,D], one list per query head."""
+        shared = observed.shape[1] // keys.shape[1]
         keys, values = (table.repeat_interleave(shared, dim=1) for table in (keys, values))
-        return OBSERVED_ATTENTION.compact(q_window, keys, values, prompt_lengths, rule)
+        return OBSERVED_ATTENTION.compact(observed, keys, values, prompt_lengths, rule)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """KvcCompact over repeated heads."""
         keys, values = (repeat_heads(prompt.emit, prompt.config, part) for part in (prompt.keys, prompt.values))
-        store_compacted(replace(prompt, keys=keys, values=values), bounds=bounds)
+        replace(prompt, keys=keys, values=values).compact(COMPACT, bounds=bounds)
 
     def new_entry(self, step: StepLayer) -> StepLayer:
         """Repeated likewise."""

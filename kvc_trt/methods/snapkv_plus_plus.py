@@ -20,7 +20,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.budget import auto_pool_kernel, cache_capacity
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer, store_compacted
+from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer
 from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
 from kvc_trt.methods.kinds import PromptEviction, decode_selection
 from kvc_trt.methods.parameters import PolicyParameters
@@ -37,6 +37,8 @@ from kvc_trt.methods.verification import (
     gathered,
     page_bounds,
 )
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.compact_ranked import COMPACT_RANKED, TRIMMED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,39 +46,35 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted
 
-KEPT = ("k_kept", "v_kept", "kept", "ranks")
-"""What a layer holds until its budget is known."""
-
 
 class ObservedAttention(PromptEviction):
     """What the last queries look at most stays, one list per KV head."""
 
     name = "snapkv++"
-    operators = ("KvcCompact",)
+    operators = (COMPACT,)
     trims = True
 
     def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
         """The prompt budget of every row that is longer."""
         from kvc_trt import reference
 
         budget, kernel = rule.prompt_budget, rule.pool_kernel
-        return reference.compact(q_window, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
+        return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """KvcCompact; where budgets are set for each prompt, twice the budget and its ranks, for `trim`."""
         if prompt.rule.squeeze_share is None:
-            store_compacted(prompt, bounds=bounds)
-            return
-        inputs = [prompt.window(), prompt.keys, prompt.values, prompt.batch.lengths]
-        prompt.call("KvcCompactRanked", inputs, KEPT, prompt_budget=prompt.rule.most_kept)
+            prompt.compact(COMPACT, bounds=bounds)
+        else:
+            prompt.compact(COMPACT_RANKED, prompt_budget=prompt.rule.most_kept)
 
     def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
         """KvcTrim: the best of what was ranked."""
-        outputs = ("k_cache", "v_cache", "bounds" if bounds else "unused_bounds", "lengths", "indices")
-        numbers = {"capacity": cache.rule.capacity, "page_size": cache.rule.page_size}
-        cache.call("KvcTrim", [*cache.named(KEPT), budgets, lengths], outputs, **numbers)
+        kept = {tensor.name: f"{tensor.name}.{cache.name}" for tensor in COMPACT_RANKED.outputs}
+        inputs = {**kept, "budgets": budgets, "prompt_lengths": lengths}
+        cache.call(TRIMMED, inputs, cache.stored(TRIMMED, bounds=bounds))
 
     def ranking(self, rule: Constants) -> ByWindow:
         """By the window's attention, pooled."""
@@ -84,7 +82,7 @@ class ObservedAttention(PromptEviction):
 
     def runs(self) -> Mapping[str, PromptRun]:
         """Compaction to a budget, and its two halves where the budget comes later."""
-        return {"KvcCompact": _run_compact, "KvcCompactRanked": _run_ranked, "KvcTrim": _run_trim}
+        return {COMPACT.name: _run_compact, COMPACT_RANKED.name: _run_ranked, TRIMMED.name: _run_trim}
 
 
 def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:

@@ -14,19 +14,21 @@ k = floor(t/2); where S > D t even r = 1 exceeds that. Dense when it fits; score
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer
+from kvc_trt.methods.graph_pieces import PromptLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection, State
+from kvc_trt.methods.kinds import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.verification import Found, ReadByStep, RunnableAlone, StepCase, StepRun
+from kvc_trt.operators.shapes import float32
+from kvc_trt.operators.sparq_attention import SPARQ_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +40,7 @@ class LargestChannels(DecodeSelection):
     """The current token and the best others by the query's largest channels; the mean value for the rest."""
 
     name = "sparq"
-    operators = ("KvcSparqAttention",)
+    operators = (SPARQ_ATTENTION,)
     reads_a_part = True
     reads_beside = 1
 
@@ -55,24 +57,9 @@ class LargestChannels(DecodeSelection):
 
     def complete(self, prompt: PromptLayer) -> None:
         """The keys once more channel by channel, and the sum of the values."""
-        from kvc_trt.operators.shapes import float32
-
         emit, name = prompt.emit, prompt.name
         emit.Transpose(f"k_cache.{name}", perm=[0, 1, 3, 2], outputs=[f"channels.{name}"])
         emit.ReduceSum(float32(emit, f"v_cache.{name}"), [2], keepdims=0, outputs=[f"value_sum.{name}"])
-
-    def decode(self, step: StepLayer) -> str:
-        """KvcSparqAttention."""
-        rule = step.rule
-        return step.attend(
-            "KvcSparqAttention", ("k_cache", "v_cache", "channels", "value_sum"), selects=True, top_r=rule.top_r,
-            top_k=rule.top_k, token_budget=rule.token_budget, dense_until=rule.dense_until,
-        )  # fmt: skip
-
-    def state(self, rule: Constants, heads: int, head_size: int) -> Iterable[State]:
-        """Keys by channel, and the running sum of the values."""
-        yield State("channels", (heads, head_size, rule.capacity))
-        yield State("value_sum", (heads, head_size), dtype="float32")
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """`top_r` channels of every key, and the mean of all values."""
@@ -85,7 +72,7 @@ class LargestChannels(DecodeSelection):
 
     def runs(self) -> Mapping[str, StepRun]:
         """One operator."""
-        return {"KvcSparqAttention": _run}
+        return {SPARQ_ATTENTION.name: _run}
 
 
 def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:

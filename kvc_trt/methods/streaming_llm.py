@@ -27,6 +27,8 @@ from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.verification import Array, Found, RunnableAlone, StepCase, StepRun, float32
+from kvc_trt.operators.recent_attention import RANKED_RECENT_ATTENTION, RECENT_ATTENTION
+from kvc_trt.operators.shapes import size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +45,7 @@ class FirstAndLast(PromptEviction):
     operators = None
 
     def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
         """The sinks and the last tokens of every prompt that is longer than the cache; queries are not looked at."""
         from kvc_trt import reference
@@ -52,10 +54,6 @@ class FirstAndLast(PromptEviction):
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Ascending, so that the slot after the sinks is overwritten first; no page bounds."""
-        from onnx import TensorProto
-
-        from kvc_trt.operators.shapes import size
-
         emit, rule, lengths, name = prompt.emit, prompt.rule, prompt.batch.lengths, prompt.name
         rows = emit.Unsqueeze(lengths, [1])
         slots = np.arange(rule.capacity)
@@ -66,7 +64,7 @@ class FirstAndLast(PromptEviction):
         keys = prompt.plain_keys() if rule.positions == "cache" else prompt.keys
         each_head = emit.Concat([1], size(emit, keys, 1), [1], axis=0)
         indices = emit.Expand(emit.Unsqueeze(emit.Where(stored, index, -1), [1]), each_head)
-        emit.Cast(indices, to=TensorProto.INT32, outputs=[f"indices.{name}"])
+        emit.cast(indices, np.int32, outputs=[f"indices.{name}"])
         place = emit.Unsqueeze(emit.Max(indices, 0), [3])
         occupied = emit.Unsqueeze(stored, [1, 3])
         for rows_of, tensor in ((keys, "k_cache"), (prompt.values, "v_cache")):
@@ -78,7 +76,7 @@ class Ring(DecodeSelection):
     """A step overwrites the oldest token that is no sink, then reads everything."""
 
     name = "recent"
-    operators = ("KvcRecentAttention", "KvcRankedRecentAttention")
+    operators = (RECENT_ATTENTION, RANKED_RECENT_ATTENTION)
     evicts_while_decoding = True
     drops_before_append = True
 
@@ -87,15 +85,11 @@ class Ring(DecodeSelection):
         return DENSE.select(query, cache, rule)
 
     def decode(self, step: StepLayer) -> str:
-        """KvcRecentAttention, or KvcRankedRecentAttention where positions are counted in the cache."""
-        caches, capacity, sinks = ("k_cache", "v_cache"), step.rule.capacity, step.rule.sinks
+        """As the new key comes, or before the rotary embedding where positions are counted in the cache."""
         if step.rule.positions == "original":
-            return step.attend("KvcRecentAttention", caches, capacity=capacity, sinks=sinks)
-        query, key = step.plain()
-        plain = replace(step, query=query, key=key)
-        return plain.attend(
-            "KvcRankedRecentAttention", caches, *step.batch.rotary_tables(), capacity=capacity, sinks=sinks
-        )
+            return step.attend(RECENT_ATTENTION)
+        (query, key), (cosine, sine) = step.plain(), step.batch.rotary_tables()
+        return replace(step, query=query, key=key).attend(RANKED_RECENT_ATTENTION, {"cosine": cosine, "sine": sine})
 
     def recent_of(self, rule: Constants, budget: int) -> int:
         """All but the sinks."""
@@ -103,7 +97,7 @@ class Ring(DecodeSelection):
 
     def runs(self) -> Mapping[str, StepRun]:
         """One operator, or the one that counts positions in the cache."""
-        return {"KvcRecentAttention": _run, "KvcRankedRecentAttention": _run_ranked}
+        return {RECENT_ATTENTION.name: _run, RANKED_RECENT_ATTENTION.name: _run_ranked}
 
 
 def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:

@@ -68,9 +68,9 @@ class Emitter:
             self._constants[key] = found
         return found
 
-    def cast(self, value: Operand, dtype: Any) -> Value:
+    def cast(self, value: Operand, dtype: Any, *, outputs: int | Sequence[str] = 1) -> Value:
         """`value` converted to the ONNX type of a numpy type."""
-        return str(self.call("Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
+        return str(self.call("Cast", value, outputs=outputs, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
 
     def constant(self, value: Operand) -> Value:
         """A constant; int and list of int become INT64, float becomes FLOAT, arrays keep their type."""

@@ -18,7 +18,7 @@ from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.layers import Rotary
 from kvc_trt.reference.recent import make_room
-from kvc_trt.reference.rules import Group, Method, Rule
+from kvc_trt.reference.rules import Group, Method, PromptQueries, Rule
 
 
 class Projected(NamedTuple):
@@ -82,16 +82,21 @@ class LayerCaches:
         """Evict as the policy says (or to each prompt's own budget), and make room for the tokens to come."""
         parameters, longest = group.parameters, max(len(row.keys) for row in projected)
         rows = [self._of_group(group, row)[0] for row in projected]
-        window = _stacked([row.query for row in rows], min(parameters.window, longest), last=True)
+        queries = PromptQueries(
+            _stacked([row.query for row in rows], min(parameters.window, longest), last=True),
+            lambda: _stacked([row.plain_query for row in rows], longest),
+            (self._rotary.cos, self._rotary.sin),
+        )
         keys = _stacked([row.plain_keys if parameters.positions == "cache" else row.keys for row in rows], longest)
         values = _stacked([row.values for row in rows], longest)
         kept: Compacted
         if self._is_exempt(group):
-            kept = compact(window, keys, values, prompt_lengths, prompt_budget=longest, pool_kernel=1)
+            kept = compact(queries.window, keys, values, prompt_lengths, prompt_budget=longest, pool_kernel=1)
         elif budgets is None:
-            kept = self.method.compact(window, keys, values, prompt_lengths, parameters)
+            observed = parameters.observe(queries, prompt_lengths)
+            kept = self.method.compact(observed, keys, values, prompt_lengths, parameters)
         else:
-            kept = self._compact_to(budgets, window, keys, values, prompt_lengths)
+            kept = self._compact_to(budgets, queries.window, keys, values, prompt_lengths)
         lengths = kept.lengths.to(torch.int64)
         cache = LayerCache(
             _with_room(kept.keys, parameters.capacity), _with_room(kept.values, parameters.capacity), lengths

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted
+
+
+class PromptQueries(NamedTuple):
+    """The queries of prompts, and how positions rotate them."""
+
+    window: Tensor
+    """[B,H,W,D]: the last W of each row after RoPE, up to the end; zeros before."""
+    plain: Callable[[], Tensor]
+    """[B,H,S,D]: all of them before RoPE, position i in row i; zeros past a row's end."""
+    rotary_tables: tuple[Tensor, Tensor]
+    """Cosine and sine of every position, [L,D/2]."""
 
 
 class Rule(Protocol):
@@ -77,6 +88,9 @@ class Rule(Protocol):
     def groups(self, layer: int) -> Sequence[Group]:
         """One layer's caches."""
 
+    def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
+        """What compaction looks at."""
+
     def keeping(self, prompt_budget: int) -> Rule:
         """The same rule with another prompt budget."""
 
@@ -97,9 +111,10 @@ class Method(Protocol):
     """What a policy keeps of a prompt, and what a step reads. `parameters` are the rule of the cache."""
 
     def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: Any
+        self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: Any
     ) -> Compacted:
-        """What is left of a prompt's cache: queries [B,H,W,D], keys and values [B,G,S,D]."""
+        """What is left of a prompt's cache: keys and values [B,G,S,D]; `observed` are the last queries [B,H,W,D], or
+        what else the rule observes."""
 
     def select(self, query: Tensor, cache: LayerCache, parameters: Any) -> Selection:
         """Attention of one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""

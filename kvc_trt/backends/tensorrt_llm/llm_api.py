@@ -21,10 +21,12 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.budget import traffic
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 KT_BYTES = {"bfloat16": 2, "float8_e5m2": 1}
 TOKENS_PER_BLOCK = 32
-EVICTS, SELECTS = {"KvcCompact"}, ("KvcHybridAttention",)
+EVICTS, SELECTS = {COMPACT}, (HYBRID_ATTENTION,)
 """What its RocketKV computes, as operators: eviction by the first or none at all, selection by the second."""
 """Tokens of one block of its paged cache, by default: what a selected page makes it read."""
 DEFAULT_MAX_NUM_TOKENS = 8192
