@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.methods.inputs import OVERRIDES
-from kvc_trt.schema import OwnSchema, read_mapping, validated
+from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
 
 DERIVED_NUMBERS = tuple(name for name in OVERRIDES if name not in ("dense_until", "head_scores"))
 """What a policy derives and a build may set one by one, named alike in both; `dense_until` may also be `auto`."""
@@ -83,22 +83,11 @@ class BuildConfig(OwnSchema):
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """Parse `--set key=value` arguments; values are read as YAML scalars (`8`, `auto`, `0.25`)."""
-    import yaml
-
-    parsed: dict[str, Any] = {}
-    for setting in settings:
-        key, separator, text = setting.partition("=")
-        if not separator or not key:
-            raise InputError(f"--set {setting}: expected key=value")
+    """Parse `--set key=value` arguments of a build; values are read as YAML scalars (`8`, `auto`, `0.25`)."""
+    parsed = parse_assignments(settings)
+    for key in parsed:
         if key not in BuildConfig.model_fields:
-            raise InputError(f"--set {setting}: unknown key '{key}'{did_you_mean(key, BuildConfig.model_fields)}")
-        if key in parsed:
-            raise InputError(f"--set {setting}: '{key}' is set twice")
-        try:
-            parsed[key] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InputError(f"--set {setting}: the value is not a YAML scalar") from error
+            raise InputError(f"--set {key}: unknown key '{key}'{did_you_mean(key, BuildConfig.model_fields)}")
     return parsed
 
 

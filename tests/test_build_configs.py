@@ -7,7 +7,7 @@ import pytest
 from kvc_trt import policies
 from kvc_trt.config import BuildConfig
 from kvc_trt.models.presets import build_configs_directory, list_presets, load_preset
-from kvc_trt.schema import read_mapping, validated
+from kvc_trt.validation import read_mapping, validated
 
 FILES = sorted(build_configs_directory().glob("*.yaml"))
 

@@ -24,7 +24,7 @@ from kvc_trt.models.config import longest_sequence
 from kvc_trt.policies import BASELINE
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.executor import threads_for
-from kvc_trt.schema import validated
+from kvc_trt.validation import validated
 
 if TYPE_CHECKING:
     from kvc_trt.engine.program import Program

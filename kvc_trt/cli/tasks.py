@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kvc_trt.cli import printing
-from kvc_trt.errors import InputError
 from kvc_trt.tables import text_table
 
 
@@ -71,9 +69,10 @@ def write(
     from kvc_trt.tasks.dataset import draw_data_set
     from kvc_trt.tasks.registry import task as task_named
     from kvc_trt.tasks.tokenizer import load_task_tokenizer
+    from kvc_trt.validation import parse_assignments
 
     chosen = task_named(task)
-    options = _options(settings)
+    options = parse_assignments(settings)
     if tokenizer is None and chosen.reads == "text":
         raise click.UsageError(f"task {chosen.name} is text: --tokenizer PATH_OR_PRESET says how long it is")
     check_new_file(file, replace=force)  # before the work, not after it
@@ -93,21 +92,3 @@ def write(
         printing.print_json({"file": str(file), "sha256": data_set.digest, **summary})
     else:
         click.echo(f"{data_set.digest}  {file}")
-
-
-def _options(settings: tuple[str, ...]) -> dict[str, Any]:
-    """Options by name; a value is a number where it reads as one."""
-    import yaml
-
-    options: dict[str, Any] = {}
-    for setting in settings:
-        name, separator, text = setting.partition("=")
-        if not separator or not name:
-            raise InputError(f"--set {setting}: expected key=value")
-        if name in options:
-            raise InputError(f"--set {setting}: '{name}' is set twice")
-        try:
-            options[name] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InputError(f"--set {setting}: the value is not a YAML scalar") from error
-    return options

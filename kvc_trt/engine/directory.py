@@ -26,7 +26,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.progress import Progress
-from kvc_trt.schema import validated
+from kvc_trt.validation import validated
 from kvc_trt.version import __version__
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from kvc_trt.methods.head_pattern import read_head_pattern
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import count_parameters
-from kvc_trt.schema import validated
+from kvc_trt.validation import validated
 
 USABLE_MEMORY = 0.8
 """Share of this machine's memory that weights may fill."""

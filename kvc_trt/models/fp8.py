@@ -17,7 +17,7 @@ from pydantic import Field
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.weights import FLOAT_DTYPES, WeightSource
-from kvc_trt.schema import ForeignSchema, validated
+from kvc_trt.validation import ForeignSchema, validated
 
 FP8 = "float8_e4m3fn"
 SCALE = "_scale"

@@ -18,7 +18,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig, RopeScaling
 from kvc_trt.models.containment import contained
 from kvc_trt.models.fp8 import check_quantisation
-from kvc_trt.schema import ForeignSchema, validated
+from kvc_trt.validation import ForeignSchema, validated
 
 _Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 _DType = Literal["float32", "float16", "bfloat16"]

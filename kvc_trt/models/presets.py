@@ -17,7 +17,7 @@ from pydantic import Field
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.hugging_face import parse_config
-from kvc_trt.schema import OwnSchema, read_mapping, validated
+from kvc_trt.validation import OwnSchema, read_mapping, validated
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]

@@ -59,7 +59,7 @@ def _from_engine(path: Path) -> Source:
 def _from_config(config: Mapping[str, Any], path: Path) -> Source:
     from kvc_trt.engine.directory import parameters_from
     from kvc_trt.models.pretrained_config import from_pretrained_config
-    from kvc_trt.schema import validated
+    from kvc_trt.validation import validated
 
     try:
         model = from_pretrained_config(config["pretrained_config"], str(path))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kvc_trt.backends.tensorrt_llm.llm_api import Export
 from kvc_trt.backends.tensorrt_llm.llm_api_schema import AttentionBackend, LlmApiConfiguration
-from kvc_trt.schema import validated
+from kvc_trt.validation import validated
 from kvc_trt.version import __version__
 
 WIDTH = 118

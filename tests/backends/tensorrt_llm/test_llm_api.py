@@ -15,7 +15,7 @@ from kvc_trt.backends.tensorrt_llm.llm_api_schema import LlmApiConfiguration, Ro
 from kvc_trt.backends.tensorrt_llm.llm_api_text import parse, yaml_text
 from kvc_trt.errors import InputError
 from kvc_trt.models.presets import list_presets, load_preset
-from kvc_trt.schema import validated
+from kvc_trt.validation import validated
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 FIELDS = {

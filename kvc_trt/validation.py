@@ -1,8 +1,8 @@
-"""Strict reading of configuration files: no unknown keys, no repeated keys, and errors that name the nearest key."""
+"""Settings and configuration files, read strictly: no unknown or repeated keys, and errors that name the nearest key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,24 @@ class ForeignSchema(BaseModel):
     @classmethod
     def _without_nulls(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if value is not None}
+
+
+def parse_assignments(settings: Iterable[str]) -> dict[str, Any]:
+    """Parse `--set key=value` arguments; values are read as YAML scalars (`8`, `auto`, `0.25`)."""
+    import yaml
+
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not separator or not key:
+            raise InputError(f"--set {setting}: expected key=value")
+        if key in parsed:
+            raise InputError(f"--set {setting}: '{key}' is set twice")
+        try:
+            parsed[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(f"--set {setting}: the value is not a YAML scalar") from error
+    return parsed
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
