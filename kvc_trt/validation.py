@@ -1,4 +1,4 @@
-"""Settings and configuration files, read strictly: no unknown or repeated keys, and errors that name the nearest key."""
+"""Settings and configuration files, read strictly: no unknown or repeated keys; errors name the nearest known key."""
 
 from __future__ import annotations
 
