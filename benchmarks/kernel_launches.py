@@ -16,19 +16,6 @@ from kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 from kvc_trt.kernels.library import KernelLibrary
 
 
-class _Record(ctypes.Structure):
-    """KvcEmulationLaunch."""
-
-    _fields_ = (
-        ("name", ctypes.c_char * 64),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("static_shared_bytes", ctypes.c_uint64),
-        ("dynamic_shared_bytes", ctypes.c_uint64),
-        ("switches", ctypes.c_uint64),
-    )
-
-
 @dataclass(frozen=True)
 class Launch:
     """One launch of one call."""
@@ -41,16 +28,10 @@ class Launch:
 
 def record(library: KernelLibrary, operation: str, case: Case) -> list[Launch]:
     """Launches of one call of `compact`, `hybrid` or `dense` on the case's sizes."""
-    native = ctypes.CDLL(str(library.path))
-    native.kvc_emulation_clear_launches()
-    {"compact": _compact, "hybrid": _hybrid, "dense": _dense}[operation](library, case)
-    native.kvc_emulation_launches.restype = ctypes.c_int64
-    count = native.kvc_emulation_launches(None, ctypes.c_int64(0))
-    records = (_Record * count)()
-    native.kvc_emulation_launches(records, ctypes.c_int64(count))
+    calls = {"compact": _compact, "hybrid": _hybrid, "dense": _dense}
     return [
         Launch(entry.name.decode(), _product(entry.grid), _product(entry.block), entry.dynamic_shared_bytes)
-        for entry in records
+        for entry in library.launches_of(lambda: calls[operation](library, case))
     ]
 
 

@@ -7,12 +7,13 @@ folder, and from nowhere else; neither the working directory nor the system's se
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import KvcError, UnsupportedEnvironment
-from kvc_trt.kernels.structs import ABI_VERSION, Message, Parameters, Status
+from kvc_trt.kernels.structs import ABI_VERSION, EmulatedLaunch, Message, Parameters, Status
 
 EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
 """What a library may call itself, and the type of device whose pointers it takes."""
@@ -82,6 +83,15 @@ class CLibrary:
             raise ValueError(f"{self.path} runs on {self.executor}; only the emulation has schedules")
         bind = self._bind("kvc_emulation_set_schedule", None)
         bind(ctypes.c_int32(SCHEDULES.index(order)), ctypes.c_uint64(seed))
+
+    def launches_of(self, call: Callable[[], object]) -> list[EmulatedLaunch]:
+        """The launches of one call of the emulation, in their order."""
+        self._bind("kvc_emulation_clear_launches", None)()
+        call()
+        launches = self._bind("kvc_emulation_launches", ctypes.c_int64)
+        records = (EmulatedLaunch * launches(None, ctypes.c_int64(0)))()
+        launches(records, ctypes.c_int64(len(records)))
+        return list(records)
 
     def _call(self, symbol: str, *arguments: Any) -> None:
         message = Message()

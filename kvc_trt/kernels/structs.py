@@ -38,6 +38,19 @@ class Message(ctypes.Structure):
     _fields_ = (("text", ctypes.c_char * 256),)
 
 
+class EmulatedLaunch(ctypes.Structure):
+    """KvcEmulationLaunch: one launch that the emulation has run."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 64),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("static_shared_bytes", ctypes.c_uint64),
+        ("dynamic_shared_bytes", ctypes.c_uint64),
+        ("switches", ctypes.c_uint64),
+    )
+
+
 class Parameters(ctypes.Structure):
     """Base of the parameter structs: fills their first field, their own size, which tells the library the layout."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,21 @@ def compile_mutant(mutation: Mutation, source: str, *flags: str) -> Path:
     _compile("-O0", "-c", *flags, f"-I{overlay}", "-x", "c++", source, "-o", kernels)
     _compile("-shared", kernels, *_unchanged(), "-o", library)
     return library
+
+
+def check_noticed(mutation: Mutation, source: str, module: str) -> None:
+    """Whether `python -m MODULE LIBRARY` fails with the mistake; the mutation "nothing" is none and must pass.
+
+    In a process of its own: a mistake may write anywhere. The race detector watches, which needs no luck.
+    """
+    library = compile_mutant(mutation, source, "-fsanitize=thread")
+    command = [sys.executable, "-m", module, str(library)]
+    done = subprocess.run(command, cwd=PLUGINS.parent, capture_output=True, text=True, timeout=300, check=False)
+    if mutation.name == "nothing":
+        assert done.returncode == 0, done.stderr
+    else:
+        noticed = done.returncode < 0 or "AssertionError" in done.stderr or "KernelError" in done.stderr
+        assert noticed, f"returned {done.returncode}: {done.stderr[-2000:]}"
 
 
 @functools.cache

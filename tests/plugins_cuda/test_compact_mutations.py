@@ -5,7 +5,6 @@ Kernels run under the race detector, so that a missing barrier shows even where 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import SCHEDULES, CompactResult, KernelLibrary
 from tests.plugins_cuda.cases import compact_case
-from tests.plugins_cuda.mutants import Mutation, compile_mutant
+from tests.plugins_cuda.mutants import Mutation, check_noticed
 from tests.plugins_cuda.redzones import compact_between_redzones
 from tests.plugins_cuda.test_compact import assert_equal_results
 
@@ -63,15 +62,7 @@ def check(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mistakes_are_noticed(mutation: Mutation) -> None:
-    """In a process of its own: a mistake may write anywhere."""
-    library = compile_mutant(mutation, "src/compact.cu", "-fsanitize=thread")
-    command = [sys.executable, "-m", "tests.plugins_cuda.test_compact_mutations", str(library)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    if mutation.name == "nothing":
-        assert done.returncode == 0, done.stderr
-    else:
-        noticed = done.returncode < 0 or "AssertionError" in done.stderr or "KernelError" in done.stderr
-        assert noticed, f"returned {done.returncode}: {done.stderr[-2000:]}"
+    check_noticed(mutation, "src/compact.cu", "tests.plugins_cuda.test_compact_mutations")
 
 
 def test_barriers_are_all_tried() -> None:

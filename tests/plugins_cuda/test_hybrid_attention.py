@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from dataclasses import replace
 from typing import Any
@@ -413,25 +412,9 @@ def test_the_selected_list_is_written_to_its_end(library: KernelLibrary) -> None
 # ---- Launches
 
 
-class _Launch(ctypes.Structure):
-    """KvcEmulationLaunch."""
-
-    _fields_ = (
-        ("name", ctypes.c_char * 64),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("static_shared_bytes", ctypes.c_uint64),
-        ("dynamic_shared_bytes", ctypes.c_uint64),
-        ("switches", ctypes.c_uint64),
-    )
-
-
 def _launches(library: KernelLibrary, case: StepCase) -> list[tuple[str, tuple[int, ...]]]:
-    library._bind("kvc_emulation_clear_launches", None)()
-    run(library, case)
-    records = (_Launch * 16)()
-    count = library._bind("kvc_emulation_launches", ctypes.c_int64)(records, ctypes.c_int64(16))
-    return [(records[i].name.decode(), tuple(records[i].grid)) for i in range(count)]
+    launches = library.launches_of(lambda: run(library, case))
+    return [(launch.name.decode(), tuple(launch.grid)) for launch in launches]
 
 
 def _page_blocks(library: KernelLibrary, case: StepCase) -> int:

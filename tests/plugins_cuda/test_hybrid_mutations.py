@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.cases import step_case
 from tests.plugins_cuda.checks import check_hybrid
-from tests.plugins_cuda.mutants import Mutation, compile_mutant
+from tests.plugins_cuda.mutants import Mutation, check_noticed
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
@@ -82,15 +81,7 @@ def check(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mistakes_are_noticed(mutation: Mutation) -> None:
-    """In a process of its own: a mistake may write anywhere. The race detector watches, which needs no luck."""
-    library = compile_mutant(mutation, "src/hybrid_attention.cu", "-fsanitize=thread")
-    command = [sys.executable, "-m", "tests.plugins_cuda.test_hybrid_mutations", str(library)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    if mutation.name == "nothing":
-        assert done.returncode == 0, done.stderr
-    else:
-        noticed = done.returncode < 0 or "AssertionError" in done.stderr or "KernelError" in done.stderr
-        assert noticed, f"returned {done.returncode}: {done.stderr[-2000:]}"
+    check_noticed(mutation, "src/hybrid_attention.cu", "tests.plugins_cuda.test_hybrid_mutations")
 
 
 def test_barriers_are_all_tried() -> None:

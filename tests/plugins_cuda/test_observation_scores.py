@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 from collections.abc import Callable, Sequence
@@ -304,30 +303,11 @@ def test_golden_sum_before_pooling(library: KernelLibrary) -> None:
 def test_grids_are_functions_of_sizes(emulation: KernelLibrary) -> None:
     """Whatever the lengths on the device: the launches can be captured in a CUDA graph."""
     grids = []
+    q_window, k = inputs([700, 700])
     for lengths in ([700, 700], [0, 30]):
-        q_window, k = inputs([700, 700])
-        emulation._bind("kvc_emulation_clear_launches", None)()
-        votes(emulation, q_window, k, lengths, 16)
-        grids.append([launch for launch in _launches(emulation) if launch[0].startswith("observation")])
+        launches = emulation.launches_of(lambda lengths=lengths: votes(emulation, q_window, k, lengths, 16))
+        named = [(launch.name.decode(), tuple(launch.grid)) for launch in launches]
+        grids.append([launch for launch in named if launch[0].startswith("observation")])
     assert grids[0] == grids[1]
     assert [name for name, _ in grids[0]] == ["observation_statistics", "observation_merge", "observation_votes"]
     assert [grid for _, grid in grids[0]] == [(2, 2, 2), (8, 1, 1), (2, 2, 2)]
-
-
-class _Launch(ctypes.Structure):
-    """KvcEmulationLaunch."""
-
-    _fields_ = (
-        ("name", ctypes.c_char * 64),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("static_shared_bytes", ctypes.c_uint64),
-        ("dynamic_shared_bytes", ctypes.c_uint64),
-        ("switches", ctypes.c_uint64),
-    )
-
-
-def _launches(library: KernelLibrary) -> list[tuple[str, tuple[int, ...]]]:
-    records = (_Launch * 16)()
-    count = library._bind("kvc_emulation_launches", ctypes.c_int64)(records, ctypes.c_int64(16))
-    return [(records[i].name.decode(), tuple(records[i].grid)) for i in range(count)]

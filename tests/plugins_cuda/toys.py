@@ -11,25 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
+from kvc_trt.kernels.c_library import SCHEDULES as ORDERS
+from kvc_trt.kernels.structs import EmulatedLaunch
+
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins_cuda"
 TOYS = Path(__file__).parent / "emulation"
 FLAGS = ("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off")
-SCHEDULES = {"forward": 0, "reverse": 1, "shuffled": 2}
+SCHEDULES = {name: number for number, name in enumerate(ORDERS)}
 _directory = tempfile.TemporaryDirectory(prefix="kvc-toys-")
-
-
-class Launch(ctypes.Structure):
-    """KvcEmulationLaunch of emulation/emulation.h."""
-
-    _fields_ = (
-        ("name", ctypes.c_char * 64),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("static_shared_bytes", ctypes.c_uint64),
-        ("dynamic_shared_bytes", ctypes.c_uint64),
-        ("switches", ctypes.c_uint64),
-    )
 
 
 class Toys:
@@ -53,9 +43,9 @@ class Toys:
     def set_schedule(self, schedule: str, seed: int = 0) -> None:
         assert self.library.kvc_emulation_set_schedule(SCHEDULES[schedule], ctypes.c_uint64(seed)) == 0
 
-    def launches(self) -> list[Launch]:
+    def launches(self) -> list[EmulatedLaunch]:
         count = self.library.kvc_emulation_launches(None, ctypes.c_int64(0))
-        records = (Launch * count)()
+        records = (EmulatedLaunch * count)()
         self.library.kvc_emulation_launches(records, ctypes.c_int64(count))
         return list(records)
 
