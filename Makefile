@@ -15,7 +15,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo test test-all test-sanitized lint types types-tensorrt format emulation emulation-plain plugins gpu bench bench-accuracy clean
+.PHONY: help env demo test test-all test-sanitized lint types types-tensorrt format emulation emulation-plain plugins gpu bench bench-accuracy clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -27,6 +27,7 @@ help:
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
 	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (21 minutes of processor time)"
+	@echo "make generate   the C++ that follows from the operators' schemas"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
 env: $(VENV)/.installed
@@ -60,6 +61,9 @@ types-tensorrt: $(VENV)/.tensorrt
 $(VENV)/.tensorrt: $(VENV)/.installed
 	$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[tensorrt-lean,tensorrt-rtx,tensorrt-types]'
 	@touch $@
+
+generate: env
+	$(RUN)/python -m plugins_cuda.generate
 
 format: env
 	$(RUN)/ruff check --fix .

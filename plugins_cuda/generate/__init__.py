@@ -5,8 +5,10 @@ The files are committed, so that nobody needs Python to compile; a test says whe
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,8 +34,9 @@ def generated() -> Mapping[Path, str]:
 
 def _laid_out(path: Path, text: str) -> str:
     """The text as clang-format lays it out; RuntimeError where there is no clang-format."""
-    program = shutil.which("clang-format")
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
+    program = shutil.which("clang-format", path=os.pathsep.join(folders))
     if program is None:
-        raise RuntimeError("clang-format is not on PATH; pip install '.[test]'")
+        raise RuntimeError("no clang-format in this Python or on PATH: pip install '.[test]'")
     command = [program, f"--assume-filename={path}"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=PLUGINS).stdout
