@@ -21,7 +21,7 @@ import accuracy_page
 import machine
 
 from kvc_trt import policies
-from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, groups, variants
+from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, question_groups, variants
 from kvc_trt.accuracy.measure import Sampling
 from kvc_trt.accuracy.policy_engines import open_model
 from kvc_trt.accuracy.published import paper_order
@@ -81,7 +81,7 @@ def measured(directory: Path, samples: int) -> AccuracyReport:
     sampling = Sampling(samples, 0, LONGEST_ANSWERS)
     progress = progress_on()
     with open_model(MODEL, progress=progress) as model:
-        grid = groups(DEFAULT_TASKS, LENGTHS, MODES)
+        grid = question_groups(DEFAULT_TASKS, LENGTHS, MODES)
         return evaluate(model, variants(names, BUDGETS), grid, sampling, directory, progress=progress)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.accuracy.cell import EVIDENCE
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.published import NOTICEABLE, Comparison, paper_order, summary
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.atomic_files import write_whole
@@ -74,7 +74,7 @@ def _tasks(report: AccuracyReport) -> Iterable[str]:
         for task in report.tasks:
 
             def one(length: int, variant: Variant, mode: str = mode, task: str = task) -> str:
-                cell = report.cell(Group(task, mode, length), variant)
+                cell = report.cell(QuestionGroup(task, mode, length), variant)
                 if cell is None or not cell.scores:
                     return "n/a"
                 return f"{cell.mean} ({cell.samples})" + ("" if cell.evidence else " not learned")

@@ -5,7 +5,7 @@
 """
 
 from kvc_trt.accuracy.cell import Cell
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.report import AccuracyReport, Bars
 
-__all__ = ["AccuracyReport", "Bars", "Cell", "Group", "Variant"]
+__all__ = ["AccuracyReport", "Bars", "Cell", "QuestionGroup", "Variant"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
 
@@ -105,9 +105,9 @@ class Cell:
         return CellKey(self.task, self.mode, self.length, self.policy, self.token_budget)
 
     @property
-    def group(self) -> Group:
+    def group(self) -> QuestionGroup:
         """The group of questions that it answers."""
-        return Group(self.task, self.mode, self.length)
+        return QuestionGroup(self.task, self.mode, self.length)
 
     @property
     def samples(self) -> int:
@@ -156,6 +156,6 @@ class Cell:
         return cell
 
 
-def key_of(group: Group, variant: Variant) -> CellKey:
+def key_of(group: QuestionGroup, variant: Variant) -> CellKey:
     """The key of a cell that may not exist yet."""
     return CellKey(group.task, group.mode, group.length, variant.policy, variant.token_budget)

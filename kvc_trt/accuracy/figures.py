@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvc_trt import policies
 from kvc_trt.accuracy.cell import Mean
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.policies import BASELINE
 
@@ -96,9 +96,10 @@ def average_curves(report: AccuracyReport, mode: str) -> bytes | None:
 def task_curves(report: AccuracyReport, mode: str, length: int) -> bytes | None:
     """A panel per task that counts at one length. PNG; None where there is none."""
     panels = [
-        (task, _of_group(report, Group(task, mode, length)))
+        (task, _of_group(report, QuestionGroup(task, mode, length)))
         for task in report.tasks
-        if (full := report.cell(Group(task, mode, length), Variant(BASELINE, None))) is not None and full.evidence
+        if (full := report.cell(QuestionGroup(task, mode, length), Variant(BASELINE, None))) is not None
+        and full.evidence
     ]
     return _draw(report, f"{_model(report)}: accuracy by task, {length:,} tokens, {mode}", panels)
 
@@ -116,7 +117,7 @@ def _averages(report: AccuracyReport, mode: str, length: int) -> Figures:
     return of
 
 
-def _of_group(report: AccuracyReport, group: Group) -> Figures:
+def _of_group(report: AccuracyReport, group: QuestionGroup) -> Figures:
     def of(variant: Variant) -> Mean | None:
         cell = report.cell(group, variant)
         return cell.mean if cell is not None and cell.scores else None

@@ -44,7 +44,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Group:
+class QuestionGroup:
     """One group of questions; every variant is asked the same ones."""
 
     task: str
@@ -73,7 +73,7 @@ def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
     return chosen
 
 
-def groups(tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str]) -> list[Group]:
+def question_groups(tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str]) -> list[QuestionGroup]:
     """Every task at every length in every mode, short ones first. InputError for an unknown task or mode."""
     from kvc_trt.tasks.registry import task
 
@@ -82,7 +82,7 @@ def groups(tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str]) -
             raise InputError(f"unknown mode {mode!r}{did_you_mean(mode, MODES)}", hint=f"modes: {', '.join(MODES)}")
     names = [task(name).name for name in dict.fromkeys(tasks)]
     ordered = [mode for mode in MODES if mode in modes]
-    return [Group(name, mode, length) for length in sorted(set(lengths)) for name in names for mode in ordered]
+    return [QuestionGroup(name, mode, length) for length in sorted(set(lengths)) for name in names for mode in ordered]
 
 
 def file_name(text: str) -> str:
@@ -112,7 +112,7 @@ def longest_of(model: str) -> int:
 
 def grid_for(
     longest: int, tasks: Sequence[str] | None, lengths: Sequence[int] | None, modes: Sequence[str] | None
-) -> list[Group]:
+) -> list[QuestionGroup]:
     """The groups of questions; lengths are `longest`, a half and a quarter of it where none are given."""
     own = [longest // part for part in (4, 2, 1) if longest // part >= min(SHORTEST, longest)]
-    return groups(tasks or DEFAULT_TASKS, lengths or own, modes or MODES)
+    return question_groups(tasks or DEFAULT_TASKS, lengths or own, modes or MODES)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvc_trt.accuracy.cell import EVIDENCE, Mean
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.published import NOTICEABLE, Published, paper_order, published_tables, summary
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.policies import BASELINE
@@ -71,7 +71,7 @@ def _task_tables(report: AccuracyReport, mode: str) -> Iterable[dict[str, Any]]:
                 "length": length,
                 "budget": budget,
                 "rows": [
-                    (task, [report.cell(Group(task, mode, length), variant) for variant in variants])
+                    (task, [report.cell(QuestionGroup(task, mode, length), variant) for variant in variants])
                     for task in report.tasks
                 ],
                 "averages": [report.average(mode, length, variant) for variant in variants],

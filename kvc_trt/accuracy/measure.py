@@ -10,7 +10,7 @@ from functools import cached_property
 
 from kvc_trt.accuracy.answerers import Answerer
 from kvc_trt.accuracy.cell import Cell, key_of
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
@@ -45,7 +45,7 @@ class _DataSets:
         self._vocabulary, self._sampling = vocabulary, sampling
         self._drawn: dict[tuple[str, int], DataSet] = {}
 
-    def of(self, group: Group) -> DataSet:
+    def of(self, group: QuestionGroup) -> DataSet:
         """The samples of a group."""
         self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[1] == group.length}
         key, rule = (group.task, group.length), self._sampling
@@ -119,7 +119,7 @@ class GroupMeasurement:
 def measure(
     model: ModelUnderTest,
     variants: Sequence[Variant],
-    groups: Sequence[Group],
+    groups: Sequence[QuestionGroup],
     sampling: Sampling,
     results: Results,
     progress: Progress | None = None,
@@ -143,7 +143,7 @@ def measure(
     return [results.cells[key_of(group, variant)] for group in groups for variant in variants]
 
 
-def _answer_room(group: Group, sampling: Sampling) -> int:
+def _answer_room(group: QuestionGroup, sampling: Sampling) -> int:
     return sampling.room(group.task) or task(group.task).max_new_tokens
 
 
@@ -174,7 +174,7 @@ def _stored(cell: Cell, results: Results) -> Cell:
     return cell
 
 
-def _check_lengths(model: ModelUnderTest, groups: Sequence[Group]) -> None:
+def _check_lengths(model: ModelUnderTest, groups: Sequence[QuestionGroup]) -> None:
     longest, asked = longest_sequence(model.config), max(group.length for group in groups)
     if asked > longest:
         raise InputError(

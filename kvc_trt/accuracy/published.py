@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from kvc_trt.accuracy.cell import Cell, Mean, paired_difference
-from kvc_trt.accuracy.grid import Group
+from kvc_trt.accuracy.grid import QuestionGroup
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Comparison:
     mode: str
     token_budget: int
     difference: Mean
-    groups: tuple[Group, ...]
+    groups: tuple[QuestionGroup, ...]
 
     @property
     def verdict(self) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvc_trt.accuracy.grid import Group
+from kvc_trt.accuracy.grid import QuestionGroup
 from kvc_trt.errors import InputError
 from kvc_trt.tasks.associative_recall import ids_of
 from kvc_trt.tasks.dataset import DataSet, draw_data_set
@@ -53,7 +53,7 @@ class Question:
 class QuestionSet:
     """All questions of one group."""
 
-    group: Group
+    group: QuestionGroup
     task: Task
     vocabulary: Vocabulary
     samples: tuple[TaskSample, ...]
@@ -112,7 +112,7 @@ def draw(
     )
 
 
-def ask(group: Group, drawn: DataSet, vocabulary: Vocabulary) -> QuestionSet:
+def ask(group: QuestionGroup, drawn: DataSet, vocabulary: Vocabulary) -> QuestionSet:
     """The questions of a group: at the end of the prompt, or after the compacted context."""
     chosen = task(group.task)
     recall = chosen.reads == "ids"
@@ -123,14 +123,18 @@ def ask(group: Group, drawn: DataSet, vocabulary: Vocabulary) -> QuestionSet:
     )
 
 
-def _text_question(chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: Group) -> tuple[Question, ...]:
+def _text_question(
+    chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: QuestionGroup
+) -> tuple[Question, ...]:
     if group.mode == "query-aware":
         return (Question(vocabulary.encode(chosen, sample.prompt), ()),)
     late = vocabulary.encode(chosen, sample.question, continues=True)
     return (Question(vocabulary.encode(chosen, sample.context), late),)
 
 
-def _recall_questions(chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: Group) -> tuple[Question, ...]:
+def _recall_questions(
+    chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: QuestionGroup
+) -> tuple[Question, ...]:
     """The question fed through decode up to each key of it, in both modes: one token is predicted at each."""
     aware = group.mode == "query-aware"
     prompt = vocabulary.encode(chosen, sample.prompt if aware else sample.context)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from kvc_trt.accuracy.cell import EVIDENCE, Cell, Mean, mean
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.policies import BASELINE
 
 
@@ -91,7 +91,7 @@ class AccuracyReport:
         return list(dict.fromkeys(cell.task for cell in self.cells))
 
     @property
-    def not_learned(self) -> list[tuple[Group, Mean]]:
+    def not_learned(self) -> list[tuple[QuestionGroup, Mean]]:
         """Groups of questions that the full cache itself does not answer: nothing follows from them."""
         full = [cell for cell in self.cells if cell.policy == BASELINE and cell.scores]
         return [(cell.group, cell.mean) for cell in full if not cell.evidence]
@@ -101,7 +101,7 @@ class AccuracyReport:
         """Cells without answers; each says why."""
         return [cell for cell in self.cells if not cell.scores]
 
-    def cell(self, group: Group, variant: Variant) -> Cell | None:
+    def cell(self, group: QuestionGroup, variant: Variant) -> Cell | None:
         """One cell, if the grid has it."""
         return self._by_key.get((group, variant))
 
@@ -110,7 +110,7 @@ class AccuracyReport:
 
         Tasks have equally many samples, so this is the mean over tasks too.
         """
-        groups = [Group(task, mode, length) for task in self.tasks]
+        groups = [QuestionGroup(task, mode, length) for task in self.tasks]
         cells = [cell for group in groups if (cell := self.cell(group, variant)) is not None and cell.evidence]
         if not cells or not all(cell.scores for cell in cells):
             return None
@@ -130,5 +130,5 @@ class AccuracyReport:
         }
 
     @cached_property
-    def _by_key(self) -> dict[tuple[Group, Variant], Cell]:
+    def _by_key(self) -> dict[tuple[QuestionGroup, Variant], Cell]:
         return {(cell.group, Variant(cell.policy, cell.token_budget)): cell for cell in self.cells}

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvc_trt.accuracy.cell import Cell, interval
 from kvc_trt.accuracy.figures import average_curves, task_curves
-from kvc_trt.accuracy.grid import Group, Variant, file_name
+from kvc_trt.accuracy.grid import QuestionGroup, Variant, file_name
 from kvc_trt.accuracy.heat_map import heat_map
 from kvc_trt.accuracy.html_page import html_page
 from kvc_trt.accuracy.measure import Sampling, measure
@@ -35,7 +35,7 @@ COLUMNS = (
 def evaluate(
     model: ModelUnderTest,
     variants: Sequence[Variant],
-    groups: Sequence[Group],
+    groups: Sequence[QuestionGroup],
     sampling: Sampling,
     output_directory: Path,
     *,

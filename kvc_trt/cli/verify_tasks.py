@@ -159,11 +159,11 @@ def _head(report: AccuracyReport) -> str:
 
 
 def _table(report: AccuracyReport, mode: str, length: int) -> str:
-    from kvc_trt.accuracy.grid import Group
+    from kvc_trt.accuracy.grid import QuestionGroup
 
     rows = []
     for variant in report.variants:
-        cells = [report.cell(Group(task, mode, length), variant) for task in report.tasks]
+        cells = [report.cell(QuestionGroup(task, mode, length), variant) for task in report.tasks]
         average = report.average(mode, length, variant)
         stored = next((cell.row_bytes for cell in cells if cell is not None and cell.row_bytes), None)
         rows.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvc_trt.accuracy.answerers import MOST_ROWS, Prefills, ReferenceAnswerer, rows_for
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.questions import Vocabulary, ask, draw
 from kvc_trt.errors import InputError
@@ -16,7 +16,7 @@ LENGTH = 160
 def questions(model, key_value, mode, samples=MOST_ROWS + 2):
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
     drawn = draw(key_value, LENGTH, vocabulary, samples=samples, seed=0, max_new_tokens=None)
-    return ask(Group(key_value, mode, LENGTH), drawn, vocabulary)
+    return ask(QuestionGroup(key_value, mode, LENGTH), drawn, vocabulary)
 
 
 @pytest.mark.parametrize("mode", ["query-aware", "query-agnostic"])

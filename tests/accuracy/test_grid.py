@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.accuracy.grid import Group, Variant, budgets_of, grid_for, groups, longest_of, policies_of, variants
+from kvc_trt.accuracy.grid import (
+    QuestionGroup,
+    Variant,
+    budgets_of,
+    grid_for,
+    longest_of,
+    policies_of,
+    question_groups,
+    variants,
+)
 from kvc_trt.errors import InputError
 
 
@@ -29,19 +38,19 @@ def test_a_wrong_policy_is_named(names: list[str], message: str):
 
 
 def test_groups_run_from_short_to_long_with_both_modes_of_a_task_side_by_side():
-    found = groups(["lines", "niah-single-1", "lines"], [1024, 512], ["query-agnostic", "query-aware"])
+    found = question_groups(["lines", "niah-single-1", "lines"], [1024, 512], ["query-agnostic", "query-aware"])
     assert found[:3] == [
-        Group("lines", "query-aware", 512), Group("lines", "query-agnostic", 512),
-        Group("niah-single-1", "query-aware", 512),
+        QuestionGroup("lines", "query-aware", 512), QuestionGroup("lines", "query-agnostic", 512),
+        QuestionGroup("niah-single-1", "query-aware", 512),
     ]  # fmt: skip
     assert len(found) == 8
 
 
 def test_a_wrong_task_or_mode_is_named():
     with pytest.raises(InputError, match="did you mean 'niah-single-1'"):
-        groups(["niah-single"], [512], ["query-aware"])
+        question_groups(["niah-single"], [512], ["query-aware"])
     with pytest.raises(InputError, match="did you mean 'query-aware'"):
-        groups(["lines"], [512], ["aware"])
+        question_groups(["lines"], [512], ["aware"])
 
 
 def test_defaults_are_the_models_own():

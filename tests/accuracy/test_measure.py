@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvc_trt import policies
-from kvc_trt.accuracy.grid import Group, Variant
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.measure import Sampling, measure
 from kvc_trt.accuracy.questions import Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
@@ -64,7 +64,7 @@ def drawn(key_value):
 
 @pytest.fixture
 def groups(key_value):
-    return [Group(key_value, mode, 128) for mode in ("query-aware", "query-agnostic")]
+    return [QuestionGroup(key_value, mode, 128) for mode in ("query-aware", "query-agnostic")]
 
 
 def run(model, groups, path, sampling=SAMPLING, variants=VARIANTS):
@@ -126,13 +126,13 @@ def test_results_of_other_questions_are_refused(drawn, groups, tmp_path):
 def test_a_length_beyond_the_models_positions_is_refused_before_anything_is_asked(drawn, tmp_path, key_value):
     model = Fake(drawn)
     with pytest.raises(InputError, match="--lengths 9999: the model takes at most 4096"):
-        run(model, [Group(key_value, "query-aware", 9999)], tmp_path / "r")
+        run(model, [QuestionGroup(key_value, "query-aware", 9999)], tmp_path / "r")
     assert not model.asked
 
 
 def test_what_the_tokenizer_cannot_spell_is_no_question(drawn, tmp_path):
     with pytest.raises(InputError, match="cannot spell"):
-        run(Fake(drawn), [Group("niah-single-1", "query-aware", 1024)], tmp_path / "r")
+        run(Fake(drawn), [QuestionGroup("niah-single-1", "query-aware", 1024)], tmp_path / "r")
 
 
 def test_text_needs_a_tokenizer(key_value):
@@ -144,7 +144,7 @@ def test_recall_is_one_question_per_key_and_scored_together():
     vocabulary = Vocabulary(None, 512)
     drawn = draw("associative-recall", 256, vocabulary, samples=2, seed=0, max_new_tokens=None)
     for mode, behind in (("query-aware", 32), ("query-agnostic", 0)):
-        asked = ask(Group("associative-recall", mode, 256), drawn, vocabulary)
+        asked = ask(QuestionGroup("associative-recall", mode, 256), drawn, vocabulary)
         assert [len(one) for one in asked.questions] == [8, 8]
         assert len(asked.flat[0].prompt_ids) - behind == len(drawn.samples[0].context.split())
         assert asked.max_new_tokens == 1
