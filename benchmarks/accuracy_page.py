@@ -1,4 +1,4 @@
-"""docs/results/accuracy.md: the measured part, written between two marks; what stands around them is kept."""
+"""docs/results/accuracy.md: the measured part, written between two marks; the text around them is kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN, END = "<!-- measured: begin (benchmarks/accuracy.py writes this part) -->
 def write(
     page: Path, report: AccuracyReport, images: Sequence[Path], record: Mapping[str, Any], spent: Mapping[str, int]
 ) -> Path:
-    """Replace what stands between the marks; the page must have them."""
+    """Replace the text between the marks, which the page must have."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:
