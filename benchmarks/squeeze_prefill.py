@@ -30,6 +30,7 @@ from decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 from numpy.typing import NDArray
 
 from kvc_trt import policies
+from kvc_trt.backends.host_memory import watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill
@@ -37,8 +38,7 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.random_weights import RandomWeights
-from kvc_trt.profile.memory import watch_memory
-from kvc_trt.profile.subject import random_prompts
+from kvc_trt.profile.profiled_engine import random_prompts
 
 POLICY = "rocketkv"
 SIDES = {"uniform": None, "squeeze_online": "squeeze-online"}

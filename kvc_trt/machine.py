@@ -82,3 +82,15 @@ def _processor_name() -> str:
 def _vector_extensions() -> list[str]:
     flags = set((_cpu_field("flags") or _cpu_field("Features") or "").split())
     return [name for name in _VECTOR_EXTENSIONS if name in flags]
+
+
+def peak_resident_bytes() -> int:
+    """Highest resident memory of this process so far."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

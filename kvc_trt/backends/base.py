@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kvc_trt.backends.benchmark import Benchmark
 from kvc_trt.backends.harness import Harness
 from kvc_trt.backends.probes import Probe
 from kvc_trt.engine import Engine
@@ -118,6 +119,10 @@ class Backend(ABC):
     def harness(self, engine: Engine, threads: int | None) -> Harness:
         """What verification needs of an engine here."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
+
+    def benchmark(self, engine: Engine, threads: int) -> Benchmark:
+        """What profiling needs of an engine here."""
+        raise InputError(f"backend {self.name} runs no engines", hint=self.profile_instead)
 
     def check_verifiable(self, rows: int, what: str) -> None:
         """InputError where an engine of so many rows can be built and not verified, said before it is built."""

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import kvc_trt.backends
 from kvc_trt.errors import InputError, UnsupportedEnvironment, did_you_mean
 
 if TYPE_CHECKING:
     from kvc_trt.backends.base import Backend
+    from kvc_trt.backends.benchmark import Benchmark
     from kvc_trt.backends.harness import Harness
     from kvc_trt.backends.probes import Probe
     from kvc_trt.engine import Engine
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 def names() -> tuple[str, ...]:
     """The names of all backends, those of the folders beside this file; none of them is imported."""
-    folders = (module.name for module in pkgutil.iter_modules(kvc_trt.backends.__path__) if module.ispkg)
+    folders = (
+        module.name for module in pkgutil.iter_modules(importlib.import_module(__package__).__path__) if module.ispkg
+    )
     return tuple(folder.replace("_", "-") for folder in sorted(folders))
 
 
@@ -144,6 +146,18 @@ def session_of(
 def harness_for(engine: Engine, backend: str, threads: int | None) -> Harness:
     """What verification needs of the engine on a backend; InputError for one that lacks the policy's kernels."""
     return _supporting(backend, engine).harness(engine, threads)
+
+
+def benchmark_for(engine: Engine, threads: int) -> Benchmark:
+    """Where an engine is measured; UnsupportedEnvironment for a backend that runs none."""
+    built_for = backend(engine.backend)
+    if not built_for.executes:
+        *others, last = (name for name, each in backends().items() if each.executes)
+        raise UnsupportedEnvironment(
+            f"{engine.path} was built for {engine.backend}; profile runs engines for {', '.join(others)} and {last}",
+            hint=built_for.profile_instead,
+        )
+    return built_for.benchmark(engine, threads)
 
 
 def _supporting(name: str, engine: Engine) -> Backend:

@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import kvc_trt
 from kvc_trt.atomic_files import disk_error, write_durably
 from kvc_trt.engine.directory import Engine
 from kvc_trt.engine.files import sha256
@@ -179,7 +178,7 @@ def _digest(value: Mapping[str, Any]) -> str:
 
 def _code_digest(sources: Iterable[Path]) -> str:
     """SHA-256 over the code that decides what is in an engine: a changed graph is never called up to date."""
-    root = Path(kvc_trt.__file__).parent
+    root = Path(__file__).parents[1]
     paths = [path for package in DECIDING for path in (root / package).rglob("*.py")]
     return _digest({os.path.relpath(path, root): sha256(path) for path in (*paths, *sources)})
 

@@ -9,9 +9,8 @@ from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile import floor
 from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost
-from kvc_trt.profile.layer_caches import layer_caches
 from kvc_trt.profile.model_size import cache_itemsize, count_parameters, token_cache_bytes, weight_bytes
-from kvc_trt.profile.traffic import RowTraffic, cache_bytes, full_cache_bytes, row_traffic
+from kvc_trt.profile.traffic import RowTraffic, cache_bytes, full_cache_bytes, layer_caches, row_traffic
 
 BATCHES = (1, 8, 32)
 ASSUMED_OVERHEADS_US = (5, 10, 20)

@@ -1,18 +1,27 @@
-"""`profile` from beginning to end: measure, set beside the floor, find what deserves a word."""
+"""`profile` from beginning to end: measure, set beside the floor, find what deserves a word.
+
+Rows have the field names that users of trtllm-bench and vLLM know, one per context, batch and side.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.machine import machine_record
-from kvc_trt.profile.bench import Bench, bench_for
-from kvc_trt.profile.copy_bandwidth import CopyBandwidth
+from kvc_trt.backends.benchmark import Benchmark, CopyBandwidth
+from kvc_trt.backends.registry import benchmark_for
+from kvc_trt.engine.program import engine_program
+from kvc_trt.machine import machine_record, peak_resident_bytes
+from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.findings import findings
-from kvc_trt.profile.memory import peak_resident_bytes, weight_format
+from kvc_trt.profile.floor import StepCost, ceiling_speedup, floor_seconds
+from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.request import ProfileRequest
-from kvc_trt.profile.rows import Formats, measurement_rows, memory_rows
-from kvc_trt.profile.sweep import run_sweep
+from kvc_trt.profile.statistics import summarise
+from kvc_trt.profile.sweep import Row, Side, run_sweep
+from kvc_trt.profile.traffic import row_traffic
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -26,20 +35,18 @@ def profile_engine(engine: Engine, request: ProfileRequest, progress: Progress) 
 
     Times in milliseconds, sizes in bytes, rates in tokens per second; fields that could not be measured are null.
     """
-    from kvc_trt.engine.program import engine_program
-
-    bench = bench_for(engine, request.threads)
-    before = _copy_bandwidth(bench, progress)
-    sweep = run_sweep(engine, request, progress, bench)
-    after = _copy_bandwidth(bench, progress)
+    benchmark = benchmark_for(engine, request.threads)
+    before = _copy_bandwidth(benchmark, progress)
+    sweep = run_sweep(engine, request, progress, benchmark)
+    after = _copy_bandwidth(benchmark, progress)
     bandwidth = max(before, after, key=lambda found: found.median)
-    formats = Formats(bench.weight_format(engine_program(engine)), weight_format(engine.weights_path))
+    formats = Formats(benchmark.weight_format(engine_program(engine)), engine_program(engine).weight_format)
     rows = measurement_rows(sweep.rows, engine.model, formats, bandwidth.median)
     memory = memory_rows(sweep.rows)
     result: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "engine": _describe(engine),
-        "machine": {**machine_record(), **bench.describe()},
+        "machine": {**machine_record(), **benchmark.describe()},
         "request_info": _request_info(request),
         "performance": [_pick(row, _PERFORMANCE) for row in rows],
         "streaming_metrics": [_pick(row, _STREAMING, suffix="_ms") for row in rows],
@@ -83,7 +90,7 @@ def _describe(engine: Engine) -> dict[str, Any]:
         "model": engine.build.model,
         "architecture": engine.model.architecture,
         "backend": engine.backend,
-        "weights": weight_format(engine.weights_path),
+        "weights": engine_program(engine).weight_format,
         "policy": dataclasses.asdict(engine.parameters),
         "max_input_len": engine.parameters.max_input_len,
         "max_seq_len": engine.parameters.max_sequence_len,
@@ -102,9 +109,9 @@ def _request_info(request: ProfileRequest) -> dict[str, Any]:
     }
 
 
-def _copy_bandwidth(bench: Bench, progress: Progress) -> CopyBandwidth:
+def _copy_bandwidth(benchmark: Benchmark, progress: Progress) -> CopyBandwidth:
     with progress.task("measuring the copy bandwidth", None):
-        return bench.copy_bandwidth()
+        return benchmark.copy_bandwidth()
 
 
 def _bandwidth(before: CopyBandwidth, after: CopyBandwidth) -> dict[str, Any]:
@@ -121,3 +128,97 @@ def _bandwidth(before: CopyBandwidth, after: CopyBandwidth) -> dict[str, Any]:
         "beyond_cache": faster.beyond_cache,
         "counts": "bytes read and written",
     }
+
+
+@dataclass(frozen=True)
+class Formats:
+    """What bytes are counted by, on both sides."""
+
+    weights: str
+    """The format in which a step reads the weights."""
+    engine: str
+    """The format that the engine was built with; its caches have the type of that format's activations."""
+
+
+def measurement_rows(
+    rows: Iterable[Row], model: ModelConfig, formats: Formats, bandwidth: float
+) -> list[dict[str, Any]]:
+    """Flat rows: what CSV holds and what the sections of the JSON are cut from; `bandwidth` in bytes per second."""
+    return [line for row in rows for line in _pair(row, model, formats, bandwidth)]
+
+
+def _pair(row: Row, model: ModelConfig, formats: Formats, bandwidth: float) -> list[dict[str, Any]]:
+    engine_cost = _cost(row.engine, model, formats, row.context)
+    engine = _fields(row, row.engine, engine_cost, bandwidth)
+    if row.dense is None:
+        return [engine]
+    dense_cost = _cost(row.dense, model, formats, row.context)
+    dense = _fields(row, row.dense, dense_cost, bandwidth)
+    engine["speedup_over_dense"] = dense["median_itl_ms"] / engine["median_itl_ms"]
+    engine["ceiling_speedup"] = ceiling_speedup(dense_cost, engine_cost, row.batch)
+    dense["speedup_over_dense"] = dense["ceiling_speedup"] = 1.0
+    if row.engine.prefill is not None and row.dense.prefill is not None:
+        engine["prefill_minus_dense_ms"] = engine["median_ttft_ms"] - dense["median_ttft_ms"]
+    return [engine, dense]
+
+
+def _fields(row: Row, side: Side, cost: StepCost, bandwidth: float) -> dict[str, Any]:
+    step = side.decode.steps
+    floor = floor_seconds(cost, row.batch, bandwidth)
+    return {
+        "context": row.context,
+        "batch_size": row.batch,
+        "side": side.name,
+        **_prefill_fields(row, side),
+        **side.decode.blocks.milliseconds("tpot"),
+        **step.milliseconds("itl"),
+        "min_itl_ms": 1e3 * step.minimum,
+        "samples": step.samples,
+        "noise_percent": step.noise_percent,
+        "system_output_throughput_tok_s": row.batch / step.median,
+        "output_throughput_per_user_tok_s": 1 / step.median,
+        "speedup_over_dense": None,
+        "weight_bytes_read_per_step_modelled": round(cost.weight_bytes),
+        "cache_bytes_read_per_step_modelled": round(row.batch * cost.row_bytes),
+        "bytes_read_per_step_modelled": round(cost.bytes(row.batch)),
+        "floor_ms": 1e3 * floor,
+        "percent_of_floor": 100 * floor / step.median,
+        "ceiling_speedup": None,
+    }
+
+
+def _prefill_fields(row: Row, side: Side) -> dict[str, Any]:
+    """Time to first token, and its split: compaction is its measured share of a profiled prefill, prefill the rest."""
+    names = summarise([0.0]).milliseconds("ttft")
+    if side.prefill is None:
+        missing = ("ttft_samples", "compaction_share_of_prefill", "prefill_ms", "compaction_ms")
+        return dict.fromkeys((*names, *missing, "prefill_minus_dense_ms"))
+    seconds = side.prefill.seconds
+    compaction = row.compaction if side is row.engine else None
+    share = compaction.share if compaction is not None else 0.0
+    return {
+        **seconds.milliseconds("ttft"),
+        "ttft_samples": seconds.samples,
+        "compaction_share_of_prefill": share,
+        "prefill_ms": 1e3 * seconds.median * (1 - share),
+        "compaction_ms": 1e3 * seconds.median * share,
+        "prefill_minus_dense_ms": None,
+    }
+
+
+def _cost(side: Side, model: ModelConfig, formats: Formats, context: int) -> StepCost:
+    """Bytes of the step in the middle of the answer: the prompt and half of max_output_len are cached."""
+    half = side.parameters.max_output_len // 2
+    traffic = row_traffic(model, side.parameters, cache_itemsize(formats.engine), context, half)
+    return StepCost(weight_bytes(model, formats.weights).per_step, traffic.bytes)
+
+
+def memory_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Memory by kind for every context, batch and side."""
+    return [
+        {"context": row.context, "batch_size": row.batch, "side": side.name, **line.as_json()}
+        for row in rows
+        for side in (row.engine, row.dense)
+        if side is not None
+        for line in side.memory
+    ]

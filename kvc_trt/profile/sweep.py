@@ -1,18 +1,26 @@
-"""The measurement itself: for every context and batch, the engine and its dense twin in turn."""
+"""The measurement itself: for every context and batch, the engine and its dense twin in turn; times and memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kvc_trt.backends.benchmark import Benchmark, PartOfRun, Peak
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.profile.attribution import FunctionTime
-from kvc_trt.profile.bench import Bench
-from kvc_trt.profile.latency import DecodeTimes, PrefillTimes, time_decode, time_prefill
-from kvc_trt.profile.memory import MemoryLine, prefill_line, standing_memory
-from kvc_trt.profile.model_size import prefill_operations
+from kvc_trt.profile.model_size import cache_itemsize, prefill_operations, weight_bytes
+from kvc_trt.profile.profiled_engine import (
+    DecodeRun,
+    DecodeTimes,
+    PrefillTimes,
+    ProfiledEngine,
+    open_profiled,
+    random_prompts,
+    time_decode,
+    time_prefill,
+    twin_for,
+)
 from kvc_trt.profile.request import ProfileRequest
-from kvc_trt.profile.subject import DecodeRun, Subject, open_subject, random_prompts, twin_for
+from kvc_trt.profile.traffic import cache_bytes
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -21,6 +29,61 @@ if TYPE_CHECKING:
 
 LARGEST_SHARE_OF_MEMORY = 0.5
 """Of the free memory, for the caches of one side."""
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """Bytes of one kind of memory."""
+
+    kind: str
+    modelled: float
+    measured: float
+    how: str
+    """What the measured figure is."""
+
+    @property
+    def difference_percent(self) -> float:
+        """How far the measurement lies above the model."""
+        return 100 * (self.measured / self.modelled - 1) if self.modelled else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields of the result's `memory` section."""
+        return {
+            "kind": self.kind,
+            "modelled_bytes": round(self.modelled),
+            "measured_bytes": round(self.measured),
+            "difference_percent": self.difference_percent,
+            "measured": self.how,
+        }
+
+
+def standing_memory(side: ProfiledEngine, rows: int) -> list[MemoryLine]:
+    """Weights, cache and what is stored beside it for `rows` rows; the executor's state must be allocated."""
+    program, benchmark, executor = side.program, side.benchmark, side.executor
+    modelled = cache_bytes(program.model, program.parameters, cache_itemsize(program.weight_format))
+    rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
+    bounds = benchmark.bounds_bytes(executor)
+    lines = [
+        MemoryLine(
+            "weights",
+            benchmark.weight_copies * (weight_bytes(program.model, benchmark.weight_format(program)).resident + rotary),
+            *benchmark.weight_bytes(executor),
+        ),
+        MemoryLine("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),
+    ]
+    if modelled.page_bounds:
+        kind = "page bounds" if program.parameters.has_pages else "beside keys"
+        lines.append(MemoryLine(kind, rows * modelled.page_bounds, bounds, "allocated buffers"))
+    return lines
+
+
+def prefill_line(side: ProfiledEngine, peak: Peak, rows: int, context: int) -> MemoryLine:
+    """What a prefill of `rows` prompts of `context` tokens needed for a while, beside what it should need."""
+    block = side.executor.limits.prompt_block
+    modelled = side.benchmark.prefill_bytes(side.program, rows, -(-context // block) * block)
+    return MemoryLine("prefill", modelled, peak.above, peak.how)
 
 
 @dataclass(frozen=True)
@@ -43,7 +106,7 @@ class Row:
     engine: Side
     dense: Side | None
     """None where its caches do not fit this machine's memory."""
-    compaction: FunctionTime | None
+    compaction: PartOfRun | None
     """KvcCompact nodes of a separate, profiled prefill of the engine; None where nothing is compacted."""
 
 
@@ -55,15 +118,15 @@ class Sweep:
     left_out: list[str] = field(default_factory=list)
 
 
-def run_sweep(engine: Engine, request: ProfileRequest, progress: Progress, bench: Bench | None = None) -> Sweep:
-    """Measure every context and batch of `request` at `bench`; how far it is goes to `progress`."""
+def run_sweep(engine: Engine, request: ProfileRequest, progress: Progress, benchmark: Benchmark) -> Sweep:
+    """Measure every context and batch of `request` where `benchmark` is; how far it is goes to `progress`."""
     from kvc_trt.engine.program import engine_program
 
     program = engine_program(engine)
-    sweeper = _Sweeper(open_subject("engine", program, request.threads, bench), request)
+    sweeper = _Sweeper(open_profiled("engine", program, benchmark), request)
     with progress.task("profiling", len(request.contexts) * len(request.batches)) as advance:
         for context in request.contexts:
-            dense = open_subject("dense", twin_for(program, context), request.threads, bench)
+            dense = open_profiled("dense", twin_for(program, context), benchmark)
             for batch in request.batches:
                 progress.note(f"context {context:,}, batch {batch}")
                 sweeper.measure(dense, context, batch)
@@ -72,67 +135,72 @@ def run_sweep(engine: Engine, request: ProfileRequest, progress: Progress, bench
 
 
 class _Sweeper:
-    def __init__(self, subject: Subject, request: ProfileRequest) -> None:
+    def __init__(self, engine: ProfiledEngine, request: ProfileRequest) -> None:
         self.sweep = Sweep()
-        self._subject = subject
+        self._engine = engine
         self._request = request
         self._last_prefill: dict[int, tuple[int, float]] = {}
         """Per batch: context and seconds of the slower side's latest prefill."""
 
-    def measure(self, dense: Subject, context: int, batch: int) -> None:
-        subjects = [subject for subject in (self._subject, dense) if _fits(subject, batch)]
-        if len(subjects) < 2:
-            which = "caches" if not subjects else f"{'dense' if self._subject in subjects else 'engine'} caches"
+    def measure(self, dense: ProfiledEngine, context: int, batch: int) -> None:
+        running = [side for side in (self._engine, dense) if _fits(side, batch)]
+        if len(running) < 2:
+            which = "caches" if not running else f"{'dense' if self._engine in running else 'engine'} caches"
             self._leave_out(context, batch, f"the {which} do not fit this machine's memory")
-        if self._subject not in subjects:
+        if self._engine not in running:
             return
         request = self._request
-        runs = [DecodeRun(subject, batch, context) for subject in subjects]
+        runs = [DecodeRun(side, batch, context) for side in running]
         decodes = time_decode(runs, request.steps, request.decode_seconds)
-        memory = [standing_memory(subject, batch) for subject in subjects]
-        prefills = self._prefills(subjects, context, batch)
-        for subject, lines, times in zip(subjects, memory, prefills, strict=True):
+        memory = [standing_memory(side, batch) for side in running]
+        prefills = self._prefills(running, context, batch)
+        for side, lines, times in zip(running, memory, prefills, strict=True):
             if times is not None:
-                lines.append(prefill_line(subject, times.peak, batch, context))
+                lines.append(prefill_line(side, times.peak, batch, context))
         compaction = None
         if prefills[0] is not None:
-            compaction = self._subject.bench.compaction(self._subject, batch, context, request.prefills)
+            compaction = self._compaction(context, batch)
         sides = [
-            Side(subject.name, subject.parameters, times, prefill, lines)
-            for subject, times, prefill, lines in zip(subjects, decodes, prefills, memory, strict=True)
+            Side(side.name, side.parameters, times, prefill, lines)
+            for side, times, prefill, lines in zip(running, decodes, prefills, memory, strict=True)
         ]
         self.sweep.rows.append(Row(context, batch, sides[0], sides[1] if len(sides) > 1 else None, compaction))
 
-    def _prefills(self, subjects: list[Subject], context: int, batch: int) -> list[PrefillTimes | None]:
-        expected = self._expected_prefill(subjects[-1], context, batch)
+    def _prefills(self, running: list[ProfiledEngine], context: int, batch: int) -> list[PrefillTimes | None]:
+        expected = self._expected_prefill(running[-1], context, batch)
         if expected > self._request.prefill_seconds:
             reason = f"a prefill would take about {expected:.0f} s (--prefill-seconds raises the limit)"
             self._leave_out(context, batch, f"time to first token not measured, {reason}")
-            return [None] * len(subjects)
-        prompts = random_prompts(batch, context, self._subject.executor.limits.vocab_size)
+            return [None] * len(running)
+        prompts = random_prompts(batch, context, self._engine.executor.limits.vocab_size)
         try:
-            measured = time_prefill(subjects, prompts, self._request.prefills)
+            measured = time_prefill(running, prompts, self._request.prefills)
         except UnsupportedEnvironment as error:
             self._leave_out(context, batch, f"time to first token not measured: {error.message}")
-            return [None] * len(subjects)
+            return [None] * len(running)
         self._last_prefill[batch] = (context, max(times.seconds.median for times in measured))
         return [*measured]
 
-    def _expected_prefill(self, subject: Subject, context: int, batch: int) -> float:
+    def _expected_prefill(self, side: ProfiledEngine, context: int, batch: int) -> float:
         """Seconds of one prefill, from the latest one timed and the operations of both; first from a short one."""
-        model = subject.program.model
+        model = side.program.model
         if batch not in self._last_prefill:
-            tokens = min(context, subject.executor.limits.prompt_block)
-            prompts = random_prompts(batch, tokens, subject.executor.limits.vocab_size)
-            subject.prefill_seconds(prompts)
-            self._last_prefill[batch] = (tokens, subject.prefill_seconds(prompts))
+            tokens = min(context, side.executor.limits.prompt_block)
+            prompts = random_prompts(batch, tokens, side.executor.limits.vocab_size)
+            side.prefill_seconds(prompts)
+            self._last_prefill[batch] = (tokens, side.prefill_seconds(prompts))
         tokens, seconds = self._last_prefill[batch]
         return seconds * prefill_operations(model, context) / prefill_operations(model, tokens)
+
+    def _compaction(self, context: int, batch: int) -> PartOfRun | None:
+        program = self._engine.program
+        prompts = random_prompts(batch, context, program.model.vocab_size)
+        return self._engine.benchmark.compaction(program, prompts, self._request.prefills)
 
     def _leave_out(self, context: int, batch: int, reason: str) -> None:
         self.sweep.left_out.append(f"context {context:,}, batch {batch}: {reason}")
 
 
-def _fits(subject: Subject, rows: int) -> bool:
-    needed = rows * sum(tensor.bytes_per_row() for tensor in subject.program.state)
-    return needed <= LARGEST_SHARE_OF_MEMORY * subject.bench.free_bytes()
+def _fits(side: ProfiledEngine, rows: int) -> bool:
+    needed = rows * sum(tensor.bytes_per_row() for tensor in side.program.state)
+    return needed <= LARGEST_SHARE_OF_MEMORY * side.benchmark.free_bytes()

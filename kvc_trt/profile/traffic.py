@@ -6,8 +6,10 @@ The unit is the pair: one key and one value of one KV head (Ribar et al. 2023 an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
-from kvc_trt.graph.state import cache_heads, cache_sites, state_tensors
+from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.model_size import token_cache_bytes
@@ -100,3 +102,13 @@ def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int)
 def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int) -> int:
     """Bytes one row's caches take when every token of the longest sequence is kept."""
     return model.num_hidden_layers * max_sequence_len * token_cache_bytes(model, itemsize)
+
+
+def layer_caches(model: ModelConfig, parameters: PolicyParameters) -> list[list[dict[str, Any]]]:
+    """By layer, its caches as plain data: `heads` that one cache stores, each with so many `slots`."""
+
+    def cache(site: CacheSite) -> dict[str, Any]:
+        return {"heads": cache_heads(model, site), "slots": site.parameters.capacity}
+
+    sites = cache_sites(model, parameters)
+    return [[cache(site) for site in of_layer] for _, of_layer in groupby(sites, key=lambda site: site.layer)]

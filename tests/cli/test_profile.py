@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from kvc_trt.backends.benchmark import CopyBandwidth
+from kvc_trt.backends.onnxruntime import benchmark
 from kvc_trt.cli.main import run
-from kvc_trt.profile import bench
-from kvc_trt.profile.copy_bandwidth import CopyBandwidth
 
 QUICK = ["--contexts", "64,256", "--batch", "2", "--steps", "4", "--prefills", "1", "--threads", "1"]
 
@@ -18,7 +18,7 @@ QUICK = ["--contexts", "64,256", "--batch", "2", "--steps", "4", "--prefills", "
 def _bandwidth(monkeypatch):
     """Ten GB/s, without copying gigabytes."""
     found = CopyBandwidth(10e9, 1e8, 3, 1 << 30, 1, 1 << 20)
-    monkeypatch.setattr(bench, "measure_copy_bandwidth", lambda threads: found)
+    monkeypatch.setattr(benchmark, "measure_copy_bandwidth", lambda threads: found)
 
 
 def test_tables_findings_and_honest_labels(tiny_engine, capfd):

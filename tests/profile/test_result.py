@@ -10,13 +10,12 @@ import struct
 import pytest
 
 from kvc_trt.atomic_files import write_whole
+from kvc_trt.backends.benchmark import CopyBandwidth
+from kvc_trt.backends.onnxruntime import benchmark
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.profile import bench
 from kvc_trt.profile import run as profile_run
 from kvc_trt.profile import sweep as profile_sweep
-from kvc_trt.profile.copy_bandwidth import CopyBandwidth
-from kvc_trt.profile.files import csv_bytes
-from kvc_trt.profile.plot import png_bytes
+from kvc_trt.profile.files import csv_bytes, png_bytes
 from kvc_trt.profile.request import ProfileRequest, check_contexts, default_contexts
 from kvc_trt.progress import NullProgress
 
@@ -30,7 +29,7 @@ SECTIONS = ("engine", "machine", "request_info", "performance", "streaming_metri
 def bandwidth(monkeypatch):
     """Ten GB/s, without copying gigabytes."""
     found = CopyBandwidth(10e9, 1e8, 3, 1 << 30, 1, 1 << 20)
-    monkeypatch.setattr(bench, "measure_copy_bandwidth", lambda threads: found)
+    monkeypatch.setattr(benchmark, "measure_copy_bandwidth", lambda threads: found)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.engine.resolved_build import host_weights
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
     from kvc_trt.engine import Engine
@@ -68,6 +69,12 @@ class OnnxRuntimeBackend(Backend):
         from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 
         return OnnxRuntimeHarness(engine, threads)
+
+    def benchmark(self, engine: Engine, threads: int) -> OnnxRuntimeBenchmark:
+        """This machine's processor and memory."""
+        from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
+
+        return OnnxRuntimeBenchmark(threads)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

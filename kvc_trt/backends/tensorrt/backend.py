@@ -12,6 +12,7 @@ from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, target_problem
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
     from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.harness import TensorRtHarness
     from kvc_trt.engine import Engine
@@ -82,6 +83,12 @@ class TensorRtBackend(Backend):
         from kvc_trt.backends.tensorrt.harness import TensorRtHarness
 
         return TensorRtHarness(engine, threads)
+
+    def benchmark(self, engine: Engine, threads: int) -> TensorRtBenchmark:
+        """The GPU that the plans are for."""
+        from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
+
+        return TensorRtBenchmark(engine)
 
     def check_verifiable(self, rows: int, what: str) -> None:
         """A plan is compiled for a number of rows, and the rungs run several at once."""

@@ -9,6 +9,7 @@ from kvc_trt.backends.probes import INSTALL_VERIFY, Probe, import_package, nvidi
 from kvc_trt.engine.format import WEIGHTS_FILE
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.torch.benchmark import TorchBenchmark
     from kvc_trt.backends.torch.executor import TorchExecutor
     from kvc_trt.backends.torch.harness import TorchHarness
     from kvc_trt.engine import Engine
@@ -61,6 +62,12 @@ class TorchBackend(Backend):
         from kvc_trt.backends.torch.harness import TorchHarness
 
         return TorchHarness(engine, threads)
+
+    def benchmark(self, engine: Engine, threads: int) -> TorchBenchmark:
+        """The device of the kernel library in use."""
+        from kvc_trt.backends.torch.benchmark import TorchBenchmark
+
+        return TorchBenchmark(engine, threads)
 
 
 def _kernels() -> tuple[str | None, str | None]:

@@ -1,4 +1,4 @@
-"""The bandwidth that a decode step is judged against: how fast this machine copies memory, measured.
+"""This machine's own memory: how fast it is copied, which a decode step is judged against, and what a run takes.
 
 One buffer is copied to another, each as large as the last-level cache or larger, by as many threads as the engine uses:
 streaming through both leaves nothing to find in the cache. Every byte counts twice, once read and once written (as
@@ -8,38 +8,24 @@ percent; it is the same yardstick on every machine.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
-from kvc_trt.profile.statistics import Summary, summarise
+from kvc_trt.backends.benchmark import CopyBandwidth, Peak
 
 LEAST_BUFFER, LARGEST_BUFFER = 256 << 20, 1 << 30
 LARGEST_SHARE_OF_MEMORY = 0.125
 """Both buffers together take at most a quarter of the free memory."""
+SAMPLING_SECONDS = 0.002
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-
-
-@dataclass(frozen=True)
-class CopyBandwidth:
-    """Bytes per second, read and written together."""
-
-    median: float
-    spread: float
-    """Standard deviation of the rates."""
-    samples: int
-    buffer_bytes: int
-    threads: int
-    last_level_cache_bytes: int | None
-
-    @property
-    def beyond_cache(self) -> bool:
-        """Whether source and target together are at least twice the last-level cache, which then serves neither."""
-        return self.last_level_cache_bytes is None or self.buffer_bytes >= self.last_level_cache_bytes
 
 
 def measure_copy_bandwidth(threads: int, *, repeats: int = 9, buffer_bytes: int | None = None) -> CopyBandwidth:
@@ -52,7 +38,7 @@ def measure_copy_bandwidth(threads: int, *, repeats: int = 9, buffer_bytes: int 
     spans = [slice(start, stop) for start, stop in itertools.pairwise(cuts)]
     with ThreadPoolExecutor(threads) as pool:
         rates = _rates(pool, source, target, spans, repeats)
-    return CopyBandwidth(rates.median, rates.std, rates.samples, size, threads, cache)
+    return CopyBandwidth.of(rates, size, threads, cache)
 
 
 def last_level_cache_bytes() -> int | None:
@@ -76,7 +62,7 @@ def _buffer_size(cache: int | None) -> int:
 
 def _rates(
     pool: ThreadPoolExecutor, source: np.ndarray, target: np.ndarray, spans: list[slice], repeats: int
-) -> Summary:
+) -> list[float]:
     def copy(span: slice) -> None:
         np.copyto(target[span], source[span])
 
@@ -86,4 +72,34 @@ def _rates(
         started = time.perf_counter()
         list(pool.map(copy, spans))
         rates.append(2 * source.size / (time.perf_counter() - started))
-    return summarise(rates)
+    return rates
+
+
+@contextmanager
+def watch_memory() -> Iterator[Peak]:
+    """Sample the process's resident memory every two milliseconds while the block runs."""
+    import psutil
+
+    process = psutil.Process()
+    _return_free_memory()
+    peak = Peak(process.memory_info().rss)
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(SAMPLING_SECONDS):
+            peak.highest = max(peak.highest, process.memory_info().rss)
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        sampler.join()
+        peak.highest = max(peak.highest, process.memory_info().rss)
+
+
+def _return_free_memory() -> None:
+    """Give what the allocator keeps for later back to the system, so that it does not hide what is needed next."""
+    with suppress(OSError, AttributeError):  # no glibc: the figure is then a lower bound
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

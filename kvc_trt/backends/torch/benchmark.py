@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak, compacts, median_share, prefill_seconds
+from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.arrays import from_numpy
 from kvc_trt.backends.torch.decoder import PREFILL_BLOCK
@@ -24,11 +26,6 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.timed import TimedDecoder
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.kernels.loading import current_library
-from kvc_trt.profile.attribution import FunctionTime
-from kvc_trt.profile.copy_bandwidth import CopyBandwidth, measure_copy_bandwidth
-from kvc_trt.profile.memory import Peak, watch_memory
-from kvc_trt.profile.statistics import summarise
-from kvc_trt.profile.subject import Subject, random_prompts
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
@@ -40,7 +37,7 @@ COPIES_PER_SAMPLE, SAMPLES = 8, 9
 """One copy takes half a millisecond: several of them hide what a launch takes."""
 
 
-class TorchBench:
+class TorchBenchmark:
     """The device of the kernel library in use; the CPU, on the reference operators, where there is none."""
 
     weight_copies = 1
@@ -59,15 +56,15 @@ class TorchBench:
             executor.state[name][:] = from_numpy(row).to(self._device)
 
     def weight_format(self, program: Program) -> str:
-        """Of the resident tensors."""
+        """The resident tensors'."""
         return FORMATS[self._weights.embedding.dtype]
 
     def weight_bytes(self, executor: TorchExecutor) -> tuple[int, str]:
-        """Of the tensors, engine and twin together, and of this executor's rotary tables."""
+        """The tensors of engine and twin together, and this executor's rotary tables."""
         return self._weights.nbytes + executor.decoder.rotary_bytes, "resident tensors"
 
     def bounds_bytes(self, executor: TorchExecutor) -> int:
-        """Of the tensors."""
+        """The tensors of page bounds."""
         return sum(tensor.nbytes for name, tensor in executor.state.items() if name.startswith("bounds"))
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
@@ -88,26 +85,24 @@ class TorchBench:
         peak.highest = torch.cuda.max_memory_allocated(self._device)
 
     def free_bytes(self) -> int:
-        """Of the device."""
+        """What the device has left."""
         return memory.free_bytes(self._device)
 
     def copy_bandwidth(self) -> CopyBandwidth:
-        """Of the device's memory; every byte counts twice, read and written."""
+        """The device's memory; every byte counts twice, read and written."""
         return device_copy_bandwidth(self._device) if self._on_gpu else measure_copy_bandwidth(self._threads)
 
-    def compaction(self, subject: Subject, rows: int, context: int, repeats: int) -> FunctionTime | None:
-        """`compact` in a decoder that times it; of `repeats` prefills the one with the median share."""
-        program = subject.program
-        if not any(program.parameters.is_compressed(layer) for layer in range(program.model.num_hidden_layers)):
+    def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
+        """`compact` in a decoder that times it."""
+        if not compacts(program):
             return None
         executor = TorchExecutor(program, weights=self._weights, decoder_class=TimedDecoder)
-        timed, decoder = replace(subject, executor=executor), cast(TimedDecoder, executor.decoder)
-        prompts, found = random_prompts(rows, context, program.model.vocab_size), []
+        decoder, found = cast(TimedDecoder, executor.decoder), []
         for _ in range(repeats + 1):  # the first one touches what the others find
             decoder.marks.clear()
-            seconds = timed.prefill_seconds(prompts)
-            found.append(FunctionTime(seconds, decoder.compaction_seconds()))
-        return sorted(found[1:], key=lambda times: times.share)[repeats // 2]
+            seconds = prefill_seconds(executor, prompts)
+            found.append(PartOfRun(seconds, decoder.compaction_seconds()))
+        return median_share(found[1:])
 
     def describe(self) -> dict[str, Any]:
         """The device, what runs the operators, and on a CPU that no figure is one of a GPU."""
@@ -140,9 +135,8 @@ def device_copy_bandwidth(device: torch.device) -> CopyBandwidth:
         torch.cuda.synchronize(device)
         if sample:  # the first one touches the memory
             rates.append(2e3 * COPIES_PER_SAMPLE * COPIED_BYTES / start.elapsed_time(end))
-    found = summarise(rates)
     cache = torch.cuda.get_device_properties(device).L2_cache_size
-    return CopyBandwidth(found.median, found.std, found.samples, COPIED_BYTES, 1, cache)
+    return CopyBandwidth.of(rates, COPIED_BYTES, 1, cache)
 
 
 def _event() -> Any:

@@ -8,19 +8,20 @@ import json
 import pytest
 import torch
 
+import kvc_trt.backends.onnxruntime.benchmark
+import kvc_trt.backends.torch.benchmark
+from kvc_trt.backends.benchmark import CopyBandwidth
+from kvc_trt.backends.registry import benchmark_for
 from kvc_trt.backends.torch.timed import TimedDecoder
 from kvc_trt.cli.profile import _profile_text
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.machine import place
-from kvc_trt.profile import bench, bench_torch
 from kvc_trt.profile import run as profile_run
-from kvc_trt.profile.copy_bandwidth import CopyBandwidth
-from kvc_trt.profile.files import csv_bytes
-from kvc_trt.profile.memory import standing_memory
-from kvc_trt.profile.plot import png_bytes
+from kvc_trt.profile.files import csv_bytes, png_bytes
+from kvc_trt.profile.profiled_engine import DecodeRun, open_profiled, random_prompts
 from kvc_trt.profile.request import ProfileRequest
-from kvc_trt.profile.subject import DecodeRun, open_subject
+from kvc_trt.profile.sweep import standing_memory
 from kvc_trt.progress import NullProgress
 from kvc_trt.runtime.executor import GreedyExecutor
 
@@ -33,7 +34,7 @@ def _no_library(monkeypatch):
     threads = torch.get_num_threads()
     monkeypatch.delenv("KVC_TRT_KERNELS", raising=False)
     found = CopyBandwidth(10e9, 1e8, 3, 1 << 30, 1, 1 << 20)
-    for module in (bench, bench_torch):
+    for module in (kvc_trt.backends.onnxruntime.benchmark, kvc_trt.backends.torch.benchmark):
         monkeypatch.setattr(module, "measure_copy_bandwidth", lambda threads: found)
     yield
     torch.set_num_threads(threads)
@@ -81,9 +82,9 @@ def test_a_gpu_is_named_in_place_of_the_processor():
 
 
 def test_weights_lie_in_memory_once_for_both_sides_and_are_what_is_counted(torch_engine):
-    program, place = engine_program(torch_engine), bench.bench_for(torch_engine, 1)
-    engine = open_subject("engine", program, 1, place)
-    dense = open_subject("dense", twin_program(program), 1, place)
+    program, place = engine_program(torch_engine), benchmark_for(torch_engine, 1)
+    engine = open_profiled("engine", program, place)
+    dense = open_profiled("dense", twin_program(program), place)
     assert engine.executor.weights is dense.executor.weights
     assert isinstance(engine.executor, GreedyExecutor)
     for subject, kinds in ((engine, {"weights", "cache", "page bounds"}), (dense, {"weights", "cache"})):
@@ -96,15 +97,15 @@ def test_weights_lie_in_memory_once_for_both_sides_and_are_what_is_counted(torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_floor_counts_weights_as_they_are_read(dtype, torch_engine):
     """A file in bfloat16 is read in float32 on a CPU."""
-    found = bench.bench_for(torch_engine, 1)
+    found = benchmark_for(torch_engine, 1)
     found._weights.embedding = found._weights.embedding.to(dtype)
     assert found.weight_format(engine_program(torch_engine)) == {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
 
 def test_nothing_is_compacted_in_a_dense_engine(torch_engine):
-    place = bench.bench_for(torch_engine, 1)
-    dense = open_subject("dense", twin_program(torch_engine), 1, place)
-    assert place.compaction(dense, 1, 64, 1) is None
+    place = benchmark_for(torch_engine, 1)
+    dense = open_profiled("dense", twin_program(torch_engine), place)
+    assert place.compaction(dense.program, random_prompts(1, 64, 50), 1) is None
 
 
 def test_a_prefill_that_does_not_fit_is_left_out_and_said(torch_engine, monkeypatch):
@@ -120,8 +121,8 @@ def test_a_prefill_that_does_not_fit_is_left_out_and_said(torch_engine, monkeypa
 
 
 def test_every_compaction_is_timed(torch_engine):
-    place = bench.bench_for(torch_engine, 1)
-    subject = open_subject("engine", engine_program(torch_engine), 1, place)
-    times = place.compaction(subject, 2, 300, 2)
-    assert 0 < times.function < times.run
+    place = benchmark_for(torch_engine, 1)
+    subject = open_profiled("engine", engine_program(torch_engine), place)
+    times = place.compaction(subject.program, random_prompts(2, 300, 50), 2)
+    assert 0 < times.part < times.run
     assert not isinstance(subject.executor.decoder, TimedDecoder), "what is measured otherwise times nothing"

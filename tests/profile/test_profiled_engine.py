@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.profile import latency
-from kvc_trt.profile.latency import BLOCK, time_decode
+from kvc_trt.profile import profiled_engine
+from kvc_trt.profile.profiled_engine import BLOCK, time_decode
 
 
 class FakeRun:
@@ -29,7 +29,7 @@ def test_sides_take_turns_block_by_block():
 
 def test_time_ends_a_row_but_not_before_two_blocks(monkeypatch):
     clock = iter(range(0, 10_000, 100))
-    monkeypatch.setattr(latency.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(profiled_engine.time, "perf_counter", lambda: float(next(clock)))
     log = []
     (found,) = time_decode([FakeRun(log, "engine", 1.0)], 1000, seconds=1.0)
     assert found.steps.samples == 2 * BLOCK

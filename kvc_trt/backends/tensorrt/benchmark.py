@@ -8,26 +8,26 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.profile.copy_bandwidth import CopyBandwidth
-from kvc_trt.profile.memory import Peak, prefill_memory, weight_format
-from kvc_trt.profile.statistics import summarise
+from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak
+from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream, call, free_memory, runtime
+from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
+from kvc_trt.backends.tensorrt.in_memory import build_program
+from kvc_trt.backends.tensorrt.loading import Bench as TensorRtTools
+from kvc_trt.backends.tensorrt.loading import open_bench
+from kvc_trt.engine.program import Program, engine_program
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-    from kvc_trt.backends.tensorrt.loading import Bench as TensorRtTools
     from kvc_trt.engine import Engine
-    from kvc_trt.engine.program import Program
-    from kvc_trt.profile.attribution import FunctionTime
-    from kvc_trt.profile.subject import Subject
 
 COPIED_BYTES = 1 << 30
 COPIES_PER_SAMPLE, SAMPLES = 8, 9
 """One copy takes half a millisecond: several of them hide what a launch takes."""
 
 
-class TensorRtBench:
+class TensorRtBenchmark:
     """The GPU that the engine is for."""
 
     weight_copies = 2
@@ -38,34 +38,32 @@ class TensorRtBench:
 
     def open(self, program: Program) -> TensorRtExecutor:
         """The engine's own plans for its own program, plans built now for another one."""
-        from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-        from kvc_trt.backends.tensorrt.in_memory import build_program
-        from kvc_trt.engine.program import engine_program
-
         if program == engine_program(self._engine):
             return TensorRtExecutor(self._engine)
         loaded = build_program(self._tools, program, self._engine.build.max_batch_size)
         return TensorRtExecutor(program, loaded=loaded)
 
     def fill(self, executor: TensorRtExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
-        """By copies to the GPU."""
+        """Copy to the GPU."""
         executor.fill_rows(rows)
 
     def weight_format(self, program: Program) -> str:
-        """Of the file: TensorRT keeps the type that a graph is written in."""
-        return weight_format(program.weights_path)
+        """The file's: TensorRT keeps the type that a graph is written in."""
+        return program.weight_format
 
     def weight_bytes(self, executor: TensorRtExecutor) -> tuple[int, str]:
-        """Of the plans, which hold little else."""
+        """The plans, which hold little else."""
         return executor.load().plan_bytes, "size of both plans"
 
     def bounds_bytes(self, executor: TensorRtExecutor) -> int:
-        """Of the regions that were allocated for them."""
+        """The regions that were allocated for them."""
         bounds = sum(t.bytes_per_row() for t in executor.program.state if t.name.startswith("bounds"))
         return executor.rows * bounds
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
-        """As of the graph in ONNX Runtime: an order of magnitude here, where attention is fused."""
+        """What the graph needs in ONNX Runtime: an order of magnitude here, where attention is fused."""
+        from kvc_trt.backends.onnxruntime.benchmark import prefill_memory
+
         return prefill_memory(program, rows, tokens)
 
     @contextmanager
@@ -74,15 +72,11 @@ class TensorRtBench:
         yield Peak(0, executor.prefill_bytes(), "memory set aside for activations, and the state it returns")
 
     def free_bytes(self) -> int:
-        """Of the GPU."""
-        from kvc_trt.backends.tensorrt.device import free_memory
-
+        """What the GPU has left."""
         return free_memory()[0]
 
     def copy_bandwidth(self) -> CopyBandwidth:
         """Copies on the device; every byte counts twice, read and written."""
-        from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream, call, runtime
-
         stream, source, target = Stream(), DeviceBlock(COPIED_BYTES), DeviceBlock(COPIED_BYTES)
         rates = []
         try:
@@ -97,10 +91,9 @@ class TensorRtBench:
             for part in (source, target, stream):
                 part.free()
         (properties,) = call(runtime().cudaGetDeviceProperties, 0, doing="asking for the device's properties")
-        found = summarise(rates)
-        return CopyBandwidth(found.median, found.std, found.samples, COPIED_BYTES, 1, int(properties.l2CacheSize))
+        return CopyBandwidth.of(rates, COPIED_BYTES, 1, int(properties.l2CacheSize))
 
-    def compaction(self, subject: Subject, rows: int, context: int, repeats: int) -> FunctionTime | None:
+    def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
         """TensorRT tells layers' times only outside of normal runs; compare the engine's prefill with the twin's."""
         return None
 
@@ -111,6 +104,4 @@ class TensorRtBench:
 
     @cached_property
     def _tools(self) -> TensorRtTools:
-        from kvc_trt.backends.tensorrt.loading import open_bench
-
         return open_bench(self._engine)

@@ -1,0 +1,153 @@
+"""One side of a measurement, an engine or its dense twin, and how it is timed: the sides take turns, so that a drift of
+the machine hits all of them alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.benchmark import Benchmark, Peak, prefill_seconds
+from kvc_trt.profile.statistics import Summary, summarise
+from kvc_trt.profile.synthetic import cache_rows
+from kvc_trt.profile.traffic import entries_by_cache
+from kvc_trt.runtime.executor import GreedyExecutor
+
+if TYPE_CHECKING:
+    from kvc_trt.engine.program import Program
+    from kvc_trt.methods.parameters import PolicyParameters
+
+BLOCK = 10
+"""Steps of one side before the other has its turn; the one in front of them warms the caches and is not counted."""
+LEAST_BLOCKS = 2
+
+
+@dataclass(frozen=True)
+class ProfiledEngine:
+    """What is measured, and under which name it is reported (`engine`, `dense`)."""
+
+    name: str
+    program: Program
+    executor: Any
+    benchmark: Benchmark
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """The constants its graphs were built with."""
+        return self.program.parameters
+
+    def prefill_seconds(self, prompts: NDArray[np.int64]) -> float:
+        """One prefill of `prompts` [B, S] (all S tokens real), timed; its result is dropped."""
+        return prefill_seconds(self.executor, prompts)
+
+
+def open_profiled(name: str, program: Program, benchmark: Benchmark) -> ProfiledEngine:
+    """A program with an executor of its own where `benchmark` measures."""
+    return ProfiledEngine(name, program, benchmark.open(program), benchmark)
+
+
+def twin_for(program: Program, context: int) -> Program:
+    """The dense twin for prompts of `context` tokens.
+
+    Its caches are no longer than they need to be, as those of a dense engine built for that length: it never reads
+    slots that only a longer prompt would fill.
+    """
+    from kvc_trt.engine.program import twin_program
+
+    return twin_program(replace(program, parameters=replace(program.parameters, max_input_len=context)))
+
+
+class DecodeRun:
+    """Decode steps of `rows` rows whose prompts had `context` tokens; the caches were filled synthetically."""
+
+    def __init__(self, profiled: ProfiledEngine, rows: int, context: int) -> None:
+        self.profiled = profiled
+        self._context = context
+        self._tokens = np.zeros(rows, np.int64)
+        self._generated = 0
+        entries = entries_by_cache(profiled.program.model, profiled.parameters, context)
+        self._lengths = np.tile(np.array(entries, np.int64)[:, None], (1, rows))
+        executor = profiled.executor
+        self._decode = executor.decode_greedy if isinstance(executor, GreedyExecutor) else executor.decode
+        executor.allocate(rows)
+        rows_of = cache_rows(profiled.program.state, entries, profiled.parameters.page_size)
+        profiled.benchmark.fill(profiled.executor, rows_of)
+
+    def step_seconds(self) -> float:
+        """One step, timed. After max_output_len steps the rows start again behind their prompts.
+
+        A step is what a greedy session asks for: an executor that finds the best tokens itself hands out nothing else.
+        """
+        positions = np.full(len(self._tokens), self._context + self._generated, np.int64)
+        lengths = self._lengths + self._generated
+        started = time.perf_counter()
+        self._decode(self._tokens, positions, lengths)
+        seconds = time.perf_counter() - started
+        self._generated = (self._generated + 1) % self.profiled.parameters.max_output_len
+        return seconds
+
+
+def random_prompts(rows: int, length: int, vocab_size: int, seed: int = 0) -> NDArray[np.int64]:
+    """Seeded token ids [rows, length]: what they say does not change how long a prefill takes."""
+    return np.random.default_rng(seed).integers(0, vocab_size, (rows, length), np.int64)
+
+
+@dataclass(frozen=True)
+class DecodeTimes:
+    """Steps of one side, seconds."""
+
+    steps: Summary
+    """Every counted step: inter-token latency."""
+    blocks: Summary
+    """Means of blocks of steps: time per output token as a request sees it."""
+
+
+def time_decode(runs: Sequence[DecodeRun], steps: int, seconds: float) -> list[DecodeTimes]:
+    """Time at least `steps` steps of every run, block by block in turn, or as many as fit `seconds` for all together.
+
+    Two blocks of every run are timed whatever they take.
+    """
+    samples: list[list[list[float]]] = [[] for _ in runs]
+    size = min(BLOCK, steps)
+    started = time.perf_counter()
+    for block in range(max(LEAST_BLOCKS, -(-steps // size))):
+        if block >= LEAST_BLOCKS and time.perf_counter() - started > seconds:
+            break
+        for run, blocks in zip(runs, samples, strict=True):
+            run.step_seconds()
+            blocks.append([run.step_seconds() for _ in range(size)])
+    return [_decode_times(blocks) for blocks in samples]
+
+
+def _decode_times(blocks: list[list[float]]) -> DecodeTimes:
+    means = [sum(block) / len(block) for block in blocks]
+    return DecodeTimes(summarise([sample for block in blocks for sample in block]), summarise(means))
+
+
+@dataclass(frozen=True)
+class PrefillTimes:
+    """Prefills of one side."""
+
+    seconds: Summary
+    peak: Peak
+    """Memory of the first prefill, which is not timed."""
+
+
+def time_prefill(sides: Sequence[ProfiledEngine], prompts: NDArray[np.int64], repeats: int) -> list[PrefillTimes]:
+    """One prefill of each side to warm up and to watch its memory, then `repeats` timed ones of each in turn."""
+    peaks = []
+    for side in sides:
+        side.executor.load()  # before the memory is watched
+        with side.benchmark.watch(side.executor) as peak:
+            side.prefill_seconds(prompts)
+        peaks.append(peak)
+    samples: list[list[float]] = [[] for _ in sides]
+    for _ in range(repeats):
+        for side, seconds in zip(sides, samples, strict=True):
+            seconds.append(side.prefill_seconds(prompts))
+    return [PrefillTimes(summarise(seconds), peak) for seconds, peak in zip(samples, peaks, strict=True)]

@@ -1,0 +1,67 @@
+"""What is read from a profile of ONNX Runtime: the time of a function inside a run; nested nodes count once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark, function_times, prefill_memory
+from kvc_trt.engine.program import twin_program
+from kvc_trt.profile.profiled_engine import random_prompts
+
+
+def node(name, start, length):
+    return {"cat": "Node", "name": name, "ts": start, "dur": length}
+
+
+def test_union_of_the_functions_nodes_per_run(tmp_path):
+    events = [
+        {"cat": "Session", "name": "model_run", "ts": 0, "dur": 1000},
+        node("_inlfunc_KvcCompact_TopK_3_kernel_time", 100, 50),
+        node("_inlfunc_KvcCompact_token_1_If_91_kernel_time", 200, 300),  # holds the next two
+        node("_inlfunc_KvcCompact_token_1_MatMul_44/Fusion/_kernel_time", 210, 100),
+        node("_inlfunc_KvcCompact_token_1_Softmax_48_kernel_time", 320, 100),
+        node("_inlfunc_KvcCompactor_Add_1_kernel_time", 600, 100),
+        node("layers.0/Gemm_23_kernel_time", 700, 200),
+        {"cat": "Session", "name": "model_run", "ts": 2000, "dur": 500},
+        node("_inlfunc_KvcCompact_TopK_3_kernel_time", 2100, 25),
+    ]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(events), encoding="utf-8")
+    first, second = function_times(path, "KvcCompact")
+    assert (first.run, first.part) == pytest.approx((1e-3, 350e-6))
+    assert first.share == pytest.approx(0.35)
+    assert (second.run, second.part) == pytest.approx((500e-6, 25e-6))
+
+
+@pytest.fixture
+def program(make_program):
+    return make_program("rocketkv", max_input_len=512, max_output_len=32, token_budget=64)
+
+
+def compaction(program, tokens, repeats):
+    return OnnxRuntimeBenchmark(1).compaction(program, random_prompts(1, tokens, program.model.vocab_size), repeats)
+
+
+def test_compaction_of_a_real_prefill(program):
+    found = compaction(program, 400, 2)
+    assert found is not None
+    assert 0 < found.part < found.run
+
+
+def test_a_full_cache_compacts_nothing(program):
+    dense = twin_program(program)
+    assert compaction(dense, 200, 1) is None
+    # The profile tells by the nodes, not by the policy's name: a graph without them has no time in them.
+    pretending = dataclasses.replace(dense, parameters=program.parameters)
+    found = compaction(pretending, 200, 1)
+    assert found is not None
+    assert found.part == 0
+
+
+def test_prefill_memory_is_linear_in_the_prompt(program):
+    state = prefill_memory(program, 1, 0)
+    one, two = (prefill_memory(program, 1, tokens) - state for tokens in (4096, 8192))
+    assert two == 2 * one > 0
