@@ -263,26 +263,43 @@ class Engine:
         samples: int | None = None,
         checkpoint: StrPath | None = None,
         seed: int = 0,
+        directory: StrPath | None = None,
     ) -> Report:
         """Check the engine against the PyTorch reference: `level` is quick, full, ops, logits, tokens or retrieval.
 
         A failed check is in the report (`passed`, `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the
         library for an engine that torch runs; `checkpoint` a Hugging Face directory, to say what the engine's weight
-        format costs. Raises InputError, and UnsupportedEnvironment without PyTorch.
+        format costs. `level` tensors compares executors tensor by tensor with NVIDIA Polygraphy, and writes its files
+        to `directory`. Raises InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy.
         """
         from kvc_trt.verify import require_torch
 
         require_torch()
+        if level == "tensors":
+            from kvc_trt.verify.tensors import check_settings, verify_tensors
+
+            check_settings(samples=samples, checkpoint=checkpoint)
+            return verify_tensors(
+                self.directory,
+                backend=self.backend,
+                kernels=_path(kernels),
+                directory=_path(directory),
+                steps=steps,
+                seed=seed,
+                progress=self._progress,
+            )
+        if directory is not None:
+            raise InputError(f"directory goes with level tensors, found level {level}")
         from kvc_trt.verify.ladder import verify
 
         return verify(
             self.directory,
             level=level,
             backend=self.backend,
-            kernels=kernels if kernels is None else Path(kernels),
+            kernels=_path(kernels),
             steps=steps,
             samples=samples,
-            checkpoint=checkpoint if checkpoint is None else Path(checkpoint),
+            checkpoint=_path(checkpoint),
             seed=seed,
             progress=self._progress,
         )

@@ -18,9 +18,10 @@ from kvc_trt.cli import printing, verify_tasks
     "Options",
     cloup.option(
         "--level",
-        type=click.Choice(["quick", "full", "ops", "logits", "tokens", "retrieval", "tasks"]),
+        type=click.Choice(["quick", "full", "ops", "logits", "tokens", "retrieval", "tensors", "tasks"]),
         default="quick",
-        help="All rungs, quickly or thoroughly, or one rung; tasks: what compression costs in answers.",
+        help="All rungs, quickly or thoroughly, or one rung; tensors: where executors first differ, by Polygraphy; "
+        "tasks: what compression costs in answers.",
     ),
     cloup.option(
         "--backend",
@@ -41,7 +42,12 @@ from kvc_trt.cli import printing, verify_tasks
     ),
     cloup.option("--seed", type=int, default=0, help="Seed of prompts and inputs."),
     cloup.option(
-        "-o", "--output", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as JSON."
+        "-o",
+        "--output",
+        "file",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="Write the report as JSON; with --level tensors, Polygraphy's files into this directory.",
     ),
 )
 @printing.json_option
@@ -84,10 +90,14 @@ def command(
     verify_tasks.refuse(tasks, level)
     if engine is None:
         raise click.UsageError("Missing argument 'ENGINE'.")
+    directory = file if level == "tensors" else None
+    file = None if level == "tensors" else file
     if file is not None:
         check_new_file(file, replace=True)
     opened = Engine.open(engine, backend=backend, progress=printing.progress())
-    report = opened.verify(level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed)
+    report = opened.verify(
+        level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed, directory=directory
+    )
     if file is not None:
         write_json(file, report.to_json())
     if as_json:

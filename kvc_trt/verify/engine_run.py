@@ -7,7 +7,7 @@ nor hide one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -118,13 +118,14 @@ def observe(
     def after_prefill(prefilled: Any) -> None:
         for op in compactions:
             if op.inputs:
-                found.compaction += _compare_compaction(sites[op.cache], executor, op, batch)
+                inputs = [executor.exposed(name) for name in op.inputs]
+                found.compaction += judge_compaction(sites[op.cache], inputs, executor.exposed(op.outputs[-1]), batch)
             found.kept[op.cache] = executor.exposed(op.outputs[-1]).copy()
 
     def after_step(step: int, lengths: NDArray[np.int64]) -> None:
         found.lengths.append(lengths.copy())
         for op in selections:
-            compared, error = _compare_selection(sites[op.cache], executor, op, lengths[op.cache])
+            compared, error = _judge_selection(sites[op.cache], executor, op, lengths[op.cache])
             found.selection += compared
             found.output_error = larger(found.output_error, error)
             found.read.setdefault(op.cache, []).append(executor.exposed(op.outputs[-1]).copy())
@@ -133,22 +134,22 @@ def observe(
     return found
 
 
-def _compare_compaction(site: CacheSite, executor: ObservedExecutor, op: Watched, batch: Batch) -> IndexComparison:
-    q_window, keys, values = map(executor.exposed, op.inputs)
+def judge_compaction(site: CacheSite, inputs: Sequence[Array], indices: Array, batch: Batch) -> IndexComparison:
+    """What KvcCompact kept of a batch, against the reference on what it got: q_window, keys and values."""
+    q_window, keys, values = inputs
     rule = site.parameters
     if (width := q_window.shape[2]) != rule.window:
-        return IndexComparison(1, wrong=(f"cache {op.cache}: a window of {width}, not {rule.window}",))
+        return IndexComparison(1, wrong=(f"cache {site.cache}: a window of {width}, not {rule.window}",))
     q, k, v = (torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in (q_window, keys, values))
     expected = reference.compact(
         q, k, v, torch.from_numpy(batch.prompt_lengths), prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel
     )
-    actual = executor.exposed(op.outputs[-1])
     return compare_compaction(
-        q_window, keys, batch.prompt_lengths, expected.indices.numpy(), actual, pool_kernel=rule.pool_kernel
+        q_window, keys, batch.prompt_lengths, expected.indices.numpy(), indices, pool_kernel=rule.pool_kernel
     )
 
 
-def _compare_selection(
+def _judge_selection(
     site: CacheSite, executor: ObservedExecutor, op: Watched, lengths: NDArray[np.int64]
 ) -> tuple[IndexComparison, float]:
     rows = len(lengths)

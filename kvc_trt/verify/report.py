@@ -79,6 +79,8 @@ class Report:
     """Peak resident bytes of this process per phase."""
     findings: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    next_commands: list[str] = field(default_factory=list)
+    """What a user may run to go on from here."""
     seconds: float = 0.0
 
     @property
@@ -122,6 +124,7 @@ class Report:
             "thresholds": self.thresholds,
             "findings": self.findings,
             "left_out": self.left_out,
+            "next_commands": self.next_commands,
             "seconds": round(self.seconds, 2),
         }
 
@@ -171,7 +174,11 @@ def _lines(report: Report) -> Iterable[str]:
     if report.memory:
         peaks = ", ".join(f"{phase} {readable_size(bytes_)}" for phase, bytes_ in report.memory.items())
         yield f"peak resident memory: {peaks}"
-    for heading, items in (("finding", report.findings), ("left out", report.left_out)):
+    for heading, items in (
+        ("finding", report.findings),
+        ("left out", report.left_out),
+        ("next", report.next_commands),
+    ):
         for item in items:
             yield f"{heading}: {item}"
 

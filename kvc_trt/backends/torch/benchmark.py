@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak, compacts, median_share, prefill_seconds
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.torch import memory
-from kvc_trt.backends.torch.arrays import from_numpy
 from kvc_trt.backends.torch.decoder import PREFILL_BLOCK
 from kvc_trt.backends.torch.device import choose_device
 from kvc_trt.backends.torch.executor import TorchExecutor
@@ -52,8 +51,7 @@ class TorchBenchmark:
 
     def fill(self, executor: TorchExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
         """One row of each tensor is copied to the device, and from there into all rows."""
-        for name, row in rows.items():
-            executor.state[name][:] = from_numpy(row).to(self._device)
+        executor.fill_rows(rows)
 
     def weight_format(self, program: Program) -> str:
         """The resident tensors'."""

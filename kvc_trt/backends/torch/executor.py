@@ -7,7 +7,7 @@ to run the kernels (emulated, or their reference) inside a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvc_trt.backends.torch import elementwise, memory
-from kvc_trt.backends.torch.arrays import to_numpy
+from kvc_trt.backends.torch.arrays import from_numpy, to_numpy
 from kvc_trt.backends.torch.capture import Capturer
 from kvc_trt.backends.torch.decoder import OBSERVABLE, PREFILL_BLOCK, DenseAttention, PromptResult, TorchDecoder
 from kvc_trt.backends.torch.device import choose_device, kernel_device, say_if_slow
@@ -117,6 +117,11 @@ class TorchExecutor:
     def state(self) -> dict[str, Tensor]:
         """The state tensors themselves: written in place by `decode`, wherever they are."""
         return self._buffers
+
+    def fill_rows(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Give every row of the named state tensors these contents, one row's shape each."""
+        for name, row in rows.items():
+            self._buffers[name][:] = from_numpy(row).to(self.device)
 
     def allocate(self, max_batch_size: int) -> None:
         """Make the state buffers: one tensor each, in place for good. UnsupportedEnvironment if they do not fit."""

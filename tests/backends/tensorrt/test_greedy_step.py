@@ -12,7 +12,8 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.tensorrt import device
 from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, check_state
-from kvc_trt.backends.tensorrt.lowering import OPERATORS, PASSES
+from kvc_trt.backends.tensorrt.lowering import OPERATORS
+from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.backends.tensorrt.lowering.target import Target
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
@@ -48,7 +49,7 @@ def lowered(model, *, without: str | None = None):
     """As far as ONNX Runtime executes it."""
     copy = type(model)()
     copy.CopyFrom(model)
-    for step in PASSES[:-3]:
+    for step in EXECUTABLE_PASSES:
         if step.__name__ != without:
             step(copy, Target((11, 4), OPERATORS))
     return copy

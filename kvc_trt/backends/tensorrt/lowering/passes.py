@@ -20,18 +20,17 @@ from kvc_trt.backends.tensorrt.lowering.target import Target
 Pass = Callable[[ModelProto, Target], list[str]]
 """Changes the model in place and says what it did, a line for each kind of change."""
 
-PASSES: tuple[Pass, ...] = (
+EXECUTABLE_PASSES: tuple[Pass, ...] = (
     check_operators,
     write_out_widths,
     fix_output_shapes,
     fuse_prefill_attention,
     add_best_token,
-    let_fp32_attention_decompose,
-    name_plugins,
-    drop_functions,
 )
-"""Every graph takes all of them. Up to the best token the program stays one that ONNX Runtime executes; the last three
-leave what only NVIDIA's parser reads."""
+"""After these ONNX Runtime still executes the graph."""
+
+PASSES: tuple[Pass, ...] = (*EXECUTABLE_PASSES, let_fp32_attention_decompose, name_plugins, drop_functions)
+"""Every graph takes all of them. The last three leave what only NVIDIA's parser reads."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,191 @@
+"""Tensor by tensor: right engines pass, a wrong one is named at the tensor where it goes wrong, Polygraphy reads on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import kvc_trt
+from kvc_trt.backends.tensorrt.lowering import passes
+from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.cli.main import run
+from kvc_trt.errors import InputError
+from kvc_trt.verify import tensor_differences, tensor_runners
+from kvc_trt.verify.near_ties import IndexComparison
+
+POLYGRAPHY = Path(sys.executable).parent / "polygraphy"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """A RocketKV engine whose prompt is compacted and whose steps select."""
+    path = tmp_path_factory.mktemp("tensors") / "engine"
+    return kvc_trt.build("retrieval-tiny", token_budget=64, output=path, verify=False)
+
+
+def failed(report):
+    return {rung.name: rung.checks[0].detail for rung in report.rungs if rung.status == "failed"}
+
+
+def test_a_right_engine_passes_and_polygraphy_goes_on_from_its_files(engine, tmp_path, capfd):
+    arguments = [
+        "verify",
+        str(engine.path),
+        "--level",
+        "tensors",
+        "--steps",
+        "2",
+        "-o",
+        str(tmp_path / "out"),
+        "--json",
+    ]
+    assert run(arguments) == 0
+    report = json.loads(capfd.readouterr().out)
+    names = [f"{graph}: onnxruntime | {other}" for graph in ("prefill", "decode") for other in ("lowered", "torch")]
+    assert [rung["name"] for rung in report["rungs"]] == names
+    assert all(rung["status"] == "passed" for rung in report["rungs"])
+    files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.json")}
+    kinds = ("inputs", "onnxruntime", "lowered", "torch")
+    assert files == {f"{graph}/{kind}.json" for graph in ("prefill", "decode") for kind in kinds}
+    shown = polygraphy("inspect", "data", str(tmp_path / "out" / "prefill" / "torch.json"))
+    assert "indices.0" in shown
+    for command in report["next_commands"]:
+        assert command.startswith("polygraphy run ")
+        assert "Pass Rate: 100.00%" in polygraphy(*command.split()[1:])
+
+
+def polygraphy(*arguments: str) -> str:
+    done = subprocess.run([POLYGRAPHY, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("graph", ["prefill", "decode"])
+def test_a_wrong_rewriting_is_named_at_its_first_tensor(graph, engine, monkeypatch):
+    """One normalisation of the second layer with another epsilon: everything before it is equal."""
+    changed = []
+
+    def spoil(model, target):
+        has_token = any(value.name == "token" for value in model.graph.input)
+        norms = [
+            node for node in model.graph.node if node.op_type == "RMSNormalization" and "layers.1" in node.output[0]
+        ]
+        if has_token == (graph == "decode"):
+            changed.append(norms[0].output[0])
+            [epsilon] = [attribute for attribute in norms[0].attribute if attribute.name == "epsilon"]
+            epsilon.f = 0.5
+        return []
+
+    monkeypatch.setattr(passes, "EXECUTABLE_PASSES", (*passes.EXECUTABLE_PASSES, spoil))
+    found = failed(engine.verify("tensors", steps=2))
+    assert list(found) == [f"{graph}: onnxruntime | lowered"]
+    assert f"the first is {changed[0]}" in found[f"{graph}: onnxruntime | lowered"]
+
+
+def test_a_wrong_graph_is_named_against_another_executor(engine, monkeypatch, tmp_path, capfd):
+    """The second layer stores half of the new key: the token is not read yet, but the cache differs."""
+    read = tensor_runners.engine_graph
+
+    def wrong(engine, graph):
+        model = read(engine, graph)
+        if graph == "decode":
+            node = [node for node in model.graph.node if node.op_type == "KvcHybridAttention"][1]
+            half = onnx.helper.make_tensor("half", onnx.TensorProto.FLOAT, [], [0.5])
+            place = list(model.graph.node).index(node)
+            model.graph.node.insert(place, onnx.helper.make_node("Mul", [node.input[1], "half"], ["halved"]))
+            model.graph.node.insert(place, onnx.helper.make_node("Constant", [], ["half"], value=half))
+            model.graph.node[place + 2].input[1] = "halved"
+        return model
+
+    monkeypatch.setattr(tensor_runners, "engine_graph", wrong)
+    assert run(["verify", str(engine.path), "--level", "tensors", "--steps", "1"]) == 1
+    streams = capfd.readouterr()
+    assert "decode: onnxruntime | torch: tensors beyond the bar" in streams.err
+    assert "the first is k_cache_out.1 in step 1" in streams.err
+    assert "lowered: tensors beyond" not in streams.err
+
+
+@pytest.mark.parametrize(
+    ("policy", "weights", "other", "left_out"),
+    [("full", "fp32", "lowered", 0), ("sparq", "fp32", "lowered", 1), ("rocketkv", "int8", "inlined", 0)],
+)
+def test_every_kind_of_engine_has_something_to_compare(policy, weights, other, left_out, tmp_path):
+    settings = {"policy": policy, "weights": weights, "token_budget": 64}
+    engine = kvc_trt.build("retrieval-tiny", output=tmp_path / "engine", verify=False, **settings)
+    report = engine.verify("tensors", steps=1)
+    assert report.passed
+    assert f"decode: onnxruntime | {other}" in [rung.name for rung in report.rungs]
+    assert len(report.left_out) == left_out
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_other_tokens_are_a_difference_unless_they_are_a_proven_near_tie(proven, engine, monkeypatch):
+    """What follows from a near-tie in layer 1 is not judged; layer 0 and layer 1's own query are."""
+    exposed = TorchExecutor.exposed
+
+    def swapped(self, name):
+        values = exposed(self, name).copy()
+        if name == "selected.1":
+            values[0, 0, 0] += 1
+        if name == "attended.1":
+            values[0, 0] += 1
+        return values
+
+    monkeypatch.setattr(TorchExecutor, "exposed", swapped)
+    verdict = (
+        IndexComparison(1, near_ties=1, swapped_tokens=1) if proven else IndexComparison(1, wrong=("lower score",))
+    )
+    monkeypatch.setattr(tensor_differences, "compare_step", lambda *given, **options: (verdict, 0.0))
+    report = engine.verify("tensors", steps=1)
+    assert report.passed is proven
+    if proven:
+        assert report.near_ties.lists_admitted == 2
+        [check, _] = report.rungs[-1].checks
+        assert "follow from choices that rounding decided" in check.note
+    else:
+        assert "the first is model.layers.1.attended" in failed(report)["decode: onnxruntime | torch"]
+
+
+def test_values_that_are_no_numbers_differ(engine, monkeypatch):
+    exposed = TorchExecutor.exposed
+    broken = "attended.2"
+    monkeypatch.setattr(
+        TorchExecutor, "exposed", lambda self, name: exposed(self, name) * (np.nan if name == broken else 1)
+    )
+    assert "model.layers.2.attended" in failed(engine.verify("tensors", steps=1))["decode: onnxruntime | torch"]
+
+
+def test_without_polygraphy_the_command_that_installs_it_is_named(engine, monkeypatch, capfd):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name == "polygraphy" else find(name, *rest)
+    )
+    assert run(["verify", str(engine.path), "--level", "tensors"]) == 3
+    streams = capfd.readouterr()
+    assert "Polygraphy, which is not installed" in streams.err
+    assert "hint: pip install 'kvc-trt[polygraphy]'" in streams.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--samples", "3"], "--samples does not go with --level tensors"),
+        (["--steps", "0"], "--steps is 0"),
+        (["--steps", "999"], "--steps is 999"),
+    ],
+)
+def test_wrong_usage_is_refused(arguments, message, engine, capfd):
+    assert run(["verify", str(engine.path), "--level", "tensors", *arguments]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_directory_goes_with_this_level_alone(engine, tmp_path):
+    with pytest.raises(InputError, match="directory goes with level tensors"):
+        engine.verify("quick", directory=tmp_path)
