@@ -119,7 +119,7 @@ def configured(file: Path | None, *layers: tuple[str, Mapping[str, Any]]) -> tup
 def layered(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> BuildConfig:
     """Return the build that `layers` of (source, settings) describe, later ones winning.
 
-    Each layer is checked alone first, so that an error names the file or flag it stands in.
+    Each layer is checked alone first, so that an error names its file or flag.
     """
     merged: dict[str, Any] = {}
     sources: list[str] = []

@@ -47,7 +47,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def describe(value: object, limit: int = 60) -> str:
-    """A short, single-line rendering of a foreign value for an error message."""
+    """Return a foreign value as one short line for an error message."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer too long to print, or absurd nesting

@@ -1,4 +1,4 @@
-"""How long work says how far it is: a protocol, a silent form, a form for logs and an animated one.
+"""Progress of long work: the protocol, and its silent, plain and animated forms.
 
 Libraries take a `Progress` and never print themselves; the command line chooses the form (`progress_on`).
 """
@@ -30,12 +30,12 @@ class Progress(Protocol):
         ...
 
     def note(self, message: str) -> None:
-        """Say one thing that is worth a line of its own."""
+        """Show a message on a line of its own."""
         ...
 
 
 class NullProgress:
-    """Says nothing."""
+    """Progress that is not shown."""
 
     @contextlib.contextmanager
     def task(self, description: str, total: int | None) -> Iterator[Advance]:
@@ -47,7 +47,7 @@ class NullProgress:
 
 
 class LineProgress:
-    """Plain lines for logs: one every few seconds, one at the end of whatever took over a second."""
+    """Plain lines for logs: one every few seconds, and one after each task that took over a second."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -77,7 +77,7 @@ class LineProgress:
 
 
 class RichProgress:
-    """An animated bar per task on a terminal; a finished task leaves no line behind, notes stay."""
+    """An animated bar per task on a terminal; a finished task disappears, notes stay."""
 
     def __init__(self) -> None:
         self._bar: RichBar | None = None

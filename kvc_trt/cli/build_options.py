@@ -1,4 +1,4 @@
-"""What `build` and `plan` are told alike: the policy and its numbers, and any other setting of a build."""
+"""The options that `build` and `plan` share: the policy with its numbers, and any other setting of a build."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @printing.json_option
 def command(as_json: bool) -> None:
-    """Say which backends this machine can use, and what is missing. Always exits 0: absence is an answer."""
+    """Say which backends this machine can use, and what is missing. The exit code is always 0."""
     import psutil
 
     from kvc_trt.backends.registry import probe_all
@@ -52,7 +52,7 @@ def command(as_json: bool) -> None:
 
 
 def describe(probe: Probe) -> str:
-    """One backend: what was found, what it needs, and the commands that help, a line each."""
+    """Return what was found of one backend, what it needs and the commands that help, a line each."""
     lines = [("found", f"{name} {version}") for name, version in probe.versions.items()]
     lines += [("needs", lack) for lack in probe.missing]
     lines += [("next", command) for command in probe.install]

@@ -1,4 +1,4 @@
-"""`kvc-trt export`: what other runtimes load instead of an engine of ours."""
+"""`kvc-trt export`: files that other runtimes load in place of an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """Write what other runtimes load."""
+    """Write files for other runtimes."""
 
 
 @command.command(name="llm-api")

@@ -1,4 +1,4 @@
-"""A plan, and policies side by side, as a person reads them."""
+"""Text of a plan, and of a comparison of policies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kvc_trt.tables import text_table
 
 Plan = Mapping[str, Any]
 Caches = Sequence[Mapping[str, Any]]
-"""Of one layer: `heads` and `slots` of each cache."""
+"""The caches of one layer: `heads` and `slots` of each."""
 
 COMPARED = ("policy", "stored per row", "beside K and V", "of dense", "Table 1", "read per step", "of dense", "Table 1")
 MOST_KINDS, LAYERS_PER_LINE = 8, 8
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan's sections, each a heading and an aligned table."""
+    """Return the plan's sections, each a heading and an aligned table."""
     device = (_device,) if "device_memory" in plan else ()
     sections = (_head, _choices, _cache, _traffic, *device, _speed, _break_even, _notes)
     return "\n\n".join(section(plan) for section in sections)
@@ -56,7 +56,7 @@ def _cache(plan: Plan) -> str:
 
 
 def _layer_kinds(layers: Sequence[Caches]) -> str:
-    """One line per kind of layer; where nearly every layer is a kind of its own, a few layers per line.
+    """Return one line per kind of layer, or a few layers per line if there are many kinds.
 
     Empty where all layers are alike and cache all their heads together.
     """
@@ -91,7 +91,7 @@ def _span(start: int, layers: Sequence[Caches]) -> str:
 
 
 def _layer_budget(plan: Plan) -> str:
-    """What becomes of the layers' budgets that are not known yet."""
+    """Explain layer budgets that a plan cannot know yet."""
     policy = plan["policy"]
     if plan.get("layer_budget") == "squeeze" and policy["layer_budgets"] is None:
         return "layer budgets: measured on calibration prompts when the engine is built; alike here, as their mean is"
@@ -197,7 +197,7 @@ def _number(value: object) -> str:
 
 
 def compare_text(comparison: Mapping[str, Any]) -> str:
-    """A heading, an aligned table, and the policies that the budget rules out."""
+    """Return a heading, an aligned table, and the policies that the budget rules out."""
     full, rows = comparison["full_bytes_per_row"], comparison["policies"]
     lengths = f"prompts to {comparison['max_input_len']:,}, answers to {comparison['max_output_len']:,} tokens"
     dense = f"dense {readable_size(full)} per row"

@@ -1,4 +1,4 @@
-"""`kvc-trt policies`: what a policy name stands for, where it comes from, and which backends have engines of it."""
+"""`kvc-trt policies`: what a policy does, where it comes from, and which backends have engines of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvc_trt.cli import printing
 from kvc_trt.tables import text_table
 
 _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
-"""A request that every policy can be resolved for; what a backend supports does not depend on its numbers."""
+"""Numbers that every policy can be resolved for; which backends support a policy does not depend on them."""
 
 
 @click.command()
@@ -32,7 +32,7 @@ def command(as_json: bool) -> None:
 
 
 def engines(policy: str) -> list[str]:
-    """Backends that can have an engine of it; none of an oracle."""
+    """Return the backends that can have an engine of the policy; an oracle has none."""
     from kvc_trt.backends.registry import backends
     from kvc_trt.engine.supported import supporting
     from kvc_trt.models.presets import load_preset

@@ -25,7 +25,7 @@ _FLAT_LIST = re.compile(r'\[\n\s*([^\[\]{}"]*?)\n\s*\]')  # no string contains a
 def print_json(value: object) -> None:
     """Print one JSON document; NaN and infinities are refused (they are not JSON).
 
-    Lists of numbers stand on one line each: a prompt's token ids would fill a screen otherwise.
+    A list of numbers takes one line: a prompt's token ids would fill a screen otherwise.
     """
     document = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     click.echo(_FLAT_LIST.sub(lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", document))

@@ -16,7 +16,7 @@ from kvc_trt.sizes import readable_size
 from kvc_trt.tables import terminal_columns, text_table
 
 WIDTH = 120
-"""Columns of running text, on a wider terminal too."""
+"""Findings wrap here, on a wider terminal too."""
 Result = Mapping[str, Any]
 
 
@@ -103,7 +103,7 @@ def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path |
 
 
 def _profile_text(result: Result) -> str:
-    """Head, decode, first token, memory and findings, each an aligned table."""
+    """Return head, decode, first token, memory and findings, each an aligned table."""
     sections = (_head(result), _decode(result), _first_token(result), _memory(result), _findings(result))
     return "\n\n".join(section for section in sections if section)
 
@@ -178,7 +178,7 @@ def _first_token(result: Result) -> str:
 
 
 def _memory(result: Result) -> str:
-    """The largest row only: the others are in the JSON."""
+    """Return the memory of the largest row; the others are in the JSON."""
     lines = result["memory"]["rows"]
     if not lines:
         return ""

@@ -111,7 +111,7 @@ def command(
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file; InputError says what is wrong with it."""
+    """Read a UTF-8 text file; InputError says what is wrong with it."""
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -123,7 +123,7 @@ def read_text(path: Path) -> str:
 
 
 def read_prompt_ids(path: Path) -> list[list[Any]]:
-    """One list of token ids per prompt; InputError unless the file is a JSON list, or a list of lists.
+    """Read one list of token ids per prompt; InputError unless the file is a JSON list, or a list of lists.
 
     Whether the ids are tokens of the model is checked by the session.
     """
@@ -139,7 +139,7 @@ def read_prompt_ids(path: Path) -> list[list[Any]]:
 
 
 def report(outputs: list[Output], session: Session, load_seconds: float) -> dict[str, object]:
-    """What --json prints."""
+    """Return what --json prints."""
     timings = session.timings
     return {
         "outputs": [
@@ -165,7 +165,7 @@ def report(outputs: list[Output], session: Session, load_seconds: float) -> dict
 
 
 def summary(outputs: list[Output], session: Session) -> str:
-    """One line: what went in and came out, what the cache held, how long it took."""
+    """Summarise in one line: tokens in and out, what the cache held, how long it took."""
     timings = session.timings
     stored = [length for output in outputs for length in output.physical_lengths]
     physical = str(min(stored)) if min(stored) == max(stored) else f"{min(stored)}-{max(stored)}"

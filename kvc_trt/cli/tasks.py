@@ -1,4 +1,4 @@
-"""`kvc-trt tasks`: what can be asked of a model, and data sets of it."""
+"""`kvc-trt tasks`: the tasks that a model can be asked, and data sets of them."""
 
 from __future__ import annotations
 

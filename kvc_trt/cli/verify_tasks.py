@@ -1,4 +1,4 @@
-"""`kvc-trt verify --level tasks`: the options that only it takes, and what it does."""
+"""`kvc-trt verify --level tasks`: its own options, and the measurement."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ENGINE_HAS = ("policies", "budgets", "weights")
 
 
 def refuse(given: Mapping[str, Any], level: str) -> None:
-    """UsageError for an option of this level at another."""
+    """Refuse options of this level at another."""
     for name, value in given.items():
         if value is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --level tasks, found --level {level}")
@@ -94,7 +94,7 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
 def _measured(
     engine: Path | None, given: Mapping[str, Any], progress: Progress
 ) -> Iterator[tuple[ModelUnderTest, list[Variant], int]]:
-    """What is measured, its policies and budgets, and the longest questions it takes by default."""
+    """Open what is measured; yields it, its policies and budgets, and the longest questions it takes by default."""
     from kvc_trt.accuracy.grid import budgets_of, longest_of, policies_of, variants
     from kvc_trt.kernels import use_library
 
@@ -145,7 +145,7 @@ def _share(percent: float | None) -> float | None:
 
 
 def _accuracy_text(report: AccuracyReport, directory: Path) -> str:
-    """One table per mode and length, a row per policy and budget; then what does not count, and where the files are."""
+    """Return one table per mode and length, then what does not count, and where the files are."""
     tables = [_table(report, mode, length) for mode in report.modes for length in report.lengths]
     return "\n\n".join([_head(report), *tables, "\n".join([*_notes(report), f"report: {directory / 'report.html'}"])])
 

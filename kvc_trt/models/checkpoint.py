@@ -84,7 +84,7 @@ class Checkpoint:
 
 
 def _open_weights(directory: Path) -> tuple[dict[str, SafetensorsFile], dict[str, SafetensorsFile]]:
-    """Files by name, and the file of each tensor."""
+    """Open the weight files; returns them by name, and the file of each tensor."""
     if (directory / INDEX_FILE).exists():
         return _open_shards(directory)
     if not (directory / SINGLE_FILE).exists():

@@ -49,12 +49,12 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one KV head."""
+        """The number of query heads that share one KV head."""
         return self.num_attention_heads // self.num_key_value_heads
 
 
 def longest_sequence(config: ModelConfig) -> int:
-    """Tokens up to which attention over everything is what the model means.
+    """Return the longest sequence over which the model attends to every token.
 
     With a sliding window W each token sees itself and the W - 1 before it, so W tokens still see all.
     """

@@ -1,4 +1,4 @@
-"""Files of a checkpoint are read from its own directory, or from the hub cache that it is a snapshot of."""
+"""The rule for files of a checkpoint: read only from its own directory, or from the Hub cache it is a snapshot in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvc_trt.errors import InputError, describe
 
 
 def contained(directory: Path, name: str) -> Path:
-    """DIRECTORY/NAME if that file may be read; `InputError` for a path or link that leads out of the directory."""
+    """Return DIRECTORY/NAME if it may be read; `InputError` for a path or link that leads out of the directory."""
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise InputError(f"{directory}: {describe(name)} is not a plain file name")
     path = directory / name

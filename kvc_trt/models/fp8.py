@@ -1,9 +1,9 @@
 """Checkpoints whose matrices are stored in eight bits: float8_e4m3fn, with one scale for a matrix or for each row.
 
 The names are those of compressed-tensors, FBGEMM and AutoFP8: the value of NAME.weight is the stored number times
-NAME.weight_scale. Scales of activations and of caches may lie beside them; nothing here rounds either, so they are
-passed over. Scales of two-dimensional blocks (`weight_scale_inv`) are refused: TensorRT's parser takes a scale for a
-tensor, for a row, or for a block within a row.
+NAME.weight_scale. Scales of activations and caches are ignored: nothing here rounds either. Scales of two-dimensional
+blocks (`weight_scale_inv`) are refused: TensorRT's parser takes a scale for a tensor, for a row, or for a block within
+a row.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Fp8Source:
         return rows
 
     def row_scales(self, name: str) -> NDArray[np.float32]:
-        """float32 [out]: the scale of each row of one of `matrices`; that of a whole matrix is repeated."""
+        """The scale of each row of one of `matrices`, float32 [out]; a scale of the whole matrix is repeated."""
         scales = self._stored.read(self._scales[name]).astype(np.float32).reshape(-1)
         if not (np.isfinite(scales) & (scales > 0)).all():
             raise InputError(f"{self._scales[name]}: expected positive numbers, found {float(scales.min())}")
@@ -107,19 +107,19 @@ class Fp8Source:
         return rows
 
     def fingerprint(self) -> str:
-        """That of the checkpoint."""
+        """The fingerprint of the checkpoint."""
         return self._stored.fingerprint()
 
 
 def dequantise(rows: NDArray[Any], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [out, in] of float8_e4m3fn rows [out, in] and their scales [out]."""
+    """Multiply float8_e4m3fn rows [out, in] by their scales [out]; the result is float32."""
     values: NDArray[np.float32] = rows.astype(np.float32)
     values *= scales[:, None]
     return values
 
 
 def as_floats(stored: WeightSource) -> WeightSource:
-    """The source itself, or what reads its fp8 matrices; InputError for other types of eight bits."""
+    """Return the source itself, or an `Fp8Source` over it if it has fp8 matrices; InputError for other 8-bit types."""
     names = stored.names()
     blocks = [name for name in names if name.endswith(_BLOCK_SCALE)]
     if blocks:

@@ -1,4 +1,4 @@
-"""Fetching a checkpoint from the Hugging Face Hub, with the commit it resolved to. Pickled weights stay there."""
+"""Fetching a checkpoint from the Hugging Face Hub, and the commit it resolved to; pickled weights are not fetched."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fetch(repo_id: str, revision: str | None = None, *, cache_dir: str | Path | 
 
 
 def _explained(error: Exception, repo_id: str, revision: str | None) -> KvcError:
-    """One line for whatever the library raised; it wraps network errors of several HTTP libraries."""
+    """Turn what the library raised into a one-line error; it wraps network errors of several HTTP libraries."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):

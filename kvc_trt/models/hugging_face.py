@@ -34,7 +34,7 @@ _Blend = Annotated[float, Field(ge=1e-3, le=1e3)]
 
 
 class _Config(ForeignSchema):
-    """What the graphs depend on. Whatever would change the numbers, and has no form here, is refused."""
+    """The fields that graphs depend on; a value that no graph can express is refused, never ignored."""
 
     architectures: Annotated[list[_Architecture], Field(min_length=1, max_length=1)]
     vocab_size: Annotated[int, Field(ge=1, le=1 << 23)]
@@ -47,7 +47,7 @@ class _Config(ForeignSchema):
     rms_norm_eps: Annotated[float, Field(ge=1e-12, le=0.1)]
     max_position_embeddings: _Length
     max_sequence_length: _Length = 1
-    """Vicuna and LongChat name the stretched length so."""
+    """The stretched length of Vicuna and LongChat."""
     dtype: _DType | None = None
     torch_dtype: _DType | None = None
     rope_theta: _Base = 10000.0
@@ -66,7 +66,7 @@ class _Config(ForeignSchema):
 
 
 class _Rope(ForeignSchema):
-    """Of either spelling; old files say `type` for `rope_type`."""
+    """`rope_scaling` or `rope_parameters`; old files say `type` for `rope_type`."""
 
     rope_theta: _Base | None = None
     rope_type: _RopeKind | None = None
@@ -89,7 +89,7 @@ class _SlidingWindow(ForeignSchema):
 
 
 def read_config(directory: str | Path) -> ModelConfig:
-    """Parse DIRECTORY/config.json; end-of-sequence ids of generation_config.json are added to its own."""
+    """Read DIRECTORY/config.json, and further end-of-sequence ids from generation_config.json."""
     directory = Path(directory)
     generation = directory / "generation_config.json"
     for path in (directory / "config.json", generation):
@@ -104,7 +104,7 @@ def read_config(directory: str | Path) -> ModelConfig:
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
-    """A JSON object from a small file; anything else is an `InputError`."""
+    """Read a small file that holds one JSON object; anything else is an `InputError`."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -198,7 +198,7 @@ def _rotary(fields: _Config, source: str) -> tuple[float, RopeScaling | None]:
 
 
 def _sliding_window(mapping: Mapping[str, Any], fields: _Config, source: str) -> int | None:
-    """Tokens that attention sees, None for all of them; what an architecture has no use for is not looked at."""
+    """How many tokens attention sees, None for all; ignored for architectures without a sliding window."""
     architecture = fields.architectures[0]
     if architecture == "LlamaForCausalLM" or (architecture != "MistralForCausalLM" and not fields.use_sliding_window):
         return None

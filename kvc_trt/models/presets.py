@@ -1,6 +1,6 @@
-"""The models known by name: architecture, where the weights live, and settings to start from.
+"""The models known by name: their architecture, where their weights are, and settings to start from.
 
-One YAML file each in `build_configs/models/`; the architecture stands there in Hugging Face's field names, exactly as
+Each has a YAML file in `build_configs/models/`, which gives the architecture in Hugging Face's field names, exactly as
 in the model's own config.json. Presets pin no commit: `revision` is null unless somebody has verified one.
 """
 
@@ -25,7 +25,7 @@ _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 @dataclass(frozen=True)
 class Preset:
-    """A model by name."""
+    """A model that is known by name."""
 
     name: str
     description: str
@@ -69,7 +69,7 @@ def list_presets() -> list[str]:
 
 
 def load_preset(name: str) -> Preset:
-    """One preset; an unknown name is an `InputError` with the nearest known one."""
+    """Load one preset; an unknown name is an `InputError` that suggests the nearest known one."""
     known = list_presets()
     if name not in known:
         raise InputError(

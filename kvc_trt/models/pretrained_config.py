@@ -25,7 +25,7 @@ SPELLING = {
 
 
 class _PretrainedConfig(ForeignSchema):
-    """What the model's architecture decides, or Hugging Face's fields do not say."""
+    """The fields that follow from the architecture; the others are validated as Hugging Face's."""
 
     architecture: str
     qkv_bias: bool
@@ -36,7 +36,7 @@ class _PretrainedConfig(ForeignSchema):
 
 
 def to_pretrained_config(config: ModelConfig) -> dict[str, Any]:
-    """Every field of the configuration, and the constants that TensorRT-LLM's readers expect beside them."""
+    """Return every field of the configuration, and the constants that TensorRT-LLM's readers expect."""
     return {
         "architecture": config.architecture,
         "dtype": config.dtype,
@@ -82,7 +82,7 @@ def from_pretrained_config(mapping: Mapping[str, Any], source: str) -> ModelConf
 
 
 def _rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
-    """In Hugging Face's spelling, which TensorRT-LLM keeps for this field."""
+    """Return the field in Hugging Face's spelling, which TensorRT-LLM keeps."""
     if scaling.kind == "linear":
         return {"rope_type": "linear", "factor": scaling.factor}
     return {

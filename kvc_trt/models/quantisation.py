@@ -58,7 +58,7 @@ def quantise_tensor(source: WeightSource, name: str, bits: int, block: int = BLO
 
 
 def dequantise(packed: Packed, scales: Scales, bits: int) -> NDArray[np.float32]:
-    """The float32 matrix [N, K] that `packed` [N, K/block, block*bits/8] and `scales` [N, K/block] stand for."""
+    """The float32 matrix [N, K] that `packed` [N, K/block, block*bits/8] and `scales` [N, K/block] describe."""
     if bits not in SUPPORTED_BITS or packed.ndim != 3 or scales.shape != packed.shape[:2]:
         raise ValueError(
             f"packed {packed.shape}, scales {scales.shape}, bits {bits}: expected [N, blocks, bytes], [N, blocks], 4|8"

@@ -1,4 +1,4 @@
-"""Seeded random weights of any architecture, for building at real size where no checkpoint is at hand.
+"""Seeded random weights of any architecture, for building at real size without a checkpoint.
 
 Values are uniform (three times cheaper to draw than normal ones, and a matrix product makes them normal again), scaled
 so that activations stay near one through any depth: 1/sqrt(fan in) for projections, those that write into the
@@ -19,7 +19,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import expected_tensors
 
 _ALGORITHM = "uniform-sfc64-1"
-"""Names the way values are drawn; part of the fingerprint, to be changed with it."""
+"""Identifies how values are drawn; part of the fingerprint, so change it whenever that changes."""
 _BLOCK_ELEMENTS = 1 << 20
 
 

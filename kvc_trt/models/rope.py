@@ -16,7 +16,7 @@ Float32Array = NDArray[np.float32]
 
 
 def inverse_frequencies(config: ModelConfig) -> Float32Array:
-    """Angle per position of each rotary pair, scaled as the model wants: float32 [head_size / 2]."""
+    """Return the angle per position of each rotary pair, scaled as the model wants: float32 [head_size / 2]."""
     exponents = np.arange(0, config.head_size, 2, dtype=np.float32) / np.float32(config.head_size)
     powers = np.power(float(config.rotary_base), exponents.astype(np.float64)).astype(np.float32)
     frequencies: Float32Array = np.float32(1.0) / powers
@@ -30,7 +30,7 @@ def inverse_frequencies(config: ModelConfig) -> Float32Array:
 
 
 def _llama3(frequencies: Float32Array, scaling: RopeScaling) -> Float32Array:
-    """Llama 3.1: short waves stay, long ones are divided by the factor, those between are interpolated."""
+    """Llama 3.1: short wavelengths are kept, long ones are divided by the factor, those between are interpolated."""
     context = np.float32(scaling.original_max_position_embeddings)
     low, high = np.float32(scaling.low_frequency_factor), np.float32(scaling.high_frequency_factor)
     factor, one = np.float32(scaling.factor), np.float32(1.0)

@@ -160,7 +160,7 @@ def _open_regular(path: Path) -> Any:
 
 
 def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str, TensorEntry]]:
-    """Metadata, and tensors in the order of their bytes."""
+    """Check and read the header; returns the metadata, and the tensors in the order of their bytes."""
     try:
         safe_open(f"/proc/self/fd/{descriptor}", framework="numpy", backend="pread")  # by number: the very file
     except SafetensorError as error:
@@ -202,7 +202,7 @@ def _entry_of(name: str, value: Mapping[str, Any], data_start: int, source: str)
 
 
 def _layout(tensors: Sequence[TensorPlan], metadata: dict[str, str]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The padded JSON header, and where each tensor goes."""
+    """Return the padded JSON header, and where each tensor goes."""
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     relative: dict[str, tuple[int, int]] = {}
     position = 0

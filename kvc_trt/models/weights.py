@@ -1,4 +1,4 @@
-"""What every source of weights offers, which tensors a decoder needs, and the check that they are there.
+"""The protocol of a source of weights, the tensors that a decoder needs, and the check that a source has them.
 
 Nothing here holds a model in memory: a source hands out one tensor, or a range of its rows, at a time.
 """
@@ -92,7 +92,7 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def count_parameters(config: ModelConfig) -> int:
-    """Number of weights of the model (a tied embedding counts once)."""
+    """Return the number of weights of the model (a tied embedding counts once)."""
     return sum(int(np.prod(shape, dtype=np.int64)) for shape in expected_tensors(config).values())
 
 

@@ -42,7 +42,7 @@ def engine(kvc_trt, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sample():
-    """A question whose answer stands in the prompt."""
+    """A question whose answer is in the prompt."""
     return generate(seed=11, index=0, context_tokens=CONTEXT, pairs=PAIRS)
 
 

@@ -9,7 +9,7 @@ from kvc_trt.models.weights import check_weights, count_parameters, expected_ten
 
 
 class Altered:
-    """Random weights whose list of tensors lies as told."""
+    """Random weights with a false list of tensors."""
 
     def __init__(self, config, add=None, drop=(), dtype="float32"):
         self._shapes = {k: v for k, v in (expected_tensors(config) | (add or {})).items() if k not in drop}
