@@ -49,14 +49,14 @@ def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
     """
     from onnx import ModelProto, inliner
 
+    from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS, Installation
     from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
-    from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS, Target
 
     copy, name = ModelProto(), "lowered"
     copy.CopyFrom(model)
     try:
         for step in EXECUTABLE_PASSES:
-            step(copy, Target(FIRST_FOR_GRAPHS, frozenset()))
+            step(copy, Installation(FIRST_FOR_GRAPHS, frozenset()))
     except InputError:
         copy, name = model, "inlined"
     return name, inliner.inline_local_functions(copy)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from kvc_trt.backends.tensorrt.lowering import OPERATORS
+from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.backends.tensorrt.module import TensorRT
 from kvc_trt.backends.tensorrt.network import Network
 from kvc_trt.backends.tensorrt.profiles import Profile, input_shapes
@@ -30,7 +30,7 @@ class PlanOptions:
     """"hardware": the plan also runs on later architectures, with kernels that suit all of them."""
     timing_cache: Path | None = None
     """Timings of kernels from earlier builds of this TensorRT on this GPU; written back afterwards."""
-    plugins: frozenset[str] = OPERATORS
+    plugins: frozenset[str] = PLUGINS
     """Operators in the plugin registry."""
 
 

@@ -20,7 +20,7 @@ from kvc_trt.backends.tensorrt.context import Context
 from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
 from kvc_trt.backends.tensorrt.extras import Extras
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
-from kvc_trt.backends.tensorrt.lowering.best_token import BEST, LOGITS
+from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
 from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
 from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile
 from kvc_trt.backends.tensorrt.staging import StagedRows

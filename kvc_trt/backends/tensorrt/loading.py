@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.backends.tensorrt.builder import build_plan
 from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.format import plan_file
-from kvc_trt.backends.tensorrt.lowering.aliases import check_aliases, engine_aliases
-from kvc_trt.backends.tensorrt.lowering.best_token import BEST, LOGITS
+from kvc_trt.backends.tensorrt.lowering.checks import check_aliases, engine_aliases
+from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
 from kvc_trt.backends.tensorrt.machine import Machine, look
 from kvc_trt.backends.tensorrt.memory import DevicePlan, EngineBytes, Sizes, check_fits, plan_memory
 from kvc_trt.backends.tensorrt.messages import Messages

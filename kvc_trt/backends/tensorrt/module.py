@@ -6,7 +6,7 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Protocol, cast
 
-from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS
+from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS
 from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvc_trt.backends.tensorrt.lowering import OPERATORS, check_network, lower_with_notes
+from kvc_trt.backends.tensorrt.lowering import PLUGINS, check_network, lower_with_notes
 from kvc_trt.backends.tensorrt.messages import Messages
 from kvc_trt.backends.tensorrt.module import TensorRT, version_of
 from kvc_trt.errors import InputError, UnsupportedEnvironment
@@ -39,7 +39,7 @@ class Network:
 
 @contextlib.contextmanager
 def parsed_network(
-    trt: TensorRT, model: ModelProto, weights: Path | None, plugins: frozenset[str] = OPERATORS
+    trt: TensorRT, model: ModelProto, weights: Path | None, plugins: frozenset[str] = PLUGINS
 ) -> Iterator[Network]:
     """The network of a graph behind lowering, parser and checks; `weights` stays mapped while the block runs."""
     done = lower_with_notes(model, tensorrt=version_of(trt), plugins=plugins)

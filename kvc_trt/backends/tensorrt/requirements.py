@@ -8,7 +8,7 @@ from typing import Any
 
 from kvc_trt.backends.probes import nvidia_gpu
 from kvc_trt.backends.tensorrt import machine as looking
-from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS
+from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS
 from kvc_trt.backends.tensorrt.machine import Machine
 from kvc_trt.backends.tensorrt.module import INSTALL
 from kvc_trt.backends.tensorrt.plugins import BUILD_HINT, VARIABLE, PluginLibrary

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_PLUGINS
+from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_PLUGINS
 from kvc_trt.backends.tensorrt.requirements import Packages
 from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
 from kvc_trt.errors import UnsupportedEnvironment

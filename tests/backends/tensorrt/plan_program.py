@@ -21,7 +21,7 @@ import onnx
 
 from kvc_trt.backends.tensorrt.builder import write_plan
 from kvc_trt.backends.tensorrt.configuration import PlanOptions, configuration
-from kvc_trt.backends.tensorrt.lowering import OPERATORS
+from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.backends.tensorrt.network import parsed_network
 from kvc_trt.backends.tensorrt.profiles import Profile, Range
 from kvc_trt.errors import KvcError
@@ -87,7 +87,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
 def settings(trt: Any, graph: Any, weights: Path | None, profiles: Any, options: PlanOptions) -> dict[str, Any]:
     """The configuration itself, read back from the builder."""
-    with parsed_network(trt, graph, weights, OPERATORS) as network:
+    with parsed_network(trt, graph, weights, PLUGINS) as network:
         config = configuration(trt, network, profiles, options)
         return {
             "aliases": config.get_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03),
@@ -100,7 +100,7 @@ def settings(trt: Any, graph: Any, weights: Path | None, profiles: Any, options:
 
 def layers(trt: Any, graph: Any, weights: Path | None) -> dict[str, int]:
     """Layers of the network by kind and type: `DEQUANTIZE BF16`."""
-    with parsed_network(trt, graph, weights, OPERATORS) as network:
+    with parsed_network(trt, graph, weights, PLUGINS) as network:
         found = (network.definition.get_layer(index) for index in range(network.definition.num_layers))
         return dict(Counter(f"{layer.type.name} {layer.get_output(0).dtype.name}" for layer in found))
 

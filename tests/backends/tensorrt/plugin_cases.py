@@ -9,8 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kvc_trt.backends.tensorrt.lowering import OPERATORS as PLUGINS
-from kvc_trt.backends.tensorrt.lowering import lower
+from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
 from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import kvc

@@ -12,9 +12,9 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.tensorrt import device
 from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, check_state
-from kvc_trt.backends.tensorrt.lowering import OPERATORS
+from kvc_trt.backends.tensorrt.lowering import PLUGINS
+from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
-from kvc_trt.backends.tensorrt.lowering.target import Target
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.runtime import Request, Sampling, Session
@@ -51,7 +51,7 @@ def lowered(model, *, without: str | None = None):
     copy.CopyFrom(model)
     for step in EXECUTABLE_PASSES:
         if step.__name__ != without:
-            step(copy, Target((11, 4), OPERATORS))
+            step(copy, Installation((11, 4), PLUGINS))
     return copy
 
 

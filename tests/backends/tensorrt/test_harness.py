@@ -11,7 +11,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.backends.tensorrt.harness import TensorRtHarness, for_shapes
 from kvc_trt.backends.tensorrt.in_memory import typed
-from kvc_trt.backends.tensorrt.lowering import OPERATORS, expected_aliases, lower
+from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, lower
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import InputError
 from kvc_trt.graph.expose import expose
@@ -49,7 +49,7 @@ def shapes_of(operator, engine):
 
 
 def lowered(model):
-    return lower(model, tensorrt=(11, 4), plugins=OPERATORS)
+    return lower(model, tensorrt=(11, 4), plugins=PLUGINS)
 
 
 def test_every_operator_alone_is_built_as_the_plugin(engine, ask_parser):

@@ -10,8 +10,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from kvc_trt.backends.tensorrt.lowering import (
-    OPERATORS,
     PASSES,
+    PLUGINS,
     check_aliases,
     expected_aliases,
     expected_attention,
@@ -19,20 +19,19 @@ from kvc_trt.backends.tensorrt.lowering import (
     lower,
     lower_with_notes,
 )
-from kvc_trt.backends.tensorrt.lowering.best_token import add_best_token
-from kvc_trt.backends.tensorrt.lowering.plugin_nodes import FIELDS
-from kvc_trt.backends.tensorrt.lowering.target import Target
+from kvc_trt.backends.tensorrt.lowering.operators import FIELDS, Installation
+from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
 from kvc_trt.operators import KVC_DOMAIN, OPSET
-from kvc_trt.operators.registry import OPERATORS as SCHEMAS
+from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.runtime.executor import NOT_FINITE
 from tests.backends.tensorrt.weightless import preset_graphs, weightless_graphs
 from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, make_small_engine, open_session, prompts_of, resolve
 
-TARGET = Target((11, 4), OPERATORS)
+AT_HAND = Installation((11, 4), PLUGINS)
 EXECUTABLE = 4
 """Passes behind which ONNX Runtime still executes a prefill graph; a decode graph all but the last."""
 
@@ -42,14 +41,14 @@ def small_graphs(policy: str = "rocketkv", precision: str = "bf16", model=LLAMA,
 
 
 def lowered(model: ModelProto, **changes) -> ModelProto:
-    return lower(model, **({"tensorrt": (11, 4), "plugins": OPERATORS} | changes))
+    return lower(model, **({"tensorrt": (11, 4), "plugins": PLUGINS} | changes))
 
 
 def partly_lowered(model: ModelProto, passes: int) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     for step in PASSES[:passes]:
-        step(copy, TARGET)
+        step(copy, AT_HAND)
     return copy
 
 
@@ -191,7 +190,7 @@ def test_of_equal_logits_the_lowest_token_is_best_and_broken_ones_are_said():
     rows[7] = -np.inf
     rows[7, 299] = -1e38
     model = answering(rows)
-    assert add_best_token(model, TARGET) == ["added best, each row's best of 300 tokens"]
+    assert add_best_token(model, AT_HAND) == ["added best, each row's best of 300 tokens"]
     onnx.checker.check_model(model, full_check=True)
     logits, best = open_session(model).run(["logits", "best"], {"token": np.zeros(9, np.int64), "given": rows})
     assert best.dtype == np.int32
@@ -251,9 +250,9 @@ def test_what_is_left_of_ours_is_plugins_named_and_counted(policy):
             assert attributes_of(node)["plugin_namespace"] == b"kvc"
 
 
-@pytest.mark.parametrize("operator", sorted(OPERATORS))
+@pytest.mark.parametrize("operator", sorted(PLUGINS))
 def test_the_fields_are_those_of_the_plugin(operator):
-    assert list(FIELDS[operator]) == [attribute.name for attribute in SCHEMAS[operator].attributes]
+    assert list(FIELDS[operator]) == [attribute.name for attribute in OPERATORS[operator].attributes]
 
 
 def test_attributes_that_are_no_fields_are_dropped():
@@ -272,7 +271,7 @@ def test_logits_leave_in_fp32():
 
 def test_the_notes_say_what_was_done():
     prefill, _ = small_graphs(precision="fp32")
-    notes = lower_with_notes(prefill, tensorrt=(11, 4), plugins=OPERATORS).notes
+    notes = lower_with_notes(prefill, tensorrt=(11, 4), plugins=PLUGINS).notes
     assert {step for step, _ in notes} <= {step.__name__ for step in PASSES}
     text = "\n".join(note for _, note in notes)
     assert f"{LLAMA.num_hidden_layers} x KvcCompact as plugin" in text
@@ -300,7 +299,7 @@ def test_a_plugin_that_the_registry_does_not_have():
     with pytest.raises(
         UnsupportedEnvironment, match=r"KvcHybridAttention \(layers\.0/.*not in the registry, found Kvc"
     ):
-        lowered(small_graphs()[1], plugins=OPERATORS - {"KvcHybridAttention"})
+        lowered(small_graphs()[1], plugins=PLUGINS - {"KvcHybridAttention"})
 
 
 def test_a_renamed_attribute():

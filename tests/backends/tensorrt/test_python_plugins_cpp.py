@@ -320,14 +320,13 @@ def test_shapes_of_a_step_and_their_refusals_are_the_same(cpp, trt, python_plugi
 
 def test_a_graph_becomes_the_same_network_and_a_plan(ask_parser, plugins):
     """NVIDIA's parser over the C++ library and over the Python plugins."""
-    from kvc_trt.backends.tensorrt.lowering import OPERATORS as NAMES
-    from kvc_trt.backends.tensorrt.lowering import lower
+    from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
     from tests.backends.tensorrt.weightless import weightless_graphs, weights_as_inputs
     from tests.graph.small_models import LLAMA, resolve
 
     parameters = resolve("rocketkv", skip_layers=1)
     graphs = [
-        weights_as_inputs(lower(graph, tensorrt=(11, 4), plugins=NAMES))
+        weights_as_inputs(lower(graph, tensorrt=(11, 4), plugins=PLUGINS))
         for graph in weightless_graphs(LLAMA, parameters, "bf16")
     ]
     cplusplus, python = (ask_parser(*graphs, plugins=kind, plan=True) for kind in (plugins, "python"))

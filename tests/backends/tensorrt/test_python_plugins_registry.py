@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvc_trt.backends.tensorrt.lowering import OPERATORS as NAMES
-from kvc_trt.backends.tensorrt.lowering import lower
+from kvc_trt.backends.tensorrt.lowering import PLUGINS, lower
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from tests.backends.tensorrt import rtx
 from tests.backends.tensorrt.plugin_cases import BY_NAME, graph_fields, malformed, raw
@@ -132,7 +131,7 @@ def test_a_profile_that_is_refused_fails_the_build_and_not_the_process(ask_parse
     """With several plugins the builder and Python both freed them, and the process aborted: no answer came at all."""
     parameters = resolve("rocketkv", token_budget=4096, max_input_len=8000, window=2000)
     graphs = weightless_graphs(LLAMA, parameters, "bf16")
-    prefill = weights_as_inputs(lower(graphs[0], tensorrt=(11, 4), plugins=NAMES))
+    prefill = weights_as_inputs(lower(graphs[0], tensorrt=(11, 4), plugins=PLUGINS))
     (answer,) = ask_parser(prefill, plan=True)
     assert answer["parsed"]
     assert answer["plan_bytes"] == 0

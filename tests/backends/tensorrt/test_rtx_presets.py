@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from onnx import TensorProto
 
-from kvc_trt.backends.tensorrt.lowering import OPERATORS, expected_aliases, lower
+from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, lower
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.operators import KVC_DOMAIN
 from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, preset_graphs, weights_as_inputs
@@ -34,7 +34,7 @@ CASES = [
 def lowered_preset(name: str, policy: str):
     precision = PRECISION[load_preset(name).config.dtype]
     return [
-        lower(weights_as_inputs(graph), tensorrt=(11, 4), plugins=OPERATORS)
+        lower(weights_as_inputs(graph), tensorrt=(11, 4), plugins=PLUGINS)
         for graph in preset_graphs(name, policy, precision)
     ]
 

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from kvc_trt.backends.tensorrt.lowering import OPERATORS, PASSES, check_aliases, expected_aliases, lower
-from kvc_trt.backends.tensorrt.lowering.target import Target
+from kvc_trt.backends.tensorrt.lowering import PASSES, PLUGINS, check_aliases, expected_aliases, lower
+from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.operators import OPSET
@@ -27,7 +27,7 @@ def graphs_of(policy: str, precision: str = "bf16", model=LLAMA, *, leave_out: s
     for graph in graphs:
         for step in PASSES:
             if step.__name__ != leave_out:
-                step(graph, Target((11, 4), OPERATORS))
+                step(graph, Installation((11, 4), PLUGINS))
     return graphs
 
 
@@ -51,7 +51,7 @@ def test_layers_with_budgets_of_their_own(ask_parser):
     """Capacities and pages differ from layer to layer; each plugin has its layer's numbers."""
     parameters = replace(resolve("rocketkv"), layer_budgets=(60, 40, 30))
     graphs = [
-        lower(weights_as_inputs(graph), tensorrt=(11, 4), plugins=OPERATORS)
+        lower(weights_as_inputs(graph), tensorrt=(11, 4), plugins=PLUGINS)
         for graph in weightless_graphs(LLAMA, parameters, "bf16")
     ]
     check_plans(answers := ask_parser(*graphs, plan=True))
@@ -82,7 +82,7 @@ def test_weights_come_from_the_file_beside_the_graph(ask_parser, tmp_path):
     write_weights(LLAMA, RandomWeights(LLAMA, 0), path, weights="bf16", length=parameters.max_sequence_len)
     files = []
     for build in (build_prefill, build_decode):
-        model = lower(build(LLAMA, parameters, weights=GraphWeights(path)), tensorrt=(11, 4), plugins=OPERATORS)
+        model = lower(build(LLAMA, parameters, weights=GraphWeights(path)), tensorrt=(11, 4), plugins=PLUGINS)
         files.append(tmp_path / f"{model.graph.name}.onnx")
         onnx.save(model, files[-1])
     for answer in ask_parser(*files, plan=True):

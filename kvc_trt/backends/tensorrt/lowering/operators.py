@@ -1,13 +1,38 @@
-"""What must hold before anything is rewritten: a TensorRT that reads these graphs, and a graph that it can read."""
+"""Which operators a TensorRT reads, and how it finds ours.
+
+First what must hold before anything is rewritten. At the end nodes of ours become what the plugins want: named, with
+the fields that the plugin has and nothing else. Their bodies go: with them a missing plugin silently becomes a
+hundred slow layers, without them it is an error.
+"""
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto
+from dataclasses import dataclass
 
-from kvc_trt.backends.tensorrt.lowering.target import FIRST_FOR_GRAPHS, Target
+from onnx import ModelProto, NodeProto, helper
+
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph import CONTRIB_DOMAIN
 from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import PLUGIN_ATTRIBUTES
+
+FIRST_FOR_GRAPHS = (10, 15)
+"""From here on the parser reads RMSNormalization and RotaryEmbedding."""
+
+FIRST_FOR_PLUGINS = (10, 14)
+"""From here on a network without a parser has all that ours need: plugins that alias, and attention as a layer."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """One TensorRT and the plugins at hand."""
+
+    tensorrt: tuple[int, int]
+    """Major and minor version."""
+    plugins: frozenset[str]
+    """Operators that the plugin library offers, or the Python plugins in the registry."""
+
 
 REFUSED = {
     "Swish": "TensorRT reads it from 11.0 on only; expected Sigmoid and Mul",
@@ -16,10 +41,10 @@ REFUSED = {
 }
 
 
-def check_operators(model: ModelProto, target: Target) -> list[str]:
+def check_operators(model: ModelProto, at_hand: Installation) -> list[str]:
     """Raise for a graph that this TensorRT cannot run as intended. Changes nothing."""
-    if target.tensorrt < FIRST_FOR_GRAPHS:
-        found, needed = (".".join(map(str, version)) for version in (target.tensorrt, FIRST_FOR_GRAPHS))
+    if at_hand.tensorrt < FIRST_FOR_GRAPHS:
+        found, needed = (".".join(map(str, version)) for version in (at_hand.tensorrt, FIRST_FOR_GRAPHS))
         raise UnsupportedEnvironment(
             f"TensorRT {found}: its parser cannot read these graphs, expected {needed} or newer",
             hint="pip install --upgrade tensorrt",
@@ -43,3 +68,49 @@ def _check(node: NodeProto) -> None:
         raise InputError(f"{place}: operator of domain {node.domain!r}, expected ONNX or {KVC_DOMAIN}")
     if node.domain == "" and node.op_type in REFUSED:
         raise InputError(f"{place}: {REFUSED[node.op_type]}")
+
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    operator.name: tuple(attribute.name for attribute in operator.attributes) for operator in KERNEL_OPERATORS
+}
+"""Attributes of each operator that its plugin takes as fields; all of them, each one INT."""
+
+PLUGINS = frozenset(FIELDS)
+"""Every operator with a plugin."""
+
+
+def name_plugins(model: ModelProto, at_hand: Installation) -> list[str]:
+    """Give every node of ours `plugin_namespace` and `plugin_version`, and drop attributes that are no fields."""
+    counts: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.domain == KVC_DOMAIN:
+            _rewrite(node, at_hand)
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return [f"{count} x {name} as plugin" for name, count in counts.items()]
+
+
+def _rewrite(node: NodeProto, at_hand: Installation) -> None:
+    place = f"{node.op_type} ({node.name or 'unnamed'})"
+    if node.op_type not in FIELDS:
+        raise InputError(f"{place}: no plugin serves this operator, expected one of {', '.join(FIELDS)}")
+    if node.op_type not in at_hand.plugins:
+        known = ", ".join(sorted(at_hand.plugins)) or "none"
+        raise UnsupportedEnvironment(
+            f"{place}: its plugin is not in the registry, found {known}",
+            hint="kvc-trt doctor shows the plugin library in use",
+        )
+    fields = {attribute.name: attribute.i for attribute in node.attribute}
+    if missing := [name for name in FIELDS[node.op_type] if name not in fields]:
+        raise InputError(f"{place}: no attribute {', '.join(missing)}")
+    del node.attribute[:]
+    for name in FIELDS[node.op_type]:
+        node.attribute.append(helper.make_attribute(name, fields[name]))
+    for name, value in PLUGIN_ATTRIBUTES.items():
+        node.attribute.append(helper.make_attribute(name, value))
+
+
+def drop_functions(model: ModelProto, at_hand: Installation) -> list[str]:
+    """Remove every model-local function. The artefact on disk keeps them: they are the program of other executors."""
+    dropped = [body.name for body in model.functions]
+    del model.functions[:]
+    return [f"dropped the body of {name}" for name in dropped]

@@ -7,17 +7,12 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from kvc_trt.backends.tensorrt.lowering.best_token import add_best_token
-from kvc_trt.backends.tensorrt.lowering.decomposable import let_fp32_attention_decompose
-from kvc_trt.backends.tensorrt.lowering.functions import drop_functions
-from kvc_trt.backends.tensorrt.lowering.operators import check_operators
-from kvc_trt.backends.tensorrt.lowering.plugin_nodes import name_plugins
-from kvc_trt.backends.tensorrt.lowering.prefill_attention import fuse_prefill_attention
-from kvc_trt.backends.tensorrt.lowering.static_outputs import fix_output_shapes
-from kvc_trt.backends.tensorrt.lowering.static_widths import write_out_widths
-from kvc_trt.backends.tensorrt.lowering.target import Target
+from kvc_trt.backends.tensorrt.lowering.attention import fuse_prefill_attention, let_fp32_attention_decompose
+from kvc_trt.backends.tensorrt.lowering.operators import Installation, check_operators, drop_functions, name_plugins
+from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token, fix_output_shapes
+from kvc_trt.backends.tensorrt.lowering.widths import write_out_widths
 
-Pass = Callable[[ModelProto, Target], list[str]]
+Pass = Callable[[ModelProto, Installation], list[str]]
 """Changes the model in place and says what it did, a line for each kind of change."""
 
 EXECUTABLE_PASSES: tuple[Pass, ...] = (
@@ -55,6 +50,6 @@ def lower_with_notes(model: ModelProto, *, tensorrt: tuple[int, int], plugins: f
     """`lower`, with what each pass did, for a build's log."""
     copy = ModelProto()
     copy.CopyFrom(model)
-    target = Target(tensorrt, plugins)
-    notes = [(step.__name__, note) for step in PASSES for note in step(copy, target)]
+    at_hand = Installation(tensorrt, plugins)
+    notes = [(step.__name__, note) for step in PASSES for note in step(copy, at_hand)]
     return Lowered(copy, tuple(notes))

@@ -1,6 +1,11 @@
-"""As much of the shapes in a decoder graph as its weights fix: batch and sequence stay open, widths and heads do not.
+"""Widths that the prefill graph leaves to be counted (-1), written out.
 
-ONNX's own shape inference cannot be used here: it loses the width wherever batch and sequence are computed.
+After `Reshape(x, [batch, sequence, -1])` NVIDIA's parser no longer knows how wide a row is, and then refuses rotary
+embedding ("hiddenSize must be divisible by num_heads"), and plugins do not see the number of heads. The widths follow
+from the weights, so they become numbers. A wrong number could not change a result: the Reshape would fail.
+
+Batch and sequence stay open. ONNX's own shape inference cannot be used here: it loses the width wherever batch and
+sequence are computed.
 """
 
 from __future__ import annotations
@@ -12,17 +17,89 @@ from typing import Any
 
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from kvc_trt.operators import prefill_attention
+from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+
+
+def write_out_widths(model: ModelProto, at_hand: Installation) -> list[str]:
+    """Replace the -1 in the shape of every Reshape whose width the weights fix."""
+    graph, known, lists = model.graph, KnownShapes(model), _Lists()
+    nodes: list[NodeProto] = []
+    written = 0
+    for node in graph.node:
+        new: list[NodeProto] = []
+        if node.op_type == "Reshape" and (sizes := _written_out(node, known)) is not None:
+            node.input[1] = lists.name(sizes, node.input[1], new)
+            written += 1
+        lists.visit(node)
+        for entry in (*new, node):
+            known.follow(entry)
+            nodes.append(entry)
+    kept = _used(nodes, {output.name for output in graph.output})
+    del graph.node[:]
+    graph.node.extend(kept)
+    return [f"wrote out the width of {written} Reshape nodes"] if written else []
+
+
+def _written_out(node: NodeProto, known: KnownShapes) -> Shape | None:
+    """The sizes that the Reshape asks for, its -1 replaced; None where there is nothing to replace it with."""
+    data, sizes = known.shape(node.input[0]), known.elements(node.input[1])
+    if data is None or sizes is None or sizes.count(-1) != 1:
+        return None
+    width = reshaped(data, sizes)[sizes.index(-1)]
+    return None if width is None else tuple(width if size == -1 else size for size in sizes)
+
+
+class _Lists:
+    """Lists of dimensions for Reshape, each written once."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[object, ...], str] = {}
+        self._parts: dict[str, list[str]] = {}
+
+    def visit(self, node: NodeProto) -> None:
+        """Remember what a list of dimensions was put together from."""
+        if node.op_type == "Concat":
+            self._parts[node.output[0]] = list(node.input)
+
+    def name(self, sizes: Shape, replaced: str, nodes: list[NodeProto]) -> str:
+        """The value that holds `sizes`. Where some are computed, they are taken from the list that it replaces."""
+        if None not in sizes:
+            return self._constant(sizes, nodes)
+        parts = (*self._parts[replaced][:-1], self._constant(sizes[-1:], nodes))
+        if parts not in self._names:
+            self._names[parts] = name = "/".join(parts)
+            nodes.append(helper.make_node("Concat", parts, [name], name=name, axis=0))
+        return self._names[parts]
+
+    def _constant(self, sizes: Shape, nodes: list[NodeProto]) -> str:
+        if sizes not in self._names:
+            self._names[sizes] = name = f"shape.{'x'.join(map(str, sizes))}"
+            numbers = [size for size in sizes if size is not None]
+            value = helper.make_tensor(name, TensorProto.INT64, [len(numbers)], numbers)
+            nodes.append(helper.make_node("Constant", [], [name], name=name, value=value))
+        return self._names[sizes]
+
+
+def _used(nodes: list[NodeProto], wanted: set[str]) -> list[NodeProto]:
+    """`nodes` without the lists of dimensions that nobody reads any more."""
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if node.op_type not in ("Concat", "Constant") or wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(node.input)
+    return kept[::-1]
+
 
 _LIKE_FIRST = frozenset(
-    ("Cast", "DequantizeLinear", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", prefill_attention.NAME)
+    ("Cast", "DequantizeLinear", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", PREFILL_ATTENTION.name)
 )
 """Operators whose output has the shape of their first input."""
 
 _LISTS = frozenset(("Reshape", "Unsqueeze"))
 """Operators whose second input is a list of dimensions or axes, read by its elements."""
 
-Sizes = tuple[int | None, ...]
+Shape = tuple[int | None, ...]
 """Dimensions of a value, or the elements of a list of dimensions; None for one that is not known."""
 
 
@@ -30,17 +107,17 @@ class KnownShapes:
     """Walks the nodes of a graph in order. A value that is not known is not looked up wrongly: it is None."""
 
     def __init__(self, model: ModelProto) -> None:
-        self._shapes: dict[str, Sizes] = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-        self._lists: dict[str, Sizes] = {}
+        self._shapes: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+        self._lists: dict[str, Shape] = {}
         for value in model.graph.input:
             dims = value.type.tensor_type.shape.dim
             self._shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
 
-    def shape(self, name: str) -> Sizes | None:
+    def shape(self, name: str) -> Shape | None:
         """Dimensions of a value; None where not even their number is known."""
         return self._shapes.get(name)
 
-    def elements(self, name: str) -> Sizes | None:
+    def elements(self, name: str) -> Shape | None:
         """Elements of a list of dimensions."""
         return self._lists.get(name)
 
@@ -51,7 +128,7 @@ class KnownShapes:
         if (shape := self._shape_of(node)) is not None:
             self._shapes[node.output[0]] = shape
 
-    def _shape_of(self, node: NodeProto) -> Sizes | None:
+    def _shape_of(self, node: NodeProto) -> Shape | None:
         if node.op_type == "Constant":
             tensor = _constant(node)
             return None if tensor is None else tuple(tensor.dims)
@@ -62,7 +139,7 @@ class KnownShapes:
             return None
         return _RULES[node.op_type](self, node, [shape for shape in shapes if shape is not None])
 
-    def _elements_of(self, node: NodeProto) -> Sizes | None:
+    def _elements_of(self, node: NodeProto) -> Shape | None:
         if node.op_type == "Constant":
             tensor = _constant(node)
             if tensor is None or tensor.data_type != TensorProto.INT64 or len(tensor.dims) != 1:
@@ -77,7 +154,7 @@ class KnownShapes:
         return None
 
 
-def reshaped(data: Sizes, sizes: Sizes) -> Sizes:
+def reshaped(data: Shape, sizes: Shape) -> Shape:
     """`data` after a Reshape to `sizes`, in which 0 keeps a dimension and -1 takes what is left."""
     kept = {axis for axis, size in enumerate(sizes) if size == 0}
     left = [size for axis, size in enumerate(data) if axis not in kept]
@@ -90,7 +167,7 @@ def reshaped(data: Sizes, sizes: Sizes) -> Sizes:
     return tuple(data[axis] if size == 0 else width if size == -1 else size for axis, size in enumerate(sizes))
 
 
-def _broadcast(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes:
+def _broadcast(known: KnownShapes, node: NodeProto, shapes: list[Shape]) -> Shape:
     axes = zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
     return tuple(_wider(sizes) for sizes in axes)[::-1]
 
@@ -100,38 +177,38 @@ def _wider(sizes: tuple[int | None, ...]) -> int | None:
     return fixed[0] if fixed else (None if None in sizes else 1)
 
 
-def _gather(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
+def _gather(known: KnownShapes, node: NodeProto, shapes: list[Shape]) -> Shape | None:
     return shapes[1] + shapes[0][1:] if _attribute(node, "axis", 0) == 0 else None
 
 
-def _gather_nd(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
+def _gather_nd(known: KnownShapes, node: NodeProto, shapes: list[Shape]) -> Shape | None:
     data, indices = shapes
     width = indices[-1]
     return None if width is None else indices[:-1] + data[_attribute(node, "batch_dims", 0) + width :]
 
 
-def _gemm(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes:
+def _gemm(known: KnownShapes, node: NodeProto, shapes: list[Shape]) -> Shape:
     return shapes[0][0], shapes[1][0 if _attribute(node, "transB", 0) else 1]
 
 
-def _transpose(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes:
+def _transpose(known: KnownShapes, node: NodeProto, shapes: list[Shape]) -> Shape:
     order = _attribute(node, "perm", range(len(shapes[0]))[::-1])
     return tuple(shapes[0][axis] for axis in order)
 
 
-def _unsqueeze(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
+def _unsqueeze(known: KnownShapes, node: NodeProto, shapes: list[Shape]) -> Shape | None:
     axes = known.elements(node.input[1])
     if axes is None or len(axes) != 1 or axes[0] is None or axes[0] < 0:
         return None
     return (*shapes[0][: axes[0]], 1, *shapes[0][axes[0] :])
 
 
-def _reshape(known: KnownShapes, node: NodeProto, shapes: list[Sizes]) -> Sizes | None:
+def _reshape(known: KnownShapes, node: NodeProto, shapes: list[Shape]) -> Shape | None:
     sizes = known.elements(node.input[1])
     return None if sizes is None else reshaped(shapes[0], sizes)
 
 
-_RULES: dict[str, Callable[[KnownShapes, NodeProto, list[Sizes]], Sizes | None]] = {
+_RULES: dict[str, Callable[[KnownShapes, NodeProto, list[Shape]], Shape | None]] = {
     **dict.fromkeys(("Add", "Max", "Min", "Mul", "Sub"), _broadcast),
     "Gather": _gather,
     "GatherND": _gather_nd,

@@ -1,14 +1,18 @@
-"""Attention over the prompt as TensorRT's own fused layer.
+"""Attention over a prompt as TensorRT's own, fused layer.
 
 The ONNX operator Attention, which every TensorRT that reads these graphs takes in the same form. (The parser's own
 TRT_Attention names its causal mask differently from version to version, and is silently not causal where it does not
-know the name.) `is_causal` anchors the mask at the upper left corner there; a prompt attends to itself, so the mask is
-square and the corner does not matter. Queries may have more heads than keys.
+know the name.) `is_causal` anchors the mask at the upper left corner there; a prompt attends to itself, so the mask
+is square and the corner does not matter. Queries may have more heads than keys.
 
 Scale: left to itself the parser multiplies queries and keys by 1/sqrt(sqrt(D)), which it computes by two square roots
-and a reciprocal in the type of the activations. In bfloat16 and for D = 128 the product comes out 0.3 % too small, for
-every score alike: a temperature. So queries are scaled beforehand, in fp32 and rounded once, and the operator scales by
-one.
+and a reciprocal in the type of the activations. In bfloat16 and for D = 128 the product comes out 0.3 % too small,
+for every score alike: a temperature. So queries are scaled beforehand, in fp32 and rounded once, and the operator
+scales by one.
+
+TensorRT has fused attention for 16-bit types only, and refuses to build an fp32 one unless it may use several
+kernels, which keep scores of the size of the prompt squared. For 16-bit types that permission is not given: there a
+build without a fused kernel has to fail, not to become slow and large.
 """
 
 from __future__ import annotations
@@ -17,29 +21,29 @@ import math
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from kvc_trt.backends.tensorrt.lowering.target import Target
+from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.errors import InputError
-from kvc_trt.operators import prefill_attention
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
 SCALE = "attention.scale"
 
 
-def fuse_prefill_attention(model: ModelProto, target: Target) -> list[str]:
+def fuse_prefill_attention(model: ModelProto, at_hand: Installation) -> list[str]:
     """Replace every KvcPrefillAttention by a scaled query and Attention."""
-    if not any(node.op_type == prefill_attention.NAME for node in model.graph.node):
+    if not any(node.op_type == PREFILL_ATTENTION.name for node in model.graph.node):
         return []
     element, head_size = _cache_type(model)
     nodes = [_scale(head_size)]
     fused = 0
     for node in model.graph.node:
-        if node.op_type != prefill_attention.NAME:
+        if node.op_type != PREFILL_ATTENTION.name:
             nodes.append(node)
             continue
         nodes += _attention(node, element)
         fused += 1
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    return [f"{fused} x {prefill_attention.NAME} as Attention, queries scaled by 1/sqrt({head_size}) in fp32"]
+    return [f"{fused} x {PREFILL_ATTENTION.name} as Attention, queries scaled by 1/sqrt({head_size}) in fp32"]
 
 
 def _attention(node: NodeProto, element: int) -> list[NodeProto]:
@@ -70,3 +74,14 @@ def _cache_type(model: ModelProto) -> tuple[int, int]:
             tensor = output.type.tensor_type
             return tensor.elem_type, tensor.shape.dim[-1].dim_value
     raise InputError(f"graph {model.graph.name}: attention over a prompt, but no k_cache among its outputs")
+
+
+def let_fp32_attention_decompose(model: ModelProto, at_hand: Installation) -> list[str]:
+    """Set `TRT_decomposable`, an attribute of NVIDIA's parser, on every Attention of an fp32 graph."""
+    caches = [output for output in model.graph.output if output.name.startswith("k_cache")]
+    if not caches or caches[0].type.tensor_type.elem_type != TensorProto.FLOAT:
+        return []
+    attention = [node for node in model.graph.node if node.op_type == "Attention"]
+    for node in attention:
+        node.attribute.append(helper.make_attribute("TRT_decomposable", 1))
+    return [f"fp32: {len(attention)} x Attention without a fused kernel, scores in memory"] if attention else []

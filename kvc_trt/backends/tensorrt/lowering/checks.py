@@ -1,0 +1,142 @@
+"""What a parsed network and a built engine are asked: plugin layers, fused attention, and buffers shared in place.
+
+NVIDIA's parser replaces a plugin that it does not find without a word, so nobody may rely on the absence of errors:
+what was expected is counted in the graph, what is there in the network.
+
+A cache that is not updated in place is a copy of the whole cache in every layer of every step, and an executor that
+binds one buffer to both ends would read what it writes. TensorRT does not object to a missing alias, so it is
+compared.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from onnx import ModelProto
+
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.operators import KVC_DOMAIN
+
+
+def check_network(network: Any, lowered: ModelProto) -> None:
+    """Everything that can be asked of a network after parsing: plugin layers and fused attention, by number."""
+    check_plugin_layers(network, expected_plugins(lowered))
+    check_attention_layers(network, expected_attention(lowered))
+
+
+def expected_plugins(model: ModelProto) -> dict[str, int]:
+    """Operators of ours in a lowered graph, and how many of each."""
+    return dict(Counter(node.op_type for node in model.graph.node if node.domain == KVC_DOMAIN))
+
+
+def plugin_layers(network: Any) -> dict[str, int]:
+    """Plugin layers of a parsed network (INetworkDefinition), counted by the operator that their names tell."""
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    return dict(Counter(_operator(layer.name) for layer in layers if layer.type.name == "PLUGIN_V3"))
+
+
+def check_plugin_layers(network: Any, expected: Mapping[str, int]) -> None:
+    """Raise UnsupportedEnvironment unless the network has exactly the expected plugin layers of every operator."""
+    found = plugin_layers(network)
+    wrong = [
+        f"{name}: expected {expected.get(name, 0)}, found {found.get(name, 0)}"
+        for name in sorted({*expected, *found})
+        if expected.get(name, 0) != found.get(name, 0)
+    ]
+    if wrong:
+        raise UnsupportedEnvironment(
+            f"plugin layers after parsing: {'; '.join(wrong)}", hint="kvc-trt doctor shows the plugin library in use"
+        )
+
+
+def expected_attention(model: ModelProto) -> int:
+    """Attention layers of a lowered graph that TensorRT provides itself."""
+    return sum(node.domain == "" and node.op_type == "Attention" for node in model.graph.node)
+
+
+def check_attention_layers(network: Any, expected: int) -> None:
+    """Raise UnsupportedEnvironment unless the parser made one causal attention layer of every Attention.
+
+    Taken apart into products and a softmax, attention to a long prompt needs memory with the square of its length. And
+    the parser passes over attributes that its version does not know: one of them could be the causal mask.
+    """
+    module = sys.modules[type(network).__module__]
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    attention = [_attention(layer, module) for layer in layers if layer.type.name == "ATTENTION_INPUT"]
+    causal = sum(bool(layer.causal) for layer in attention)
+    if (len(attention), causal) != (expected, expected):
+        raise UnsupportedEnvironment(
+            f"attention layers after parsing: expected {expected}, all causal; found {len(attention)}, {causal} causal",
+            hint="kvc-trt doctor shows the TensorRT in use",
+        )
+
+
+def _attention(layer: Any, module: Any) -> Any:
+    """The IAttention of the layer that marks its inputs."""
+    layer.__class__ = module.IAttentionInputLayer
+    return layer.attention
+
+
+def _operator(layer: str) -> str:
+    """`layers.3/KvcCompact_41` -> `KvcCompact`: the parser names a layer after its node."""
+    named = re.match("[A-Za-z]+", layer.rpartition("/")[2])
+    return named.group() if named else layer
+
+
+def expected_aliases(model: ModelProto) -> dict[str, str]:
+    """Output -> input that shares its buffer: every state tensor of a decode graph; none in a prefill graph."""
+    inputs = {value.name for value in model.graph.input}
+    pairs = {value.name: value.name.replace("_out.", ".", 1) for value in model.graph.output}
+    return {output: name for output, name in pairs.items() if output != name and name in inputs}
+
+
+def engine_aliases(engine: Any) -> dict[str, str]:
+    """What an ICudaEngine reports: output -> aliased input."""
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    pairs = {name: engine.get_aliased_input_tensor(name) for name in names}
+    return {output: name for output, name in pairs.items() if name}
+
+
+def network_aliases(network: Any) -> dict[str, str]:
+    """What the plugins of a parsed network report, output -> aliased input.
+
+    Only plugins that are written in Python can be asked before there is an engine; of others nothing is reported.
+    """
+    aliases: dict[str, str] = {}
+    for layer in (network.get_layer(index) for index in range(network.num_layers)):
+        if layer.type.name == "PLUGIN_V3":
+            aliases |= _layer_aliases(layer, sys.modules[type(network).__module__])
+    return aliases
+
+
+def check_aliases(reported: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Raise UnsupportedEnvironment unless exactly the expected outputs lie in the buffers of their inputs."""
+    wrong = [
+        f"{output}: expected the buffer of {expected.get(output, 'its own')}, found {reported.get(output, 'its own')}"
+        for output in sorted({*expected, *reported})
+        if expected.get(output) != reported.get(output)
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UnsupportedEnvironment(
+            f"state is not updated in place: {'; '.join(wrong[:3])}{more}",
+            hint="kvc-trt doctor shows the plugin library in use",
+        )
+
+
+def _layer_aliases(layer: Any, trt: Any) -> dict[str, str]:
+    layer.__class__ = trt.IPluginV3Layer
+    build = layer.plugin.get_capability_interface(trt.PluginCapabilityType.BUILD)
+    aliases = {}
+    for index in range(layer.num_outputs):
+        try:
+            source = build.get_aliased_input(index)
+        except TypeError:  # a plugin in C++: the binding offers its methods to TensorRT alone
+            return {}
+        if source >= 0:
+            aliases[layer.get_output(index).name] = layer.get_input(source).name
+    return aliases

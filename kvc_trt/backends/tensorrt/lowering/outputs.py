@@ -1,0 +1,81 @@
+"""What leaves a graph: cache shapes that the parser can see, and one more output of a decode graph.
+
+A layer that keeps the whole prompt pads it to its capacity by a computed amount. What comes out has the right size,
+but the parser reports it as unknown, and nothing could be planned from it: a Reshape to the declared size costs
+nothing.
+
+A decode graph also says each row's best token, so that a greedy step copies nothing else to the host. ArgMax becomes
+TensorRT's TopK, of which nothing says which of equal values it takes, nor what it makes of a NaN. The lowest position
+of those that equal the largest logit is the same token whoever computes it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.operators.emitter import Emitter
+from kvc_trt.runtime.executor import NOT_FINITE
+
+COMPUTED_SIZE = frozenset(("Pad",))
+"""Operators whose output size is computed from their inputs' values."""
+
+
+def fix_output_shapes(model: ModelProto, at_hand: Installation) -> list[str]:
+    """Put a Reshape to [batch, declared sizes] after every computed size that leaves the graph."""
+    outputs = {output.name: output for output in model.graph.output}
+    nodes: list[NodeProto] = []
+    fixed = 0
+    for node in model.graph.node:
+        nodes.append(node)
+        if node.op_type in COMPUTED_SIZE and node.output[0] in outputs:
+            nodes += _fixed(node, outputs[node.output[0]])
+            fixed += 1
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return [f"fixed the shape of {fixed} outputs"] if fixed else []
+
+
+def _fixed(node: NodeProto, output: ValueInfoProto) -> list[NodeProto]:
+    dims = output.type.tensor_type.shape.dim
+    sizes = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in dims]  # 0 keeps the batch
+    name = f"{output.name}.shape"
+    node.output[0] = f"{output.name}.padded"
+    constant = helper.make_tensor(name, TensorProto.INT64, [len(sizes)], sizes)
+    return [
+        helper.make_node("Constant", [], [name], name=name, value=constant),
+        helper.make_node("Reshape", [node.output[0], name], [output.name], name=f"{output.name}.reshape"),
+    ]
+
+
+BEST = "best"
+"""INT32 [batch]: of equal logits the lowest token, or NOT_FINITE for a row that none can be drawn from."""
+LOGITS = "logits"
+
+
+def add_best_token(model: ModelProto, at_hand: Installation) -> list[str]:
+    """Give a decode graph the output `best`. A prompt's logits are always asked for, and no other graph has any."""
+    logits = next((output for output in model.graph.output if output.name == LOGITS), None)
+    if logits is None or not any(value.name == "token" for value in model.graph.input):
+        return []
+    batch, vocab = logits.type.tensor_type.shape.dim
+    model.graph.node.extend(_best_token(vocab.dim_value))
+    model.graph.output.append(helper.make_tensor_value_info(BEST, TensorProto.INT32, [batch.dim_param]))
+    return [f"added {BEST}, each row's best of {vocab.dim_value} tokens"]
+
+
+def _best_token(vocab: int) -> list[NodeProto]:
+    """FLOAT logits [B,vocab] -> INT32 best [B].
+
+    A NaN counts as position NOT_FINITE, which is below every token: it is what a row that holds one answers.
+    """
+    emit, columns = Emitter(), [1]
+    broken, none = np.int32(NOT_FINITE), np.int32(vocab)
+    with emit.scope(BEST):
+        tokens = emit.Range(np.int32(0), np.int32(vocab), np.int32(1))
+        largest = emit.ReduceMax(LOGITS, columns, keepdims=1)
+        candidates = emit.Where(emit.Equal(LOGITS, largest), tokens, none)
+        lowest = emit.ReduceMin(emit.Where(emit.IsNaN(LOGITS), broken, candidates), columns, keepdims=1)
+        emit.Squeeze(emit.Where(emit.IsInf(largest), broken, lowest), columns, outputs=[BEST])
+    return emit.nodes
