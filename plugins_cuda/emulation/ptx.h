@@ -1,5 +1,5 @@
-// kernels/ptx.cuh for the host: mma.sync with the register layout of the PTX manual, and cp.async. The wait that covers a
-// copy performs it, and nothing does so earlier: a missing wait shows.
+// kernels/ptx.cuh for the host: mma.sync with the register layout of the PTX manual, and cp.async. The wait that covers
+// a copy performs it, and nothing does so earlier: a missing wait shows.
 #pragma once
 
 #include "emulation/numeric_types.h"

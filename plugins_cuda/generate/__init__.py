@@ -1,6 +1,6 @@
 """Writes the C++ that follows from the operators' schemas: `python -m plugins_cuda.generate` from the root.
 
-The files are committed, so that nobody needs Python to compile; a test says whether they are current.
+The files are committed, so that compiling needs no Python; a test says whether they are current.
 """
 
 from __future__ import annotations

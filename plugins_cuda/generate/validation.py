@@ -68,7 +68,7 @@ def _attributes(operator: Operator) -> list[Attribute]:
 
 
 def _sizes(operator: Operator) -> list[tuple[str, Size]]:
-    """Those that the struct holds beside its attributes, by symbol."""
+    """Those that the struct holds and that are no attributes, by symbol."""
     return [(one.source, SIZES[one.source]) for one in members(operator) if isinstance(one.source, str)]
 
 
@@ -79,7 +79,7 @@ def _size_ranges(operator: Operator) -> Iterator[str]:
 
 
 def _attribute_ranges(operator: Operator) -> Iterator[str]:
-    """First those that others are measured by; then what follows from them."""
+    """Limits of others come first, then what they limit, then what follows from all."""
     for one in sorted(_attributes(operator), key=lambda attribute: attribute.at_most is not None):
         yield _range(operator, one.name, one.least, one.most, one.at_most)
     for symbol, size in _sizes(operator):

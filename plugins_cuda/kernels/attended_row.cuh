@@ -1,6 +1,6 @@
 // Which entries of its cache a row reads in one decode step: shared by selection, which fills the list, and attention.
 //
-// Nothing but the row's own length and the engine's constants goes into it, so a row does the same work in any batch.
+// It depends on the row's own length and the engine's constants alone, so a row does the same work in any batch.
 #pragma once
 
 #include "kernels/platform.cuh"

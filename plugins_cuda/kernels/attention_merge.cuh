@@ -117,7 +117,7 @@ __device__ __forceinline__ void merge_warps(const Warp& warp, const MergeBuffers
     }
 }
 
-// Count this block in. True in the last block of the row, which then sees what all the others have written.
+// Counts this block as done. True in the last block of the row, which then sees what all the others have written.
 __device__ __forceinline__ bool arrives_last(int32_t* arrivals, const MergeBuffers& buffers) {
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -1,5 +1,5 @@
-// What the warps of the attention kernel share, on tensor cores and without: which slots a tile reads, how scores become
-// weights, and how results are laid out for the merge.
+// What the warps of the attention kernel share, on tensor cores and without: which slots a tile reads, how scores
+// become weights, and how results are laid out for the merge.
 //
 // A warp takes tiles of 16 tokens and 8 query heads of one group. Where a group has more than 8 heads, two warps take
 // the same tokens, and the second finds them in the L1 cache.

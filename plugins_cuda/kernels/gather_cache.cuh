@@ -5,7 +5,7 @@
 // those of -K; a page without tokens holds the lowest finite value, and a NaN key makes its channel of the page NaN.
 //
 // Blocks own whole pages: any number of them runs at once. Where the caches are k and v themselves, the rows have been
-// moved before (move_in_place.cuh), and bounds and the zeros past a row's end are left to do.
+// moved before (move_in_place.cuh), and only bounds and the zeros past a row's end remain.
 //
 // Bytes per row and KV head, s bytes per element, `kept` = min(n, budget): reads 2·s·D·kept + 8·kept, writes 2·s·D·C
 // (K and V with their zeros) + 2·s·D·P (bounds). In place: reads s·D·kept, writes 2·s·D·(C - kept) + 2·s·D·P.

@@ -1,7 +1,7 @@
 // Moves the kept rows of K and V to the front of the caches that hold them: compaction without a second cache.
 //
-// Source: RocketKV, arXiv 2502.14051, end of algorithm 1. Bounds and the zeros after the kept rows are left to
-// gather_cache.cuh, which runs afterwards.
+// Source: RocketKV, arXiv 2502.14051, end of algorithm 1. Bounds and the zeros after the kept rows are the work
+// of gather_cache.cuh, which runs next.
 //
 // Blocks own slices of channels of K or of V, which do not depend on each other. Each walks the slots in ascending
 // chunks, reads a chunk whole, and writes it after a barrier. That is safe because positions ascend, so position >=

@@ -7,7 +7,7 @@
 //   KeyTile<T, n>     fp16 and bf16, tensor cores, up to 32 n channels. Keys stay in registers, as the B operand.
 //   KeyTile<float, 0> fp32, scalar multiply-adds, any head size. Keys stay in the warp's shared memory.
 //
-// A dot product does not mind the order of its channels, so lane t of a quad takes channels 8t..8t+7 of every 32 as
+// The order of channels does not matter to a dot product, so lane t of a quad takes channels 8t..8t+7 of every 32 as
 // the slots (2t, 2t+1, 2t+8, 2t+9) of two k-steps, for keys and queries alike. Hence keys come from global memory
 // straight into operand registers by 128-bit loads, 64 contiguous bytes of 8 keys each, without shared memory or a
 // barrier. Queries are in shared memory in operand order: one 128-bit read without bank conflicts is an A operand.

@@ -1,5 +1,5 @@
-// Pass B of the observation scores: votes[b,g,j] = sum over the group's heads and window rows of the probability that
-// the row pays key j, for the keys before the window (RocketKV, arXiv 2502.14051, algorithm 1: the sum precedes the
+// Pass B of the observation scores: votes[b,g,j] = sum over the group's heads and window rows of the attention
+// probability of key j, for the keys before the window (RocketKV, arXiv 2502.14051, algorithm 1: the sum precedes the
 // pooling).
 //
 // One block per chunk of keys, KV head and batch row. A warp owns its keys for all query rows: a lane adds up the

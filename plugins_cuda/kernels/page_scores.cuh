@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresPar
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         token.arrivals[head] = 0;
     }
-    // Before the length is looked at: both are on their way.
+    // Before the length is used, so that both loads are in flight together.
     const QueryChannel own = read_query(params.query + head * group * size, query);
     const AttendedRow row = attended_row(cache_length, params.limits);
     const ChunkTask task = chunk_task(row, params.page_size, params.chunk());

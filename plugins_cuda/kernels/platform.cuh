@@ -1,5 +1,5 @@
 // What a kernel may use, for both compilers: nvcc, and g++ with -DKVC_EMULATION, which runs the same kernel bodies on
-// the CPU. This is the only header that knows one from the other; kernels/device.cuh and emulation/device.h offer
+// the CPU. This is the only header that tells the compilers apart; kernels/device.cuh and emulation/device.h offer
 // the same names. Kernel bodies read as ordinary CUDA (threadIdx, __syncthreads, __shfl_xor_sync, ...).
 //
 // What is left out on purpose: float atomics and approximate math (not deterministic across orders or devices),

@@ -1,7 +1,7 @@
 // Which prompt tokens stay: max-pooled votes, the best of them, the window; as ascending positions.
 //
 // Source: RocketKV, arXiv 2502.14051, algorithm 1 (SnapKV++), steps "max-pool" and "top-k". Votes are summed over the
-// window and the group already (kernels/observation_scores.cuh).
+// window and the group already (observation_votes.cuh).
 //
 //   pool_votes      votes float [B,G,S] -> keys uint32 [B,G,S]: the order key of the best vote within (ks-1)/2, clipped
 //                   to 0..n-W-1; a NaN vote makes its whole neighbourhood NaN, which ranks below everything.

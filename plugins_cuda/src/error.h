@@ -27,8 +27,8 @@ inline void write_message(KvcMessage* message, const char* text) {
     }
 }
 
-/// Run `body` at the C boundary: no exception leaves it, and every status but KVC_OK comes with a message. Every exception
-/// other than Error (a LaunchError, exhausted host memory) counts as a failed launch.
+/// Run `body` at the C boundary: no exception leaves it, and every status but KVC_OK comes with a message. Every
+/// exception other than Error (a LaunchError, exhausted host memory) counts as a failed launch.
 template <class Body>
 KvcStatus guard(KvcMessage* message, Body&& body) noexcept {
     try {

@@ -34,7 +34,7 @@ public:
     const nvinfer1::PluginFieldCollection* serialise() noexcept;
 
 private:
-    /// Throws Refusal for a value that is even or too large beside another one.
+    /// Throws Refusal for an even value where an odd one is needed, and for one above the attribute that limits it.
     void check_together() const;
 
     std::span<const FieldSpec> specs_;

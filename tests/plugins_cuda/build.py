@@ -25,14 +25,14 @@ def build(target: str, *options: str, source: Path = ROOT, directory: Path | Non
 
 
 def broken_emulation(directory: Path, *edits: tuple[str, str, str]) -> Path:
-    """The emulation of edited kernels. An edit: file of plugins_cuda, text that stands there once, its replacement."""
+    """The emulation of edited kernels. An edit: file of plugins_cuda, text that occurs there once, its replacement."""
     source = directory / "source"
     shutil.copytree(ROOT / "plugins_cuda", source / "plugins_cuda")
     shutil.copy(ROOT / "CMakeLists.txt", source)
     for name, right, wrong in edits:
         path = source / "plugins_cuda" / name
         text = path.read_text()
-        assert text.count(right) == 1, f"{name} has changed: {right!r} stands there {text.count(right)} times"
+        assert text.count(right) == 1, f"{name} has changed: {right!r} occurs there {text.count(right)} times"
         path.write_text(text.replace(right, wrong))
     return build("kvc_emulation", "-DKVC_CUDA=OFF", source=source, directory=directory / "build")
 

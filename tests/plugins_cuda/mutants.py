@@ -16,7 +16,7 @@ _directory = tempfile.TemporaryDirectory(prefix="kvc-mutants-")
 
 @dataclass(frozen=True)
 class Mutation:
-    """`file` of plugins_cuda with `right`, which stands there once, replaced by `wrong`."""
+    """`file` of plugins_cuda with `right`, which occurs there once, replaced by `wrong`."""
 
     name: str
     file: str

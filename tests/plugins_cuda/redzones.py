@@ -1,4 +1,4 @@
-"""Calls of kvc_compact whose every buffer, the workspace too, lies between zones that nothing may write."""
+"""Calls of kvc_compact in which every buffer, the workspace too, is between two zones that nothing may write."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.plugins_cuda.cases import DTYPES, CompactCase
 
 ZONE = 4096
 _FILL = 0x7F
-"""Reads as NaN in float16 and as an enormous number in the other types: whoever uses what nobody wrote is found out."""
+"""Reads as NaN in float16 and as an enormous number in the other types: a use of unwritten memory shows."""
 
 
 class Guarded:
-    """Tensors carved out of one byte buffer each, `ZONE` bytes before and behind them filled with a pattern."""
+    """Tensors carved out of one byte buffer each, `ZONE` bytes before and after them filled with a pattern."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class Guarded:
     def check(self) -> None:
         for name, (buffer, start, end) in self._buffers.items():
             assert bool((buffer[:start] == _FILL).all()), f"bytes before {name} were written"
-            assert bool((buffer[end:] == _FILL).all()), f"bytes behind {name} were written"
+            assert bool((buffer[end:] == _FILL).all()), f"bytes after {name} were written"
 
 
 def compact_between_redzones(

@@ -119,7 +119,7 @@ arch = sm_90a
 
 
 def test_the_compilers_figures_are_read_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The same function stands twice in a library where two translation units instantiate it.
+    # A library has the same function twice where two translation units instantiate it.
     dumps = {"-res-usage": USAGE, "-sass": SASS + SASS, "-elf": ELF}
     monkeypatch.setattr(cubin, "_dump", lambda option, _: dumps[option])
     (code,) = cubin.read(Path("library.so"))

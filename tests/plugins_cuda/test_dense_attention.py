@@ -72,7 +72,7 @@ def test_borders_of_tiles_and_splits(library: KernelLibrary, dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_many_splits(library: KernelLibrary, dtype: torch.dtype) -> None:
-    """40 splits of 128 tokens, and 33 of 256: the most splits, and the lengths from which they grow, lie between."""
+    """40 splits of 128 tokens, then 33 of 256: between them the count reaches its limit and splits begin to grow."""
     check_dense(library, dense_case([5000], group=4, size=32, dtype=dtype))
     check_dense(library, dense_case([8191, 8192], group=1, size=16, dtype=dtype))
 

@@ -238,4 +238,4 @@ def test_launches_are_recorded(toy_library):
     assert (first.name, list(first.grid), list(first.block)) == (b"atomics", [4, 1, 1], [64, 1, 1])
     assert (first.static_shared_bytes, first.dynamic_shared_bytes) == (16, 0)
     assert (second.name, list(second.grid), list(second.block)) == (b"sequence", [3, 2, 2], [4, 3, 5])
-    assert second.switches == 12 * 60, "a thread that waits for nobody runs in one go"
+    assert second.switches == 12 * 60, "a thread that waits for no other runs in one go"

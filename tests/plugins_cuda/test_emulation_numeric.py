@@ -1,4 +1,4 @@
-"""Host twins of the device's number formats and tensor cores, against numpy, ml_dtypes and a plain matrix product."""
+"""The emulation's number formats and tensor cores against numpy, ml_dtypes and a plain matrix product."""
 
 from __future__ import annotations
 
@@ -127,5 +127,5 @@ def test_fragments_multiply_as_matrices(toy_library, name):
         np.testing.assert_array_equal(product, expected)
 
     assert toy_library.run("run_product", int(name == "bfloat16"), a, b, columns, products, 0) == ""
-    assert np.isnan(products[1]).all(), "a copy that nobody waited for has not arrived"
+    assert np.isnan(products[1]).all(), "a copy without a wait has not arrived"
     np.testing.assert_array_equal(products[0], expected)

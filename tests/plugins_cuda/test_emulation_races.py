@@ -10,7 +10,7 @@ import pytest
 from tests.plugins_cuda import toys
 from tests.plugins_cuda.toys import SCHEDULES, aligned
 
-# What the report must name; each race has a twin that is in order and must pass.
+# What the report must name; each race has a variant that is in order and must pass.
 RACES = {
     "written_then_read": r"shared array row byte \d+: .*(read|written) by thread",
     "read_then_written": r"shared array first byte 0: read by thread .* past __syncthreads \(races.cu:\d+\), "

@@ -133,7 +133,7 @@ def test_a_group_sum_of_zero_reads_the_minimum(library: KernelLibrary) -> None:
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_copies_of_a_page_tie(library: KernelLibrary, dtype: torch.dtype, page: int) -> None:
-    """Two distinct pages, repeated: wherever a copy lies, its score has the same bits and the lowest one wins."""
+    """Two distinct pages, repeated: every copy's score has the same bits, and the lowest copy wins."""
     for seed in range(2):
         case = small(page=page, ties=True, distinct=2, capacity=230, lengths=(229, 150), dtype=dtype, seed=seed)
         random = small(page=page, capacity=230, lengths=(229, 150), dtype=dtype, seed=seed)

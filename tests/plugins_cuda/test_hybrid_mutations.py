@@ -20,7 +20,7 @@ BARRIER = "__syncthreads();"
 
 
 def without_barrier(name: str, file: str, context: str) -> Mutation:
-    """`context` stands in `file` and has one barrier."""
+    """`context` occurs in `file` and has one barrier."""
     return Mutation(f"no_barrier_{name}", file, context, context.replace(BARRIER, ""))
 
 

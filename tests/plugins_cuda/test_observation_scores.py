@@ -133,7 +133,7 @@ def test_votes_of_any_shape(library: KernelLibrary, shape: dict[str, Any]) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 5, 2 * CHUNK + 40, 3 * CHUNK])
 def test_prompts_around_a_chunk(library: KernelLibrary, length: int, dtype: torch.dtype) -> None:
-    """The window may lie in one chunk, in two, or begin with one."""
+    """The window may be in one chunk, in two, or begin with one."""
     lengths = [length, CHUNK + 3]
     q_window, k = inputs(lengths, dtype=dtype, size=16, kv_heads=1)
     check(library, q_window, k, lengths, 16)
@@ -159,7 +159,7 @@ def test_more_query_rows_than_fit(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_keys_get_equal_bits(library: KernelLibrary, dtype: torch.dtype) -> None:
-    """Wherever they stand: in a tile, a warp's share, a chunk, a row of the batch."""
+    """At any position in a tile, a warp's share, a chunk, the batch."""
     make, n, window, distinct = torch.Generator().manual_seed(1), 2 * CHUNK + 77, 5, 3
     q_window, keys = inputs([distinct], kv_heads=1, group=3, size=40, window=window, dtype=dtype)
     drawn = torch.randint(distinct, (2, n), generator=make)

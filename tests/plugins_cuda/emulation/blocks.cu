@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(64) neighbours(const NeighbourParams params) {
 }
 
 struct FreshParams {
-    float* as_float;  // [3]: fp32, fp16, bf16 elements that nobody has written
+    float* as_float;  // [3]: fp32, fp16, bf16 elements that were never written
     int32_t* as_int;  // [1]
 };
 

@@ -1,4 +1,4 @@
-// Kernels with a race each, and their twins without it. Compiled with -fsanitize=thread for the race detector alone.
+// Kernels with a race each, and variants without it. Compiled with -fsanitize=thread for the race detector alone.
 #include "emulation/toy.h"
 #include "kernels/copy_async.cuh"
 #include "kernels/reduce.cuh"
@@ -83,7 +83,7 @@ __global__ void copied(Params params) {
     params.total[blockIdx.x * 64 + threadIdx.x] = row[4 * (thread() ^ 33)];
 }
 
-// A vector of 16 bytes holds a neighbour's value, which the right twin does not look at.
+// A vector of 16 bytes holds a neighbour's value, which the right variant does not read.
 template <bool kOwn>
 __global__ void copied_with_neighbour(Params params) {
     KVC_SHARED(float, vector, 4);

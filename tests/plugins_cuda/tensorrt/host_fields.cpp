@@ -190,7 +190,7 @@ TEST(random_fields_are_accepted_exactly_if_right) {
                 case 1: field.length = static_cast<int32_t>(pick(3)); break;
                 case 2: field.data = nullptr; break;
                 case 3: field.name = all[pick(all.size())].values[0].name; break;
-                default: field.data = &values[pick(3)];  // 1, 3 or 7: right wherever they stand
+                default: field.data = &values[pick(3)];  // 1, 3 or 7: right for every attribute
             }
         }
         for (const NamedValue& value : example.values) {
