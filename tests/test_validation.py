@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kvc_trt.errors import InputError
+from kvc_trt.validation import ForeignSchema, OwnSchema, parse_assignments, validated
+
+
+class Own(OwnSchema):
+    count: int
+    share: float = 0.5
+
+
+class Foreign(ForeignSchema):
+    count: int
+    share: float = 0.5
+
+
+def test_our_files_have_no_unknown_keys_and_foreign_ones_may():
+    with pytest.raises(InputError, match=r"^a\.yaml: unknown key 'cuont'; did you mean 'count'\?$"):
+        validated(Own, {"count": 1, "cuont": 2}, "a.yaml")
+    assert validated(Foreign, {"count": 1, "cuont": 2}, "a.json") == Foreign(count=1)
+
+
+def test_null_is_absent_in_foreign_files_only():
+    assert validated(Foreign, {"count": 1, "share": None}, "a.json").share == 0.5
+    with pytest.raises(InputError, match=r"^a\.json: missing key 'count'$"):
+        validated(Foreign, {"count": None}, "a.json")
+    with pytest.raises(InputError, match=r"share: .*, found None"):
+        validated(Own, {"count": 1, "share": None}, "a.yaml")
+
+
+@pytest.mark.parametrize("schema", [Own, Foreign])
+@pytest.mark.parametrize("count", ["1", 1.0, True, [1], 1.5])
+def test_nothing_is_converted(schema, count):
+    with pytest.raises(InputError, match=r"count: .*, found"):
+        validated(schema, {"count": count}, "file")
+
+
+@pytest.mark.parametrize("share", [math.nan, math.inf])
+def test_foreign_numbers_are_finite(share):
+    with pytest.raises(InputError, match=r"share: .*finite number, found"):
+        validated(Foreign, {"count": 1, "share": share}, "file")
+
+
+@pytest.mark.parametrize("value", [None, [], "text", 3])
+def test_something_else_than_a_mapping_is_refused(value):
+    with pytest.raises(InputError, match=r"^file: expected a mapping of names to values, found"):
+        validated(Foreign, value, "file")
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000, "a\nb", 10**5000, [[[]] * 1000]], ids="abcd")
+def test_whatever_was_found_makes_one_short_line(value):
+    with pytest.raises(InputError) as caught:
+        validated(Own, {"count": 1, "share": value}, "file")
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 200
+
+
+def test_a_file_is_refused_in_its_own_spelling():
+    with pytest.raises(InputError, match=r"^file: number: "):
+        validated(Foreign, {"count": "x"}, "file", spelling={"count": "number"})
+
+
+def test_assignments_are_yaml_scalars():
+    given = ["a=8", "b=auto", "c=0.25", "d=a=b", "e="]
+    assert parse_assignments(given) == {"a": 8, "b": "auto", "c": 0.25, "d": "a=b", "e": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [(["a"], "expected key=value"), (["=1"], "expected key=value"), (["a=1", "a=2"], "set twice")],
+)
+def test_assignments_that_are_refused(settings, words):
+    with pytest.raises(InputError, match=words):
+        parse_assignments(settings)
