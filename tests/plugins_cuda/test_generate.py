@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,27 @@ def test_an_operator_reaches_every_file(monkeypatch: pytest.MonkeyPatch) -> None
         '{"KvcWindowAttention", window_attention::kFields',
     ):
         assert text in texts["operators.cpp"]
+
+
+def test_the_struct_and_the_checks_of_an_operator_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    operators = (*KERNEL_OPERATORS, _window_attention())
+    for module in (header, validation, plugins):
+        monkeypatch.setattr(module, "KERNEL_OPERATORS", operators)
+    for path, text in generate.generated().items():
+        copy = tmp_path / path.relative_to(generate.PLUGINS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text)
+    source = tmp_path / "uses.cpp"
+    source.write_text(
+        '#include "src/parameter_rules.h"\n'
+        "void use(const KvcWindowAttentionParams& p) {\n"
+        "    kvc::checks::check_numbers(p);\n    kvc::checks::check_memory(kvc::checks::tensors_of(p));\n}\n"
+    )
+    folders = (tmp_path, tmp_path / "include", generate.PLUGINS, generate.PLUGINS / "include")
+    command = ["g++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", str(source)]
+    command += [f"-I{folder}" for folder in folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_symbol_has_a_dimension() -> None:
