@@ -38,7 +38,7 @@ from kvc_trt.methods.verification import (
     page_bounds,
 )
 from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.compact_ranked import COMPACT_RANKED, TRIMMED
+from kvc_trt.operators.compact_ranked import COMPACT_RANKED, TRIM
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ class ObservedAttention(PromptEviction):
         """KvcTrim: the best of what was ranked."""
         kept = {tensor.name: f"{tensor.name}.{cache.name}" for tensor in COMPACT_RANKED.outputs}
         inputs = {**kept, "budgets": budgets, "prompt_lengths": lengths}
-        cache.call(TRIMMED, inputs, cache.stored(TRIMMED, bounds=bounds))
+        cache.call(TRIM, inputs, cache.stored(TRIM, bounds=bounds))
 
     def ranking(self, rule: Constants) -> ByWindow:
         """By the window's attention, pooled."""
@@ -82,7 +82,7 @@ class ObservedAttention(PromptEviction):
 
     def runs(self) -> Mapping[str, PromptRun]:
         """Compaction to a budget, and its two halves where the budget comes later."""
-        return {COMPACT.name: _run_compact, COMPACT_RANKED.name: _run_ranked, TRIMMED.name: _run_trim}
+        return {COMPACT.name: _run_compact, COMPACT_RANKED.name: _run_ranked, TRIM.name: _run_trim}
 
 
 def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:

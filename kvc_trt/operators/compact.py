@@ -14,7 +14,7 @@ import numpy as np
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.keep_best import keep_best
 from kvc_trt.operators.schema import Attribute, Kernel, Operator, Stride
-from kvc_trt.operators.shapes import MASKED, HeadShape, Layout, attention_scale, count_to, float32, one, scalar, size
+from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, one, scalar, size
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CAPACITY,
@@ -30,8 +30,6 @@ from kvc_trt.operators.tensors import (
 )
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 NOT_A_NUMBER, PADDING = -1.0, -2.0
@@ -134,10 +132,3 @@ COMPACT = Operator(
         ),
     ),
 )
-
-NAME = COMPACT.name
-
-
-def compact(pool_kernel: int, lowest: np.ndarray) -> FunctionProto:
-    """The body for a pooling width and a cache type."""
-    return COMPACT.body(Layout(HeadShape(None, None, 0), dtype=str(lowest.dtype), numbers={"pool_kernel": pool_kernel}))

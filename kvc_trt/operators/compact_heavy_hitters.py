@@ -17,7 +17,7 @@ from kvc_trt.operators.heavy_hitter_attention import RECENT, SCORES, SLOT_POSITI
 from kvc_trt.operators.keep_best import among_row, keep_best
 from kvc_trt.operators.prefill_attention import future_of_block, weights_of_block
 from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import HeadShape, Layout, attention_scale, count_to, float32, scalar, size
+from kvc_trt.operators.shapes import Layout, attention_scale, count_to, float32, scalar, size
 from kvc_trt.operators.slots import into_slots
 from kvc_trt.operators.tensors import (
     CAPACITY,
@@ -31,8 +31,6 @@ from kvc_trt.operators.tensors import (
 )
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 
@@ -94,10 +92,3 @@ COMPACT_HEAVY_HITTERS = Operator(
     formulas={"C": "capacity"},
     write=_write,
 )
-
-NAME = COMPACT_HEAVY_HITTERS.name
-
-
-def compact_heavy_hitters() -> FunctionProto:
-    """The body."""
-    return COMPACT_HEAVY_HITTERS.body(Layout(HeadShape(None, None, 0)))

@@ -16,7 +16,7 @@ import numpy as np
 from kvc_trt.operators.compact import page_bounds, rank
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.schema import CACHE, INT64, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, one, size
+from kvc_trt.operators.shapes import Layout, count_to, int32, one, size
 from kvc_trt.operators.slots import into_slots, pad_end
 from kvc_trt.operators.tensors import (
     BOUNDS,
@@ -33,8 +33,6 @@ from kvc_trt.operators.tensors import (
 )
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 KEPT = (
@@ -93,7 +91,7 @@ COMPACT_RANKED = Operator(
     write=_write_ranked,
 )
 
-TRIMMED = Operator(
+TRIM = Operator(
     name="KvcTrim",
     summary="Cut what KvcCompactRanked kept to a layer's budget.",
     inputs=(*KEPT, Tensor("budgets", INT64, ("B",), "tokens that each row keeps"), PROMPT_LENGTHS),
@@ -102,15 +100,3 @@ TRIMMED = Operator(
     formulas={"C": "capacity"},
     write=_write_trim,
 )
-
-NAME, TRIM = COMPACT_RANKED.name, TRIMMED.name
-
-
-def compact_ranked(pool_kernel: int) -> FunctionProto:
-    """The body for a pooling width."""
-    return COMPACT_RANKED.body(Layout(HeadShape(None, None, 0), numbers={"pool_kernel": pool_kernel}))
-
-
-def trim(lowest: np.ndarray) -> FunctionProto:
-    """The body for a cache type."""
-    return TRIMMED.body(Layout(HeadShape(None, None, 0), dtype=str(lowest.dtype)))

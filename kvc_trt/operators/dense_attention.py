@@ -12,12 +12,10 @@ from kvc_trt.operators.append import Place
 from kvc_trt.operators.attend import attend_first, attend_slots, group_query, ungroup
 from kvc_trt.operators.dimensions import INT32_MAX
 from kvc_trt.operators.schema import Attribute, Kernel, Operator
-from kvc_trt.operators.shapes import HeadShape, Layout, scalar, size
+from kvc_trt.operators.shapes import Layout, scalar, size
 from kvc_trt.operators.tensors import CACHE_LENGTHS, K_CACHE, OUTPUT, STEP, V_CACHE, updated
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 
@@ -60,10 +58,3 @@ DENSE_ATTENTION = Operator(
     # dense_until chooses between two ways to read the cache in the body; the kernel has one that serves both.
     kernel=Kernel("kvc_dense_attention", "KvcDenseAttentionParams", ignored=("dense_until",), reserved=True),
 )
-
-NAME = DENSE_ATTENTION.name
-
-
-def dense_attention(shape: HeadShape) -> FunctionProto:
-    """The body for an attention shape."""
-    return DENSE_ATTENTION.body(Layout(shape))

@@ -20,8 +20,6 @@ from kvc_trt.operators.slots import pad_end
 from kvc_trt.operators.tensors import CACHE_LENGTHS, CAPACITY, K_CACHE, OUTPUT, STEP, V_CACHE, updated
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 SCORES = Tensor("scores", FLOAT, ("B", "G", "C"), "attention that each entry has received")
@@ -122,10 +120,3 @@ HEAVY_HITTER_ATTENTION = Operator(
     attributes=(CAPACITY, RECENT),
     write=_write,
 )
-
-NAME, STATE = HEAVY_HITTER_ATTENTION.name, tuple(tensor.name for tensor in HEAVY_HITTER_ATTENTION.state)
-
-
-def heavy_hitter_attention(shape: HeadShape) -> FunctionProto:
-    """The body for an attention shape."""
-    return HEAVY_HITTER_ATTENTION.body(Layout(shape))

@@ -140,5 +140,3 @@ HYBRID_ATTENTION = Operator(
     write=_write,
     kernel=Kernel("kvc_hybrid_attention", "KvcHybridAttentionParams"),
 )
-
-NAME, hybrid_attention = HYBRID_ATTENTION.name, HYBRID_ATTENTION.body

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.operators.schema import FLOAT, INT64, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import HeadShape, Layout, one
+from kvc_trt.operators.shapes import Layout, one
 from kvc_trt.operators.tensors import PROMPT_LENGTHS
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 
@@ -109,11 +107,3 @@ LAYER_BUDGETS = Operator(
     ),
     write=_write,
 )
-
-NAME = LAYER_BUDGETS.name
-
-
-def layer_budgets(layers: int, share: float) -> FunctionProto:
-    """The body for so many layers."""
-    numbers = {"budgeted_layers": layers, "squeeze_share": share}
-    return LAYER_BUDGETS.body(Layout(HeadShape(None, None, 0), numbers=numbers))

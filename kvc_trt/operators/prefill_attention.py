@@ -12,11 +12,9 @@ import numpy as np
 
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.schema import CACHE, Operator, Tensor
-from kvc_trt.operators.shapes import MASKED, HeadShape, Layout, attention_scale, float32, one, scalar, size
+from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, float32, one, scalar, size
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 
@@ -83,10 +81,3 @@ PREFILL_ATTENTION = Operator(
     outputs=(Tensor("o", CACHE, ("B", "H", "S", "D")),),
     write=_write,
 )
-
-NAME = PREFILL_ATTENTION.name
-
-
-def prefill_attention() -> FunctionProto:
-    """The body."""
-    return PREFILL_ATTENTION.body(Layout(HeadShape(None, None, 0)))

@@ -108,5 +108,3 @@ QUEST_ATTENTION = Operator(
     formulas={"K": "max(top_k, token_budget, dense_until)"},
     write=_write,
 )
-
-NAME, quest_attention = QUEST_ATTENTION.name, QUEST_ATTENTION.body

@@ -18,8 +18,6 @@ from kvc_trt.operators.shapes import HeadShape, Layout, float32, one
 from kvc_trt.operators.tensors import CACHE_LENGTHS, CAPACITY, K_CACHE, OUTPUT, STEP, V_CACHE, updated
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 TABLES = (Tensor("cosine", FLOAT, ("R", "D/2")), Tensor("sine", FLOAT, ("R", "D/2")))
@@ -134,15 +132,3 @@ RANKED_RECENT_ATTENTION = Operator(
     attributes=(CAPACITY, SINKS),
     write=_write_ranked,
 )
-
-NAME, RANKED_NAME = RECENT_ATTENTION.name, RANKED_RECENT_ATTENTION.name
-
-
-def recent_attention(shape: HeadShape) -> FunctionProto:
-    """The body of the one for an attention shape."""
-    return RECENT_ATTENTION.body(Layout(shape))
-
-
-def ranked_recent_attention(shape: HeadShape) -> FunctionProto:
-    """The body of the other for an attention shape."""
-    return RANKED_RECENT_ATTENTION.body(Layout(shape))

@@ -12,7 +12,7 @@ from kvc_trt.operators.schema import Operator
 
 def _found() -> Iterator[Operator]:
     for module in sorted(entry.name for entry in pkgutil.iter_modules(kvc_trt.operators.__path__)):
-        if module in ("emitter", "function", "registry"):  # they import onnx, or are this module
+        if module in ("emitter", "registry"):  # the one imports onnx, the other is this module
             continue
         members = vars(importlib.import_module(f"kvc_trt.operators.{module}")).values()
         yield from (member for member in members if isinstance(member, Operator))

@@ -7,7 +7,6 @@ time, channel-major [B,G,D,C]: a score on r channels reads r rows of it. `value_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvc_trt.operators.attend import attend
@@ -29,8 +28,6 @@ from kvc_trt.operators.tensors import (
 )
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto
-
     from kvc_trt.operators.emitter import Emitter, Value
 
 CHANNELS = Tensor("channels", CACHE, ("B", "G", "D", "C"), "the keys once more, channel by channel")
@@ -126,10 +123,3 @@ SPARQ_ATTENTION = Operator(
     formulas={"K": "max(top_k + 1, token_budget, dense_until)"},
     write=_write,
 )
-
-NAME = SPARQ_ATTENTION.name
-
-
-def sparq_attention(layout: Layout, *, reallocate: bool) -> FunctionProto:
-    """The body, with or without the mean value."""
-    return SPARQ_ATTENTION.body(replace(layout, numbers={"reallocate": reallocate}))

@@ -139,7 +139,7 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
     from onnx import ModelProto, helper
 
     from kvc_trt.backends.tensorrt.in_memory import typed
-    from kvc_trt.operators import prefill_attention
+    from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -148,7 +148,7 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
         value.CopyFrom(helper.make_tensor_value_info(value.name, element, shapes[value.name]))
     (node,) = copy.graph.node
     declared = next(function.output for function in copy.functions if function.name == node.op_type)
-    if node.op_type == prefill_attention.NAME:
+    if node.op_type == PREFILL_ATTENTION.name:
         keys = node.input[1]
         copy.graph.node.append(helper.make_node("Identity", [keys], ["k_cache"], name="k_cache"))
         copy.graph.output.append(helper.make_tensor_value_info("k_cache", types[0], shapes[keys]))

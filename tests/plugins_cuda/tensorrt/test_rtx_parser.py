@@ -13,19 +13,17 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.operators import KVC_DOMAIN, OPSET, compact
-from kvc_trt.operators import function as functions
+from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
 from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
-from kvc_trt.operators.schema import CACHE, INT32, INT64
-from kvc_trt.operators.shapes import LOWEST
+from kvc_trt.operators.schema import CACHE, INT32, INT64, PLUGIN_ATTRIBUTES
+from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import LLAMA, resolve
 
 pytestmark = pytest.mark.tensorrt
@@ -79,13 +77,16 @@ def compact_model(precision: str, attributes: dict[str, int] = COMPACT) -> onnx.
     types = {CACHE: element, INT64: TensorProto.INT64, INT32: TensorProto.INT32}
     table, emit = OPERATORS["KvcCompact"], Emitter()
     names = [row.name for row in table.outputs]
-    functions.call(emit, "KvcCompact", [row.name for row in table.inputs], names, **attributes)
+    emit.call(
+        "KvcCompact", *(row.name for row in table.inputs), outputs=names, domain=KVC_DOMAIN, **attributes,
+        **PLUGIN_ATTRIBUTES,
+    )  # fmt: skip
     sizes = {"B": "batch", "S": "sequence", "H": 4, "G": 2, "W": 8, "D": 16, "C": 58, "2D": 32, "P": 15}
     inputs, outputs = (
         [helper.make_tensor_value_info(row.name, types[row.element], [sizes[s] for s in row.shape]) for row in rows]
         for rows in (table.inputs, table.outputs)
     )
-    body = compact.compact(7, np.array(LOWEST[dtype], dtype))
+    body = table.body(Layout(HeadShape(4, 2, 16), dtype=dtype, numbers={"pool_kernel": 7}))
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
     graph = helper.make_graph(emit.nodes, "one", inputs, outputs)
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, functions=[body])

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvc_trt.operators.prefill_attention import prefill_attention
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 
 ROOT = Path(__file__).resolve().parents[2]
+
+LAYOUT = Layout(HeadShape(None, None, 0))
 
 
 def causal(query, keys, values):
@@ -25,13 +28,13 @@ def causal(query, keys, values):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2)])
 def test_equals_plain_causal_attention_across_blocks(heads, kv_heads):
-    node = SingleNode(prefill_attention(), {})
+    node = SingleNode(PREFILL_ATTENTION.body(LAYOUT), {})
     query, keys, values = normal(0, 2, heads, 384, 16), normal(1, 2, kv_heads, 384, 16), normal(2, 2, kv_heads, 384, 16)
     np.testing.assert_allclose(node(query, keys, values)["o"], causal(query, keys, values), atol=2e-6)
 
 
 def test_right_padding_never_reaches_a_real_token():
-    node = SingleNode(prefill_attention(), {})
+    node = SingleNode(PREFILL_ATTENTION.body(LAYOUT), {})
     query, keys, values = normal(0, 1, 4, 256, 16), normal(1, 1, 2, 256, 16), normal(2, 1, 2, 256, 16)
     clean = node(query, keys, values)["o"][:, :, :130]
     for array in (query, keys, values):
@@ -40,7 +43,7 @@ def test_right_padding_never_reaches_a_real_token():
 
 
 def test_half_precision_scores_in_single():
-    node = SingleNode(prefill_attention(), {})
+    node = SingleNode(PREFILL_ATTENTION.body(LAYOUT), {})
     arrays = [normal(seed, 1, 4, 128, 16).astype(np.float16) for seed in range(3)]
     result = node(*arrays)["o"]
     assert result.dtype == np.float16
@@ -48,7 +51,7 @@ def test_half_precision_scores_in_single():
 
 
 def test_every_product_is_made_block_by_block():
-    body = prefill_attention()
+    body = PREFILL_ATTENTION.body(LAYOUT)
     outside = {node.op_type for node in body.node}
     (loop,) = (node for node in body.node if node.op_type == "Loop")
     inside = {node.op_type for node in loop.attribute[0].g.node}
@@ -59,9 +62,10 @@ def test_every_product_is_made_block_by_block():
 MEASURE = """
 import resource, sys
 import numpy as np
-from kvc_trt.operators.prefill_attention import prefill_attention
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode
-node = SingleNode(prefill_attention(), {})
+node = SingleNode(PREFILL_ATTENTION.body(Layout(HeadShape(None, None, 0))), {})
 def run(length):
     node(*(np.ones((1, heads, length, 16), np.float32) for heads in (4, 1, 1)))
 run(128)

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.operators.layer_budgets import layer_budgets
+from kvc_trt.operators.layer_budgets import LAYER_BUDGETS
+from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.reference.squeeze import squeeze
 from tests.graph.small_models import SingleNode
 
@@ -18,7 +19,8 @@ BUDGET, LEAST, MOST = 40, 8, 80
 
 @lru_cache
 def operator(layers: int, share: float) -> SingleNode:
-    return SingleNode(layer_budgets(layers, share), {"budget": BUDGET, "least": LEAST, "most": MOST})
+    layout = Layout(HeadShape(None, None, 0), numbers={"budgeted_layers": layers, "squeeze_share": share})
+    return SingleNode(LAYER_BUDGETS.body(layout), {"budget": BUDGET, "least": LEAST, "most": MOST})
 
 
 @st.composite

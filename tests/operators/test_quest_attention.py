@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.dense_attention import dense_attention
-from kvc_trt.operators.quest_attention import quest_attention
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.quest_attention import QUEST_ATTENTION
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 
@@ -38,7 +38,7 @@ class Case:
 def quest(case: Case) -> SingleNode:
     attributes = {name: getattr(case, name) for name in ("page_size", "top_k", "token_budget", "dense_until")}
     layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, -(-CAPACITY // case.page_size), case.dtype)
-    return SingleNode(quest_attention(layout), attributes)
+    return SingleNode(QUEST_ATTENTION.body(layout), attributes)
 
 
 def bounds_of(case: Case, keys, lengths):
@@ -132,7 +132,7 @@ def test_rows_that_fit_are_bit_identical_to_dense(lengths):
     *arrays, bounds = inputs(Case(), lengths)
     sparse = quest(Case())(*arrays, bounds, np.array(lengths))["output"]
     wider = [*arrays[:3], *(np.pad(array, ((0, 0), (0, 0), (0, 200), (0, 0))) for array in arrays[3:])]
-    dense = SingleNode(dense_attention(HeadShape(HEADS, 2, SIZE)), {"dense_until": 20})
+    dense = SingleNode(DENSE_ATTENTION.body(Layout(HeadShape(HEADS, 2, SIZE))), {"dense_until": 20})
     np.testing.assert_array_equal(sparse, dense(*wider, np.array(lengths))["output"])
 
 

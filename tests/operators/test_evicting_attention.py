@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.compact_heavy_hitters import compact_heavy_hitters
-from kvc_trt.operators.dense_attention import dense_attention
-from kvc_trt.operators.heavy_hitter_attention import heavy_hitter_attention
-from kvc_trt.operators.recent_attention import ranked_recent_attention, recent_attention
-from kvc_trt.operators.shapes import HeadShape
+from kvc_trt.operators.compact_heavy_hitters import COMPACT_HEAVY_HITTERS
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
+from kvc_trt.operators.recent_attention import RANKED_RECENT_ATTENTION, RECENT_ATTENTION
+from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +29,9 @@ TABLES = [
 
 
 @lru_cache
-def operator(body, kv_heads, **attributes) -> SingleNode:
+def operator(kind, kv_heads, **attributes) -> SingleNode:
     shape = HeadShape(None, None, SIZE) if kv_heads is None else HeadShape(HEADS, kv_heads, SIZE)
-    return SingleNode(body(shape), attributes)
+    return SingleNode(kind.body(Layout(shape)), attributes)
 
 
 def rotated(x, positions):
@@ -48,8 +48,8 @@ def dense(query, keys, values):
 
 def run_ring(prompts, steps, capacity, sinks, *, ranked, kv_heads=2, seed=0, named=True):
     """Feed `steps` tokens to rows that hold `prompts` entries; every row is replayed as a list of tokens."""
-    body = ranked_recent_attention if ranked else recent_attention
-    node = operator(body, kv_heads if named else None, capacity=capacity, sinks=sinks)
+    kind = RANKED_RECENT_ATTENTION if ranked else RECENT_ATTENTION
+    node = operator(kind, kv_heads if named else None, capacity=capacity, sinks=sinks)
     batch = len(prompts)
     history = normal(seed, 2, batch, max(prompts) + steps, kv_heads, SIZE)
     tables = [np.zeros((batch, kv_heads, capacity, SIZE), np.float32) for _ in range(2)]
@@ -99,12 +99,12 @@ def test_rows_that_fit_are_bit_identical_to_dense(lengths):
     step = [normal(1, batch, HEADS, SIZE), *(normal(i, batch, 2, SIZE) for i in (2, 3))]
     state = [normal(i, batch, 2, 12, SIZE) for i in (4, 5)]
     wider = [np.pad(table, ((0, 0), (0, 0), (0, 100), (0, 0))) for table in state]
-    expected = operator(dense_attention, 2, dense_until=12)(*step, *wider, lengths)["output"]
-    ring = operator(recent_attention, 2, capacity=12, sinks=4)(*step, *state, lengths)["output"]
+    expected = operator(DENSE_ATTENTION, 2, dense_until=12)(*step, *wider, lengths)["output"]
+    ring = operator(RECENT_ATTENTION, 2, capacity=12, sinks=4)(*step, *state, lengths)["output"]
     np.testing.assert_array_equal(ring, expected)
     slots = np.broadcast_to(np.where(np.arange(12) < lengths[:, None, None], np.arange(12), -1), (batch, 2, 12))
     sums = np.abs(normal(6, batch, 2, 12))
-    heavy = operator(heavy_hitter_attention, 2, capacity=12, recent=4)
+    heavy = operator(HEAVY_HITTER_ATTENTION, 2, capacity=12, recent=4)
     found = heavy(*step, *state, sums, slots.astype(np.int32), lengths, lengths)["output"]
     np.testing.assert_array_equal(found, expected)
 
@@ -129,7 +129,7 @@ def ordered(found, row, count):
 
 def run_heavy(prompts, steps, capacity, recent, *, kv_heads=2, seed=0, named=True, rounded=False):
     """Rows are replayed by the reference in the order of the text, one row at a time."""
-    node = operator(heavy_hitter_attention, kv_heads if named else None, capacity=capacity, recent=recent)
+    node = operator(HEAVY_HITTER_ATTENTION, kv_heads if named else None, capacity=capacity, recent=recent)
     state = heavy_state(prompts, capacity, kv_heads, seed)
     if rounded:  # equal sums
         state[2] = np.round(state[2])
@@ -189,7 +189,7 @@ def test_nan_ranks_below_every_sum():
     state = heavy_state([4], 5, 1, 0)
     state[2][0, 0] = [0.5, np.nan, 0.25, 0.125, 0.0]
     step = [np.zeros((1, HEADS, SIZE), np.float32), *(normal(i, 1, 1, SIZE) for i in (1, 2))]
-    found = operator(heavy_hitter_attention, 1, capacity=5, recent=1)(*step, *state, np.array([4]), np.array([4]))
+    found = operator(HEAVY_HITTER_ATTENTION, 1, capacity=5, recent=1)(*step, *state, np.array([4]), np.array([4]))
     np.testing.assert_array_equal(found["slot_positions_out"][0, 0], [0, -1, 2, 3, 4])
 
 
@@ -197,7 +197,7 @@ def test_half_precision_caches_keep_their_sums_in_single():
     state = heavy_state([12, 5], 13, 2, 0)
     halves = [table.astype(np.float16) for table in state[:2]]
     step = [normal(1, 2, HEADS, SIZE), *(normal(i, 2, 2, SIZE) for i in (2, 3))]
-    node, lengths = operator(heavy_hitter_attention, 2, capacity=13, recent=6), np.array([12, 5])
+    node, lengths = operator(HEAVY_HITTER_ATTENTION, 2, capacity=13, recent=6), np.array([12, 5])
     found = node(*(array.astype(np.float16) for array in step), *halves, *state[2:], lengths, lengths)
     assert (found["output"].dtype, found["scores_out"].dtype) == (np.float16, np.float32)
     expected = node(*step, *state, lengths, lengths)
@@ -210,7 +210,9 @@ def test_prompts_are_compacted_as_the_reference_does(budget, recent):
     lengths, capacity = [250, 1, 7, 40, 33, 256], budget + 1
     queries, keys, values = (normal(i, len(lengths), heads, 256, SIZE) for i, heads in enumerate((HEADS, 2, 2)))
     attributes = {"prompt_budget": budget, "capacity": capacity, "recent": recent}
-    found = SingleNode(compact_heavy_hitters(), attributes)(queries, keys, values, np.array(lengths))
+    found = SingleNode(COMPACT_HEAVY_HITTERS.body(Layout(HeadShape(None, None, 0))), attributes)(
+        queries, keys, values, np.array(lengths)
+    )
     aligned = np.stack([np.roll(row, 256 - n, axis=1) for row, n in zip(queries, lengths, strict=True)])
     expected = reference.keep_heavy_hitters(
         *map(torch.from_numpy, (aligned, keys, values)), torch.tensor(lengths), heavy=budget - recent, recent=recent
@@ -228,9 +230,11 @@ def test_prompts_are_compacted_as_the_reference_does(budget, recent):
 MEASURE = """
 import resource, sys
 import numpy as np
-from kvc_trt.operators.compact_heavy_hitters import compact_heavy_hitters
+from kvc_trt.operators.compact_heavy_hitters import COMPACT_HEAVY_HITTERS
+from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode
-node = SingleNode(compact_heavy_hitters(), {"prompt_budget": 32, "capacity": 33, "recent": 16})
+body = COMPACT_HEAVY_HITTERS.body(Layout(HeadShape(None, None, 16)))
+node = SingleNode(body, {"prompt_budget": 32, "capacity": 33, "recent": 16})
 def run(length):
     tables = (np.ones((1, heads, length, 16), np.float32) for heads in (4, 1, 1))
     node(*tables, np.array([length]))

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.dense_attention import dense_attention
-from kvc_trt.operators.hybrid_attention import hybrid_attention
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from kvc_trt.verify.near_ties import compare_selection
 from tests.graph.small_models import SingleNode, normal
@@ -44,12 +44,12 @@ class Case:
 def hybrid(case: Case) -> SingleNode:
     attributes = {name: getattr(case, name) for name in ("page_size", "top_r", "top_k", "token_budget", "dense_until")}
     layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, case.pages, case.dtype)
-    return SingleNode(hybrid_attention(layout), attributes)
+    return SingleNode(HYBRID_ATTENTION.body(layout), attributes)
 
 
 @lru_cache
 def dense(kv_heads=2, dense_until=20) -> SingleNode:
-    return SingleNode(dense_attention(HeadShape(HEADS, kv_heads, SIZE)), {"dense_until": dense_until})
+    return SingleNode(DENSE_ATTENTION.body(Layout(HeadShape(HEADS, kv_heads, SIZE))), {"dense_until": dense_until})
 
 
 def cache(case: Case, lengths, *, seed=0, rounded=False):

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.dense_attention import dense_attention
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
-from kvc_trt.operators.sparq_attention import sparq_attention
+from kvc_trt.operators.sparq_attention import SPARQ_ATTENTION
 from tests.graph.small_models import SingleNode, normal
 
 HEADS, SIZE, CAPACITY = 8, 16, 64
@@ -37,8 +37,10 @@ class Case:
 
 @lru_cache
 def sparq(case: Case) -> SingleNode:
-    layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, None, case.dtype)
-    return SingleNode(sparq_attention(layout, reallocate=case.reallocate), case.attributes)
+    layout = Layout(
+        HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, None, case.dtype, numbers={"reallocate": case.reallocate}
+    )
+    return SingleNode(SPARQ_ATTENTION.body(layout), case.attributes)
 
 
 def inputs(case: Case, lengths, *, seed=0, rounded=False):
@@ -131,7 +133,7 @@ def test_rows_that_fit_are_bit_identical_to_dense(lengths):
     *arrays, channels, value_sum = inputs(Case(), lengths)
     sparse = sparq(Case())(*arrays, channels, value_sum, np.array(lengths))["output"]
     wider = [*arrays[:3], *(np.pad(array, ((0, 0), (0, 0), (0, 200), (0, 0))) for array in arrays[3:])]
-    dense = SingleNode(dense_attention(HeadShape(HEADS, 2, SIZE)), {"dense_until": 20})
+    dense = SingleNode(DENSE_ATTENTION.body(Layout(HeadShape(HEADS, 2, SIZE))), {"dense_until": 20})
     np.testing.assert_array_equal(sparse, dense(*wider, np.array(lengths))["output"])
 
 

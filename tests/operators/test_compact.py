@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
-from kvc_trt.operators.compact import compact
-from kvc_trt.operators.shapes import LOWEST
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from kvc_trt.verify.near_ties import compare_compaction
 from tests.graph.small_models import SingleNode, normal
 
@@ -20,9 +20,9 @@ LENGTHS = (200, 61, 60, 59, 41, 40, 39, 9, 8, 7, 1)
 
 @lru_cache
 def compactor(pool_kernel=5, budget=40, dtype="float32", capacity=CAPACITY):
-    lowest = np.array(LOWEST[dtype], dtype)
+    layout = Layout(HeadShape(None, None, 0), dtype=dtype, numbers={"pool_kernel": pool_kernel})
     attributes = {"prompt_budget": budget, "capacity": capacity, "pool_kernel": pool_kernel, "page_size": PAGE}
-    return SingleNode(compact(pool_kernel, lowest), attributes)
+    return SingleNode(COMPACT.body(layout), attributes)
 
 
 def inputs(lengths, *, kv_heads=2, window=8, rounded=False, seed=0):
