@@ -30,10 +30,10 @@ from kernel_cases import MODEL
 from kernels import CANNOT, cuda_library
 from torch_cases import FORMATS, Cell, against_dense, cells, figures
 
+from kvc_trt.backends.torch.benchmark import TimedDecoder
 from kvc_trt.backends.torch.elementwise import compiled
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.memory import free_bytes
-from kvc_trt.backends.torch.timed import TimedDecoder
 from kvc_trt.backends.torch.weights import TorchWeights, joined_names
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.models.config import ModelConfig

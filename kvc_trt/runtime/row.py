@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.runtime.detokenise import Detokeniser
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request
 from kvc_trt.runtime.sampling import Sampler
-from kvc_trt.runtime.stopping import StopStrings
+from kvc_trt.runtime.text import Detokeniser, StopStrings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -10,7 +10,7 @@ from kvc_trt.backends import onnxruntime, probes
 from kvc_trt.backends.probes import Probe
 from kvc_trt.backends.registry import backend, select_backend
 from kvc_trt.backends.tensorrt import machine
-from kvc_trt.backends.tensorrt.machine import Gpu, Machine
+from kvc_trt.backends.tensorrt.machine import Gpu, GpuMachine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
 from kvc_trt.backends.tensorrt_llm import loading
 from kvc_trt.cli.main import run
@@ -65,8 +65,8 @@ def test_the_tensorrt_of_tensorrt_llm_needs_no_parser(monkeypatch):
     """tensorrt_llm 1.2.1 pins TensorRT 10.14, which has plugins and attention, but cannot read our graphs."""
     gpu = Gpu("NVIDIA H200", (9, 0), 140 << 30, 139 << 30)
     library = PluginLibrary("plugins", Path("/opt/libkvc_plugins.so"), "ab" * 32, ABI_VERSION, "cuda")
-    here = Machine("10.14.1.48", None, (13, 0), None, (13, 0), gpu, None, (library,))
-    monkeypatch.setattr(machine, "look", lambda: here)
+    here = GpuMachine("10.14.1.48", None, (13, 0), None, (13, 0), gpu, None, (library,))
+    monkeypatch.setattr(machine, "inspect_machine", lambda: here)
     monkeypatch.setattr(loading, "installed", {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}.get)
     assert backend("tensorrt-llm").probe().usable
     assert backend("tensorrt").probe().missing == ("TensorRT: expected 10.15 or newer, found 10.14.1.48",)

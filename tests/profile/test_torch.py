@@ -12,7 +12,7 @@ import kvc_trt.backends.onnxruntime.benchmark
 import kvc_trt.backends.torch.benchmark
 from kvc_trt.backends.benchmark import CopyBandwidth
 from kvc_trt.backends.registry import benchmark_for
-from kvc_trt.backends.torch.timed import TimedDecoder
+from kvc_trt.backends.torch.benchmark import TimedDecoder
 from kvc_trt.cli.profile import _profile_text
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.errors import UnsupportedEnvironment

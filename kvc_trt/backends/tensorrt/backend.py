@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.progress import Progress
 
-COMPILING = ("lowering/*.py", "build.py", "builder.py", "network.py", "configuration.py", "profiles.py")
+COMPILING = ("lowering/*.py", "build.py", "builder.py", "network.py", "profiles.py")
 """Sources of this folder that decide what a plan does."""
 
 
@@ -44,9 +44,9 @@ class TensorRtBackend(Backend):
         """Packages, driver, GPU and plugin library, as a build or a run would check them."""
         from kvc_trt.backends.tensorrt.requirements import FOR_GRAPHS, probe_machine
 
-        versions, lacks = probe_machine(FOR_GRAPHS)
-        hints = tuple(dict.fromkeys(lack.hint for lack in lacks))
-        return Probe(self.name, self.purpose, not lacks, versions, tuple(map(str, lacks)), hints)
+        versions, missing = probe_machine(FOR_GRAPHS)
+        hints = tuple(dict.fromkeys(one.hint for one in missing))
+        return Probe(self.name, self.purpose, not missing, versions, tuple(map(str, missing)), hints)
 
     def default_weights(self, choice: ModelChoice) -> WeightKind:
         """The checkpoint's own type; an fp8 checkpoint stays what it is."""
@@ -100,7 +100,7 @@ class TensorRtBackend(Backend):
         self, model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
     ) -> dict[str, Any] | None:
         """Planned by the formulas that the executor plans by."""
-        from kvc_trt.backends.tensorrt.memory import device_memory
+        from kvc_trt.backends.tensorrt.forecast import device_memory
 
         return device_memory(model, parameters, weights, rows, gpus)
 

@@ -15,8 +15,8 @@ from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak
 from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream, call, free_memory, runtime
 from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.in_memory import build_program
-from kvc_trt.backends.tensorrt.loading import Bench as TensorRtTools
-from kvc_trt.backends.tensorrt.loading import open_bench
+from kvc_trt.backends.tensorrt.loading import Toolkit as Toolkit
+from kvc_trt.backends.tensorrt.loading import open_toolkit
 from kvc_trt.engine.program import Program, engine_program
 
 if TYPE_CHECKING:
@@ -103,5 +103,5 @@ class TensorRtBenchmark:
         return {"gpu": tools.gpu, "tensorrt": tools.tensorrt.__version__, "plugins": tools.library.record()}
 
     @cached_property
-    def _tools(self) -> TensorRtTools:
-        return open_bench(self._engine)
+    def _tools(self) -> Toolkit:
+        return open_toolkit(self._engine)

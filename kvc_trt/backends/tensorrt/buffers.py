@@ -1,21 +1,53 @@
-"""The one block of device memory behind an engine's rows, its pinned mirrors on the host, and the copies between."""
+"""The one block of device memory behind an engine's rows, its pinned mirrors on the host, and the copies between.
+
+The rows of a prefill wait in the last rows of the buffers, which nobody decodes yet: a session never asks for more
+prompts than there are free rows, and its active rows are the prefix. So a prefill needs no second set of caches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.tensorrt.device import DeviceBlock, PinnedArray, Stream
-from kvc_trt.backends.tensorrt.memory import STAGED, Sizes, aligned, lay_out, regions
+from kvc_trt.backends.tensorrt.memory import STAGED, BufferSizes, aligned, lay_out, regions
 from kvc_trt.errors import InputError
 from kvc_trt.models.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
     from kvc_trt.graph.state import StateTensor
+
+
+@dataclass(eq=False)
+class StagedRows:
+    """The rows of one prefill, at `first` and behind it."""
+
+    first: int
+    count: int
+    _lost: set[int] = field(default_factory=set)
+    """Rows of the prefill whose place was taken by another."""
+
+    def take(self, source_row: int, row: int) -> int | None:
+        """Row to copy to `row` for prefilled row `source_row`; None where it lies there already.
+
+        Inserted one after the other behind the active rows, no row ever takes the place of one that is still waited
+        for. ValueError for one whose place was taken.
+        """
+        if not 0 <= source_row < self.count:
+            raise ValueError(f"prefilled row {source_row}: the prefill had {self.count} rows")
+        if source_row in self._lost:
+            raise ValueError(f"prefilled row {source_row} was overwritten: insert rows in the order of their prompts")
+        place = row - self.first
+        if place == source_row:
+            return None
+        self._lost.add(place)
+        return self.first + source_row
+
 
 Array = NDArray[Any]
 
@@ -27,7 +59,7 @@ class Buffers:
     to the beginnings of buffers alone, and rows move by copies.
     """
 
-    def __init__(self, program: Program, sizes: Sizes, activations: int, stream: Stream) -> None:
+    def __init__(self, program: Program, sizes: BufferSizes, activations: int, stream: Stream) -> None:
         self.sizes, self.stream = sizes, stream
         self._state = program.state
         self._caches = len(program.capacities)

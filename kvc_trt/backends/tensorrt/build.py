@@ -1,27 +1,35 @@
-"""The stages of a TensorRT engine: weights and graphs, then a plan and its description for each graph."""
+"""The stages of a TensorRT engine: a plan of each graph, and what TensorRT says about it.
+
+A plan is asked for its layers, and whether it updates its state in place, once it is loaded, which takes a GPU. Host
+code in plans is never allowed to run.
+"""
 
 from __future__ import annotations
 
+import json
+import mmap
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.backends.tensorrt import memory_estimate
-from kvc_trt.backends.tensorrt.builder import write_plan
-from kvc_trt.backends.tensorrt.configuration import PlanOptions
+from onnx import ModelProto
+
+from kvc_trt.backends.tensorrt import forecast
+from kvc_trt.backends.tensorrt.builder import PlanOptions, write_plan
 from kvc_trt.backends.tensorrt.format import plan_file
-from kvc_trt.backends.tensorrt.inspector import inspect_plan
-from kvc_trt.backends.tensorrt.machine import Machine, look
-from kvc_trt.backends.tensorrt.module import TensorRT, load_tensorrt
+from kvc_trt.backends.tensorrt.lowering import check_aliases, engine_aliases, expected_aliases
+from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
+from kvc_trt.backends.tensorrt.module import Messages, TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.profiles import Profile, decode_profiles, prefill_profiles
-from kvc_trt.backends.tensorrt.requirements import machine_lacks, refuse
+from kvc_trt.backends.tensorrt.requirements import missing_here, refuse
 from kvc_trt.engine.build import Maker
 from kvc_trt.engine.format import DECODE_FILE, PREFILL_FILE, WEIGHTS_FILE
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.resolved_build import ResolvedBuild
 from kvc_trt.engine.stages import cache_root
+from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.progress import Progress
 
 if TYPE_CHECKING:
@@ -80,24 +88,26 @@ def _make_description(path: Path, *, finished: Path, name: str, progress: Progre
     path.write_bytes(canonical(found))
 
 
-def check_memory(resolved: ResolvedBuild, name: str, weight_bytes: int, machine: Machine, progress: Progress) -> None:
+def check_memory(
+    resolved: ResolvedBuild, name: str, weight_bytes: int, machine: GpuMachine, progress: Progress
+) -> None:
     """Say what building one engine needs; UnsupportedEnvironment, saying by how much, where it does not fit here."""
     import psutil
 
     from kvc_trt.graph.state import state_tensors
 
     state = state_tensors(resolved.model, resolved.parameters, resolved.dtype)
-    needed = memory_estimate.estimate(resolved.model, state, profiles_of(resolved, name), weight_bytes)
+    needed = forecast.estimate(resolved.model, state, profiles_of(resolved, name), weight_bytes)
     progress.note(f"building the {name} engine takes about {needed.as_text()}")
-    free = memory_estimate.Machine(
+    free = forecast.FreeMemory(
         psutil.virtual_memory().available,
         None if machine.gpu is None else machine.gpu.free_bytes,
         "the GPU" if machine.gpu is None else machine.gpu.name,
     )
-    memory_estimate.check_fits(needed, free, f"the {name} engine")
+    forecast.check_fits(needed, free, f"the {name} engine")
 
 
-def timing_cache_path(machine: Machine) -> Path:
+def timing_cache_path(machine: GpuMachine) -> Path:
     """Timings are of one TensorRT on one kind of GPU; TensorRT refuses those of another."""
     assert machine.gpu is not None
     kind = "".join(letter if letter.isalnum() else "-" for letter in machine.gpu.name)
@@ -105,14 +115,14 @@ def timing_cache_path(machine: Machine) -> Path:
 
 
 @cache
-def _here() -> Machine:
-    machine = look()
-    refuse(machine_lacks(machine))
+def _here() -> GpuMachine:
+    machine = inspect_machine()
+    refuse(missing_here(machine))
     return machine
 
 
-def _library(machine: Machine) -> PluginLibrary:
-    """The plugins that a build takes: the C++ ones where they are; `machine_lacks` has made sure that one is usable."""
+def _library(machine: GpuMachine) -> PluginLibrary:
+    """The plugins that a build takes: the C++ ones where they are; `missing_here` has made sure that one is usable."""
     return next(library for library in machine.libraries if library.executor == "cuda")
 
 
@@ -127,3 +137,27 @@ def _graph(finished: Path, name: str) -> ModelProto:
 
     load: Callable[..., ModelProto] = onnx.load
     return load(finished / GRAPHS[name], load_external_data=False)
+
+
+def inspect_plan(trt: TensorRT, plan: Path, graph: ModelProto) -> dict[str, Any]:
+    """The engine inspector's description of a plan that was built from `graph`; the plugins must be in the registry.
+
+    Never call it without a driver: TensorRT's runtime then comes back whole, and ends the process when it is used.
+    Raises UnsupportedEnvironment where the plan does not load, or copies its state instead of updating it in place.
+    """
+    messages = Messages()
+    logger = messages.logger(trt)
+    runtime = trt.Runtime(logger)
+    with plan.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        engine = runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        raise UnsupportedEnvironment(
+            f"TensorRT {trt.__version__} does not load its own {graph.graph.name} engine: {messages.reason()}",
+            hint="kvc-trt doctor shows the GPU and the plugin library in use",
+        )
+    check_aliases(engine_aliases(engine), expected_aliases(graph))
+    inspector = engine.create_engine_inspector()
+    found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    if not isinstance(found, dict):
+        raise UnsupportedEnvironment(f"TensorRT {trt.__version__} describes an engine as {type(found).__name__}")
+    return found

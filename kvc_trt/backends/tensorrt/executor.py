@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.tensorrt.buffers import Buffers
-from kvc_trt.backends.tensorrt.context import Context
+from kvc_trt.backends.tensorrt.buffers import Buffers, StagedRows
+from kvc_trt.backends.tensorrt.context import Context, ExtraOutputs
 from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
-from kvc_trt.backends.tensorrt.extras import Extras
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
 from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
 from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
 from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile
-from kvc_trt.backends.tensorrt.staging import StagedRows
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.runtime.executor import Limits, Prefilled
 
@@ -34,11 +32,11 @@ Array = NDArray[Any]
 
 
 @dataclass
-class Step:
+class PreparedStep:
     """Decode for one number of rows."""
 
     context: Context
-    extras: Extras
+    extra_outputs: ExtraOutputs
     graph: Graph | None = None
     """None until it ran once, and where graphs are off."""
 
@@ -63,7 +61,7 @@ class TensorRtExecutor:
         self._runs = 0
         self._stream: Stream | None = None
         self._buffers: Buffers | None = None
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, PreparedStep] = {}
         self._prefills: dict[int, Context] = {}
         self._staged: StagedRows | None = None
         self._exposed: dict[str, Array] = {}
@@ -106,7 +104,7 @@ class TensorRtExecutor:
         if self._stream is not None:
             self._stream.synchronise()
         for step in self._steps.values():
-            step.extras.free()
+            step.extra_outputs.free()
             if step.graph is not None:
                 step.graph.free()
         self._steps, self._prefills, self._staged = {}, {}, None
@@ -208,7 +206,9 @@ class TensorRtExecutor:
             raise ValueError("no rows are allocated; call allocate(max_batch_size) first")
         return self._buffers
 
-    def _start(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]) -> Step:
+    def _start(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> PreparedStep:
         """Queue a step, its best tokens included."""
         buffers, rows = self._allocated, len(tokens)
         buffers.check_rows(rows)
@@ -220,17 +220,17 @@ class TensorRtExecutor:
             self._queue_step(step.context, rows)
         return step
 
-    def _finish(self, step: Step, rows: int) -> None:
+    def _finish(self, step: PreparedStep, rows: int) -> None:
         """Wait for the step and whatever was queued behind it; the first one of its rows is recorded then."""
         stream = self._allocated.stream
         stream.synchronise()
-        self._exposed |= step.extras.read(stream)
-        if step.graph is None and self._cuda_graphs and not step.extras:
+        self._exposed |= step.extra_outputs.read(stream)
+        if step.graph is None and self._cuda_graphs and not step.extra_outputs:
             # It has run once, so nothing is left for TensorRT to set up; recording runs nothing.
             step.graph = stream.capture(lambda: self._queue_step(step.context, rows))
         self._runs += 1
 
-    def _make_step(self, rows: int) -> Step:
+    def _make_step(self, rows: int) -> PreparedStep:
         """A context of its own for each number of rows: what a graph recorded must never change behind it."""
         loaded, buffers = self.load(), self._allocated
         profile = choose_profile(profiles_of(loaded.decode, "token"), rows)
@@ -244,7 +244,7 @@ class TensorRtExecutor:
         context.bind({tensor.aliased_output: buffers.address(tensor.name) for tensor in state})
         context.check_in_place({tensor.aliased_output: tensor.name for tensor in state})
         usual = {LOGITS, BEST, *(tensor.aliased_output for tensor in state)}
-        step = Step(context, Extras(loaded.decode, context, usual))
+        step = PreparedStep(context, ExtraOutputs(loaded.decode, context, usual))
         self._steps[rows] = step
         return step
 
@@ -265,14 +265,16 @@ class TensorRtExecutor:
         context, rows = self._prefills[profile], len(prompt_lengths)
         context.shape({"input_ids": input_ids.shape, "prompt_lengths": prompt_lengths.shape})
         context.bind(buffers.queue_prompts_in(input_ids, prompt_lengths))
-        extras = Extras(loaded.prefill, context, {"logits", "cache_lengths", *(tensor.name for tensor in state)})
+        extra_outputs = ExtraOutputs(
+            loaded.prefill, context, {"logits", "cache_lengths", *(tensor.name for tensor in state)}
+        )
         context.enqueue()
         buffers.queue_logits_out(buffers.prompt_logits, rows)
         buffers.queue_lengths_out(rows)
         buffers.stream.synchronise()
-        for name, value in extras.read(buffers.stream).items():
+        for name, value in extra_outputs.read(buffers.stream).items():
             seen.setdefault(name, []).append(value)
-        extras.free()
+        extra_outputs.free()
 
 
 def _activation_bytes(loaded: LoadedEngine, decode: Sequence[Profile], rows: int) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.backends.single_operator import SingleOperator
     from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
-    from kvc_trt.backends.tensorrt.loading import Bench
+    from kvc_trt.backends.tensorrt.loading import Toolkit
     from kvc_trt.engine import Engine
     from kvc_trt.engine.program import Program
 
@@ -34,7 +34,7 @@ class TensorRtOperator:
     """One operator of the engine, built and run for the very shapes of each case."""
 
     single: SingleOperator
-    bench: Bench
+    toolkit: Toolkit
 
     @property
     def name(self) -> str:
@@ -53,11 +53,11 @@ class TensorRtOperator:
 
     def run(self, **inputs: Array) -> list[Array]:
         """Outputs in the order in which the operator declares them; caches are copied to the GPU first."""
-        from kvc_trt.backends.tensorrt.single_run import run_once
+        from kvc_trt.backends.tensorrt.in_memory import run_once
 
         wanted = {name: inputs[name] for name in self.single.inputs}
         model = for_shapes(self.single.model, {name: value.shape for name, value in wanted.items()})
-        found = run_once(self.bench, model, wanted)
+        found = run_once(self.toolkit, model, wanted)
         return [found[value.name] for value in self.single.model.graph.output]
 
 
@@ -90,7 +90,7 @@ class TensorRtHarness:
         from kvc_trt.backends.single_operator import single_operators
 
         dtype, graphs = self._engine.state[0].dtype, (self._engine.prefill_path, self._engine.decode_path)
-        return [TensorRtOperator(op, self._bench) for graph in graphs for op in single_operators(graph, dtype)]
+        return [TensorRtOperator(op, self._toolkit) for graph in graphs for op in single_operators(graph, dtype)]
 
     def compactions(self) -> list[Watched]:
         """The nodes of the prefill graph."""
@@ -102,22 +102,22 @@ class TensorRtHarness:
 
     def describe(self) -> dict[str, str]:
         """TensorRT's version, the GPU, and the library that the plugins are of."""
-        bench = self._bench
-        library = f"{bench.library.path} ({bench.library.kind}, sha256 {bench.library.sha256[:16]})"
-        return {"backend": f"tensorrt {bench.tensorrt.__version__} on {bench.gpu}", "kernels": library}
+        toolkit = self._toolkit
+        library = f"{toolkit.library.path} ({toolkit.library.kind}, sha256 {toolkit.library.sha256[:16]})"
+        return {"backend": f"tensorrt {toolkit.tensorrt.__version__} on {toolkit.gpu}", "kernels": library}
 
     @cached_property
-    def _bench(self) -> Bench:
+    def _toolkit(self) -> Toolkit:
         """The engine's own TensorRT, GPU and plugins, checked against its manifest."""
-        from kvc_trt.backends.tensorrt.loading import open_bench
+        from kvc_trt.backends.tensorrt.loading import open_toolkit
 
-        return open_bench(self._engine)
+        return open_toolkit(self._engine)
 
     def _built(self, program: Program, expose: Collection[str]) -> TensorRtExecutor:
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
         from kvc_trt.backends.tensorrt.in_memory import build_program
 
-        loaded = build_program(self._bench, program, self._engine.build.max_batch_size, expose)
+        loaded = build_program(self._toolkit, program, self._engine.build.max_batch_size, expose)
         return TensorRtExecutor(program, loaded=loaded)
 
 

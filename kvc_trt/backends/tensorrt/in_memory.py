@@ -1,20 +1,28 @@
-"""A program whose engines are built now, in memory, and gone with the process: twins and graphs to look into."""
+"""Engines that are built now, in memory, and gone with the process: twins, graphs to look into, operators alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.tensorrt.context import DTYPES, Context
+from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream
+from kvc_trt.backends.tensorrt.lowering import engine_aliases
 from kvc_trt.backends.tensorrt.profiles import decode_profiles, prefill_profiles
+from kvc_trt.models.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from kvc_trt.backends.tensorrt.loading import Bench, LoadedEngine
+    from kvc_trt.backends.tensorrt.loading import LoadedEngine, Toolkit
     from kvc_trt.engine.program import Program
 
 
-def build_program(bench: Bench, program: Program, rows: int, expose: Collection[str] = ()) -> LoadedEngine:
+def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collection[str] = ()) -> LoadedEngine:
     """Both graphs built and loaded for up to `rows` rows, with the inner values `expose` as further outputs."""
     from kvc_trt.engine.program import read_graph, split_by_graph
     from kvc_trt.graph.expose import expose as exposed
@@ -25,10 +33,10 @@ def build_program(bench: Bench, program: Program, rows: int, expose: Collection[
     graphs = [read_graph(graph) for graph in (program.prefill, program.decode)]
     element = ELEMENT_TYPES[program.state[0].dtype]
     prefill, decode = (
-        bench.build(typed(exposed(graph, wanted), {}, element), program.weights_path, ranges)
+        toolkit.build(typed(exposed(graph, wanted), {}, element), program.weights_path, ranges)
         for graph, wanted, ranges in zip(graphs, names, profiles, strict=True)
     )
-    return bench.load(prefill, decode, program.state)
+    return toolkit.load(prefill, decode, program.state)
 
 
 def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> ModelProto:
@@ -46,3 +54,39 @@ def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> Model
             name = declared.get(output.name, output.name).partition(".")[0]
             tensor.elem_type = integers.get(name, element)
     return model
+
+
+Array = NDArray[Any]
+
+
+def run_once(toolkit: Toolkit, model: ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs by name; an output that the engine updates in place is read from its input's buffer."""
+    engine = toolkit.deserialise(toolkit.build(model, None, ()), model.graph.name)
+    aliases, stream = engine_aliases(engine), Stream()
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    outputs = [name for name in names if engine.get_tensor_mode(name).name == "OUTPUT"]
+    memory = DeviceBlock(max(1, engine.device_memory_size_v2))
+    blocks = {name: DeviceBlock(max(1, value.nbytes)) for name, value in inputs.items()}
+    try:
+        context = Context(engine, toolkit.tensorrt, 0, (memory.address, memory.size), stream)
+        arrays = {
+            name: np.empty(context.shape_of(name), numpy_dtype(DTYPES[engine.get_tensor_dtype(name).name]))
+            for name in outputs
+        }
+        for name, array in arrays.items():
+            if name not in aliases:
+                blocks[name] = DeviceBlock(max(1, math.prod(array.shape)) * array.itemsize)
+        places = {name: blocks[aliases.get(name, name)].address for name in names if aliases.get(name, name) in blocks}
+        context.bind(places)
+        contiguous = {name: np.ascontiguousarray(value) for name, value in inputs.items()}
+        for name, value in contiguous.items():
+            stream.copy_in(places[name], value.ctypes.data, value.nbytes)
+        context.enqueue()
+        for name, array in arrays.items():
+            stream.copy_out(array.ctypes.data, places[name], array.nbytes)
+        stream.synchronise()
+    finally:
+        for block in (memory, *blocks.values()):
+            block.free()
+        stream.free()
+    return arrays

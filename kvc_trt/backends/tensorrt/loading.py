@@ -18,13 +18,12 @@ from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.lowering.checks import check_aliases, engine_aliases
 from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
-from kvc_trt.backends.tensorrt.machine import Machine, look
-from kvc_trt.backends.tensorrt.memory import DevicePlan, EngineBytes, Sizes, check_fits, plan_memory
-from kvc_trt.backends.tensorrt.messages import Messages
-from kvc_trt.backends.tensorrt.module import TensorRT, load_tensorrt
+from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
+from kvc_trt.backends.tensorrt.memory import BufferSizes, DevicePlan, EngineBytes, check_fits, plan_memory
+from kvc_trt.backends.tensorrt.module import Messages, TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.profiles import Profile, Range
-from kvc_trt.backends.tensorrt.requirements import Target, engine_lacks, library_of, refuse
+from kvc_trt.backends.tensorrt.requirements import BuiltFor, library_of, missing_for, refuse
 from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import UnsupportedEnvironment
 
@@ -44,14 +43,14 @@ class LoadedEngine:
 
     prefill: trt.ICudaEngine
     decode: trt.ICudaEngine
-    bench: Bench
+    toolkit: Toolkit
     plan_bytes: int
     """Of both plans."""
 
     @property
     def tensorrt(self) -> TensorRT:
         """The module that they are of."""
-        return self.bench.tensorrt
+        return self.toolkit.tensorrt
 
 
 @dataclass(frozen=True)
@@ -71,19 +70,19 @@ DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "I
 """TensorRT's names of the types that state tensors and the small inputs have."""
 
 
-def check_engine(engine: Engine, machine: Machine) -> PluginLibrary:
+def check_engine(engine: Engine, machine: GpuMachine) -> PluginLibrary:
     """The plugin library to run this engine with, of a directory whose hashes hold.
 
     Raises for the first thing that keeps this machine from running it, with what was expected, what was found and what
     to do. Pure: nothing is loaded.
     """
-    target = Target.of(engine.manifest, str(engine.path))
-    refuse(engine_lacks(target, machine, rebuild_hint(engine.path)))
+    target = BuiltFor.of(engine.manifest, str(engine.path))
+    refuse(missing_for(target, machine, rebuild_hint(engine.path)))
     return library_of(target, machine)
 
 
 @dataclass(frozen=True)
-class Bench:
+class Toolkit:
     """A TensorRT that may load this machine's engines: versions, GPU and plugin library are checked and in place."""
 
     tensorrt: TensorRT
@@ -116,9 +115,9 @@ class Bench:
         return loaded
 
 
-def open_bench(engine: Engine) -> Bench:
+def open_toolkit(engine: Engine) -> Toolkit:
     """Check the machine against the engine and bring TensorRT and the plugins up."""
-    machine = look(ask_libraries=False)
+    machine = inspect_machine(ask_libraries=False)
     library = check_engine(engine, machine)
     assert machine.gpu is not None
     check_fits(plan_before_loading(engine), machine.gpu.free_bytes)
@@ -128,21 +127,23 @@ def open_bench(engine: Engine) -> Bench:
     if runtime.engine_host_code_allowed:
         raise UnsupportedEnvironment("TensorRT's runtime would run host code of an engine; expected it not to")
     hint = rebuild_hint(engine.path)
-    return Bench(tensorrt, library, machine.gpu.name, hint, runtime, messages, (plugins, logger))
+    return Toolkit(tensorrt, library, machine.gpu.name, hint, runtime, messages, (plugins, logger))
 
 
 def load(engine: Engine) -> LoadedEngine:
     """Check and load; UnsupportedEnvironment where TensorRT refuses what every check let pass."""
-    bench = open_bench(engine)
+    toolkit = open_toolkit(engine)
     prefill, decode = (_mapped(engine.path / plan_file(name)) for name in GRAPHS)
-    return bench.load(prefill, decode, engine.state)
+    return toolkit.load(prefill, decode, engine.state)
 
 
 def plan_before_loading(engine: Engine) -> DevicePlan:
     """The memory of one row, of which everything but the activations is known from the directory."""
     sizes = {name: engine.files[plan_file(name)].size for name in GRAPHS}
     weights = EngineBytes(sizes["prefill"], sizes["decode"], 0, "size of the file")
-    return plan_memory(engine.model.vocab_size, engine.state, weights, Sizes(1, 1, engine.parameters.max_input_len))
+    return plan_memory(
+        engine.model.vocab_size, engine.state, weights, BufferSizes(1, 1, engine.parameters.max_input_len)
+    )
 
 
 def check_state(loaded: LoadedEngine, state: Sequence[StateTensor]) -> None:

@@ -37,7 +37,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuMachine:
     """The facts; where one is None, the `..._problem` beside it may say why."""
 
     tensorrt: str | None = None
@@ -55,7 +55,7 @@ class Machine:
     library_problem: str | None = None
 
 
-def look(*, ask_libraries: bool = True) -> Machine:
+def inspect_machine(*, ask_libraries: bool = True) -> GpuMachine:
     """Find out. Imports tensorrt and cuda-bindings where they are; `ask_libraries` is that of `find_libraries`."""
     facts: dict[str, Any] = {}
     tensorrt, facts["tensorrt_problem"] = _import("tensorrt", "tensorrt")
@@ -73,7 +73,7 @@ def look(*, ask_libraries: bool = True) -> Machine:
         facts["libraries"] = find_libraries(ask=ask_libraries)
     except KvcError as error:
         facts["library_problem"] = error.message
-    return Machine(**facts)
+    return GpuMachine(**facts)
 
 
 def current_gpu(runtime: Any) -> Gpu:

@@ -1,23 +1,19 @@
 """Device memory of an engine, planned once, before anything is allocated: what for, how much, and whether it fits.
 
 Everything that stays (weights, caches, bounds, buffers, activations) is counted; nothing is allocated while rows run.
-Sizes of caches and buffers are exact. Weights and activations are modelled where there is no engine yet, and the
+BufferSizes of caches and buffers are exact. Weights and activations are modelled where there is no engine yet, and the
 engine's own figures take their place once it is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-from kvc_trt.backends.tensorrt.memory_estimate import activation_bytes
-from kvc_trt.backends.tensorrt.profiles import TOKENS_PER_PREFILL, Profile, Range, prefill_profiles
+from kvc_trt.backends.tensorrt.profiles import TOKENS_PER_PREFILL, Profile
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.graph.state import StateTensor, state_tensors
-from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.models.config import ModelConfig
+from kvc_trt.graph.state import StateTensor
 from kvc_trt.sizes import readable_size
 
 ALIGNMENT = 512
@@ -57,7 +53,7 @@ class CacheLine:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BufferSizes:
     """How much is to run at once."""
 
     rows: int
@@ -71,7 +67,7 @@ class Sizes:
 class DevicePlan:
     """The memory of one engine on one GPU."""
 
-    sizes: Sizes
+    sizes: BufferSizes
     lines: tuple[MemoryLine, ...]
     caches: tuple[CacheLine, ...]
     row_bytes: int
@@ -106,7 +102,7 @@ class Region:
     size: int
 
 
-def plan_memory(vocab_size: int, state: Sequence[StateTensor], engine: EngineBytes, sizes: Sizes) -> DevicePlan:
+def plan_memory(vocab_size: int, state: Sequence[StateTensor], engine: EngineBytes, sizes: BufferSizes) -> DevicePlan:
     """Everything that lies on the GPU while `sizes.rows` rows decode and prompts are prefilled."""
     caches = len({tensor.cache for tensor in state})
     bytes_of: dict[str, int] = {}
@@ -124,7 +120,7 @@ def plan_memory(vocab_size: int, state: Sequence[StateTensor], engine: EngineByt
 
 
 def regions(
-    vocab_size: int, caches: int, state: Sequence[StateTensor], sizes: Sizes, activations: int
+    vocab_size: int, caches: int, state: Sequence[StateTensor], sizes: BufferSizes, activations: int
 ) -> list[tuple[str, int]]:
     """Name and bytes of every part of the one block that is allocated, in order."""
     staged = min(sizes.rows, sizes.prefill_rows)
@@ -141,28 +137,11 @@ def regions(
     ]
 
 
-def modelled_engine(
-    model: ModelConfig, parameters: PolicyParameters, weights: float, prefill: Sequence[Profile], rows: int
-) -> EngineBytes:
-    """What the engine would say, roughly, where there is none: each of the two has the weights of its own.
-
-    `model` has the type that the engine computes in, `weights` is the size of one copy of the model.
-    """
-    rotary = _FLOAT32 * model.head_size * parameters.max_sequence_len
-    copy = round(weights) + rotary
-    prompts = max(activation_bytes(model, profile) for profile in prefill)
-    # Compaction: votes and the selection's keys for every token and KV head, and as much again to compute them.
-    tokens = max(profile.largest_tokens for profile in prefill) if parameters.eviction.evicts else 0
-    workspace = 4 * _FLOAT32 * model.num_key_value_heads * tokens
-    step = activation_bytes(model, Profile(Range(rows, rows, rows)))
-    return EngineBytes(copy, copy, max(prompts + workspace, step), "modelled")
-
-
-def sizes_for(prefill: Sequence[Profile], rows: int) -> Sizes:
+def sizes_for(prefill: Sequence[Profile], rows: int) -> BufferSizes:
     """The most that runs at once: `rows` rows in decode, and as many prompts as profiles and memory allow."""
     staged = min(max(1, rows // STAGED_SHARE), max(profile.batch.largest for profile in prefill))
     tokens = max(min(staged, p.batch.largest) * (p.sequence.largest if p.sequence else 1) for p in prefill)
-    return Sizes(rows, staged, tokens)
+    return BufferSizes(rows, staged, tokens)
 
 
 def row_buffer_bytes(vocab_size: int, caches: int) -> int:
@@ -268,36 +247,3 @@ def _rows_that_fit(plan: DevicePlan, missing: int) -> int:
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
-
-
-def plan_device(model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int) -> DevicePlan:
-    """The memory of an engine before there is one, built for `rows` rows, with all of them active.
-
-    `model` has the type that the engine computes in, `weights` is the size of one copy of its weights.
-    """
-    profiles = prefill_profiles(parameters.max_input_len, rows)
-    engine = modelled_engine(model, parameters, weights, profiles, rows)
-    state = state_tensors(model, parameters, model.dtype)
-    return plan_memory(model.vocab_size, state, engine, sizes_for(profiles, rows))
-
-
-def device_memory(
-    model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
-) -> dict[str, Any]:
-    """`plan_device` as plain data, held against the usable bytes of known GPUs."""
-    plan = plan_device(model, parameters, weights, rows)
-    return {
-        "rows": rows,
-        "prompts_prefilled_at_once": plan.sizes.prefill_rows,
-        "total_bytes": plan.total,
-        "bytes_per_further_row": plan.row_bytes,
-        "lines": [asdict(line) for line in plan.lines],
-        "caches": [asdict(line) for line in plan.caches],
-        "gpus": [_on(plan, name, usable) for name, usable in gpus.items()],
-    }
-
-
-def _on(plan: DevicePlan, gpu: str, usable: int) -> dict[str, Any]:
-    left = fits_by(plan, usable)
-    helps = remedies(plan, -left) if left < 0 else []
-    return {"gpu": gpu, "usable_bytes": usable, "fits_by_bytes": left, "what_helps": helps}

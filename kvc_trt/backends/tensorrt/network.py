@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvc_trt.backends.tensorrt.lowering import PLUGINS, check_network, lower_with_notes
-from kvc_trt.backends.tensorrt.messages import Messages
-from kvc_trt.backends.tensorrt.module import TensorRT, version_of
+from kvc_trt.backends.tensorrt.module import Messages, TensorRT, version_of
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 if TYPE_CHECKING:

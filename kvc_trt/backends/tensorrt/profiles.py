@@ -30,7 +30,7 @@ and the activations do not grow with the batch."""
 
 @dataclass(frozen=True)
 class Range:
-    """Sizes of one dimension that a profile allows, and the one it is fast for."""
+    """BufferSizes of one dimension that a profile allows, and the one it is fast for."""
 
     smallest: int
     fastest: int

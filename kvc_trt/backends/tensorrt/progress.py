@@ -22,7 +22,7 @@ STEPS_WORTH_SHOWING = 10
 """The builder opens hundreds of short phases; they are counted by the ones around them."""
 
 
-class Kept:
+class CallbackErrors:
     """Exceptions of callbacks, kept until Python is on its own again."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Open:
 class Phases:
     """Long phases as tasks of a `Progress`, in whatever order they end. TensorRT's part of it is `monitor`."""
 
-    def __init__(self, progress: Progress, kept: Kept) -> None:
+    def __init__(self, progress: Progress, kept: CallbackErrors) -> None:
         self._progress, self._kept = progress, kept
         self._lock = threading.Lock()
         self._open: dict[str, _Open] = {}
@@ -83,7 +83,7 @@ class Phases:
             self.finish(name)
 
 
-def monitor(trt: TensorRT, phases: Phases, kept: Kept) -> tensorrt.IProgressMonitor:
+def monitor(trt: TensorRT, phases: Phases, kept: CallbackErrors) -> tensorrt.IProgressMonitor:
     """An IProgressMonitor that reports to `phases`; it must live as long as the builder uses it."""
     base: Any = trt.IProgressMonitor
 

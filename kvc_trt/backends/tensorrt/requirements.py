@@ -9,7 +9,7 @@ from typing import Any
 from kvc_trt.backends.probes import nvidia_gpu
 from kvc_trt.backends.tensorrt import machine as looking
 from kvc_trt.backends.tensorrt.lowering.operators import FIRST_FOR_GRAPHS
-from kvc_trt.backends.tensorrt.machine import Machine
+from kvc_trt.backends.tensorrt.machine import GpuMachine
 from kvc_trt.backends.tensorrt.module import INSTALL
 from kvc_trt.backends.tensorrt.plugins import BUILD_HINT, VARIABLE, PluginLibrary
 from kvc_trt.errors import InputError, UnsupportedEnvironment
@@ -22,7 +22,7 @@ OLDEST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
-class Lack:
+class Missing:
     """One thing that is missing or does not fit."""
 
     what: str
@@ -54,7 +54,7 @@ FOR_GRAPHS = Packages(FIRST_FOR_GRAPHS, INSTALL, f"{INSTALL} --upgrade", INSTALL
 
 
 @dataclass(frozen=True)
-class Target:
+class BuiltFor:
     """What an engine's manifest says it was built for."""
 
     architecture: str
@@ -66,7 +66,7 @@ class Target:
     """Built for every architecture from OLDEST_CAPABILITY on."""
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any], where: str) -> Target:
+    def of(cls, manifest: Mapping[str, Any], where: str) -> BuiltFor:
         """Read `target` of a manifest; InputError where it is not that of a TensorRT engine."""
         target = manifest.get("target")
         try:
@@ -85,29 +85,29 @@ class Target:
             raise InputError(f"{where}: expected the target of a TensorRT engine, found {target!r}") from error
 
 
-def probe_machine(packages: Packages) -> tuple[dict[str, str], list[Lack]]:
+def probe_machine(packages: Packages) -> tuple[dict[str, str], list[Missing]]:
     """The facts about this machine as doctor shows them, and everything that is missing."""
-    machine = looking.look()
+    machine = looking.inspect_machine()
     versions = describe(machine)
     if "gpu" not in versions and (seen := nvidia_gpu()) is not None:
         versions["gpu"] = seen  # the driver's own tool sees it before the packages are there
-    return versions, machine_lacks(machine, packages)
+    return versions, missing_here(machine, packages)
 
 
-def machine_lacks(machine: Machine, packages: Packages = FOR_GRAPHS) -> list[Lack]:
+def missing_here(machine: GpuMachine, packages: Packages = FOR_GRAPHS) -> list[Missing]:
     """Everything that keeps this machine from building or running engines at all, the first cause first."""
     return [*_software(machine, packages), *_gpu(machine), *_library(machine)]
 
 
-def engine_lacks(target: Target, machine: Machine, rebuild: str) -> list[Lack]:
+def missing_for(target: BuiltFor, machine: GpuMachine, rebuild: str) -> list[Missing]:
     """Everything that keeps this machine from running this engine; `rebuild` is the command that builds it anew here.
 
     Of the plugin library only the one that the engine was built with is accepted, so what else is there is not judged.
     """
-    lacks = [*_software(machine, FOR_GRAPHS), *_gpu(machine)]
+    missing = [*_software(machine, FOR_GRAPHS), *_gpu(machine)]
     if machine.tensorrt is not None and machine.tensorrt != target.tensorrt:
-        lacks.append(
-            Lack(
+        missing.append(
+            Missing(
                 "the engine is of another TensorRT",
                 f"TensorRT {target.tensorrt}",
                 f"TensorRT {machine.tensorrt}",
@@ -116,16 +116,16 @@ def engine_lacks(target: Target, machine: Machine, rebuild: str) -> list[Lack]:
         )
     if machine.gpu is not None and not target.portable and machine.gpu.architecture != target.architecture:
         found = f"{machine.gpu.architecture} ({machine.gpu.name})"
-        lacks.append(Lack("the engine is for another GPU architecture", target.architecture, found, rebuild))
-    return [*lacks, *_engine_library(target, machine, rebuild)]
+        missing.append(Missing("the engine is for another GPU architecture", target.architecture, found, rebuild))
+    return [*missing, *_engine_library(target, machine, rebuild)]
 
 
-def library_of(target: Target, machine: Machine) -> PluginLibrary:
-    """The library that the engine was built with; `engine_lacks` has nothing against it."""
+def library_of(target: BuiltFor, machine: GpuMachine) -> PluginLibrary:
+    """The library that the engine was built with; `missing_for` has nothing against it."""
     return next(library for library in machine.libraries if library.sha256 == target.library_sha256)
 
 
-def describe(machine: Machine) -> dict[str, str]:
+def describe(machine: GpuMachine) -> dict[str, str]:
     """The facts as doctor shows them."""
     found: dict[str, str] = {}
     if machine.tensorrt is not None:
@@ -142,56 +142,56 @@ def describe(machine: Machine) -> dict[str, str]:
     return found
 
 
-def refuse(lacks: Sequence[Lack]) -> None:
+def refuse(missing: Sequence[Missing]) -> None:
     """Raise the first one."""
-    for lack in lacks:
-        raise lack.error()
+    for one in missing:
+        raise one.error()
 
 
-def _software(machine: Machine, packages: Packages) -> Iterator[Lack]:
+def _software(machine: GpuMachine, packages: Packages) -> Iterator[Missing]:
     oldest = f"{_dotted(packages.oldest)} or newer"
     if machine.tensorrt is None:
-        yield Lack("TensorRT", oldest, machine.tensorrt_problem or "not installed", packages.install)
+        yield Missing("TensorRT", oldest, machine.tensorrt_problem or "not installed", packages.install)
     elif _numbers(machine.tensorrt)[:2] < packages.oldest:
-        yield Lack("TensorRT", oldest, machine.tensorrt, packages.upgrade)
+        yield Missing("TensorRT", oldest, machine.tensorrt, packages.upgrade)
     if machine.cuda_runtime is None:
         found = machine.cuda_problem or "not installed"
-        yield Lack("cuda-bindings", "an installed package", found, packages.install_cuda)
+        yield Missing("cuda-bindings", "an installed package", found, packages.install_cuda)
     needed = machine.cuda_runtime or OLDEST_CUDA
     if machine.driver is None:
-        yield Lack("NVIDIA driver", f"one for CUDA {needed[0]}", "none", "install NVIDIA's driver; then nvidia-smi")
+        yield Missing("NVIDIA driver", f"one for CUDA {needed[0]}", "none", "install NVIDIA's driver; then nvidia-smi")
     elif machine.driver[0] < needed[0]:
         # Within a major version an older driver serves a newer runtime.
         way_out = f"update NVIDIA's driver, or install the packages for CUDA {machine.driver[0]}"
-        yield Lack("NVIDIA driver", f"one for CUDA {needed[0]}", f"one for CUDA {_dotted(machine.driver)}", way_out)
+        yield Missing("NVIDIA driver", f"one for CUDA {needed[0]}", f"one for CUDA {_dotted(machine.driver)}", way_out)
 
 
-def _gpu(machine: Machine) -> Iterator[Lack]:
+def _gpu(machine: GpuMachine) -> Iterator[Missing]:
     if machine.driver is None or machine.cuda_runtime is None:
         return  # said already, and nobody can ask
     oldest = f"sm_{OLDEST_CAPABILITY[0]}{OLDEST_CAPABILITY[1]}"
     if machine.gpu is None:
-        yield Lack("NVIDIA GPU", f"{oldest} or newer", machine.gpu_problem or "none", "nvidia-smi")
+        yield Missing("NVIDIA GPU", f"{oldest} or newer", machine.gpu_problem or "none", "nvidia-smi")
     elif machine.gpu.capability < OLDEST_CAPABILITY:
         found = f"{machine.gpu.architecture} ({machine.gpu.name})"
-        yield Lack("NVIDIA GPU", f"{oldest} or newer", found, "--backend onnxruntime runs on any CPU")
+        yield Missing("NVIDIA GPU", f"{oldest} or newer", found, "--backend onnxruntime runs on any CPU")
 
 
-def _library(machine: Machine) -> Iterator[Lack]:
+def _library(machine: GpuMachine) -> Iterator[Missing]:
     what, wanted = "plugin library", f"one for CUDA with ABI {ABI_VERSION}"
     if any(library.executor == "cuda" and library.abi == ABI_VERSION for library in machine.libraries):
         return
     if machine.library_problem is not None:
-        yield Lack(what, wanted, machine.library_problem, BUILD_HINT)
+        yield Missing(what, wanted, machine.library_problem, BUILD_HINT)
         return
     found = "; ".join(f"{lib.path} ({lib.executor}, ABI {lib.abi})" for lib in machine.libraries)
-    yield Lack(what, wanted, found or "none", BUILD_HINT)
+    yield Missing(what, wanted, found or "none", BUILD_HINT)
 
 
-def _engine_library(target: Target, machine: Machine, rebuild: str) -> Iterator[Lack]:
+def _engine_library(target: BuiltFor, machine: GpuMachine, rebuild: str) -> Iterator[Missing]:
     if target.library_abi != ABI_VERSION:
         found = f"ABI {target.library_abi}"
-        yield Lack("the engine's plugins are of another version", f"ABI {ABI_VERSION}", found, rebuild)
+        yield Missing("the engine's plugins are of another version", f"ABI {ABI_VERSION}", found, rebuild)
         return
     if any(library.sha256 == target.library_sha256 for library in machine.libraries):
         return
@@ -199,10 +199,10 @@ def _engine_library(target: Target, machine: Machine, rebuild: str) -> Iterator[
     way_out = f"{VARIABLE}=/path/to/{target.library}, or {rebuild}"
     alike = [library for library in machine.libraries if library.path.name == target.library] or machine.libraries
     if not alike:
-        yield Lack("the engine's plugin library", wanted, machine.library_problem or "none", way_out)
+        yield Missing("the engine's plugin library", wanted, machine.library_problem or "none", way_out)
         return
     found = f"{alike[0].path} with SHA-256 {alike[0].sha256}: another build or version, or changed since"
-    yield Lack("the engine's plugin library", wanted, found, way_out)
+    yield Missing("the engine's plugin library", wanted, found, way_out)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

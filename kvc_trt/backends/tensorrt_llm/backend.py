@@ -42,9 +42,9 @@ class TensorRtLlmBackend(Backend):
         from kvc_trt.backends.tensorrt.requirements import probe_machine
         from kvc_trt.backends.tensorrt_llm.loading import PACKAGES, probe
 
-        facts, (versions, lacks) = probe(), probe_machine(PACKAGES)
-        missing = (*facts.missing, *map(str, lacks))
-        hints = (*([facts.hint] if facts.hint else []), *(lack.hint for lack in lacks))
+        facts, (versions, others) = probe(), probe_machine(PACKAGES)
+        missing = (*facts.missing, *map(str, others))
+        hints = (*([facts.hint] if facts.hint else []), *(one.hint for one in others))
         found = {**versions, **facts.versions}
         return Probe(self.name, self.purpose, not missing, found, missing, tuple(dict.fromkeys(hints)))
 

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.backends.tensorrt.machine import Machine, look
+from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
-from kvc_trt.backends.tensorrt.requirements import machine_lacks, refuse
+from kvc_trt.backends.tensorrt.requirements import missing_here, refuse
 from kvc_trt.backends.tensorrt_llm.layers import Layers
 from kvc_trt.backends.tensorrt_llm.loading import PACKAGES, installed, load_builder_api, require_builder
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
@@ -86,16 +86,16 @@ def _write_plan(path: Path, dtype: str, define: Callable[[], None]) -> None:
 
 
 @cache
-def _here() -> Machine:
+def _here() -> GpuMachine:
     """This machine, which has all that a build takes."""
     require_builder()
-    machine = look()
-    refuse(machine_lacks(machine, PACKAGES))
+    machine = inspect_machine()
+    refuse(missing_here(machine, PACKAGES))
     return machine
 
 
-def _library(machine: Machine) -> PluginLibrary:
-    """The plugins that a build takes: the C++ ones where they are; `machine_lacks` has made sure that one is usable."""
+def _library(machine: GpuMachine) -> PluginLibrary:
+    """The plugins that a build takes: the C++ ones where they are; `missing_here` has made sure that one is usable."""
     return next(library for library in machine.libraries if library.executor == "cuda")
 
 

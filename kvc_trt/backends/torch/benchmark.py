@@ -7,6 +7,7 @@ wait for the device; what lies inside of a prefill is timed by the device's own 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
@@ -19,16 +20,43 @@ from numpy.typing import NDArray
 from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak, compacts, median_share, prefill_seconds
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.torch import memory
-from kvc_trt.backends.torch.decoder import PREFILL_BLOCK
+from kvc_trt.backends.torch.decoder import PREFILL_BLOCK, TorchDecoder
 from kvc_trt.backends.torch.device import choose_device
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.timed import TimedDecoder
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.kernels.loading import current_library
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
     from kvc_trt.engine.program import Program
+
+
+class TimedDecoder(TorchDecoder):
+    """`marks` holds what was noted in front of and behind every compaction since it was last cleared."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.marks: list[tuple[Any, Any]] = []
+
+    def compaction_seconds(self) -> float:
+        """All compactions together. On a GPU: once the device has finished them."""
+        if self.on_gpu:
+            return sum(float(start.elapsed_time(end)) for start, end in self.marks) / 1e3
+        return float(sum(end - start for start, end in self.marks))
+
+    def _compact(self, *arguments: Any) -> Any:
+        start = self._now()
+        found = super()._compact(*arguments)
+        self.marks.append((start, self._now()))
+        return found
+
+    def _now(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
 
 FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 COPIED_BYTES = 1 << 30

@@ -1,11 +1,15 @@
-"""On which device an engine runs in PyTorch: that of the kernel library in use, unless another is asked for."""
+"""On which device an engine runs in PyTorch, by the kernel library in use, and arrays that become tensors there."""
 
 from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.loading import VARIABLE, current_library
@@ -71,3 +75,23 @@ def _warn(message: str) -> None:
 
 def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def from_numpy(array: NDArray[Any]) -> Tensor:
+    """The array as a tensor on the CPU, in its own memory where that is contiguous and writable."""
+    usable = np.require(array, requirements=["C", "W"])
+    if usable.dtype.name == "bfloat16":
+        return torch.from_numpy(usable.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(usable)
+
+
+def to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """The tensor as an array, in its own memory where it is contiguous and on the CPU."""
+    here = tensor.detach().cpu()
+    if here.dtype != torch.bfloat16:
+        found: NDArray[Any] = here.numpy()
+        return found
+    import ml_dtypes
+
+    bits: NDArray[Any] = here.contiguous().view(torch.int16).numpy()
+    return bits.view(ml_dtypes.bfloat16)

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvc_trt.backends.torch import elementwise, memory
-from kvc_trt.backends.torch.arrays import from_numpy, to_numpy
-from kvc_trt.backends.torch.capture import Capturer
 from kvc_trt.backends.torch.decoder import OBSERVABLE, PREFILL_BLOCK, DenseAttention, PromptResult, TorchDecoder
-from kvc_trt.backends.torch.device import choose_device, kernel_device, say_if_slow
-from kvc_trt.backends.torch.step import StaticStep, rows_captured
+from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy
+from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.weights import HEAD, EngineWeights

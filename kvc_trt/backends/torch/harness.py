@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from kvc_trt.backends.harness import Array, Operator, Watched
-from kvc_trt.backends.torch.arrays import from_numpy, to_numpy
 from kvc_trt.backends.torch.decoder import prefill_attention
+from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.graph.state import uses_pages

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvc_trt.backends.torch.arrays import from_numpy
+from kvc_trt.backends.torch.device import from_numpy
 from kvc_trt.models.weights import expected_tensors, row_chunks
 from kvc_trt.reference.layers import EMBEDDING, HEAD
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import onnx
 
-from kvc_trt.backends.tensorrt.builder import write_plan
-from kvc_trt.backends.tensorrt.configuration import PlanOptions, configuration
+from kvc_trt.backends.tensorrt.builder import PlanOptions, configuration, write_plan
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.backends.tensorrt.network import parsed_network
 from kvc_trt.backends.tensorrt.profiles import Profile, Range

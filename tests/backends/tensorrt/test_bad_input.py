@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from kvc_trt.backends.tensorrt.device import DeviceOutOfMemory, failure
-from kvc_trt.backends.tensorrt.machine import Gpu, Machine
+from kvc_trt.backends.tensorrt.machine import Gpu, GpuMachine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
 from kvc_trt.backends.tensorrt.profiles import choose_profile, decode_profiles, prefill_profiles
-from kvc_trt.backends.tensorrt.requirements import Target, describe, engine_lacks, library_of, machine_lacks, refuse
+from kvc_trt.backends.tensorrt.requirements import BuiltFor, describe, library_of, missing_for, missing_here, refuse
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 REBUILD = "rebuild it: kvc-trt build --config engine/config.json -o engine --force"
 SHA256, OTHER = "ab" * 32, "cd" * 32
 PLUGINS = PluginLibrary("plugins", Path("/opt/libkvc_plugins.so"), SHA256, 1, "cuda")
 H200 = Gpu("NVIDIA H200", (9, 0), 150_754_820_096, 149_000_000_000)
-GOOD = Machine("11.4.0.106", None, (13, 0), None, (13, 0), H200, None, (PLUGINS,))
+GOOD = GpuMachine("11.4.0.106", None, (13, 0), None, (13, 0), H200, None, (PLUGINS,))
 MANIFEST = {
     "target": {
         "backend": "tensorrt",
@@ -31,7 +31,7 @@ MANIFEST = {
         "compatibility": "none",
     }
 }
-TARGET = Target.of(MANIFEST, "engine")
+TARGET = BuiltFor.of(MANIFEST, "engine")
 
 MACHINES = {
     "TensorRT absent": (
@@ -125,61 +125,61 @@ ENGINES = {
 }
 
 
-def test_the_good_machine_lacks_nothing():
-    assert machine_lacks(GOOD) == []
-    assert engine_lacks(TARGET, GOOD, REBUILD) == []
+def test_the_good_missing_here_nothing():
+    assert missing_here(GOOD) == []
+    assert missing_for(TARGET, GOOD, REBUILD) == []
     assert library_of(TARGET, GOOD) is PLUGINS
 
 
 @pytest.mark.parametrize("case", MACHINES)
-def test_what_a_machine_lacks(case):
+def test_what_a_missing_here(case):
     machine, message, hint = MACHINES[case]
-    lacks = machine_lacks(machine)
-    assert [str(lack) for lack in lacks] == [message]
-    assert hint in lacks[0].hint
+    missing = missing_here(machine)
+    assert [str(one) for one in missing] == [message]
+    assert hint in missing[0].hint
     with pytest.raises(UnsupportedEnvironment) as caught:
-        refuse(lacks)
-    assert (caught.value.exit_code, caught.value.message, caught.value.hint) == (3, message, lacks[0].hint)
+        refuse(missing)
+    assert (caught.value.exit_code, caught.value.message, caught.value.hint) == (3, message, missing[0].hint)
 
 
 @pytest.mark.parametrize("case", ENGINES)
-def test_what_an_engine_lacks(case):
+def test_what_an_missing_for(case):
     machine, target, message, hint = ENGINES[case]
-    lacks = engine_lacks(target, machine, REBUILD)
-    assert len(lacks) == 1
-    assert message in str(lacks[0])
-    assert hint in lacks[0].hint
-    assert lacks[0].error().exit_code == 3
+    missing = missing_for(target, machine, REBUILD)
+    assert len(missing) == 1
+    assert message in str(missing[0])
+    assert hint in missing[0].hint
+    assert missing[0].error().exit_code == 3
 
 
 @pytest.mark.parametrize("case", [case for case in MACHINES if "librar" not in case and case != "emulated kernels"])
 def test_loading_an_engine_finds_what_doctor_says(case):
     """The same facts give the same words, whoever asks."""
     machine, message, _ = MACHINES[case]
-    assert message in map(str, engine_lacks(TARGET, machine, REBUILD))
+    assert message in map(str, missing_for(TARGET, machine, REBUILD))
 
 
 def test_a_bare_machine_hears_of_everything_at_once():
-    said = [str(lack) for lack in machine_lacks(Machine())]
+    said = [str(one) for one in missing_here(GpuMachine())]
     assert [line.split(":")[0] for line in said] == ["TensorRT", "cuda-bindings", "NVIDIA driver", "plugin library"]
 
 
 def test_an_older_driver_of_the_same_major_version_serves():
-    assert machine_lacks(replace(GOOD, cuda_runtime=(13, 5), driver=(13, 0))) == []
+    assert missing_here(replace(GOOD, cuda_runtime=(13, 5), driver=(13, 0))) == []
 
 
 def test_hardware_compatibility_lets_other_architectures_pass():
     target = replace(TARGET, architecture="sm_80", portable=True)
-    assert engine_lacks(target, GOOD, REBUILD) == []
+    assert missing_for(target, GOOD, REBUILD) == []
     old = replace(GOOD, gpu=Gpu("Tesla T4", (7, 5), 16 << 30, 15 << 30))
-    assert [lack.what for lack in engine_lacks(target, old, REBUILD)] == ["NVIDIA GPU"]
+    assert [one.what for one in missing_for(target, old, REBUILD)] == ["NVIDIA GPU"]
 
 
 def test_the_library_is_known_by_its_hash_whatever_kind_it_is():
     kernels = PluginLibrary("python", Path("/opt/libkvc_kernels.so"), OTHER)
     machine = replace(GOOD, libraries=(PLUGINS, kernels))
     target = replace(TARGET, library="libkvc_kernels.so", library_sha256=OTHER)
-    assert engine_lacks(target, machine, REBUILD) == []
+    assert missing_for(target, machine, REBUILD) == []
     assert library_of(target, machine) is kernels
 
 
@@ -189,7 +189,7 @@ def test_the_library_is_known_by_its_hash_whatever_kind_it_is():
 )
 def test_a_manifest_without_a_tensorrt_target(target):
     with pytest.raises(InputError, match="expected the target of a TensorRT engine, found") as caught:
-        Target.of({"target": target}, "engine")
+        BuiltFor.of({"target": target}, "engine")
     assert caught.value.exit_code == 2
 
 
@@ -229,4 +229,4 @@ def test_doctor_shows_the_facts():
     assert found["gpu"] == "NVIDIA H200 (sm_90, 140.4 GiB)"
     assert found["driver"] == "for CUDA 13.0"
     assert found["plugins"] == f"/opt/libkvc_plugins.so (cuda, ABI 1, SHA-256 {SHA256[:16]})"
-    assert describe(Machine()) == {}
+    assert describe(GpuMachine()) == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from kvc_trt.backends.tensorrt.memory_estimate import Machine, activation_bytes, check_fits, estimate
+from kvc_trt.backends.tensorrt.forecast import FreeMemory, activation_bytes, check_fits, estimate
 from kvc_trt.backends.tensorrt.profiles import Profile, Range, decode_profiles, prefill_profiles
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode
@@ -58,12 +58,12 @@ def test_longer_prompts_and_more_rows_take_more_of_the_gpu():
 
 def test_what_does_not_fit_says_by_how_much():
     needed = estimated(decode_profiles(8))
-    check_fits(needed, Machine(64 * GIB, 80 * GIB), "the decode engine")
-    check_fits(needed, Machine(None, None), "the decode engine")
+    check_fits(needed, FreeMemory(64 * GIB, 80 * GIB), "the decode engine")
+    check_fits(needed, FreeMemory(None, None), "the decode engine")
     with pytest.raises(UnsupportedEnvironment, match=r"needs 34\.0 GiB of memory, 20\.0 GiB are free.*by 14\.0 GiB"):
-        check_fits(needed, Machine(20 * GIB, 80 * GIB), "the decode engine")
+        check_fits(needed, FreeMemory(20 * GIB, 80 * GIB), "the decode engine")
     with pytest.raises(UnsupportedEnvironment, match=r"of memory on H100, 10\.0 GiB are free: it does not fit by"):
-        check_fits(needed, Machine(64 * GIB, 10 * GIB, "H100"), "the decode engine")
+        check_fits(needed, FreeMemory(64 * GIB, 10 * GIB, "H100"), "the decode engine")
 
 
 def test_the_estimate_in_words():

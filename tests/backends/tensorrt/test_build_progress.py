@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvc_trt.backends.tensorrt.progress import STEPS_WORTH_SHOWING, Kept, Phases
+from kvc_trt.backends.tensorrt.progress import STEPS_WORTH_SHOWING, CallbackErrors, Phases
 
 
 class Recorded:
@@ -25,7 +25,7 @@ class Recorded:
 
 
 def test_long_phases_are_tasks_and_short_ones_are_not():
-    progress, kept = Recorded(), Kept()
+    progress, kept = Recorded(), CallbackErrors()
     phases = Phases(progress, kept)
     phases.start("timing", 20)
     phases.start("one", STEPS_WORTH_SHOWING - 1)
@@ -42,7 +42,7 @@ def test_long_phases_are_tasks_and_short_ones_are_not():
 
 def test_what_a_failed_build_leaves_open_is_closed():
     progress = Recorded()
-    phases = Phases(progress, Kept())
+    phases = Phases(progress, CallbackErrors())
     phases.start("a", 20)
     phases.start("b", 20)
     phases.start("a", 20)  # a phase of the same name inside of it
@@ -51,7 +51,7 @@ def test_what_a_failed_build_leaves_open_is_closed():
 
 
 def test_a_kept_error_asks_the_builder_to_stop_and_is_raised_later():
-    kept = Kept()
+    kept = CallbackErrors()
     phases = Phases(Recorded(), kept)
     kept.raise_again()
     assert phases.step("any", 0)
@@ -64,7 +64,7 @@ def test_a_kept_error_asks_the_builder_to_stop_and_is_raised_later():
 
 def test_steps_from_several_threads_add_up():
     progress = Recorded()
-    phases = Phases(progress, Kept())
+    phases = Phases(progress, CallbackErrors())
     phases.start("timing", 400)
     threads = [
         threading.Thread(target=lambda part=part: [phases.step("timing", step) for step in range(part, 400, 4)])

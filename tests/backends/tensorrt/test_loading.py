@@ -33,7 +33,7 @@ def test_the_directory_is_opened_without_tensorrt(tensorrt_engine):
 def test_on_this_machine_loading_says_what_is_missing(tensorrt_engine):
     """Refused by its own facts, before any TensorRT object is made: the plans are no plans at all."""
     engine = open_engine(tensorrt_engine)
-    if machine.look(ask_libraries=False).gpu is not None:
+    if machine.inspect_machine(ask_libraries=False).gpu is not None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(UnsupportedEnvironment, match=r"TensorRT: expected|NVIDIA driver: expected") as caught:
         load(engine)
@@ -165,7 +165,7 @@ class TestLibraries:
 
     def test_a_named_one_that_is_not_there_is_a_fact(self, monkeypatch):
         monkeypatch.setenv(plugins.VARIABLE, "/nowhere/libkvc_plugins.so")
-        facts = machine.look(ask_libraries=False)
+        facts = machine.inspect_machine(ask_libraries=False)
         assert facts.libraries == ()
         assert "/nowhere/libkvc_plugins.so: expected a plugin library" in facts.library_problem
 
@@ -191,7 +191,7 @@ class TestCuda:
                 attempt()
 
     def test_facts_of_a_machine_without_a_driver(self, runtime):
-        facts = machine.look(ask_libraries=False)
+        facts = machine.inspect_machine(ask_libraries=False)
         if facts.driver is not None:
             pytest.skip("this machine has a driver")
         assert facts.cuda_runtime is not None

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt.backends.tensorrt import memory
+from kvc_trt.backends.tensorrt.forecast import device_memory, plan_device
 from kvc_trt.backends.tensorrt.memory import (
+    BufferSizes,
     EngineBytes,
-    Sizes,
     check_fits,
-    device_memory,
-    plan_device,
     plan_memory,
     remedies,
     sizes_for,
@@ -85,9 +84,9 @@ def test_the_plan_is_the_block_that_will_be_allocated(rows, activations, policy)
 
 def test_prompts_are_staged_an_eighth_of_the_rows_at_a_time():
     profiles = prefill_profiles(32640, 32)
-    assert sizes_for(profiles, 32) == Sizes(32, 4, 32640)
-    assert sizes_for(profiles, 1) == Sizes(1, 1, 32640)
-    assert sizes_for(prefill_profiles(1024, 64), 64) == Sizes(64, 8, 8 * 1024)
+    assert sizes_for(profiles, 32) == BufferSizes(32, 4, 32640)
+    assert sizes_for(profiles, 1) == BufferSizes(1, 1, 32640)
+    assert sizes_for(prefill_profiles(1024, 64), 64) == BufferSizes(64, 8, 8 * 1024)
 
 
 def test_what_fits_is_not_talked_about():

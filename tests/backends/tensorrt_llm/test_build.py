@@ -7,7 +7,7 @@ import pytest
 
 from kvc_trt.backends.registry import backends, open_engine
 from kvc_trt.backends.tensorrt.format import plan_file
-from kvc_trt.backends.tensorrt.machine import Gpu, Machine
+from kvc_trt.backends.tensorrt.machine import Gpu, GpuMachine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
 from kvc_trt.backends.tensorrt_llm import build, loading
 from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, read_engine_directory
@@ -47,7 +47,7 @@ def machine(monkeypatch, tmp_path):
         whole = {
             "tensorrt": "10.14.1", "cuda_runtime": (13, 0), "driver": (13, 0), "gpu": GPU, "libraries": (library,),
         }  # fmt: skip
-        monkeypatch.setattr(build, "look", lambda: Machine(**{**whole, **facts}))
+        monkeypatch.setattr(build, "inspect_machine", lambda: GpuMachine(**{**whole, **facts}))
 
     return say
 
@@ -84,7 +84,7 @@ def test_the_target_names_all_that_the_engine_hangs_on(request_and_source, machi
         ({"cuda_runtime": None, "cuda_problem": "not installed"}, "cuda-bindings"),
     ],
 )
-def test_what_the_machine_lacks_is_said(facts, message, request_and_source, machine):
+def test_what_the_missing_here_is_said(facts, message, request_and_source, machine):
     machine(**facts)
     with pytest.raises(UnsupportedEnvironment, match=message):
         build.target(request_and_source[0])
@@ -92,7 +92,7 @@ def test_what_the_machine_lacks_is_said(facts, message, request_and_source, mach
 
 def test_without_tensorrt_llm_the_machine_is_not_even_looked_at(request_and_source, monkeypatch):
     monkeypatch.setattr(loading, "installed", {}.get)
-    monkeypatch.setattr(build, "look", lambda: pytest.fail("looked"))
+    monkeypatch.setattr(build, "inspect_machine", lambda: pytest.fail("looked"))
     with pytest.raises(UnsupportedEnvironment, match="needs Python package tensorrt_llm"):
         build.target(request_and_source[0])
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.backends.torch.capture import Capturer
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.step import StaticStep, rows_captured
+from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
 from tests.backends.onnxruntime.test_executor import filled
 from tests.backends.torch import meta

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvc_trt.backends.torch.arrays import from_numpy, to_numpy
+from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.weights import TorchWeights, joined_names
 from kvc_trt.graph.weights import EngineWeights
 from tests.backends.onnxruntime.conftest import MODEL

@@ -1,4 +1,4 @@
-"""What building one engine needs, told before hours of work: from shapes alone, checked against this machine.
+"""What building one engine needs, told before hours of work: from shapes alone, checked against this free.
 
 Host memory was measured with NVIDIA's builder on a CPU (TensorRT-RTX 1.7.1, 305 MB of bf16 weights, both graphs): the
 weight file stays mapped, so the system may drop its pages at any time; the builder itself holds up to 2.0 times its
@@ -8,12 +8,15 @@ was measured on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from kvc_trt.backends.tensorrt.profiles import Profile
+from kvc_trt.backends.tensorrt.memory import DevicePlan, EngineBytes, fits_by, plan_memory, remedies, sizes_for
+from kvc_trt.backends.tensorrt.profiles import Profile, Range, prefill_profiles
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.graph.state import ITEM_SIZE, StateTensor
+from kvc_trt.graph.state import ITEM_SIZE, StateTensor, state_tensors
+from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.sizes import readable_size
 
@@ -45,7 +48,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Machine:
+class FreeMemory:
     """What is free here; None where that is not known."""
 
     host: int | None
@@ -83,13 +86,13 @@ def activation_bytes(model: ModelConfig, profile: Profile) -> int:
     return total
 
 
-def check_fits(needed: Estimate, machine: Machine, what: str) -> None:
+def check_fits(needed: Estimate, free: FreeMemory, what: str) -> None:
     """Raise UnsupportedEnvironment, saying by how much, where a build needs more than is free here."""
     for kind, found, expected, hint in (
-        ("memory", machine.host, needed.host, "build on a machine with more memory, or a smaller --model"),
+        ("memory", free.host, needed.host, "build on a machine with more memory, or a smaller --model"),
         (
-            f"memory on {machine.device_name}",
-            machine.device,
+            f"memory on {free.device_name}",
+            free.device,
             needed.device,
             "lower --max-input-len or --max-batch-size, or build on a larger GPU",
         ),
@@ -100,3 +103,53 @@ def check_fits(needed: Estimate, machine: Machine, what: str) -> None:
                 f"it does not fit by {readable_size(expected - found)}",
                 hint=hint,
             )
+
+
+def modelled_engine(
+    model: ModelConfig, parameters: PolicyParameters, weights: float, prefill: Sequence[Profile], rows: int
+) -> EngineBytes:
+    """What the engine would say, roughly, where there is none: each of the two has the weights of its own.
+
+    `model` has the type that the engine computes in, `weights` is the size of one copy of the model.
+    """
+    rotary = FLOAT32 * model.head_size * parameters.max_sequence_len
+    copy = round(weights) + rotary
+    prompts = max(activation_bytes(model, profile) for profile in prefill)
+    # Compaction: votes and the selection's keys for every token and KV head, and as much again to compute them.
+    tokens = max(profile.largest_tokens for profile in prefill) if parameters.eviction.evicts else 0
+    workspace = 4 * FLOAT32 * model.num_key_value_heads * tokens
+    step = activation_bytes(model, Profile(Range(rows, rows, rows)))
+    return EngineBytes(copy, copy, max(prompts + workspace, step), "modelled")
+
+
+def plan_device(model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int) -> DevicePlan:
+    """The memory of an engine before there is one, built for `rows` rows, with all of them active.
+
+    `model` has the type that the engine computes in, `weights` is the size of one copy of its weights.
+    """
+    profiles = prefill_profiles(parameters.max_input_len, rows)
+    engine = modelled_engine(model, parameters, weights, profiles, rows)
+    state = state_tensors(model, parameters, model.dtype)
+    return plan_memory(model.vocab_size, state, engine, sizes_for(profiles, rows))
+
+
+def device_memory(
+    model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
+) -> dict[str, Any]:
+    """`plan_device` as plain data, held against the usable bytes of known GPUs."""
+    plan = plan_device(model, parameters, weights, rows)
+    return {
+        "rows": rows,
+        "prompts_prefilled_at_once": plan.sizes.prefill_rows,
+        "total_bytes": plan.total,
+        "bytes_per_further_row": plan.row_bytes,
+        "lines": [asdict(line) for line in plan.lines],
+        "caches": [asdict(line) for line in plan.caches],
+        "gpus": [_on(plan, name, usable) for name, usable in gpus.items()],
+    }
+
+
+def _on(plan: DevicePlan, gpu: str, usable: int) -> dict[str, Any]:
+    left = fits_by(plan, usable)
+    helps = remedies(plan, -left) if left < 0 else []
+    return {"gpu": gpu, "usable_bytes": usable, "fits_by_bytes": left, "what_helps": helps}
