@@ -1,0 +1,238 @@
+"""docs/architecture.md draws the imports as they are, and what it says of adding a method, an operator and so on holds.
+
+The picture of the packages leaves out an arrow wherever other arrows lead to the same package, and leaves out the small
+modules that every part may use. With these two rules it follows from the imports, so the comparison is exact.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+import kvc_trt.methods
+import kvc_trt.operators
+from kvc_trt import policies
+from kvc_trt.methods import discovery
+from kvc_trt.models import presets
+from kvc_trt.operators import registry as operator_registry
+
+PACKAGE = Path(kvc_trt.__file__).parent
+ROOT = PACKAGE.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PACKAGES_SECTION = PAGE.split("\n## The packages\n")[1].split("\n## ")[0]
+ADDING_SECTION = PAGE.split("\n## What to touch\n")[1].split("\n## ")[0]
+
+Graph = dict[str, set[str]]
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of kvc_trt by its dotted name."""
+    dotted = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    return {name.removesuffix(".__init__"): path for name, path in dotted.items()}
+
+
+def imported_names(path: Path, package: str) -> Iterator[tuple[str, str | None]]:
+    """(module, name imported from it or None) of every import in a file, wherever in the file it is."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            module = ".".join([*parents, *([node.module] if node.module else [])])
+            yield from ((module, alias.name) for alias in node.names)
+
+
+@cache
+def module_imports() -> Graph:
+    """Module -> modules of kvc_trt that it imports."""
+    found: Graph = {}
+    for name, path in modules().items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for module, member in imported_names(path, package):
+            submodule = f"{module}.{member}"
+            target = submodule if submodule in modules() else module
+            if target in modules() and target != name:
+                found.setdefault(name, set()).add(target)
+    return found
+
+
+def reachable(graph: Graph, start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = list(graph.get(start, ()))
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += graph.get(node, ())
+    return seen
+
+
+def part(module: str) -> str | None:
+    """The package (or module) directly below kvc_trt that a module is in; None for kvc_trt itself, a list of names."""
+    _, *below = module.split(".")
+    return below[0] if below and below[0] != "__main__" else None
+
+
+def not_drawn() -> set[str]:
+    """The small modules that the page lists as left out of the picture."""
+    (sentence,) = re.findall(r"are not drawn: (.*?)\.\n\n", PACKAGES_SECTION, flags=re.DOTALL)
+    return set(re.findall(r"`(\w+)\.py`", sentence))
+
+
+@cache
+def package_imports() -> Graph:
+    """Drawn package -> other drawn packages that it imports."""
+    drawn = {part(module) for module in modules()} - not_drawn() - {None}
+    found: Graph = {str(package): set() for package in drawn}
+    for module, targets in module_imports().items():
+        own = part(module)
+        if own in found:
+            found[own] |= {other for target in targets if (other := part(target)) in found and other != own}
+    return found
+
+
+def arrows_of_the_picture() -> set[tuple[str, str]]:
+    (picture,) = re.findall(r"```mermaid\nflowchart TD\n(.*?)```", PACKAGES_SECTION, flags=re.DOTALL)
+    found = set()
+    for line in picture.strip().splitlines():
+        sources, targets = line.split("-->")
+        found |= {(a.strip(), b.strip()) for a in sources.split("&") for b in targets.split("&")}
+    return found
+
+
+def arrows_of_the_imports() -> set[tuple[str, str]]:
+    """The imports between packages, without those that others imply."""
+    graph = package_imports()
+    implied = {package: {far for near in graph[package] for far in reachable(graph, near)} for package in graph}
+    return {(package, target) for package, targets in graph.items() for target in targets - implied[package]}
+
+
+def written(arrows: set[tuple[str, str]]) -> list[str]:
+    return sorted(f"{source} --> {target}" for source, target in arrows)
+
+
+def test_the_picture_shows_every_import() -> None:
+    assert written(arrows_of_the_imports() - arrows_of_the_picture()) == []
+
+
+def test_the_picture_shows_nothing_else() -> None:
+    assert written(arrows_of_the_picture() - arrows_of_the_imports()) == []
+
+
+def test_every_folder_is_drawn_and_described() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders <= {end for arrow in arrows_of_the_picture() for end in arrow}
+    assert [folder for folder in sorted(folders) if f"`{folder}/`" not in PACKAGES_SECTION] == []
+
+
+def test_what_is_not_drawn_imports_nothing_that_is() -> None:
+    small = not_drawn()
+    assert small <= {path.stem for path in PACKAGE.glob("*.py")}
+    for module, targets in module_imports().items():
+        if part(module) in small:
+            assert {part(target) for target in targets} <= small, module
+
+
+def test_packages_import_each_other_in_one_direction() -> None:
+    graph = package_imports()
+    assert [package for package in sorted(graph) if package in reachable(graph, package)] == []
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    graph = module_imports()
+    assert [module for module in sorted(graph) if module in reachable(graph, module)] == []
+
+
+def test_the_reference_does_not_know_the_methods() -> None:
+    assert "methods" not in reachable(package_imports(), "reference")
+
+
+def test_every_operator_is_in_the_table() -> None:
+    listed = dict(re.findall(r"^\| (`Kvc.*?) \|.*\| (`.*?`) \|$", PAGE, flags=re.MULTILINE))
+    names = {name for cell in listed for name in re.findall(r"`(\w+)`", cell)}
+    files = {name for cell in listed.values() for name in re.findall(r"`(\w+\.py)`", cell)}
+    assert names == set(operator_registry.OPERATORS)
+    assert [name for name in sorted(files) if not (PACKAGE / "operators" / name).is_file()] == []
+
+
+def adding_rows() -> list[tuple[str, str, str]]:
+    rows = [line.strip("|").split("|") for line in ADDING_SECTION.splitlines() if line.startswith("| ")]
+    return [(what.strip(), write.strip(), held.strip()) for what, write, held in rows[1:]]
+
+
+@pytest.mark.parametrize(("what", "write", "held"), adding_rows(), ids=lambda cell: cell[:20])
+def test_every_line_of_what_to_touch_is_held_by_a_test(what: str, write: str, held: str) -> None:
+    folders = re.findall(r"`([\w/]+/)`", write)
+    assert [folder for folder in folders if not (ROOT / folder).is_dir()] == []
+    tests = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", held)
+    assert tests
+    for file, name in tests:
+        defined = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+        assert name in defined, f"{what}: {file} has no {name}"
+
+
+METHOD = '''
+"""The sliding window under another name."""
+
+from dataclasses import replace
+
+from kvc_trt.methods.sliding_window import SLIDING_WINDOW as ORIGINAL
+
+THROW_AWAY = replace(ORIGINAL, name="throw-away", summary="only in this test")
+'''
+
+
+def test_a_file_is_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Composed of kinds that exist. No list elsewhere names it."""
+    (tmp_path / "throw_away.py").write_text(METHOD)
+    monkeypatch.setattr(kvc_trt.methods, "__path__", [*kvc_trt.methods.__path__, str(tmp_path)])
+    request.addfinalizer(lambda: sys.modules.pop("kvc_trt.methods.throw_away", None))
+    request.addfinalizer(discovery._by_name.cache_clear)
+    request.addfinalizer(discovery._values.cache_clear)
+    model = presets.load_preset("retrieval-tiny").config
+    parameters = policies.resolve("throw-away", model=model, token_budget=64, max_input_len=512, max_output_len=32)
+    assert (parameters.policy, parameters.recent) == ("throw-away", 64)
+    assert ("throw-away", "only in this test") in [(name, summary) for name, summary, _ in policies.available()]
+
+
+OPERATOR = '''
+"""Dense attention under another name."""
+
+from dataclasses import replace
+
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+
+THROW_AWAY = replace(DENSE_ATTENTION, name="KvcThrowAway", kernel=None)
+'''
+
+
+def test_a_file_is_an_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The schema reaches the registry, and with it every user of operators."""
+    (tmp_path / "throw_away.py").write_text(OPERATOR)
+    monkeypatch.setattr(kvc_trt.operators, "__path__", [*kvc_trt.operators.__path__, str(tmp_path)])
+    request.addfinalizer(lambda: sys.modules.pop("kvc_trt.operators.throw_away", None))
+    found = {operator.name: operator for operator in operator_registry._found()}
+    assert set(found) == {*operator_registry.OPERATORS, "KvcThrowAway"}
+    assert [tensor.name for tensor in found["KvcThrowAway"].state] == ["k_cache", "v_cache"]
+
+
+def test_a_yaml_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    source = presets.build_configs_directory() / "models" / "retrieval-tiny.yaml"
+    (tmp_path / "models" / "throw-away.yaml").write_text(source.read_text())
+    monkeypatch.setattr(presets, "build_configs_directory", lambda: tmp_path)
+    assert presets.list_presets() == ["throw-away"]
+    assert presets.load_preset("throw-away").config == presets.parse_config(_architecture(source), "")
+
+
+def _architecture(source: Path) -> dict[str, object]:
+    architecture: dict[str, object] = yaml.safe_load(source.read_text())["architecture"]
+    return architecture
