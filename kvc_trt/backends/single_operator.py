@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.graph.state import CacheSite
+from kvc_trt.methods.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.schema import FLOAT, INT32, INT64
 
 Array = NDArray[Any]
 
-_INT64 = ("prompt_lengths", "cache_lengths", "positions", "budgets", "kept", "ranks")
-_INT32 = ("slot_positions",)
-_FLOAT = ("cosine", "sine", "cosines", "scores", "value_sum")
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
@@ -86,7 +85,8 @@ def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int,
     node.input.extend(inputs)
     node.output.extend(f"result.{i}" for i in range(len(function.output)))
 
-    graph_inputs = [helper.make_tensor_value_info(name, _input_type(name, float_type), None) for name in inputs]
+    types = _input_types(node.op_type, float_type)
+    graph_inputs = [helper.make_tensor_value_info(name, types[name], None) for name in inputs]
     outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
     graph = helper.make_graph([node], node.op_type, graph_inputs, outputs)
     single = helper.make_model(
@@ -95,10 +95,10 @@ def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int,
     return SingleOperator(node.op_type, _attributes(node), len(nodes), inputs, single, cache)
 
 
-def _input_type(name: str, float_type: int) -> int:
-    """Inputs that are not of the cache's type, by the names that all operators share."""
-    fixed = {_INT64: TensorProto.INT64, _INT32: TensorProto.INT32, _FLOAT: TensorProto.FLOAT}
-    return next((type_ for names, type_ in fixed.items() if name in names), float_type)
+def _input_types(operator: str, float_type: int) -> dict[str, int]:
+    """Types of an operator's inputs, by name."""
+    fixed = {FLOAT: TensorProto.FLOAT, INT64: TensorProto.INT64, INT32: TensorProto.INT32}
+    return {one.name: fixed.get(one.element, float_type) for one in operators()[operator].inputs}
 
 
 def _attributes(node: NodeProto) -> dict[str, int]:

@@ -23,10 +23,10 @@ from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tenso
 from kvc_trt.graph.weights import ROTARY, GraphWeights
 from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch
 from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.registry import operators
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to
 from kvc_trt.version import __version__
 
@@ -161,7 +161,7 @@ def _model(
         helper.make_graph(nodes, name, inputs, outputs, list(layers.initializers.values())),
         opset_imports=imports,
         ir_version=IR_VERSION,
-        functions=[one.body(layout) for name, one in OPERATORS.items() if name in used],
+        functions=[one.body(layout) for name, one in operators().items() if name in used],
         producer_name="kvc-trt",
         producer_version=__version__,
     )

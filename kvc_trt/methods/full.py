@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.methods.constants import Constants
@@ -11,7 +10,6 @@ from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import BASELINE, PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
-from kvc_trt.methods.verification import Found, RunnableAlone, StepCase, StepRun, float32
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 
@@ -58,22 +56,6 @@ class Dense(DecodeSelection):
     def decode(self, step: StepLayer) -> str:
         """KvcDenseAttention."""
         return step.attend(DENSE_ATTENTION, dense_until=step.batch.slice_until)
-
-    def runs(self) -> Mapping[str, StepRun]:
-        """One operator."""
-        return {DENSE_ATTENTION.name: _run_dense}
-
-
-def _run_dense(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-    import torch
-
-    from kvc_trt import reference
-
-    keys, values, lengths = case.appended()
-    output, k_cache, v_cache = operator.run(**case.inputs())
-    inputs = float32(case.query), float32(keys), float32(values), torch.from_numpy(lengths)
-    expected = reference.dense_attention(*inputs).numpy()
-    return Found(moved=((k_cache, keys), (v_cache, values)), computed=((output, expected),))
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

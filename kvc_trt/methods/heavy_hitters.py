@@ -13,7 +13,6 @@ the number of queries that saw an entry, positions are those of the text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,13 +26,12 @@ from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.verification import (
+    Array,
     ExactList,
     Found,
     PromptCase,
-    PromptRun,
     RunnableAlone,
     StepCase,
-    StepRun,
     float32,
     gathered,
 )
@@ -69,9 +67,39 @@ class MostAttended(PromptEviction):
         """To the budget, without the slot that a step needs."""
         prompt.compact(COMPACT_HEAVY_HITTERS, prompt_budget=prompt.rule.capacity - SPARE_SLOTS)
 
-    def runs(self) -> Mapping[str, PromptRun]:
-        """One operator."""
-        return {COMPACT_HEAVY_HITTERS.name: _run_compaction}
+    def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+        """Every query of the prompt counts: they are those of the case's window, again and again.
+
+        The reference runs in float64 and in float32: where the two differ, rounding decides.
+        """
+        import torch
+
+        slots, window = case.k.shape[2], case.q_window.shape[2]
+        queries = np.ascontiguousarray(case.q_window[:, :, np.arange(slots) % window])
+        aligned = np.zeros_like(queries)
+        for row, n in enumerate(case.prompt_lengths):
+            aligned[row, :, slots - n :] = queries[row, :, :n]
+        inputs = {"q": queries, "k": case.k, "v": case.v, "prompt_lengths": case.prompt_lengths}
+        k_cache, v_cache, scores, positions, lengths, indices = operator.run(**inputs)
+        rows = torch.from_numpy(case.prompt_lengths)
+        q, k, v = (float32(table) for table in (aligned, case.k, case.v))
+        single = self.compact(q, k, v, rows, rule)
+        double = self.compact(q.double(), k.double(), v.double(), rows, rule)
+        width = single.indices.shape[2]
+        assert double.scores is not None
+        return Found(
+            chosen=[
+                ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
+                for row in range(len(rows))
+            ],
+            moved=(
+                (lengths, single.lengths.numpy()),
+                (positions, indices),
+                (k_cache, gathered(case.k, indices)),
+                (v_cache, gathered(case.v, indices)),
+            ),
+            computed=((scores[:, :, :width], double.scores.numpy()),),
+        )
 
 
 class HeavyHitters(DecodeSelection):
@@ -97,82 +125,43 @@ class HeavyHitters(DecodeSelection):
         half = rule.recent == whole - whole // 2
         return budget - budget // 2 if half else max(1, budget * rule.recent // whole)
 
-    def runs(self) -> Mapping[str, StepRun]:
-        """One operator."""
-        return {HEAVY_HITTER_ATTENTION.name: _run_step}
+    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
+        """What entries have received is random; they are in the order of the text."""
+        slots = np.broadcast_to(np.arange(keys.shape[2]), keys.shape[:3])
+        present = slots < np.asarray(lengths)[:, None, None]
+        scores = np.random.default_rng(7).random(slots.shape, np.float32) * present
+        return {"scores": scores, "slot_positions": np.where(present, slots, -1).astype(np.int32)}
+
+    def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+        """Rows have a free slot, and what stays is told by its positions."""
+        import torch
+
+        stored = np.minimum(case.cache_lengths, rule.capacity - 1)
+        case = replace(case, cache_lengths=stored)
+        before = self.state_of(case.k_cache, case.v_cache, stored, rule)
+        result = operator.run(**case.inputs(), **before, positions=stored)
+        output, k_cache, v_cache, new_scores, slot_positions = result
+        keys, values, lengths = case.appended()
+        cache = self.layer_cache(float32(keys), float32(values), torch.from_numpy(lengths), rule)
+        cache.scores = torch.from_numpy(before["scores"])
+        step = self.select(float32(case.query), cache, rule)
+        assert step.kept is not None
+        assert step.scores is not None
+        chosen = []
+        for row, kept in enumerate(step.kept):
+            stay = np.sort(np.where(slot_positions[row] < 0, np.iinfo(np.int32).max, slot_positions[row]), axis=-1)
+            chosen.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),)))
+        kept_scores = np.where(slot_positions >= 0, step.scores.numpy(), 0)
+        return Found(
+            chosen=chosen,
+            moved=((k_cache, keys), (v_cache, values)),
+            computed=((output, step.output.numpy()), (new_scores, kept_scores)),
+        )
 
 
 def _heavy(rule: Constants) -> int:
     """Entries that stay for what they received: the budget less the recent ones."""
     return rule.capacity - SPARE_SLOTS - rule.recent
-
-
-def _run_step(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-    """Entries are in the order of the text; what they have received is random."""
-    import torch
-
-    from kvc_trt import reference
-
-    stored = np.minimum(case.cache_lengths, rule.capacity - 1)
-    case = replace(case, cache_lengths=stored)
-    slots = np.broadcast_to(np.arange(case.k_cache.shape[2]), case.k_cache.shape[:3])
-    present = slots < stored[:, None, None]
-    scores = np.random.default_rng(7).random(slots.shape, np.float32) * present
-    before = np.where(present, slots, -1).astype(np.int32)
-    result = operator.run(**case.inputs(), scores=scores, slot_positions=before, positions=stored)
-    output, k_cache, v_cache, new_scores, slot_positions = result
-    keys, values, lengths = case.appended()
-    cache = reference.LayerCache(
-        float32(keys), float32(values), torch.from_numpy(lengths), scores=torch.from_numpy(scores)
-    )
-    step = HEAVY_HITTERS.select(float32(case.query), cache, rule)
-    assert step.kept is not None
-    assert step.scores is not None
-    chosen = []
-    for row, kept in enumerate(step.kept):
-        stay = np.sort(np.where(slot_positions[row] < 0, np.iinfo(np.int32).max, slot_positions[row]), axis=-1)
-        chosen.append(ExactList(row, stay[:, : kept.shape[1]].astype(np.int64), (kept.numpy(),)))
-    kept_scores = np.where(slot_positions >= 0, step.scores.numpy(), 0)
-    return Found(
-        chosen=chosen,
-        moved=((k_cache, keys), (v_cache, values)),
-        computed=((output, step.output.numpy()), (new_scores, kept_scores)),
-    )
-
-
-def _run_compaction(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-    """Every query of the prompt counts: they are those of the case's window, again and again.
-
-    The reference runs in float64 and in float32: where the two differ, rounding decides.
-    """
-    import torch
-
-    slots, window = case.k.shape[2], case.q_window.shape[2]
-    queries = np.ascontiguousarray(case.q_window[:, :, np.arange(slots) % window])
-    aligned = np.zeros_like(queries)
-    for row, n in enumerate(case.prompt_lengths):
-        aligned[row, :, slots - n :] = queries[row, :, :n]
-    inputs = {"q": queries, "k": case.k, "v": case.v, "prompt_lengths": case.prompt_lengths}
-    k_cache, v_cache, scores, positions, lengths, indices = operator.run(**inputs)
-    rows = torch.from_numpy(case.prompt_lengths)
-    q, k, v = (float32(table) for table in (aligned, case.k, case.v))
-    single = MOST_ATTENDED.compact(q, k, v, rows, rule)
-    double = MOST_ATTENDED.compact(q.double(), k.double(), v.double(), rows, rule)
-    width = single.indices.shape[2]
-    assert double.scores is not None
-    return Found(
-        chosen=[
-            ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
-            for row in range(len(rows))
-        ],
-        moved=(
-            (lengths, single.lengths.numpy()),
-            (positions, indices),
-            (k_cache, gathered(case.k, indices)),
-            (v_cache, gathered(case.v, indices)),
-        ),
-        computed=((scores[:, :, :width], double.scores.numpy()),),
-    )
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

@@ -10,7 +10,6 @@ scores are float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.methods.budget import default_channels, default_page_size
@@ -20,7 +19,7 @@ from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, SELECTION, Poli
 from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.verification import ByPages, Found, ReadByStep, RunnableAlone, StepCase, StepRun, page_bounds
+from kvc_trt.methods.verification import ByPages
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 if TYPE_CHECKING:
@@ -60,22 +59,6 @@ class BestOfPages(DecodeSelection):
     def ranking(self, rule: Constants) -> ByPages:
         """Pages, and the channels that score them."""
         return ByPages(rule.page_size, rule.top_r)
-
-    def runs(self) -> Mapping[str, StepRun]:
-        """One operator."""
-        return {HYBRID_ATTENTION.name: run_paged}
-
-
-def run_paged(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-    """An operator that carries page bounds: they are those of the keys, before and after the append."""
-    keys, values, lengths = case.appended()
-    before = page_bounds(case.k_cache, case.cache_lengths, rule.page_size)
-    output, k_cache, v_cache, bounds, selected = operator.run(**case.inputs(), bounds=before)
-    after = page_bounds(keys, lengths, rule.page_size)
-    return Found(
-        chosen=(ReadByStep(keys, values, lengths, output, selected),),
-        moved=((k_cache, keys), (v_cache, values), (bounds, after)),
-    )
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

@@ -15,13 +15,23 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.discovery import objects
-from kvc_trt.operators.schema import Operator, Tensor
+from kvc_trt.operators.schema import CACHE, Operator, Tensor
 
 if TYPE_CHECKING:
     import torch
 
     from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer, StepLayer
-    from kvc_trt.methods.verification import ByPages, ByWindow, PromptRun, StepRun
+    from kvc_trt.methods.verification import (
+        Array,
+        ByPages,
+        ByWindow,
+        Found,
+        PromptCase,
+        PromptRun,
+        RunnableAlone,
+        StepCase,
+        StepRun,
+    )
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, LayerCache, Selection
     from kvc_trt.reference.rules import PromptQueries
@@ -73,7 +83,35 @@ class PromptEviction(ABC):
 
     def runs(self) -> Mapping[str, PromptRun]:
         """How each of its operators is run alone on a prompt, by the operator's name."""
-        return {}
+        return {operator.name: self.run_alone for operator in self.operators or ()}
+
+    def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+        """Its first operator beside the reference in float64 and in float32: where these differ, rounding decides."""
+        import torch
+
+        from kvc_trt.methods.verification import ExactList, Found, float32, gathered
+
+        assert self.operators
+        schema, inputs = self.operators[0], case.inputs()
+        results = operator.run(**{one.name: inputs[one.name] for one in schema.inputs})
+        found = {one.name: result for one, result in zip(schema.outputs, results, strict=True)}
+        rows = torch.from_numpy(case.prompt_lengths)
+        q, k, v = (float32(table) for table in (case.q_window, case.k, case.v))
+        single = self.compact(q, k, v, rows, rule)
+        double = self.compact(q.double(), k.double(), v.double(), rows, rule)
+        indices, width = found["indices"], single.indices.shape[2]
+        return Found(
+            chosen=[
+                ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
+                for row in range(len(rows))
+            ],
+            moved=[
+                (found["cache_lengths"], single.lengths.numpy()),
+                (found["k_cache"], gathered(case.k, indices)),
+                (found["v_cache"], gathered(case.v, indices)),
+                *(stored_bounds(rule, found["bounds"], found["k_cache"], single.lengths.numpy())),
+            ],
+        )
 
 
 class DecodeSelection(ABC):
@@ -135,9 +173,48 @@ class DecodeSelection(ABC):
         """How cached tokens were ranked, where verification can prove a near-tie of that ranking."""
         return None
 
+    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
+        """What the cache carries beside keys and values [B,G,C,D], of which the first `lengths` [B] slots are used."""
+        from kvc_trt.methods.verification import page_bounds
+
+        return {"bounds": page_bounds(keys, lengths, rule.page_size)} if self.pages else {}
+
+    def layer_cache(
+        self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants
+    ) -> LayerCache:
+        """Reference: what `select` reads, of keys and values [B,G,C,D] and lengths [B]."""
+        from kvc_trt import reference
+
+        cache = reference.LayerCache(keys, values, lengths)
+        if self.pages:
+            cache.page_min, cache.page_max = reference.page_bounds(keys, lengths, rule.page_size)
+        return cache
+
     def runs(self) -> Mapping[str, StepRun]:
         """How each of its operators is run alone on a step, by the operator's name."""
-        return {}
+        return {operator.name: self.run_alone for operator in self.operators}
+
+    def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+        """Its first operator. Of its state, what has the cache's type is moved, anything else computed."""
+        import torch
+
+        from kvc_trt.methods.verification import Found, ReadByStep, float32
+
+        schema, (keys, values, lengths) = self.operators[0], case.appended()
+        before = self.state_of(case.k_cache, case.v_cache, case.cache_lengths, rule)
+        after = {"k_cache": keys, "v_cache": values, **self.state_of(keys, values, lengths, rule)}
+        results = operator.run(**case.inputs(), **before)
+        found = {one.name: result for one, result in zip(schema.outputs, results, strict=True)}
+        state = [(one.element, (found[one.name], after[one.alias])) for one in schema.outputs if one.alias]
+        moved, computed = (
+            [pair for element, pair in state if (element == CACHE) is copied] for copied in (True, False)
+        )
+        if "selected" in found:
+            choice = ReadByStep(keys, values, lengths, found["output"], found["selected"])
+            return Found((choice,), moved, computed)
+        cache = self.layer_cache(float32(keys), float32(values), torch.from_numpy(lengths), rule)
+        expected = self.select(float32(case.query), cache, rule).output.numpy()
+        return Found((), moved, [(found["output"], expected), *computed])
 
 
 def prompt_eviction(name: str) -> PromptEviction:
@@ -154,6 +231,14 @@ def decode_selection(name: str) -> DecodeSelection:
     if found is None:
         raise InputError(f"unknown decode selection {name!r}", hint="kvc-trt policies lists them")
     return found
+
+
+def stored_bounds(rule: Constants, found: Array, keys: Array, lengths: Array) -> list[tuple[Array, Array]]:
+    """Page bounds that a compaction gave beside those of the keys it stored, where a step reads them."""
+    from kvc_trt.methods.verification import page_bounds
+
+    pages = decode_selection(rule.decode_selection).pages
+    return [(found, page_bounds(keys, lengths, rule.page_size))] if pages else []
 
 
 def prompt_runs() -> Mapping[str, PromptRun]:

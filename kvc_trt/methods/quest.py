@@ -13,18 +13,15 @@ newest one compete. Scores are float32, ties go to the lower page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import NOTHING
-from kvc_trt.methods.hybrid import run_paged
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
-from kvc_trt.methods.verification import StepRun
 from kvc_trt.operators.quest_attention import QUEST_ATTENTION
 
 if TYPE_CHECKING:
@@ -62,10 +59,6 @@ class PagesPerQueryHead(DecodeSelection):
     def describe(self, rule: Constants) -> str:
         """Whole pages."""
         return f"whole pages of {rule.page_size}, each query head its own"
-
-    def runs(self) -> Mapping[str, StepRun]:
-        """One operator."""
-        return {QUEST_ATTENTION.name: run_paged}
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

@@ -15,6 +15,7 @@ from kvc_trt.methods.layer_budget import SETTINGS, with_layer_budget
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.schema import Operator
 
 
 class Description(NamedTuple):
@@ -94,6 +95,13 @@ def describe() -> list[Description]:
         Description(one.name, one.summary, one.source, one.eviction.name, one.selection.name, one.overrides)
         for one in sorted(objects(Policy).values(), key=_place)
     ]
+
+
+def operators() -> Mapping[str, Operator]:
+    """Every operator by its name, those that methods define in their own files included."""
+    from kvc_trt.operators.registry import OPERATORS
+
+    return {**OPERATORS, **objects(Operator)}
 
 
 def _place(policy: Policy) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer
 from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
-from kvc_trt.methods.kinds import PromptEviction, decode_selection
+from kvc_trt.methods.kinds import PromptEviction, stored_bounds
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.verification import (
@@ -35,7 +35,6 @@ from kvc_trt.methods.verification import (
     RunnableAlone,
     float32,
     gathered,
-    page_bounds,
 )
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.compact_ranked import COMPACT_RANKED, TRIM
@@ -94,19 +93,13 @@ def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> 
             (cache_lengths, np.minimum(case.prompt_lengths, rule.prompt_budget)),
             (k_cache, gathered(case.k, indices)),
             (v_cache, gathered(case.v, indices)),
-            *_bounds(rule, bounds, k_cache, stored),
+            *stored_bounds(rule, bounds, k_cache, stored),
         ),
     )
 
 
 def _kept(case: PromptCase, rule: Constants, budget: int, indices: Array) -> KeptOfPrompt:
     return KeptOfPrompt(case, budget, indices, OBSERVED_ATTENTION.ranking(rule))
-
-
-def _bounds(rule: Constants, found: Array, keys: Array, lengths: Array) -> list[tuple[Array, Array]]:
-    """Page bounds beside what they should be, where a step reads them."""
-    pages = decode_selection(rule.decode_selection).pages
-    return [(found, page_bounds(keys, lengths, rule.page_size))] if pages else []
 
 
 def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
@@ -137,7 +130,7 @@ def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Fou
         (lengths, np.minimum(budgets, case.prompt_lengths)),
         (k_cache, gathered(case.k, indices)),
         (v_cache, gathered(case.v, indices)),
-        *_bounds(rule, bounds, k_cache, lengths),
+        *stored_bounds(rule, bounds, k_cache, lengths),
     )
     return Found(chosen, moved)
 

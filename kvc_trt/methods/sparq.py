@@ -14,7 +14,6 @@ k = floor(t/2); where S > D t even r = 1 exceeds that. Dense when it fits; score
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,7 @@ from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
-from kvc_trt.methods.verification import Found, ReadByStep, RunnableAlone, StepCase, StepRun
+from kvc_trt.methods.verification import Array
 from kvc_trt.operators.shapes import float32
 from kvc_trt.operators.sparq_attention import SPARQ_ATTENTION
 
@@ -70,22 +69,10 @@ class LargestChannels(DecodeSelection):
         mean = ", the mean value in place of the others" if rule.reallocate else ""
         return f"and the current one, scored by {rule.top_r} of each key's channels{mean}"
 
-    def runs(self) -> Mapping[str, StepRun]:
-        """One operator."""
-        return {SPARQ_ATTENTION.name: _run}
-
-
-def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-    """The second copy of the keys is moved bit for bit; the sum of values is a sum."""
-    keys, values, lengths = case.appended()
-    columns, total = np.ascontiguousarray(case.k_cache.swapaxes(2, 3)), case.v_cache.sum(2, dtype=np.float32)
-    found = operator.run(**case.inputs(), channels=columns, value_sum=total)
-    output, k_cache, v_cache, channels, value_sum, selected = found
-    return Found(
-        chosen=(ReadByStep(keys, values, lengths, output, selected),),
-        moved=((k_cache, keys), (v_cache, values), (channels, keys.swapaxes(2, 3))),
-        computed=((value_sum, values.sum(2, dtype=np.float64)),),
-    )
+    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
+        """Slots that are not in use hold zeros."""
+        total = values.sum(axis=2, dtype=np.float64).astype(np.float32)
+        return {"channels": np.ascontiguousarray(keys.swapaxes(2, 3)), "value_sum": total}
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

@@ -143,14 +143,17 @@ StepRun: TypeAlias = Callable[[RunnableAlone, StepCase, Constants], Found]
 
 
 def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
-    """Bounds as executors keep them, [B,G,2D,P]: maxima of K and of -K, the lowest finite value on empty pages."""
-    import torch
-
-    from kvc_trt import reference
-
-    low, high = reference.page_bounds(float32(keys), torch.from_numpy(np.ascontiguousarray(lengths)), page_size)
-    both = torch.cat([high, -low], dim=-1).transpose(2, 3).numpy()
-    return np.where(np.isfinite(both), both, LOWEST[str(keys.dtype)]).astype(keys.dtype)
+    """Bounds as executors keep them, [B,G,2D,P]: maxima of K and of -K over the first `lengths` [B] slots of `keys`
+    [B,G,C,D], the lowest finite value on empty pages."""
+    batch, heads, slots, size = keys.shape
+    pages = -(-slots // page_size)
+    used = (np.arange(slots) < np.asarray(lengths)[:, None])[:, None, :, None]
+    lowest = np.array(LOWEST[str(keys.dtype)], keys.dtype)
+    signed = np.full((batch, heads, pages * page_size, 2 * size), lowest, keys.dtype)
+    signed[:, :, :slots, :size] = np.where(used, keys, lowest)
+    signed[:, :, :slots, size:] = np.where(used, -keys, lowest)
+    maxima: Array = signed.reshape(batch, heads, pages, page_size, 2 * size).max(axis=3)
+    return np.ascontiguousarray(maxima.swapaxes(2, 3))
 
 
 def float32(array: Array) -> Tensor:

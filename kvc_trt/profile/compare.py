@@ -7,8 +7,6 @@ and value; ours are bytes, as allocated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from kvc_trt import policies
@@ -18,33 +16,6 @@ from kvc_trt.engine.resolved_build import resolve_parameters, with_defaults
 from kvc_trt.errors import InputError
 from kvc_trt.profile.model_size import cache_itemsize
 from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
-
-
-@dataclass(frozen=True)
-class Formula:
-    """Storage and traffic as fractions of dense, of the compression c."""
-
-    storage: Callable[[float], float]
-    traffic: Callable[[float], float]
-
-
-_ONE_CTH = Formula(lambda c: 1 / c, lambda c: 1 / c)
-_ROCKETKV = Formula(lambda c: c**-0.5 + 2 * c**-0.75, lambda c: 1 / c)
-_QUEST = Formula(lambda c: 1 + 1 / c, lambda c: 1 / c)
-FORMULAS: dict[str, Formula] = {
-    "full": Formula(lambda c: 1.0, lambda c: 1.0),
-    "rocketkv": _ROCKETKV,
-    "rocketkv-v1": _ROCKETKV,
-    "rocketkv-v2": _ROCKETKV,
-    "snapkv": _ONE_CTH,
-    "snapkv-gqa": _ONE_CTH,
-    "quest": _QUEST,
-    "quest-matched": _QUEST,
-    "sparq": Formula(lambda c: 2.0, lambda c: 1 / c),
-    "exact-topk": Formula(lambda c: 1.0, lambda c: 1 / c),
-    "exact-topk-group": Formula(lambda c: 1.0, lambda c: 1 / c),
-}
-"""The methods that Table 1 has a line for."""
 
 
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
@@ -73,7 +44,7 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
 def _row(name: str, filled: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
     plain = {"model", "token_budget", "max_input_len", "max_output_len", "split", "head_pattern", "layer_budget"}
     given = filled.model_dump(include=plain, exclude_none=True)
-    if name.startswith("rocketkv-"):
+    if policies.named(name).split is not None:
         given.pop("split", None)
     try:
         config = with_defaults(BuildConfig(**given, policy=name), choice)
@@ -84,7 +55,7 @@ def _row(name: str, filled: BuildConfig, choice: ModelChoice, weights: str) -> d
     full = full_cache_bytes(choice.config, sequence, itemsize)
     stored = cache_bytes(choice.config, parameters, itemsize)
     read = row_traffic(choice.config, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
-    formula, compression = FORMULAS.get(name), max(1.0, sequence / (filled.token_budget or sequence))
+    formula, compression = policies.named(name).published, max(1.0, sequence / (filled.token_budget or sequence))
     return {
         "policy": name,
         "stored_bytes": stored.total,

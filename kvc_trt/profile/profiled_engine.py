@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.benchmark import Benchmark, Peak, prefill_seconds
+from kvc_trt.graph.state import cache_sites
 from kvc_trt.profile.statistics import Summary, summarise
 from kvc_trt.profile.synthetic import cache_rows
 from kvc_trt.profile.traffic import entries_by_cache
@@ -75,7 +76,8 @@ class DecodeRun:
         executor = profiled.executor
         self._decode = executor.decode_greedy if isinstance(executor, GreedyExecutor) else executor.decode
         executor.allocate(rows)
-        rows_of = cache_rows(profiled.program.state, entries, profiled.parameters.page_size)
+        sites = cache_sites(profiled.program.model, profiled.parameters)
+        rows_of = cache_rows(sites, profiled.program.state, entries)
         profiled.benchmark.fill(profiled.executor, rows_of)
 
     def step_seconds(self) -> float:

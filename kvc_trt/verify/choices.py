@@ -60,18 +60,8 @@ def _select(
     query: Array, keys: Array, values: Array, lengths: Array, parameters: PolicyParameters, dtype: type
 ) -> reference.Selection:
     q, k, v = (torch.from_numpy(np.ascontiguousarray(array, dtype)) for array in (query, keys, values))
-    cache = layer_cache(k, v, torch.from_numpy(np.ascontiguousarray(lengths)), parameters)
+    cache = parameters.selection.layer_cache(k, v, torch.from_numpy(np.ascontiguousarray(lengths)), parameters)
     return parameters.selection.select(q, cache, parameters)
-
-
-def layer_cache(
-    keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, parameters: PolicyParameters
-) -> reference.LayerCache:
-    """What the reference's step reads: keys, values [B,G,C,D], lengths [B], and page bounds if the policy has them."""
-    cache = reference.LayerCache(keys, values, lengths)
-    if parameters.has_pages:
-        cache.page_min, cache.page_max = reference.page_bounds(keys, lengths, parameters.page_size)
-    return cache
 
 
 def compare_exactly(choice: ExactList) -> IndexComparison:

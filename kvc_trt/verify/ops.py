@@ -14,10 +14,12 @@ from kvc_trt.backends.harness import Array, Harness, Operator
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.kinds import prompt_runs, step_runs
 from kvc_trt.methods.verification import Choice, ExactList, Found, KeptOfPrompt, PromptCase, StepCase, float32
+from kvc_trt.operators.layer_budgets import LAYER_BUDGETS
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.reference.dense import causal_attention
 from kvc_trt.reference.squeeze import squeeze
 from kvc_trt.verify.checks import Check, at_most
-from kvc_trt.verify.choices import compare_either, compare_exactly, layer_cache
+from kvc_trt.verify.choices import compare_either, compare_exactly
 from kvc_trt.verify.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
 from kvc_trt.verify.outcome import Outcome, attend_selected, exact, maximum_error
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
 
 
 Case: TypeAlias = "PromptCase | StepCase | AttentionCase"
-
-
-PREFILL_ATTENTION, LAYER_BUDGETS = "KvcPrefillAttention", "KvcLayerBudgets"
-"""Operators that serve every method: all others are run as the kinds that call them say."""
 
 
 def check_operators(
@@ -51,7 +49,7 @@ def check_operators(
         cases = _cases(model, parameters, operator, dtype, seed)
         outcome = Outcome()
         for case in cases:
-            if operator.name == LAYER_BUDGETS and isinstance(case, PromptCase):
+            if operator.name == LAYER_BUDGETS.name and isinstance(case, PromptCase):
                 layers = engine.model.num_hidden_layers - engine.parameters.skip_layers
                 outcome += _run_layer_budgets(operator, case, parameters, layers)
             else:
@@ -65,11 +63,10 @@ def run_case(operator: Operator, case: Case, parameters: PolicyParameters) -> Ou
     """One operator on one case."""
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
-    found = (
-        prompt_runs()[operator.name](operator, case, parameters)
-        if isinstance(case, PromptCase)
-        else step_runs()[operator.name](operator, case, parameters)
-    )
+    if isinstance(case, PromptCase):
+        found = prompt_runs()[operator.name](operator, case, parameters)
+    else:
+        found = step_runs()[operator.name](operator, case, parameters)
     return _strict(case, _judged(case, found, parameters))
 
 
@@ -83,9 +80,9 @@ def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
 def _cases(
     model: ModelConfig, parameters: PolicyParameters, operator: Operator, dtype: str, seed: int
 ) -> Sequence[Case]:
-    if operator.name == PREFILL_ATTENTION:
+    if operator.name == PREFILL_ATTENTION.name:
         return list(attention_cases(model, dtype, seed))
-    if operator.name in (*prompt_runs(), LAYER_BUDGETS):
+    if operator.name in (*prompt_runs(), LAYER_BUDGETS.name):
         return list(prompt_cases(model, parameters, dtype, seed))
     return list(step_cases(model, parameters, dtype, seed))
 
@@ -97,7 +94,7 @@ def _checks(operator: Operator, names: Sequence[str], outcome: Outcome, bar: flo
         checks.append(index_check(f"{operator.name} indices", outcome.indices, where))
     if outcome.computes:
         checks.append(at_most(f"{operator.name} values", f"{cases} cases", outcome.value_error, bar, note=where))
-    if operator.name != PREFILL_ATTENTION:
+    if operator.name != PREFILL_ATTENTION.name:
         checks.append(at_most(f"{operator.name} caches", f"{cases} cases", outcome.copy_error, 0.0, note=where))
     return checks
 
@@ -183,7 +180,9 @@ def compare_step(
     if ranking is None:
         return compare_either(query, keys, values, lengths, output, selected, parameters)
     q, k, v, m = float32(query), float32(keys), float32(values), torch.from_numpy(lengths)
-    wanted, expected, *_ = parameters.selection.select(q, layer_cache(k, v, m, parameters), parameters)
+    wanted, expected, *_ = parameters.selection.select(
+        q, parameters.selection.layer_cache(k, v, m, parameters), parameters
+    )
     assert expected is not None
     compared = compare_selection(
         query, keys, lengths, expected.numpy(), selected, page_size=ranking.page_size, top_r=ranking.top_r
