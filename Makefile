@@ -81,7 +81,7 @@ emulation: emulation-plain
 plugins: $(VENV)/.cuda-build
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
 	$(NATIVE) cmake --build $(BUILD)
-	$(NATIVE) python benchmarks/kernel_resources.py $(BUILD)
+	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD)
 
 $(VENV)/.cuda-build: $(VENV)/.installed
 	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; \
@@ -92,7 +92,7 @@ test: lint types emulation-plain
 	$(NATIVE) pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: lint types types-tensorrt plugins test-sanitized
-	$(NATIVE) python benchmarks/kernel_resources.py $(BUILD) --check
+	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
 	$(NATIVE) pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
@@ -105,12 +105,12 @@ gpu: $(VENV)/.cuda-build
 	$(NATIVE) BUILD=$(BUILD) sh benchmarks/gpu_day.sh
 
 bench: env
-	$(RUN)/python benchmarks/decode_onnxruntime.py
-	$(RUN)/python benchmarks/prefill_memory.py
-	$(RUN)/python benchmarks/startup.py
+	$(RUN)/python -m benchmarks.decode_onnxruntime
+	$(RUN)/python -m benchmarks.prefill_memory
+	$(RUN)/python -m benchmarks.startup
 
 bench-accuracy: env
-	$(RUN)/python benchmarks/accuracy.py
+	$(RUN)/python -m benchmarks.accuracy
 
 clean:
 	rm -rf $(VENV) build dist engines .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

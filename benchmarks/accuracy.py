@@ -1,6 +1,6 @@
 """What every policy costs in answers at equal token budgets, on the shipped retrieval model.
 
-    python benchmarks/accuracy.py
+    python -m benchmarks.accuracy
 
 1,269 s of processor time, 31 minutes of wall time beside other work on two cores. Cells are kept in build/accuracy/
 while it runs, so an interrupted run goes on where it stopped. Writes benchmarks/results/accuracy-MODEL.json,
@@ -17,9 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import accuracy_page
-import machine
-
+from benchmarks import accuracy_page, machine
 from kvc_trt import policies
 from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, question_groups, variants
 from kvc_trt.accuracy.measure import Sampling
@@ -109,7 +107,7 @@ def write_result(report: AccuracyReport, spent: dict[str, int]) -> Path:
     ]  # fmt: skip
     head = {"machine": machine.record(), "settings": settings, "spent": spent, "order": order}
     text = json.dumps(head, indent=2)[:-2] + ',\n  "cells": [\n' + _lines([_compact(c.to_json()) for c in report.cells])
-    path = machine.RESULTS / f"accuracy-{MODEL}.json"
+    path = machine.result_path(f"accuracy-{MODEL}", head["machine"])
     write_whole(path, f"{text}\n  ]\n}}\n".encode())
     return path
 

@@ -42,7 +42,7 @@ def _head(report: AccuracyReport, record: Mapping[str, Any], spent: Mapping[str,
     rooms = ", ".join(f"{task} {room}" for task, room in settings["max_new_tokens"].items())
     return "\n".join(
         [
-            f"`python benchmarks/accuracy.py`, commit {record['commit']}, kvc-trt {versions['kvc_trt']}, ONNX Runtime "
+            f"`python -m benchmarks.accuracy`, commit {record['commit']}, kvc-trt {versions['kvc_trt']}, ONNX Runtime "
             f"{versions['onnxruntime']}, {record['device']}, {record['usable_cores']} cores; "
             f"{spent['processor_seconds']:,} s of processor time.",
             f"Model {settings['model']} ({settings['weights']}), {settings['samples']} questions per task, length and "

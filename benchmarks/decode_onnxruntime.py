@@ -1,8 +1,8 @@
 """Decode speed on ONNX Runtime's CPU: RocketKV against our own dense engine, interleaved in one run.
 
-    python benchmarks/decode_onnxruntime.py                       # everything: about fifteen minutes
-    python benchmarks/decode_onnxruntime.py --contexts 16384 --batches 1 --parts step
-    python benchmarks/decode_onnxruntime.py --parts attention     # one layer's attention, against a bare grouped matmul
+    python -m benchmarks.decode_onnxruntime                       # everything: about fifteen minutes
+    python -m benchmarks.decode_onnxruntime --contexts 16384 --batches 1 --parts step
+    python -m benchmarks.decode_onnxruntime --parts attention     # one layer's attention, against a bare grouped matmul
 
 Caches are filled synthetically; one step is one whole run of the decode graph. Every pair (dense, sparse) alternates,
 so a busy machine slows both. The figures are medians; the spread is the interquartile range over the median.
@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import machine
 import numpy as np
 import onnx
 import onnxruntime
 import psutil
 from onnx import ModelProto, TensorProto, helper
 
+from benchmarks import machine
 from kvc_trt import policies
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.build import build_decode

@@ -11,7 +11,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 3
 build=${BUILD:-build}
 limit=${LIMIT:-580}
-# Points of every size; the whole sweeps are `python benchmarks/kernels.py` and `python benchmarks/torch_backend.py`.
+# Points of every size; the whole sweeps are `python -m benchmarks.kernels` and `python -m benchmarks.torch_backend`.
 sweep=${SWEEP:---batches 1 8 32 --contexts 32768 131072 --budgets 512 2048 --samples 15}
 torch_sweep=${TORCH_SWEEP:---batches 1 8 --contexts 32768 --budgets 512 --steps 10}
 # One test of each kernel: a sanitizer makes a kernel tens of times slower.
@@ -64,12 +64,12 @@ part() {
     compare) timed "comparisons with the reference" python -m pytest -m gpu -q ;;
     sanitize) sanitized ;;
     # shellcheck disable=SC2086  # a list of arguments
-    kernels) timed "timings of the kernels" python benchmarks/kernels.py $sweep ;;
-    engine) timed "an engine on the torch backend" python benchmarks/torch_engine.py ;;
+    kernels) timed "timings of the kernels" python -m benchmarks.kernels $sweep ;;
+    engine) timed "an engine on the torch backend" python -m benchmarks.torch_engine ;;
     # shellcheck disable=SC2086
     torch)
         left=$((limit - $(date +%s) + started - 30))
-        timed "timings of the torch backend" python benchmarks/torch_backend.py --seconds "$left" $torch_sweep
+        timed "timings of the torch backend" python -m benchmarks.torch_backend --seconds "$left" $torch_sweep
         ;;
     *)
         echo "error: no part $1; expected build compare engine kernels torch sanitize" >&2

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 
 import torch
-from gpu_timing import Call
-from kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.gpu_timing import Call
+from benchmarks.kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
 from kvc_trt.operators.compact import COMPACT
 

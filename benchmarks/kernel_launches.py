@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 
+from benchmarks.kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 from kvc_trt.kernels.library import KernelLibrary
 
 

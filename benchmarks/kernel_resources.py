@@ -1,8 +1,8 @@
 """What the compiler made of every kernel, and how a layer of Llama-3.1-8B launches them. No GPU is needed.
 
     make plugins                                          # builds the libraries, then prints this
-    python benchmarks/kernel_resources.py build --write   # into docs/kernels-resources.md
-    python benchmarks/kernel_resources.py build --check   # fails where that file is stale or a register spills
+    python -m benchmarks.kernel_resources build --write   # into docs/kernels-resources.md
+    python -m benchmarks.kernel_resources build --check   # fails where that file is stale or a register spills
 
 BUILD is a CMake build folder with libkvc_kernels.so (cuobjdump and nvdisasm read it) and libkvc_emulation.so (records
 the launches).
@@ -16,20 +16,18 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import cubin
-import kernel_launches
-from cubin import KernelCode
-from kernel_cases import OPERATIONS, Case
-from kernel_launches import Launch
-from kernel_traffic import call_traffic, kernel_traffic
-from occupancy import MULTIPROCESSORS, resident_ctas
-
+from benchmarks import cubin, kernel_launches
+from benchmarks.cubin import KernelCode
+from benchmarks.kernel_cases import OPERATIONS, Case
+from benchmarks.kernel_launches import Launch
+from benchmarks.kernel_traffic import call_traffic, kernel_traffic
+from benchmarks.occupancy import MULTIPROCESSORS, resident_ctas
 from kvc_trt.profile.floor import ACCELERATORS
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "kernels-resources.md"
 BATCHES = (1, 8, 32)
 CONTEXT, BUDGET = 32768, 512
-COMMAND = "make plugins && .venv/bin/python benchmarks/kernel_resources.py build --write"
+COMMAND = "make plugins && .venv/bin/python -m benchmarks.kernel_resources build --write"
 
 
 def document(codes: Sequence[KernelCode], launches: dict[tuple[str, int], list[Launch]], compiler: str) -> str:

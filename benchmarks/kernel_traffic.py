@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
-
+from benchmarks.kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 from kvc_trt.profile.floor import Accelerator
 
 FLOAT, INDEX = 4, 4

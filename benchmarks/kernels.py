@@ -1,8 +1,8 @@
 """Speed of the CUDA kernels on a GPU, beside their floor and beside dense attention by others.
 
-    python benchmarks/kernels.py                              # the whole sweep: a few minutes on an H200
-    python benchmarks/kernels.py --batches 1 --contexts 32768 --budgets 512 --operations hybrid dense
-    KVC_TRT_KERNELS=$PWD/build/libkvc_kernels.so python benchmarks/kernels.py
+    python -m benchmarks.kernels                              # the whole sweep: a few minutes on an H200
+    python -m benchmarks.kernels --batches 1 --contexts 32768 --budgets 512 --operations hybrid dense
+    KVC_TRT_KERNELS=$PWD/build/libkvc_kernels.so python -m benchmarks.kernels
 
 One layer of Llama-3.1-8B in bf16 under RocketKV; every constant comes from kvc_trt.policies. Calls run in a CUDA graph
 from a cold L2 cache (gpu_timing.py); bytes and floors are formulas (kernel_traffic.py), the floor by this GPU's own
@@ -19,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-import machine
 import torch
-from kernel_cases import ITEM_BYTES, OPERATIONS, Case, tensor_bytes
-from kernel_traffic import Traffic, call_traffic
 
+from benchmarks import machine
+from benchmarks.kernel_cases import ITEM_BYTES, OPERATIONS, Case, tensor_bytes
+from benchmarks.kernel_traffic import Traffic, call_traffic
 from kvc_trt.errors import KvcError
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.loading import VARIABLE, current_library
@@ -83,8 +83,7 @@ def memory_needed(point: Point, sets: int) -> int:
 
 def measured(point: Point, library: KernelLibrary, bandwidth: float, options: argparse.Namespace) -> dict[str, Any]:
     """One entry of the result: figures, or the reason why there are none."""
-    import gpu_timing
-    import kernel_calls
+    from benchmarks import gpu_timing, kernel_calls
 
     entry: dict[str, Any] = {"name": point.name, "batch": point.case.batch, "context": point.case.context}
     if point.name in NEEDS_BUDGET:
@@ -112,7 +111,7 @@ def measured(point: Point, library: KernelLibrary, bandwidth: float, options: ar
 
 def sweep(library: KernelLibrary, options: argparse.Namespace) -> dict[str, Any]:
     """The whole result."""
-    import gpu_timing
+    from benchmarks import gpu_timing
 
     torch.cuda.init()
     bandwidth = gpu_timing.copy_bandwidth()

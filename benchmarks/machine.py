@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,53 @@ from kvc_trt.machine import machine_record
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+UNCOMMITTED = RESULTS / "uncommitted"
+"""Where results of changed code go: git ignores it."""
+WRITTEN = ("benchmarks/results", "docs/results")
+"""What benchmarks themselves write: a change there does not change the code."""
 
 
 def commit() -> str | None:
     """The commit the code was run from, with `-dirty` where tracked files differ from it; None outside a checkout."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
+    found = _git("rev-parse", "--short=12", "HEAD")
+    if found is None:
         return None
+    others = [f":!{path}" for path in WRITTEN]
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
+    return f"{found}-dirty" if changed else found
 
 
 def record() -> dict[str, Any]:
     return {**machine_record(), "commit": commit()}
 
 
+def result_path(name: str, machine: dict[str, Any]) -> Path:
+    """Where NAME.json of this `record()` belongs.
+
+    Figures of code that no commit holds cannot be repeated: from a changed tree they go to `uncommitted/`, and that is
+    said.
+    """
+    if not str(machine["commit"]).endswith("-dirty"):
+        return RESULTS / f"{name}.json"
+    UNCOMMITTED.mkdir(parents=True, exist_ok=True)
+    path = UNCOMMITTED / f"{name}.json"
+    print(f"tracked files differ from commit {machine['commit']}: result in {path}", file=sys.stderr)
+    return path
+
+
 def write_result(name: str, result: dict[str, Any]) -> Path:
-    """Writes `benchmarks/results/NAME.json` = {machine, **result}; whole or not at all."""
-    target = RESULTS / f"{name}.json"
-    write_json(target, {"machine": record(), **result})
+    """Writes NAME.json = {machine, **result} where it belongs; whole or not at all."""
+    machine = record()
+    target = result_path(name, machine)
+    write_json(target, {"machine": machine, **result})
     return target
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,7 +1,7 @@
 """A long prompt through the benchmark model: peak memory above the weights, and what compaction takes of prefill.
 
-    python benchmarks/prefill_memory.py                 # 32,768 tokens; some minutes on two cores
-    python benchmarks/prefill_memory.py --tokens 8192
+    python -m benchmarks.prefill_memory                 # 32,768 tokens; some minutes on two cores
+    python -m benchmarks.prefill_memory --tokens 8192
 
 The bars: 3 GB above the weights, compaction under 10% of prefill. The run is recorded by ONNX Runtime's own profiler,
 so one prefill gives all three figures. Resident memory counts the mapped pages of the weight file; they are subtracted.
@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import machine
 import numpy as np
-from decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 
+from benchmarks import machine
+from benchmarks.decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 from kvc_trt import policies
 from kvc_trt.backends.host_memory import watch_memory
 from kvc_trt.backends.onnxruntime.benchmark import COMPACTION, function_times

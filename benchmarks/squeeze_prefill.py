@@ -1,7 +1,7 @@
 """What layer budgets that are set for each prompt cost a prefill: rocketkv with and without, in turns, in one run.
 
-    python benchmarks/squeeze_prefill.py --write                  # 1,024 to 8,192 tokens: 15 minutes of one core
-    python benchmarks/squeeze_prefill.py --tokens 1024 --pairs 3
+    python -m benchmarks.squeeze_prefill --write                  # 1,024 to 8,192 tokens: 15 minutes of one core
+    python -m benchmarks.squeeze_prefill --tokens 1024 --pairs 3
 
 Both engines are in memory at once and take turns, each first every other time. The overhead of a pair is the ratio of
 its two runs; the figures are the median of the pairs and their quartiles. Seconds of the processor count, not of the
@@ -24,11 +24,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import machine
 import numpy as np
-from decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 from numpy.typing import NDArray
 
+from benchmarks import machine
+from benchmarks.decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 from kvc_trt import policies
 from kvc_trt.backends.host_memory import watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor

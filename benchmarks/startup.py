@@ -1,6 +1,6 @@
 """How long the command line takes to answer `--help` and `plan`: medians over fresh processes.
 
-    python benchmarks/startup.py
+    python -m benchmarks.startup
 
 The bars: `--help` under 0.3 s, `plan` under 1 s. Nothing heavy is imported by either.
 """
@@ -13,7 +13,7 @@ import sys
 import time
 from statistics import median
 
-import machine
+from benchmarks import machine
 
 PLAN = ["plan", "--model", "llama3.1-8b", "--policy", "rocketkv", "--token-budget", "512", "--max-input-len", "131072"]
 COMMANDS = {"help": (["--help"], 0.3), "plan": (PLAN, 1.0)}

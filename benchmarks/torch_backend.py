@@ -1,8 +1,8 @@
 """Decode throughput and prefill memory of the torch backend on a GPU: RocketKV against dense, floor and ceiling.
 
-    python benchmarks/torch_backend.py                                  # every cell: about half an hour on an H200
-    python benchmarks/torch_backend.py --batches 1 --contexts 32768 --budgets 512
-    python benchmarks/torch_backend.py --parts prefill --contexts 32768
+    python -m benchmarks.torch_backend                                  # every cell: about half an hour on an H200
+    python -m benchmarks.torch_backend --batches 1 --contexts 32768 --budgets 512
+    python -m benchmarks.torch_backend --parts prefill --contexts 32768
 
 Llama-3.1-8B with random weights in bf16, caches filled synthetically. A step is what a server does: tokens up, one
 CUDA graph, the sampled tokens down, measured on the host's clock. Dense is our own kernel, and FlashInfer's and
@@ -21,15 +21,14 @@ from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-import machine
 import numpy as np
 import torch
-import torch_baselines
-from kernel_calls import page_bounds
-from kernel_cases import MODEL
-from kernels import CANNOT, cuda_library
-from torch_cases import FORMATS, Cell, against_dense, cells, figures
 
+from benchmarks import machine, torch_baselines
+from benchmarks.kernel_calls import page_bounds
+from benchmarks.kernel_cases import MODEL
+from benchmarks.kernels import CANNOT, cuda_library
+from benchmarks.torch_cases import FORMATS, Cell, against_dense, cells, figures
 from kvc_trt.backends.torch.benchmark import TimedDecoder
 from kvc_trt.backends.torch.elementwise import compiled
 from kvc_trt.backends.torch.executor import TorchExecutor
@@ -115,7 +114,7 @@ def open_cell(cell: Cell, weights: TorchWeights) -> TorchExecutor:
 
 def measured(cell: Cell, weights: TorchWeights, bandwidth: float, steps: int) -> dict[str, Any]:
     """One entry of the result: figures, or the reason why there are none."""
-    import gpu_timing
+    from benchmarks import gpu_timing
 
     entry: dict[str, Any] = {"name": cell.name, "batch": cell.batch, "context": cell.context, "budget": cell.budget}
     if reason := torch_baselines.unavailable(cell.name, cell.parameters.layer_capacity(0)):
@@ -266,7 +265,7 @@ def count(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     cuda_library()
-    import gpu_timing
+    from benchmarks import gpu_timing
 
     bandwidth = gpu_timing.copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e9:.0f} GB/s")

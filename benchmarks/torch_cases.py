@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from kernel_cases import ITEM_BYTES, MODEL, NEW_TOKENS
-
+from benchmarks.kernel_cases import ITEM_BYTES, MODEL, NEW_TOKENS
 from kvc_trt import policies
 from kvc_trt.backends.torch import memory
 from kvc_trt.engine.program import Program

@@ -1,7 +1,7 @@
 """An engine on the torch backend of this machine's GPU: every rung of verify, and a profile. Seconds to minutes.
 
-    python benchmarks/torch_engine.py                              # retrieval-tiny in bf16 and fp16
-    python benchmarks/torch_engine.py --weights bf16 --model llama3.1-8b --random-weights 0 --level ops
+    python -m benchmarks.torch_engine                              # retrieval-tiny in bf16 and fp16
+    python -m benchmarks.torch_engine --weights bf16 --model llama3.1-8b --random-weights 0 --level ops
 
 The engines are built into a temporary folder. The result goes to benchmarks/results/torch_engine.json; the exit status
 is 1 where a verification fails, 3 without a GPU.
@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import machine
-from kernels import CANNOT, cuda_library
-
+from benchmarks import machine
+from benchmarks.kernels import CANNOT, cuda_library
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run as command
 from kvc_trt.engine import Engine
@@ -72,7 +71,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     cuda_library()
-    import gpu_timing
+    from benchmarks import gpu_timing
 
     entries: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as root:

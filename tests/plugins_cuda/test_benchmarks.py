@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import cubin
-import gpu_timing
-import kernel_calls
-import kernel_cases
-import kernel_launches
-import kernel_resources
-import kernels
 import pytest
 import torch
-from kernel_cases import Case
-from kernel_launches import Launch
-from kernel_traffic import Traffic, call_traffic, kernel_traffic
-from occupancy import occupancy, resident_ctas
 
+from benchmarks import cubin, gpu_timing, kernel_calls, kernel_cases, kernel_launches, kernel_resources, kernels
+from benchmarks.kernel_cases import Case
+from benchmarks.kernel_launches import Launch
+from benchmarks.kernel_traffic import Traffic, call_traffic, kernel_traffic
+from benchmarks.occupancy import occupancy, resident_ctas
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.profile.floor import H100, H200
 from kvc_trt.profile.traffic import row_traffic

@@ -5,15 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import replace
 
-import kernel_cases
 import pytest
 import torch
-import torch_backend
-import torch_baselines
-import torch_cases
-import torch_engine
-from torch_cases import Cell
 
+from benchmarks import kernel_cases, torch_backend, torch_baselines, torch_cases, torch_engine
+from benchmarks.torch_cases import Cell
 from kvc_trt import reference
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.kernels.ops import kvc

@@ -20,8 +20,8 @@ case "$*" in
 esac
 """
 PARTS = (
-    "cmake -S . -B out", "cmake --build out", "python -m pytest -m gpu -q ", "python benchmarks/torch_engine.py",
-    "python benchmarks/kernels.py", "python benchmarks/torch_backend.py --seconds",
+    "cmake -S . -B out", "cmake --build out", "python -m pytest -m gpu -q ", "python -m benchmarks.torch_engine",
+    "python -m benchmarks.kernels", "python -m benchmarks.torch_backend --seconds",
     "compute-sanitizer --tool memcheck", "compute-sanitizer --tool racecheck", "compute-sanitizer --tool synccheck",
 )  # fmt: skip
 
@@ -57,13 +57,13 @@ def test_one_call_does_everything_in_order(day):
 def test_parts_can_be_chosen_and_a_failure_does_not_end_the_day(day):
     status, calls, _ = day("compare", "engine", BAD="pytest")
     assert status == 1
-    assert [call.split()[1] for call in calls] == ["-m", "benchmarks/torch_engine.py"]
+    assert [call.split()[2] for call in calls] == ["pytest", "benchmarks.torch_engine"]
     status, _, told = day("everything")
     assert (status, told.count("expected build compare engine kernels torch sanitize")) == (2, 1)
 
 
 def test_what_the_time_does_not_suffice_for_is_said(day):
-    status, calls, told = day("kernels", "engine", SLOW="kernels.py", LIMIT="2")
+    status, calls, told = day("kernels", "engine", SLOW="benchmarks.kernels", LIMIT="2")
     assert status == 1
     assert len(calls) == 1
     assert "stopped: timings of the kernels: 2 s are over" in told

@@ -1,0 +1,65 @@
+"""Results of benchmarks name the code they came from, and none of changed code is committed unsaid."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from benchmarks import machine
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository of one commit in place of this one."""
+    (tmp_path / "code.py").write_text("a = 1\n")
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (results / "old.json").write_text("{}\n")
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "one"]):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *command], check=True, capture_output=True)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "RESULTS", results)
+    monkeypatch.setattr(machine, "UNCOMMITTED", results / "uncommitted")
+    return tmp_path
+
+
+def test_a_result_of_a_commit_is_written_beside_the_others(checkout, capsys):
+    written = machine.write_result("speed", {"figure": 3})
+    assert written == checkout / "benchmarks" / "results" / "speed.json"
+    assert re.fullmatch("[0-9a-f]{12}", json.loads(written.read_text())["machine"]["commit"])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_result_of_changed_code_is_kept_apart_and_that_is_said(checkout, capsys):
+    (checkout / "code.py").write_text("a = 2\n")
+    written = machine.write_result("speed", {"figure": 3})
+    assert written == checkout / "benchmarks" / "results" / "uncommitted" / "speed.json"
+    assert json.loads(written.read_text())["machine"]["commit"].endswith("-dirty")
+    assert str(written) in capsys.readouterr().err
+
+
+def test_results_of_an_earlier_benchmark_are_no_change_of_the_code(checkout):
+    (checkout / "benchmarks" / "results" / "old.json").write_text('{"new": 1}\n')
+    assert not machine.commit().endswith("-dirty")
+
+
+def test_outside_a_checkout_there_is_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert machine.commit() is None
+
+
+def test_every_committed_result_is_listed_with_the_code_it_came_from():
+    """A result of changed code is an exception that the list names; it takes no new ones."""
+    listed = dict(
+        re.findall(r"^\| `(\S+\.json)` \|.*\| (.*) \|$", (machine.RESULTS / "README.md").read_text(), re.MULTILINE)
+    )
+    results = {path.name: json.loads(path.read_text()) for path in machine.RESULTS.glob("*.json")}
+    assert listed.keys() == results.keys()
+    dirty = {name for name, result in results.items() if "-dirty" in result["machine"]["commit"]}
+    assert dirty == {name for name, code in listed.items() if "-dirty" in code}
+    assert dirty <= {"accuracy-retrieval-text.json", "squeeze_prefill.json"}

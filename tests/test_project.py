@@ -1,0 +1,45 @@
+"""Files of the project itself: what they say about versions, markers and hooks is what holds."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+from kvc_trt import __version__
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_the_changelog_has_the_packages_version_and_dates_in_order():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d{2}-\d{2}))?$", text, re.MULTILINE)
+    assert headings[0] == ("Unreleased", "")
+    versions, dates = zip(*headings[1:], strict=True)
+    assert versions[0] == __version__
+    assert all(dates)
+    assert list(dates) == sorted(dates, reverse=True)
+
+
+def test_every_marker_is_explained_to_contributors():
+    markers = {marker.partition(":")[0] for marker in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+    table = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert table == markers
+
+
+def test_hooks_of_a_commit_run_the_pinned_tools():
+    """Each from the environment that pyproject pins: no version is written a second time."""
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [repository["repo"] for repository in hooks] == ["local"]
+    tools = {hook["entry"].split()[0] for hook in hooks[0]["hooks"]}
+    assert tools == {f".venv/bin/{name}" for name in ("ruff", "clang-format", "mypy")}
+    pinned = {requirement.partition("==")[0] for requirement in PYPROJECT["project"]["optional-dependencies"]["test"]}
+    assert {"ruff", "clang-format", "mypy"} <= pinned
