@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +13,16 @@ from kvc_trt.backends.registry import ChosenBackend, backends, runners, select_b
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import BuildResult, build_engine
 from kvc_trt.engine.calibration import calibrated
+from kvc_trt.engine.manifest import sealed
 from kvc_trt.engine.model_choice import ModelSource, choose_model, open_source
 from kvc_trt.engine.resolved_build import ResolvedBuild, for_source, resolve
-from kvc_trt.engine.verified import is_verified, record_verified
+from kvc_trt.engine.stages import cache_root
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.progress import Progress
 from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
+    from kvc_trt.engine import Engine
     from kvc_trt.verify.report import Report
 
 
@@ -83,7 +86,8 @@ def default_name(model: str, policy: str) -> str:
 
 def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -> Report | None:
     """Run the quick ladder, unless this very engine has passed it before."""
-    if result.status == "up to date" and is_verified(result.engine):
+    marker = _passed_marker(result.engine)
+    if result.status == "up to date" and marker.is_file():
         progress.note("verification: passed after an earlier build of this engine")
         return None
     from kvc_trt.verify.ladder import verify
@@ -94,8 +98,14 @@ def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -
         progress.note(f"verification: {backend} runs the engine's weights; nothing here runs plans of {built_for}")
     report = verify(result.engine, level="quick", backend=backend, checkpoint=checkpoint, progress=progress)
     if report.passed:
-        record_verified(result.engine)
+        marker.parent.mkdir(mode=0o700, exist_ok=True)
+        marker.touch()
     return report
+
+
+def _passed_marker(engine: Engine) -> Path:
+    """The file in the cache that says that this very engine, byte for byte, has passed the quick ladder."""
+    return cache_root() / "verified" / hashlib.sha256(sealed(engine.manifest)).hexdigest()
 
 
 def _checkpoint_beside(request: ResolvedBuild, source: ModelSource) -> Path | None:

@@ -10,8 +10,7 @@ import click
 from kvc_trt.cli import printing
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.tensorrt_llm.llm_api import Export
-    from kvc_trt.backends.tensorrt_llm.llm_api_schema import AttentionBackend, KtCacheDtype
+    from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, KtCacheDtype
 
 
 @click.group()
@@ -45,8 +44,7 @@ def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype
     """
     from kvc_trt.atomic_files import write_new_file
     from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
-    from kvc_trt.backends.tensorrt_llm.llm_api_source import read_source
-    from kvc_trt.backends.tensorrt_llm.llm_api_text import yaml_text
+    from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source, yaml_text
 
     found = read_source(source)
     export = export_llm_api(
@@ -83,7 +81,7 @@ def tensorrt_llm(engine_dir: Path, directory: Path) -> None:
 
 
 def _summary(export: Export, file: str) -> str:
-    from kvc_trt.backends.tensorrt_llm.llm_api_text import traffic_lines
+    from kvc_trt.backends.tensorrt_llm.llm_api_file import traffic_lines
 
     parts = [f"{file}: TensorRT-LLM's RocketKV for policy {export.parameters.policy}"]
     for title, lines in (

@@ -119,6 +119,8 @@ def _measured(
 
 
 def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
+    from kvc_trt.backends.registry import backends
+
     if (engine is None) == (given["model"] is None):
         raise click.UsageError("--level tasks takes either ENGINE or --model")
     if engine is not None:
@@ -129,8 +131,9 @@ def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
             raise click.UsageError("--checkpoint: an engine has its own weights; --model takes another's")
     elif given["backend"] not in (None, "onnxruntime") or given["kernels"] is not None:
         raise click.UsageError("--backend, --kernels: engines of --model are built in memory, for onnxruntime")
-    if given["kernels"] is not None and given["backend"] != "torch":
-        raise click.UsageError("--kernels goes with --backend torch")
+    able = [name for name, each in backends().items() if each.calls_kernels]
+    if given["kernels"] is not None and given["backend"] not in able:
+        raise click.UsageError(f"--kernels goes with --backend {' or '.join(able)}")
 
 
 def _check_names(rooms: int | Mapping[str, int] | None) -> None:

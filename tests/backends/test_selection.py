@@ -12,7 +12,7 @@ from kvc_trt.backends.registry import backend, select_backend
 from kvc_trt.backends.tensorrt import machine
 from kvc_trt.backends.tensorrt.machine import Gpu, GpuMachine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
-from kvc_trt.backends.tensorrt_llm import loading
+from kvc_trt.backends.tensorrt_llm import builder_api
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION
@@ -67,7 +67,7 @@ def test_the_tensorrt_of_tensorrt_llm_needs_no_parser(monkeypatch):
     library = PluginLibrary("plugins", Path("/opt/libkvc_plugins.so"), "ab" * 32, ABI_VERSION, "cuda")
     here = GpuMachine("10.14.1.48", None, (13, 0), None, (13, 0), gpu, None, (library,))
     monkeypatch.setattr(machine, "inspect_machine", lambda: here)
-    monkeypatch.setattr(loading, "installed", {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}.get)
+    monkeypatch.setattr(builder_api, "installed", {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}.get)
     assert backend("tensorrt-llm").probe().usable
     assert backend("tensorrt").probe().missing == ("TensorRT: expected 10.15 or newer, found 10.14.1.48",)
 

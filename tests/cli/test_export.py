@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kvc_trt.backends.tensorrt_llm.llm_api_text import parse
+from kvc_trt.backends.tensorrt_llm.llm_api_file import parse
 from kvc_trt.cli.main import run
 from kvc_trt.models.presets import build_configs_directory
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvc_trt.backends import break_even as both
+from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
 from kvc_trt.methods.parameters import PolicyParameters
@@ -34,11 +34,11 @@ def break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> 
         "onnxruntime": onnxruntime.__version__,
         "cores": os.cpu_count(),
     }
-    return both.remembered(identity, lambda: _measure(model, parameters, dtype))
+    return remembered(identity, lambda: _measure(model, parameters, dtype))
 
 
 def _measure(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
-    thin = both.attention_only(model, parameters, dtype, STATE_BYTES)
+    thin = attention_only(model, parameters, dtype, STATE_BYTES)
     shared: dict[str, Any] = {}
 
     def open_form(name: str, form: PolicyParameters) -> OnnxRuntimeExecutor:
@@ -49,7 +49,7 @@ def _measure(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> in
 
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        return both.compared(parameters, open_form)
+        return compared(parameters, open_form)
 
 
 def _executor(directory: Path, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> OnnxRuntimeExecutor:

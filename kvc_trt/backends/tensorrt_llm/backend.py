@@ -40,7 +40,7 @@ class TensorRtLlmBackend(Backend):
     def probe(self) -> Probe:
         """All that TensorRT needs besides, but an older TensorRT: it reads no graph."""
         from kvc_trt.backends.tensorrt.requirements import probe_machine
-        from kvc_trt.backends.tensorrt_llm.loading import PACKAGES, probe
+        from kvc_trt.backends.tensorrt_llm.builder_api import PACKAGES, probe
 
         facts, (versions, others) = probe(), probe_machine(PACKAGES)
         missing = (*facts.missing, *map(str, others))

@@ -14,10 +14,9 @@ from typing import Any
 from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.requirements import missing_here, refuse
+from kvc_trt.backends.tensorrt_llm.builder_api import PACKAGES, BuilderApi, installed, load_builder_api, require_builder
 from kvc_trt.backends.tensorrt_llm.layers import Layers
-from kvc_trt.backends.tensorrt_llm.loading import PACKAGES, installed, load_builder_api, require_builder
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
-from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
 from kvc_trt.engine.build import Maker
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.resolved_build import ResolvedBuild
@@ -103,9 +102,5 @@ def _library(machine: GpuMachine) -> PluginLibrary:
 def _api_with_plugins() -> BuilderApi:
     """The builder with our plugins in TensorRT's registry, once per process: a library cannot be loaded twice."""
     library, api = _library(_here()), load_builder_api()
-    _kept.append(load_plugins(library, api.tensorrt))
+    load_plugins(library, api.tensorrt)
     return api
-
-
-_kept: list[Any] = []
-"""What `load_plugins` returned: it must live as long as anything that was built with it."""

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from kvc_trt.backends.tensorrt.profiles import Range, decode_profiles, prefill_profiles
-from kvc_trt.backends.tensorrt_llm import plugins
-from kvc_trt.backends.tensorrt_llm.layers import Angles, Layers
-from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi, Tensor
+from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi, Tensor
+from kvc_trt.backends.tensorrt_llm.layers import Angles, Layers, compact, dense_attention, hybrid_attention
 from kvc_trt.graph.state import state_tensors, uses_pages
 from kvc_trt.methods.parameters import PolicyParameters
 
@@ -65,9 +64,9 @@ def define_decode(layers: Layers, parameters: PolicyParameters, max_batch_size: 
         caches = [_input(layers.api, one.name, one.dtype, [rows, *one.shape]) for one in of_layer]
         inputs = [new[0].cast(model.dtype), *new[1:], *caches, f.select(cache_lengths, 0, layer)]
         if uses_pages(parameters, layer):
-            attended, *written = plugins.hybrid_attention(layers.api, parameters, inputs)
+            attended, *written = hybrid_attention(layers.api, parameters, inputs)
         else:
-            attended, *written = plugins.dense_attention(layers.api, slice_until, inputs)
+            attended, *written = dense_attention(layers.api, slice_until, inputs)
         for tensor, output in zip(of_layer, written, strict=False):  # behind the state stands `selected`, unused here
             output.mark_output(tensor.aliased_output, tensor.dtype)
         x = _after_attention(layers, x, attended, name)
@@ -133,7 +132,7 @@ def _last_queries(layers: Layers, query: Tensor, grid: Sequence[Tensor], window:
 def _store(layers: Layers, parameters: PolicyParameters, layer: int, inputs: Sequence[Tensor]) -> Tensor:
     """Compact the layer's prompt, mark its state as outputs, return its cache lengths [B]."""
     pages, dtype = uses_pages(parameters, layer), layers.model.dtype
-    k_cache, v_cache, bounds, lengths, _ = plugins.compact(layers.api, parameters, layer, inputs, pages)
+    k_cache, v_cache, bounds, lengths, _ = compact(layers.api, parameters, layer, inputs, pages)
     k_cache.mark_output(f"k_cache.{layer}", dtype)
     v_cache.mark_output(f"v_cache.{layer}", dtype)
     if pages:

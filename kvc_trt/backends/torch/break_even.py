@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.backends import break_even as both
+from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ def break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> 
         "gpu": torch.cuda.get_device_name(device),
         "kernels": hashlib.sha256(library.path.read_bytes()).hexdigest(),
     }
-    return both.remembered(identity, lambda: measure(model, parameters, dtype, device))
+    return remembered(identity, lambda: measure(model, parameters, dtype, device))
 
 
 def measure(
     model: ModelConfig, parameters: PolicyParameters, dtype: str, device: torch.device, state_bytes: int = STATE_BYTES
 ) -> int:
     """Measure on a device, whatever it is."""
-    thin = both.attention_only(model, parameters, dtype, state_bytes)
-    return both.compared(parameters, lambda _, form: _executor(thin, form, dtype, device))
+    thin = attention_only(model, parameters, dtype, state_bytes)
+    return compared(parameters, lambda _, form: _executor(thin, form, dtype, device))
 
 
 def _executor(model: ModelConfig, parameters: PolicyParameters, dtype: str, device: torch.device) -> TorchExecutor:

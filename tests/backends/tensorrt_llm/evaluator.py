@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from kvc_trt.backends.tensorrt_llm.protocol import BuilderApi
+from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi
 from kvc_trt.kernels import reference_ops
 
 DTYPES = {

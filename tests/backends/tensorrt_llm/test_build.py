@@ -9,7 +9,7 @@ from kvc_trt.backends.registry import backends, open_engine
 from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.machine import Gpu, GpuMachine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
-from kvc_trt.backends.tensorrt_llm import build, loading
+from kvc_trt.backends.tensorrt_llm import build, builder_api
 from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, read_engine_directory
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
@@ -29,7 +29,7 @@ GPU = Gpu("NVIDIA H200", (9, 0), 141 << 30, 140 << 30)
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):
-    monkeypatch.setattr(loading, "installed", INSTALLED.get)
+    monkeypatch.setattr(builder_api, "installed", INSTALLED.get)
     monkeypatch.setattr(build, "installed", INSTALLED.get)
     build._here.cache_clear()
     build._api_with_plugins.cache_clear()
@@ -91,7 +91,7 @@ def test_what_the_missing_here_is_said(facts, message, request_and_source, machi
 
 
 def test_without_tensorrt_llm_the_machine_is_not_even_looked_at(request_and_source, monkeypatch):
-    monkeypatch.setattr(loading, "installed", {}.get)
+    monkeypatch.setattr(builder_api, "installed", {}.get)
     monkeypatch.setattr(build, "inspect_machine", lambda: pytest.fail("looked"))
     with pytest.raises(UnsupportedEnvironment, match="needs Python package tensorrt_llm"):
         build.target(request_and_source[0])

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvc_trt import policies
-from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api, nearest_page_size
-from kvc_trt.backends.tensorrt_llm.llm_api_schema import LlmApiConfiguration, RocketSparseAttention
-from kvc_trt.backends.tensorrt_llm.llm_api_text import parse, yaml_text
+from kvc_trt.backends.tensorrt_llm.llm_api import (
+    LlmApiConfiguration,
+    RocketSparseAttention,
+    export_llm_api,
+    nearest_page_size,
+)
+from kvc_trt.backends.tensorrt_llm.llm_api_file import parse, yaml_text
 from kvc_trt.errors import InputError
 from kvc_trt.models.presets import list_presets, load_preset
 from kvc_trt.validation import validated

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvc_trt import policies
-from kvc_trt.backends import break_even as both
+from kvc_trt.backends import break_even as shared
 from kvc_trt.backends.registry import backend
 from kvc_trt.backends.torch import break_even as module
 from kvc_trt.cli.main import run
@@ -31,25 +31,25 @@ def test_a_build_for_pytorch_asks_pytorch(parameters, monkeypatch):
 def test_both_forms_of_a_step_are_run_at_every_length(dtype, parameters, monkeypatch):
     """On the CPU, where the answer is of no use."""
     seen = []
-    timed = both.step_seconds
+    timed = shared.step_seconds
 
     def recording(executor, length):
         seen.append((executor.program.parameters.dense_until, length))
         return timed(executor, length)
 
-    monkeypatch.setattr(both, "step_seconds", recording)
-    monkeypatch.setattr(both, "REPEATS", 1)
+    monkeypatch.setattr(shared, "step_seconds", recording)
+    monkeypatch.setattr(shared, "REPEATS", 1)
     found = module.measure(MODEL, parameters, dtype, CPU, state_bytes=1 << 16)
-    lengths = both.lengths_to_try(parameters)
+    lengths = shared.lengths_to_try(parameters)
     assert set(seen) == {(until, length) for until in (32, parameters.capacity) for length in lengths}
     assert parameters.token_budget <= found <= parameters.capacity
 
 
 def test_a_cache_takes_as_many_layers_as_are_asked_for(parameters):
     row = 2 * 2 * 16 * 2 * parameters.capacity
-    assert both.attention_only(MODEL, parameters, "bfloat16", 2 * row).num_hidden_layers == 2
-    assert both.attention_only(MODEL, parameters, "bfloat16", 1).num_hidden_layers == 1
-    assert both.attention_only(MODEL, parameters, "float32", 1 << 40).num_hidden_layers == MODEL.num_hidden_layers
+    assert shared.attention_only(MODEL, parameters, "bfloat16", 2 * row).num_hidden_layers == 2
+    assert shared.attention_only(MODEL, parameters, "bfloat16", 1).num_hidden_layers == 1
+    assert shared.attention_only(MODEL, parameters, "float32", 1 << 40).num_hidden_layers == MODEL.num_hidden_layers
 
 
 def test_without_a_gpu_it_is_refused_with_what_to_do(parameters, tiny_arguments, tmp_path, capsys):

@@ -6,8 +6,8 @@ import importlib
 
 import pytest
 
-from kvc_trt.backends.tensorrt_llm import loading
-from kvc_trt.backends.tensorrt_llm.plugins import add_plugin
+from kvc_trt.backends.tensorrt_llm import builder_api
+from kvc_trt.backends.tensorrt_llm.layers import add_plugin
 from kvc_trt.errors import UnsupportedEnvironment
 from tests.backends.tensorrt_llm.evaluator import Registry, evaluator
 
@@ -17,7 +17,7 @@ def installed(monkeypatch):
     """installed(tensorrt_llm="1.2.1", ...): what the package metadata shall say."""
 
     def say(**versions):
-        monkeypatch.setattr(loading, "installed", versions.get)
+        monkeypatch.setattr(builder_api, "installed", versions.get)
 
     return say
 
@@ -25,14 +25,14 @@ def installed(monkeypatch):
 @pytest.mark.parametrize("version", ["0.9.0", "0.21.0", "1.0.0", "1.1.0rc5", "1.2.0", "1.2.1", "1.2.0.post1"])
 def test_versions_with_the_builder(version, installed):
     installed(tensorrt_llm=version, tensorrt="10.14.1")
-    assert loading.probe().missing == ()
+    assert builder_api.probe().missing == ()
 
 
 @pytest.mark.parametrize("version", ["1.3.0", "1.3.0rc26", "1.4.0rc1", "2.0", "unknown", ""])
 def test_newer_ones_are_refused_with_the_removal_and_the_way_out(version, installed):
     installed(tensorrt_llm=version, tensorrt="10.14.1")
     with pytest.raises(UnsupportedEnvironment) as caught:
-        loading.load_builder_api()
+        builder_api.load_builder_api()
     assert caught.value.exit_code == 3
     for part in (f"found {version} ", "1.2.x or older", "July 2026", "removal"):
         assert part in caught.value.message
@@ -43,7 +43,7 @@ def test_newer_ones_are_refused_with_the_removal_and_the_way_out(version, instal
 def test_an_absent_one_names_the_command_that_installs_it(installed):
     installed()
     with pytest.raises(UnsupportedEnvironment, match=r"needs Python package tensorrt_llm 1\.2\.x") as caught:
-        loading.load_builder_api()
+        builder_api.load_builder_api()
     assert "pip install 'tensorrt_llm==1.2.1'" in caught.value.hint
 
 
@@ -55,15 +55,15 @@ def test_a_broken_one_says_what_its_import_said(installed, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(UnsupportedEnvironment, match=r"does not load: libmpi\.so\.40: cannot open"):
-        loading.load_builder_api()
+        builder_api.load_builder_api()
 
 
 def test_a_probe_imports_nothing(installed, monkeypatch):
     installed(tensorrt_llm="1.2.1", tensorrt="10.14.1")
     monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"imports {name}"))
-    assert loading.probe() == loading.Facts({"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1"}, (), None)
+    assert builder_api.probe() == builder_api.Facts({"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1"}, (), None)
     installed(tensorrt_llm="1.2.1")
-    assert loading.probe().missing == ("Python package tensorrt",)
+    assert builder_api.probe().missing == ("Python package tensorrt",)
 
 
 def test_attributes_that_a_plugin_refuses_are_named():
