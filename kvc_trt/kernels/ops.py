@@ -7,7 +7,7 @@ trace under `torch.compile` and replay in a CUDA graph. No operator has a gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -109,3 +109,15 @@ def _register() -> Any:
 _registered = _register()
 kvc: Any = torch.ops.kvc
 """The operators; whoever imports this has them registered."""
+
+
+def numbers_of(operator: Operator, rule: object) -> dict[str, int]:
+    """The attributes that an operator's kernel takes, by name, as `rule` (a policy's parameters) has them."""
+    return {name: getattr(rule, name) for name in argument_names(operator)[len(operator.inputs) :]}
+
+
+def call(operator: Operator, numbers: Mapping[str, int], **inputs: Tensor) -> tuple[Tensor, ...]:
+    """All outputs of an operator in its order, state that was updated in place included."""
+    made = getattr(kvc, operator_name(operator))(**inputs, **numbers)
+    fresh = iter(made if isinstance(made, tuple) else (made,))
+    return tuple(next(fresh) if one.alias is None else inputs[one.alias] for one in operator.outputs)

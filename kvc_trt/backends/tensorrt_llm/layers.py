@@ -6,13 +6,12 @@ Activations are token-major, [T, width].
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.tensorrt.plugins import NAMESPACE
 from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi, Tensor
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.methods.parameters import PolicyParameters
@@ -20,6 +19,9 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.weights import WeightSource
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.schema import VERSION, Operator
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 Angles = tuple[Tensor, Tensor]
@@ -117,54 +119,49 @@ class Layers:
         return self._constants[name]
 
 
-VERSION = "1"
-
-
 def add_plugin(
-    api: BuilderApi, name: str, inputs: Sequence[Tensor], attributes: Mapping[str, int], outputs: int
-) -> tuple[Tensor, ...]:
-    """Add one plugin layer. Every attribute is an INT32 field; all inputs are ordinary tensors, none a shape."""
+    api: BuilderApi, operator: Operator, inputs: Mapping[str, Tensor], attributes: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Add the plugin layer of an operator; returns its outputs by name.
+
+    Every attribute is an INT32 field; all inputs are ordinary tensors, none a shape.
+    """
     trt = api.tensorrt
-    creator = trt.get_plugin_registry().get_creator(name, VERSION, NAMESPACE)
+    creator = trt.get_plugin_registry().get_creator(operator.name, VERSION, KVC_DOMAIN)
     if creator is None:
-        raise UnsupportedEnvironment(f"plugin {NAMESPACE}::{name} is not registered", hint="kvc-trt doctor")
+        raise UnsupportedEnvironment(f"plugin {KVC_DOMAIN}::{operator.name} is not registered", hint="kvc-trt doctor")
+    values = {attribute.name: attributes[attribute.name] for attribute in operator.attributes}
     fields = [
-        trt.PluginField(field, np.array([value], np.int32), trt.PluginFieldType.INT32)
-        for field, value in attributes.items()
+        trt.PluginField(name, np.array([value], np.int32), trt.PluginFieldType.INT32) for name, value in values.items()
     ]
-    plugin = creator.create_plugin(name, trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
+    plugin = creator.create_plugin(operator.name, trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
     if plugin is None:
-        raise UnsupportedEnvironment(f"plugin {name} refuses {dict(attributes)}", hint="its reason stands above")
-    layer = api.default_trtnet().add_plugin_v3([tensor.trt_tensor for tensor in inputs], [], plugin)
+        raise UnsupportedEnvironment(f"plugin {operator.name} refuses {values}", hint="its reason is printed above")
+    given = [inputs[tensor.name].trt_tensor for tensor in operator.inputs]
+    layer = api.default_trtnet().add_plugin_v3(given, [], plugin)
     if layer is None:
-        raise UnsupportedEnvironment(f"TensorRT refuses a layer of plugin {name}", hint="its reason stands above")
-    return tuple(api.wrap_output(layer.get_output(index), layer) for index in range(outputs))
+        hint = "its reason is printed above"
+        raise UnsupportedEnvironment(f"TensorRT refuses a layer of plugin {operator.name}", hint=hint)
+    names = (tensor.name for tensor in operator.outputs)
+    return {name: api.wrap_output(layer.get_output(index), layer) for index, name in enumerate(names)}
+
+
+def own_attributes(operator: Operator, parameters: PolicyParameters) -> dict[str, int]:
+    """The attributes of an operator as a policy's parameters have them."""
+    return {attribute.name: getattr(parameters, attribute.name) for attribute in operator.attributes}
 
 
 def compact(
-    api: BuilderApi, parameters: PolicyParameters, layer: int, inputs: Sequence[Tensor], pages: bool
-) -> tuple[Tensor, ...]:
-    """(q_window [B,H,W,D], k, v [B,G,S,D], lengths [B]) -> (k_cache, v_cache, bounds, cache_lengths, indices).
+    api: BuilderApi, parameters: PolicyParameters, layer: int, inputs: Mapping[str, Tensor], pages: bool
+) -> dict[str, Tensor]:
+    """KvcCompact for one layer.
 
     A layer that is not compressed has a slot for every token and keeps all; without pages its bounds are one page.
     """
     rule = parameters.groups(layer)[0].parameters
-    attributes = {
-        "prompt_budget": rule.prompt_budget if rule.compresses else rule.capacity,
-        "capacity": rule.capacity,
-        "pool_kernel": rule.pool_kernel if rule.compresses else 1,
-        "page_size": rule.page_size if pages else rule.capacity,
-    }
-    return add_plugin(api, "KvcCompact", inputs, attributes, 5)
-
-
-def hybrid_attention(api: BuilderApi, parameters: PolicyParameters, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """(query, k_new, v_new, k_cache, v_cache, bounds, lengths) -> (output, k_cache, v_cache, bounds, selected)."""
-    names = ("page_size", "top_r", "top_k", "token_budget", "dense_until")
-    attributes = {name: getattr(parameters, name) for name in names}
-    return add_plugin(api, "KvcHybridAttention", inputs, attributes, 5)
-
-
-def dense_attention(api: BuilderApi, slice_until: int, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """(query, k_new, v_new, k_cache, v_cache, lengths) -> (output, k_cache, v_cache)."""
-    return add_plugin(api, "KvcDenseAttention", inputs, {"dense_until": slice_until}, 3)
+    attributes = own_attributes(COMPACT, rule)
+    if not rule.compresses:
+        attributes |= {"prompt_budget": rule.capacity, "pool_kernel": 1}
+    if not pages:
+        attributes["page_size"] = rule.capacity
+    return add_plugin(api, COMPACT, inputs, attributes)

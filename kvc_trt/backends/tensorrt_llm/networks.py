@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvc_trt.backends.tensorrt.profiles import Range, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi, Tensor
-from kvc_trt.backends.tensorrt_llm.layers import Angles, Layers, compact, dense_attention, hybrid_attention
+from kvc_trt.backends.tensorrt_llm.layers import Angles, Layers, add_plugin, compact, own_attributes
 from kvc_trt.graph.state import state_tensors, uses_pages
 from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 Dynamic = tuple[str, Sequence[tuple[int, int, int]]]
 """A dimension whose size a call decides: its name; smallest, fastest and largest size in every profile."""
@@ -40,7 +42,8 @@ def define_prefill(layers: Layers, parameters: PolicyParameters, max_batch_size:
         attended = layers.causal_attention(queries, keys, values).permute([0, 2, 1, 3])
         x = _after_attention(layers, x, attended, name)
         last = _last_queries(layers, query, grid, window, parameters.window)
-        stored.append(_store(layers, parameters, layer, [last, keys, values, lengths]))
+        inputs = {"q_window": last, "k": keys, "v": values, "prompt_lengths": lengths}
+        stored.append(_store(layers, parameters, layer, inputs))
     f.concat([one.view([1, -1]) for one in stored], dim=0).mark_output("cache_lengths", "int64")
     by_row = x.view(f.concat([*grid, model.hidden_size]))
     final = f.gather_nd(by_row, (lengths - 1).view([-1, 1]), batch_dims=1)
@@ -60,16 +63,19 @@ def define_decode(layers: Layers, parameters: PolicyParameters, max_batch_size: 
         name = f"model.layers.{layer}"
         of_layer = [tensor for tensor in state if tensor.layer == layer]
         normed = layers.norm(x, f"{name}.input_layernorm.weight")
-        new = _project(layers, normed, name, angles)
-        caches = [_input(layers.api, one.name, one.dtype, [rows, *one.shape]) for one in of_layer]
-        inputs = [new[0].cast(model.dtype), *new[1:], *caches, f.select(cache_lengths, 0, layer)]
+        query, key, value = _project(layers, normed, name, angles)
+        inputs = {"query": query.cast(model.dtype), "k_new": key, "v_new": value}
+        for one in of_layer:
+            inputs[one.name.partition(".")[0]] = _input(layers.api, one.name, one.dtype, [rows, *one.shape])
+        inputs["cache_lengths"] = f.select(cache_lengths, 0, layer)
         if uses_pages(parameters, layer):
-            attended, *written = hybrid_attention(layers.api, parameters, inputs)
+            operator, attributes = HYBRID_ATTENTION, own_attributes(HYBRID_ATTENTION, parameters)
         else:
-            attended, *written = dense_attention(layers.api, slice_until, inputs)
-        for tensor, output in zip(of_layer, written, strict=False):  # behind the state stands `selected`, unused here
-            output.mark_output(tensor.aliased_output, tensor.dtype)
-        x = _after_attention(layers, x, attended, name)
+            operator, attributes = DENSE_ATTENTION, {"dense_until": slice_until}
+        made = add_plugin(layers.api, operator, inputs, attributes)
+        for one in of_layer:
+            made[one.aliased_output.partition(".")[0]].mark_output(one.aliased_output, one.dtype)
+        x = _after_attention(layers, x, made["output"], name)
     layers.head(x).mark_output("logits", "float32")
 
 
@@ -129,12 +135,10 @@ def _last_queries(layers: Layers, query: Tensor, grid: Sequence[Tensor], window:
     return chosen.view([0, width, model.num_attention_heads, model.head_size]).permute([0, 2, 1, 3])
 
 
-def _store(layers: Layers, parameters: PolicyParameters, layer: int, inputs: Sequence[Tensor]) -> Tensor:
+def _store(layers: Layers, parameters: PolicyParameters, layer: int, inputs: Mapping[str, Tensor]) -> Tensor:
     """Compact the layer's prompt, mark its state as outputs, return its cache lengths [B]."""
     pages, dtype = uses_pages(parameters, layer), layers.model.dtype
-    k_cache, v_cache, bounds, lengths, _ = compact(layers.api, parameters, layer, inputs, pages)
-    k_cache.mark_output(f"k_cache.{layer}", dtype)
-    v_cache.mark_output(f"v_cache.{layer}", dtype)
-    if pages:
-        bounds.mark_output(f"bounds.{layer}", dtype)
-    return lengths
+    made = compact(layers.api, parameters, layer, inputs, pages)
+    for name in ("k_cache", "v_cache", *(["bounds"] if pages else [])):
+        made[name].mark_output(f"{name}.{layer}", dtype)
+    return made["cache_lengths"]

@@ -17,7 +17,9 @@ from torch.nn import functional
 
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.graph.state import uses_pages
-from kvc_trt.kernels.ops import kvc
+from kvc_trt.kernels.ops import kvc, numbers_of
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.reference.layers import linear
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class TorchDecoder:
         self._weights, device = weights, weights.embedding.device
         self._run, self._block = elementwise, block
         self._dense_attention: DenseAttention = dense_attention or kvc.dense_attention
+        self._hybrid_numbers = numbers_of(HYBRID_ATTENTION, parameters)
         self._heads = config.num_attention_heads, config.num_key_value_heads
         tables = rotary_tables(config, parameters.max_sequence_len)
         self._cos, self._sin = (torch.from_numpy(table).to(device) for table in tables)
@@ -152,11 +155,9 @@ class TorchDecoder:
         inputs = query, keys, values, state[f"k_cache.{layer}"], state[f"v_cache.{layer}"]
         if not uses_pages(self.parameters, layer):
             return self._dense_attention(*inputs, cache_lengths)
-        rule = self.parameters
         attended, selected = kvc.hybrid_attention(
-            *inputs, state[f"bounds.{layer}"], cache_lengths,
-            rule.page_size, rule.top_r, rule.top_k, rule.token_budget, rule.dense_until,
-        )  # fmt: skip
+            *inputs, state[f"bounds.{layer}"], cache_lengths, **self._hybrid_numbers
+        )
         self._see(layer, query=query, attended=attended, selected=selected)
         found: Tensor = attended
         return found
@@ -177,10 +178,10 @@ class TorchDecoder:
         self, layer: int, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
         rule, paged = self.parameters.groups(layer)[0].parameters, uses_pages(self.parameters, layer)
-        page_size = rule.page_size if paged else rule.capacity  # one page, where nobody will ask for it
-        k_cache, v_cache, bounds, lengths, indices = kvc.compact(
-            q_window, keys, values, prompt_lengths, rule.prompt_budget, rule.capacity, rule.pool_kernel, page_size
-        )
+        numbers = numbers_of(COMPACT, rule)
+        if not paged:
+            numbers["page_size"] = rule.capacity  # one page, where nobody will ask for it
+        k_cache, v_cache, bounds, lengths, indices = kvc.compact(q_window, keys, values, prompt_lengths, **numbers)
         self._see(layer, q_window=q_window, keys=keys, values=values, indices=indices)
         kept = {f"k_cache.{layer}": k_cache, f"v_cache.{layer}": v_cache}
         return kept | ({f"bounds.{layer}": bounds} if paged else {}), lengths

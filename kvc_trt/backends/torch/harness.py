@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,11 +23,13 @@ from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.loading import current_library
-from kvc_trt.kernels.ops import kvc
+from kvc_trt.kernels.ops import call, numbers_of
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
-    from kvc_trt.policies import PolicyParameters
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,13 @@ class TorchHarness:
         paged = sum(uses_pages(parameters, layer) for layer in layers)
         counts: dict[str, tuple[int, Callable[..., tuple[Tensor, ...]]]] = {
             "KvcPrefillAttention": (len(layers), lambda q, k, v: (prefill_attention(q, k, v),)),
-            "KvcCompact": (sum(map(parameters.is_compressed, layers)), _compact(parameters)),
-            "KvcHybridAttention": (paged, _hybrid_attention(parameters)),
-            "KvcDenseAttention": (len(layers) - paged, _dense_attention),
         }
+        for operator, nodes in (
+            (COMPACT, sum(map(parameters.is_compressed, layers))),
+            (HYBRID_ATTENTION, paged),
+            (DENSE_ATTENTION, len(layers) - paged),
+        ):
+            counts[operator.name] = nodes, partial(call, operator, numbers_of(operator, parameters))
         return [TorchOperator(name, nodes, body, device) for name, (nodes, body) in counts.items() if nodes]
 
     def compactions(self) -> list[Watched]:
@@ -106,31 +111,3 @@ class TorchHarness:
             digest = hashlib.sha256(library.path.read_bytes()).hexdigest()
             found["kernels"] = f"{library.path} ({library.executor}, sha256 {digest[:16]})"
         return found
-
-
-def _compact(rule: PolicyParameters) -> Callable[..., tuple[Tensor, ...]]:
-    def run(q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor) -> Any:
-        numbers = rule.prompt_budget, rule.capacity, rule.pool_kernel, rule.page_size
-        return kvc.compact(q_window, k, v, prompt_lengths, *numbers)
-
-    return run
-
-
-def _hybrid_attention(rule: PolicyParameters) -> Callable[..., tuple[Tensor, ...]]:
-    def run(
-        query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
-        cache_lengths: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        numbers = rule.page_size, rule.top_r, rule.top_k, rule.token_budget, rule.dense_until
-        inputs = query, k_new, v_new, k_cache, v_cache, bounds, cache_lengths
-        output, selected = kvc.hybrid_attention(*inputs, *numbers)
-        return output, k_cache, v_cache, bounds, selected
-
-    return run
-
-
-def _dense_attention(
-    query: Tensor, k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor
-) -> tuple[Tensor, ...]:
-    output = kvc.dense_attention(query, k_new, v_new, k_cache, v_cache, cache_lengths)
-    return output, k_cache, v_cache

@@ -9,6 +9,7 @@ import pytest
 from kvc_trt.backends.tensorrt_llm import builder_api
 from kvc_trt.backends.tensorrt_llm.layers import add_plugin
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from tests.backends.tensorrt_llm.evaluator import Registry, evaluator
 
 
@@ -70,5 +71,5 @@ def test_attributes_that_a_plugin_refuses_are_named():
     registry = Registry()
     registry.get_creator = lambda *arguments: type("Creator", (), {"create_plugin": lambda *_: None})()
     api, *_ = evaluator({}, registry)
-    with pytest.raises(UnsupportedEnvironment, match=r"KvcCompact refuses \{'page_size': 0\}"):
-        add_plugin(api, "KvcCompact", [], {"page_size": 0}, 5)
+    with pytest.raises(UnsupportedEnvironment, match=r"KvcDenseAttention refuses \{'dense_until': -1\}"):
+        add_plugin(api, DENSE_ATTENTION, {}, {"dense_until": -1})
