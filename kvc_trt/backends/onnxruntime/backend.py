@@ -50,7 +50,7 @@ class OnnxRuntimeBackend(Backend):
 
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
         """On this processor; from the cache if known."""
-        from kvc_trt.backends.onnxruntime.break_even import break_even
+        from kvc_trt.backends.onnxruntime.benchmark import break_even
 
         return break_even(model, parameters, dtype)
 

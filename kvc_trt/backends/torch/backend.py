@@ -43,7 +43,7 @@ class TorchBackend(Backend):
 
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
         """On the GPU that the build has; from the cache if known."""
-        from kvc_trt.backends.torch.break_even import break_even
+        from kvc_trt.backends.torch.benchmark import break_even
 
         return break_even(model, parameters, dtype)
 

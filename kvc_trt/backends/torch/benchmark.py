@@ -3,14 +3,19 @@
 Engine and twin share their weights, as they are resident: on a CPU in float32 whatever the file holds, so that the
 floor counts the bytes that are really read there. Steps and prefills are timed on the host's clock, as both end with a
 wait for the device; what lies inside of a prefill is timed by the device's own events.
+
+`break_even` is what `--dense-until auto` measures here.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,17 +23,27 @@ import torch
 from numpy.typing import NDArray
 
 from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak, compacts, median_share, prefill_seconds
+from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.decoder import PREFILL_BLOCK, TorchDecoder
 from kvc_trt.backends.torch.device import choose_device
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.weights import TorchWeights
+from kvc_trt.engine.program import Program
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph.state import state_tensors
 from kvc_trt.kernels.loading import current_library
+from kvc_trt.models.random_weights import RandomWeights
 
 if TYPE_CHECKING:
     from kvc_trt.engine import Engine
-    from kvc_trt.engine.program import Program
+    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.models.config import ModelConfig
+
+
+STATE_BYTES = 2 << 30
+"""Caches of many layers: a step then takes long beside what the host adds to it, and no cache of a GPU holds them."""
 
 
 class TimedDecoder(TorchDecoder):
@@ -167,3 +182,45 @@ def device_copy_bandwidth(device: torch.device) -> CopyBandwidth:
 
 def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
+    """Return the length in tokens up to which attending densely is at least as fast; from the cache if known.
+
+    UnsupportedEnvironment without a GPU and its kernels: a CPU's reference operators break even elsewhere.
+    """
+    device, library = choose_device(), current_library()
+    if device.type != "cuda" or library is None:
+        raise UnsupportedEnvironment(
+            "--dense-until auto measures the kernels on a GPU for an engine that runs in PyTorch; found neither, and a "
+            "CPU says nothing about them",
+            hint="--dense-until TOKENS, or leave it out: the token budget is taken",
+        )
+    identity = {
+        "model": dataclasses.asdict(model),
+        "parameters": dataclasses.asdict(parameters),
+        "dtype": dtype,
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(device),
+        "kernels": hashlib.sha256(library.path.read_bytes()).hexdigest(),
+    }
+    return remembered(identity, lambda: measure(model, parameters, dtype, device))
+
+
+def measure(
+    model: ModelConfig, parameters: PolicyParameters, dtype: str, device: torch.device, state_bytes: int = STATE_BYTES
+) -> int:
+    """Measure on a device, whatever it is."""
+    thin = attention_only(model, parameters, dtype, state_bytes)
+    return compared(parameters, lambda _, form: _executor(thin, form, dtype, device))
+
+
+def _executor(model: ModelConfig, parameters: PolicyParameters, dtype: str, device: torch.device) -> TorchExecutor:
+    """Random weights and caches; nothing is read from a file."""
+    state, none = state_tensors(model, parameters, dtype), Path("none")
+    weights = TorchWeights.read(model, RandomWeights(model, 0), device, getattr(torch, dtype))
+    executor = TorchExecutor(Program(model, parameters, state, none, none, none), weights=weights, device=device.type)
+    executor.allocate(1)
+    for buffer in executor.state.values():
+        buffer.normal_()
+    return executor

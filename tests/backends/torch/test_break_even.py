@@ -8,7 +8,7 @@ import torch
 from kvc_trt import policies
 from kvc_trt.backends import break_even as shared
 from kvc_trt.backends.registry import backend
-from kvc_trt.backends.torch import break_even as module
+from kvc_trt.backends.torch import benchmark as module
 from kvc_trt.cli.main import run
 from kvc_trt.errors import UnsupportedEnvironment
 from tests.backends.onnxruntime.conftest import MODEL
@@ -65,15 +65,12 @@ def test_without_a_gpu_it_is_refused_with_what_to_do(parameters, tiny_arguments,
 
 def test_what_was_measured_is_kept_per_gpu_and_kernels(parameters, tmp_path, monkeypatch):
     """With the GPU's parts replaced: two libraries are two measurements, the same one is none."""
-    from kvc_trt.backends.torch import device
-    from kvc_trt.kernels import loading
-
     answers = iter([40, 50])
-    monkeypatch.setattr(device, "choose_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(module, "choose_device", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(module, "measure", lambda *arguments: next(answers))
     for name, expected in (("one", 40), ("one", 40), ("other", 50)):
         path = tmp_path / name
         path.write_text(name)
-        monkeypatch.setattr(loading, "current_library", lambda path=path: type("Library", (), {"path": path}))
+        monkeypatch.setattr(module, "current_library", lambda path=path: type("Library", (), {"path": path}))
         assert module.break_even(MODEL, parameters, "bfloat16") == expected
