@@ -15,10 +15,11 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo test test-all test-sanitized lint types types-tensorrt format emulation emulation-plain plugins gpu bench bench-accuracy clean generate
+.PHONY: help env demo transcript test test-all test-sanitized lint types types-tensorrt format emulation emulation-plain plugins gpu bench bench-accuracy clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
+	@echo "make transcript the same, written into docs/demo/transcript.md"
 	@echo "make test       lint, types and the quick tests (under ten minutes)"
 	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 25 minutes); what CI runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
@@ -43,6 +44,11 @@ $(VENV)/.installed: pyproject.toml
 
 demo: env
 	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) PYTHON=$(RUN)/python sh docs/demo/demo.sh
+
+transcript: env
+	@mkdir -p $(BUILD)
+	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) PYTHON=$(RUN)/python sh docs/demo/transcript.sh >$(BUILD)/transcript.md
+	@mv $(BUILD)/transcript.md docs/demo/transcript.md
 
 lint: env
 	$(RUN)/ruff check .

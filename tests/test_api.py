@@ -46,6 +46,18 @@ def test_the_guide_runs_from_beginning_to_end(tmp_path, monkeypatch):
     _runs(example, tmp_path, monkeypatch)
 
 
+def test_the_readmes_five_lines_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    readme = (GUIDE.parent.parent / "README.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    lines = [line for line in code.splitlines() if line]
+    assert (lines[0], len(lines)) == ("import kvc_trt", 6)
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("scarlet tiger lagos eight\nverify engines/demo")
+    assert "PASSED in" in printed
+
+
 DOCSTRINGS = [example for example in doctest.DocTestFinder().find(api) if example.examples]
 
 

@@ -29,6 +29,23 @@ def test_the_changelog_has_the_packages_version_and_dates_in_order():
     assert list(dates) == sorted(dates, reverse=True)
 
 
+def test_what_the_readme_shows_of_the_demo_is_in_the_transcript_in_that_order():
+    """Fifteen lines at most; tables are drawn narrower, `...` stands for what is left out."""
+    shown = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    whole = re.sub(r"[^\S\n]+", " ", (ROOT / "docs" / "demo" / "transcript.md").read_text(encoding="utf-8"))
+    lines = [" ".join(line.split()).removeprefix("ops ") for line in shown.splitlines()]
+    assert len(lines) <= 15
+    place = 0
+    for line in lines:
+        if line != "...":
+            place = whole.index(line, place) + len(line)
+
+
+def test_lines_of_the_readme_are_wrapped_alike():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "- "))] == []
+
+
 def test_every_marker_is_explained_to_contributors():
     markers = {marker.partition(":")[0] for marker in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]}
     table = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE))
