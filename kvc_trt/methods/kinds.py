@@ -100,16 +100,18 @@ class PromptEviction(ABC):
         single = self.compact(q, k, v, rows, rule)
         double = self.compact(q.double(), k.double(), v.double(), rows, rule)
         indices, width = found["indices"], single.indices.shape[2]
+        lengths = single.lengths.numpy()
+        bounds = stored_bounds(rule, found["bounds"], found["k_cache"], lengths) if "bounds" in found else []
         return Found(
             chosen=[
                 ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
                 for row in range(len(rows))
             ],
             moved=[
-                (found["cache_lengths"], single.lengths.numpy()),
+                (found["cache_lengths"], lengths),
                 (found["k_cache"], gathered(case.k, indices)),
                 (found["v_cache"], gathered(case.v, indices)),
-                *(stored_bounds(rule, found["bounds"], found["k_cache"], single.lengths.numpy())),
+                *bounds,
             ],
         )
 

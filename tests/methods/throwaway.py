@@ -1,0 +1,168 @@
+"""Every third: a throw-away method of new kinds, in one file as docs/policies/README.md describes it. No paper.
+
+Of a prompt, tokens at positions divisible by three stay, the first ones first; a step reads the newest `top_k` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.policy import Policy
+from kvc_trt.operators.attend import attend
+from kvc_trt.operators.keep_best import among_row, keep_best
+from kvc_trt.operators.schema import INT32, Attribute, Operator, Tensor
+from kvc_trt.operators.selective import append, ascending, attend_all_or
+from kvc_trt.operators.shapes import Layout, count_to, float32, size
+from kvc_trt.operators.tensors import (
+    CACHE_LENGTHS,
+    CAPACITY,
+    DENSE_UNTIL,
+    INDICES,
+    K_CACHE,
+    OUTPUT,
+    PROMPT_KEYS,
+    PROMPT_LENGTHS,
+    PROMPT_VALUES,
+    STEP,
+    STORED_LENGTHS,
+    TOKEN_BUDGET,
+    TOP_K,
+    V_CACHE,
+    updated,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvc_trt.operators.emitter import Emitter, Value
+    from kvc_trt.reference import Compacted, LayerCache, Selection
+
+
+def _write_compact(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    def rank(branch: Emitter) -> Value:
+        columns = count_to(branch, size(branch, "k", 2))
+        thirds = float32(branch, branch.Equal(branch.Mod(columns, 3), 0))
+        by_head = branch.Expand(thirds, branch.Concat(branch.Shape("k", end=2), [1], axis=0))
+        return among_row(branch, by_head, branch.Less(columns, branch.Reshape("prompt_lengths", [-1, 1, 1])))
+
+    return keep_best(emit, rank).outputs
+
+
+def _write_step(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    _, step = append(emit, layout)
+
+    def sparse(branch: Emitter) -> list[Value]:
+        lengths = branch.Squeeze(step.lengths, [3])
+        wanted = branch.Where(branch.LessOrEqual(lengths, step.limit), lengths, branch.Min(lengths, emit_top_k))
+        back = branch.Range(1, branch.Add(branch.ReduceMax(wanted, keepdims=0), 1), 1)
+        taken = branch.LessOrEqual(back, wanted)
+        tokens = branch.Max(branch.Sub(lengths, back), 0)
+        each = branch.Expand(tokens, [1, layout.shape.fixed_kv_heads, 1])
+        keys, values = step.gather(branch, step.rows(branch, each))
+        attended = attend(branch, step.query, keys, values, branch.Unsqueeze(taken, [2]))
+        return [attended, branch.Where(taken, each, -1)]
+
+    emit_top_k = emit.attribute("top_k")
+    output, read = attend_all_or(emit, step, sparse, lists=layout.shape.fixed_kv_heads)
+    selected = ascending(emit, read, emit.Max(step.limit, emit_top_k))
+    return {"output": output, "k_cache_out": step.keys, "v_cache_out": step.values, "selected": selected}
+
+
+COMPACT_THIRDS = Operator(
+    name="KvcCompactThirds",
+    summary="Keep every third token of a prompt.",
+    inputs=(PROMPT_KEYS, PROMPT_VALUES, PROMPT_LENGTHS),
+    outputs=(K_CACHE, V_CACHE, STORED_LENGTHS, INDICES),
+    attributes=(Attribute("prompt_budget", at_most="capacity"), CAPACITY),
+    formulas={"C": "capacity"},
+    write=_write_compact,
+)
+NEWEST_ATTENTION = Operator(
+    name="KvcNewestAttention",
+    summary="Append one token, attend to the newest ones.",
+    inputs=(*STEP, CACHE_LENGTHS),
+    outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE), Tensor("selected", INT32, ("B", "G", "K"))),
+    attributes=(TOP_K, TOKEN_BUDGET, DENSE_UNTIL),
+    formulas={"K": "max(top_k, token_budget, dense_until)"},
+    write=_write_step,
+)
+
+
+class Thirds(PromptEviction):
+    """Positions divisible by three, then the others, from the front."""
+
+    name = "thirds"
+    operators = (COMPACT_THIRDS,)
+
+    def compact(
+        self, observed: Any, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor, rule: Constants
+    ) -> Compacted:
+        """Literally so."""
+        import torch
+
+        from kvc_trt.reference.kept import everything, gather_kept
+
+        chosen = []
+        for n in prompt_lengths.tolist():
+            order = [*range(0, n, 3), *(i for i in range(n) if i % 3)]
+            kept = torch.tensor(sorted(order[: rule.prompt_budget]))
+            chosen.append(everything(keys, n) if n <= rule.prompt_budget else kept.expand(keys.shape[1], -1))
+        return gather_kept(keys, values, chosen, min(rule.prompt_budget, keys.shape[2]))
+
+
+class Newest(DecodeSelection):
+    """The newest tokens."""
+
+    name = "newest"
+    operators = (NEWEST_ATTENTION,)
+    reads_a_part = True
+
+    def select(self, query: torch.Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """Literally so."""
+        import torch
+
+        from kvc_trt import reference
+
+        width = max(rule.top_k, rule.token_budget, rule.dense_until)
+        selected = torch.full((*cache.keys.shape[:2], width), -1, dtype=torch.int32)
+        output = torch.empty_like(query)
+        for row, m in enumerate(cache.lengths.tolist()):
+            read = m if m <= max(rule.token_budget, rule.dense_until) else min(rule.top_k, m)
+            selected[row, :, :read] = torch.arange(m - read, m)
+            keys, values = (table[row : row + 1, :, m - read : m] for table in (cache.keys, cache.values))
+            output[row] = reference.dense_attention(query[row : row + 1], keys, values, torch.tensor([read]))[0]
+        return reference.Selection(output, selected)
+
+    def describe(self, rule: Constants) -> str:
+        """Which they are."""
+        return "the newest"
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
+    """The budget is the prompt's; half of it is read."""
+    kept = min(inputs.budget, inputs.max_input_len)
+    return constants(
+        inputs, THIRDS, NEWEST,
+        capacity=kept + inputs.max_output_len,
+        prompt_budget=kept,
+        window=1,
+        top_k=inputs.budget // 2,
+        dense_until=inputs.value("dense_until", 0),
+    )  # fmt: skip
+
+
+THIRDS, NEWEST = Thirds(), Newest()
+EVERY_THIRD = Policy(
+    name="every-third",
+    summary="throw-away: keep every third token, read the newest",
+    source="a test",
+    eviction=THIRDS,
+    selection=NEWEST,
+    resolve=resolve,
+    overrides=("dense_until", *EVERY_POLICY),
+)
