@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.methods.inputs import OVERRIDES
+from kvc_trt.methods.parameters import DEFAULT
 from kvc_trt.validation import OwnSchema, parse_assignments, read_mapping, validated
 
 DERIVED_NUMBERS = tuple(name for name in OVERRIDES if name not in ("dense_until", "head_scores"))
@@ -30,7 +31,7 @@ class BuildConfig(OwnSchema):
 
     model: str = Field(min_length=1)
     """A preset's name, or a Hugging Face directory."""
-    policy: str = "rocketkv"
+    policy: str = DEFAULT
     token_budget: Positive | None = None
     max_input_len: Positive | None = None
     max_output_len: Positive | None = None

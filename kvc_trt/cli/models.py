@@ -36,6 +36,7 @@ def _names() -> list[str]:
 def _preset(name: str) -> dict[str, Any]:
     from kvc_trt.models.presets import load_preset
     from kvc_trt.models.weights import count_parameters
+    from kvc_trt.policies import DEFAULT
 
     preset = load_preset(name)
     config = preset.config
@@ -52,6 +53,6 @@ def _preset(name: str) -> dict[str, Any]:
         "head_size": config.head_size,
         "max_position_embeddings": config.max_position_embeddings,
         "sliding_window": config.sliding_window,
-        "default_policy": "rocketkv",
+        "default_policy": DEFAULT,
         "defaults": dict(preset.defaults),
     }

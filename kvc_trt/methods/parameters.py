@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from kvc_trt.reference.rules import PromptQueries
 
+DEFAULT = "rocketkv"
+"""The policy of a build that names none."""
 BASELINE = "full"
 """The policy that keeps and reads everything: every other one is compared with it."""
 

@@ -1,7 +1,8 @@
-"""Adding a method stays as short as docs/policies/README.md says: no other code knows a policy by its name."""
+"""Adding a method stays as short as docs/policies/README.md says: no other code knows a policy or kind by its name."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -13,32 +14,32 @@ from kvc_trt.policies import available, describe
 
 PACKAGE = Path(kvc_trt.__file__).parent
 PAGES = PACKAGE.parent / "docs" / "policies"
-PUBLISHED = ("profile/compare.py", "accuracy/")
-"""Compare with numbers that papers publish for some methods."""
 NAMES = [name for name, *_ in available()]
-COMPOSED = (
-    "snapkv-gqa",
-    "pyramidkv",
-    "quest-matched",
-    "h2o",
-    "streaming-llm",
-    "sliding-window",
-    "duo-attention",
-    "exact-topk-group",
-)
-"""Policies that are not called like a kind of eviction or selection."""
+ORDINARY = {"none", "full", "dense", "recent"}
+"""Kinds and a policy whose names are also words: another test sees that nobody asks for kinds."""
 
 
 @pytest.fixture(scope="module")
-def sources() -> dict[str, str]:
-    files = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
-    return {name: path.read_text() for name, path in files.items() if not name.startswith(PUBLISHED)}
+def strings() -> dict[str, set[str]]:
+    """Every string of every module outside of the methods, by file."""
+    files = [path for path in PACKAGE.rglob("*.py") if "methods" not in path.parts]
+    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in files}
+    return {
+        file: {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        for file, tree in trees.items()
+    }
 
 
-@pytest.mark.parametrize("name", COMPOSED)
-def test_only_its_own_file_knows_a_policys_name(name: str, sources: dict[str, str]) -> None:
-    (file,) = [file for file, text in sources.items() if f'"{name}"' in text]
-    assert file.startswith("methods/")
+def test_only_methods_know_the_names_of_policies_and_kinds(strings: dict[str, set[str]]) -> None:
+    kinds = {name for one in describe() for name in (one.prompt_eviction, one.decode_selection)}
+    known = {*NAMES, *kinds} - ORDINARY
+    assert {file: found for file, texts in strings.items() if (found := texts & known)} == {}
+
+
+@pytest.mark.parametrize("field", ["prompt_eviction", "decode_selection"])
+def test_nobody_else_reads_the_name_of_a_kind(field: str) -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if "methods" not in path.parts]
+    assert [path.name for path in files if field in path.read_text()] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
