@@ -57,6 +57,7 @@ class BuildConfig(OwnSchema):
     skip_layers: Count | None = None
     sinks: Count | None = None
     recent: Positive | None = None
+    future_positions: Positive | None = None
     positions: Literal["original", "cache"] | None = None
     reallocate: bool | None = None
     head_pattern: str | None = None

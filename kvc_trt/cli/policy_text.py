@@ -35,14 +35,15 @@ def _kept(parameters: PolicyParameters) -> str:
         return f"the cache keeps everything ({parameters.capacity} slots)"
     head = "query head" if parameters.eviction.cache_per_query_head else "KV head"
     kept = f"{_prompt_tokens(parameters)} of each {head}, {_slots(parameters)} slots"
-    return f"{kept} (window {parameters.window}, pool kernel {parameters.pool_kernel})"
+    return f"{kept} ({parameters.eviction.describe(parameters)})"
 
 
 def _prompt_tokens(parameters: PolicyParameters) -> str:
     """Tokens of a prompt that layers keep, where they differ from which to which number."""
     if parameters.squeeze_share is not None:
         most = parameters.most_kept
-        return f"{parameters.window} to {most} prompt tokens ({parameters.prompt_budget} on average) kept by layer"
+        least = parameters.eviction.least(parameters)
+        return f"{least} to {most} prompt tokens ({parameters.prompt_budget} on average) kept by layer"
     if parameters.layer_budgets is None:
         return f"{parameters.prompt_budget} prompt tokens kept"
     return f"{_span(parameters, 0)} prompt tokens kept by layer"

@@ -21,7 +21,8 @@ def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
-    query, key = (_rotated(layers, batch, normed, name, kind) for kind in ("q", "k"))
+    plain_query, query = _rotated(layers, batch, normed, name, "q")
+    plain_key, key = _rotated(layers, batch, normed, name, "k")
     value = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.v_proj"))
     queries, keys, values = (by_head(emit, part, config.head_size) for part in (query, key, value))
     attended = PREFILL_ATTENTION.call(emit, {"q": queries, "k": keys, "v": values})["o"]
@@ -30,10 +31,10 @@ def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[
     )
 
     def plain_keys() -> Value:
-        return by_head(emit, _plain(layers, batch, normed, name, "k"), config.head_size)
+        return by_head(emit, plain_key, config.head_size)
 
     def plain_queries() -> Value:
-        return str(emit.Reshape(_plain(layers, batch, normed, name, "q"), [0, 0, -1, config.head_size]))
+        return str(emit.Reshape(plain_query, [0, 0, -1, config.head_size]))
 
     for site in sites:
         rule = site.parameters
@@ -48,16 +49,13 @@ def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[
     return str(emit.Add(x, layers.feed_forward(normed, name))), x
 
 
-def _rotated(layers: Layers, batch: PromptBatch, normed: Value, name: str, kind: str) -> Value:
-    """Queries or keys of the whole prompt after RoPE, [B,S,heads*D]."""
+def _rotated(layers: Layers, batch: PromptBatch, normed: Value, name: str, kind: str) -> tuple[Value, Value]:
+    """Queries or keys of the whole prompt, [B,S,heads*D], before RoPE and after it."""
     heads = layers.config.num_attention_heads if kind == "q" else layers.config.num_key_value_heads
-    return layers.rotate(_plain(layers, batch, normed, name, kind), batch.angles, heads)
-
-
-def _plain(layers: Layers, batch: PromptBatch, normed: Value, name: str, kind: str) -> Value:
-    """Queries or keys of the whole prompt before RoPE, [B,S,heads*D]."""
-    rows = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.{kind}_proj"))
-    return layers.norm_heads(rows, f"{name}.self_attn.{kind}_norm.weight") if layers.config.qk_norm else rows
+    plain = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.{kind}_proj"))
+    if layers.config.qk_norm:
+        plain = layers.norm_heads(plain, f"{name}.self_attn.{kind}_norm.weight")
+    return plain, layers.rotate(plain, batch.angles, heads)
 
 
 def _by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:

@@ -33,7 +33,6 @@ from kvc_trt.methods.verification import (
     RunnableAlone,
     StepCase,
     float32,
-    gathered,
 )
 from kvc_trt.operators.compact_heavy_hitters import COMPACT_HEAVY_HITTERS
 from kvc_trt.operators.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
@@ -68,10 +67,7 @@ class MostAttended(PromptEviction):
         prompt.compact(COMPACT_HEAVY_HITTERS, prompt_budget=prompt.rule.capacity - SPARE_SLOTS)
 
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-        """Every query of the prompt counts: they are those of the case's window, again and again.
-
-        The reference runs in float64 and in float32: where the two differ, rounding decides.
-        """
+        """Every query of the prompt counts: they are those of the case's window, again and again."""
         import torch
 
         slots, window = case.k.shape[2], case.q_window.shape[2]
@@ -79,27 +75,11 @@ class MostAttended(PromptEviction):
         aligned = np.zeros_like(queries)
         for row, n in enumerate(case.prompt_lengths):
             aligned[row, :, slots - n :] = queries[row, :, :n]
-        inputs = {"q": queries, "k": case.k, "v": case.v, "prompt_lengths": case.prompt_lengths}
-        k_cache, v_cache, scores, positions, lengths, indices = operator.run(**inputs)
+        results = operator.run(q=queries, k=case.k, v=case.v, prompt_lengths=case.prompt_lengths)
         rows = torch.from_numpy(case.prompt_lengths)
         q, k, v = (float32(table) for table in (aligned, case.k, case.v))
         single = self.compact(q, k, v, rows, rule)
-        double = self.compact(q.double(), k.double(), v.double(), rows, rule)
-        width = single.indices.shape[2]
-        assert double.scores is not None
-        return Found(
-            chosen=[
-                ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
-                for row in range(len(rows))
-            ],
-            moved=(
-                (lengths, single.lengths.numpy()),
-                (positions, indices),
-                (k_cache, gathered(case.k, indices)),
-                (v_cache, gathered(case.v, indices)),
-            ),
-            computed=((scores[:, :, :width], double.scores.numpy()),),
-        )
+        return self.judged(results, case, rule, self.compact(q.double(), k.double(), v.double(), rows, rule), single)
 
 
 class HeavyHitters(DecodeSelection):

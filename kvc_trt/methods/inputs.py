@@ -19,7 +19,8 @@ EVICTION = ("prompt_budget", "window", "pool_kernel")
 SELECTION = ("page_size", "top_r", "top_k", "dense_until")
 OVERRIDES = (
     "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
-    "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until", "head_scores",
+    "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
+    "head_scores",
 )  # fmt: skip
 """Derived numbers of a policy that may be set by hand, in the order in which a plan lists them."""
 CHOICES: dict[str, tuple[object, ...]] = {"positions": ("original", "cache"), "reallocate": (True, False)}
@@ -106,6 +107,7 @@ def check_inputs(inputs: PolicyInputs) -> None:
         "skip_layers": (0, model.num_hidden_layers, "the number of layers"),
         "sinks": (0, None, ""),
         "recent": (1, None, ""),
+        "future_positions": (1, None, ""),
     }
     for name, value in inputs.overrides.items():
         if name in ranges:

@@ -9,7 +9,7 @@ The graph pieces of a kind import `onnx`, its reference imports `torch`: inside 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import InputError
@@ -77,6 +77,14 @@ class PromptEviction(ABC):
         """Graph: the step with its key and value as this eviction's cache stores them."""
         return step
 
+    def least(self, rule: Constants) -> int:
+        """Prompt tokens that no layer can do without: by default the observation window."""
+        return rule.window
+
+    def describe(self, rule: Constants) -> str:
+        """How prompt tokens are chosen, after the number that stays; of kinds that evict from prompts alone."""
+        return ""
+
     def ranking(self, rule: Constants) -> ByWindow | None:
         """How prompt tokens were ranked, where verification can prove a near-tie of that ranking."""
         return None
@@ -89,30 +97,41 @@ class PromptEviction(ABC):
         """Its first operator beside the reference in float64 and in float32: where these differ, rounding decides."""
         import torch
 
-        from kvc_trt.methods.verification import ExactList, Found, float32, gathered
+        from kvc_trt.methods.verification import float32
 
         assert self.operators
-        schema, inputs = self.operators[0], case.inputs()
-        results = operator.run(**{one.name: inputs[one.name] for one in schema.inputs})
-        found = {one.name: result for one, result in zip(schema.outputs, results, strict=True)}
+        inputs = case.inputs()
+        results = operator.run(**{one.name: inputs[one.name] for one in self.operators[0].inputs})
         rows = torch.from_numpy(case.prompt_lengths)
         q, k, v = (float32(table) for table in (case.q_window, case.k, case.v))
         single = self.compact(q, k, v, rows, rule)
-        double = self.compact(q.double(), k.double(), v.double(), rows, rule)
+        return self.judged(results, case, rule, self.compact(q.double(), k.double(), v.double(), rows, rule), single)
+
+    def judged(
+        self, results: Sequence[Array], case: PromptCase, rule: Constants, double: Compacted, single: Compacted
+    ) -> Found:
+        """What its first operator gave beside what the reference keeps, one of which it must equal."""
+        from kvc_trt.methods.verification import ExactList, Found, gathered
+
+        assert self.operators
+        found = {one.name: result for one, result in zip(self.operators[0].outputs, results, strict=True)}
         indices, width = found["indices"], single.indices.shape[2]
-        lengths = single.lengths.numpy()
-        bounds = stored_bounds(rule, found["bounds"], found["k_cache"], lengths) if "bounds" in found else []
+        moved = [
+            (found["cache_lengths"], single.lengths.numpy()),
+            (found["k_cache"], gathered(case.k, indices)),
+            (found["v_cache"], gathered(case.v, indices)),
+        ]
+        if "bounds" in found:
+            moved += stored_bounds(rule, found["bounds"], found["k_cache"], single.lengths.numpy())
+        if "slot_positions" in found:
+            moved.append((found["slot_positions"], indices))
         return Found(
             chosen=[
                 ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
-                for row in range(len(rows))
+                for row in range(len(indices))
             ],
-            moved=[
-                (found["cache_lengths"], lengths),
-                (found["k_cache"], gathered(case.k, indices)),
-                (found["v_cache"], gathered(case.v, indices)),
-                *bounds,
-            ],
+            moved=moved,
+            computed=[] if double.scores is None else [(found["scores"][:, :, :width], double.scores.numpy())],
         )
 
 

@@ -53,8 +53,8 @@ def uniform_budget(parameters: PolicyParameters) -> int:
 
 
 def smallest_budget(parameters: PolicyParameters) -> int:
-    """What no layer can do without: the observation window, or the sinks and one token."""
-    return parameters.sinks + 1 if parameters.evicts_while_decoding else parameters.window
+    """What no layer can do without: what its eviction needs, or the sinks and one token."""
+    return parameters.sinks + 1 if parameters.evicts_while_decoding else parameters.eviction.least(parameters)
 
 
 def largest_budget(parameters: PolicyParameters) -> int:

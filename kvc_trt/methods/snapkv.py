@@ -57,6 +57,10 @@ class ObservedPerQueryHead(PromptEviction):
         key, value = (repeat_heads(step.emit, step.config, part) for part in (step.key, step.value))
         return replace(step, key=key, value=value)
 
+    def describe(self, rule: Constants) -> str:
+        """As of those that are observed together."""
+        return OBSERVED_ATTENTION.describe(rule)
+
     def ranking(self, rule: Constants) -> ByWindow:
         """By the window's attention, pooled."""
         return ByWindow(rule.pool_kernel)

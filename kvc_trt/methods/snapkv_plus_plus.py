@@ -75,6 +75,10 @@ class ObservedAttention(PromptEviction):
         inputs = {**kept, "budgets": budgets, "prompt_lengths": lengths}
         cache.call(TRIM, inputs, cache.stored(TRIM, bounds=bounds))
 
+    def describe(self, rule: Constants) -> str:
+        """Which queries observe them, and how far their votes spread."""
+        return f"window {rule.window}, pool kernel {rule.pool_kernel}"
+
     def ranking(self, rule: Constants) -> ByWindow:
         """By the window's attention, pooled."""
         return ByWindow(rule.pool_kernel)

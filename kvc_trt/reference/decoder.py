@@ -42,7 +42,7 @@ class ReferenceDecoder:
             raise ValueError(f"parameters allow {limits}; expected a sequence within the window")
         self.config, self.parameters, self.dtype = config, parameters, dtype
         self._weights = DecoderWeights(config, weights, dtype, resident=resident)
-        self._rotary = Rotary(config, parameters.max_sequence_len, dtype)
+        self._rotary = Rotary(config, max(parameters.max_sequence_len, parameters.future_positions), dtype)
         self._caches = LayerCaches(config, parameters, method, self._rotary)
         self._prompt_budgets: list[tuple[int, ...]] | None = None
 

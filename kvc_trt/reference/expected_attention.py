@@ -31,16 +31,18 @@ class ExpectedQueries(NamedTuple):
 def future_rotation(
     cosine: Tensor, sine: Tensor, prompt_lengths: Tensor, *, future_positions: int
 ) -> tuple[Tensor, Tensor]:
-    """The mean of the rotary tables over the positions n .. n + future_positions - 1 behind each prompt.
+    """The mean rotation of the positions n .. n + future_positions - 1 that follow each prompt, as cosine and sine.
 
-    cosine, sine [L,D/2]: of every position below L; prompt_lengths [B]. Returns two tensors [B,D/2].
+    cosine, sine [L,D/2]: of every position below L; prompt_lengths [B], each below L. Returns two tensors [B,D/2]. The
+    mean over these positions is the mean over the first ones turned by n, so L need not reach past the prompts.
     """
     checks.tensor("cosine", cosine, "[L,D/2]", None, None)
     checks.tensor("sine", sine, f"{list(cosine.shape)} like cosine", *cosine.shape, dtype=cosine.dtype)
     checks.number("future_positions", future_positions, 1, len(cosine))
-    rows = checks.lengths("prompt_lengths", prompt_lengths, len(prompt_lengths), 0, len(cosine) - future_positions)
-    ahead = [torch.stack([table[n : n + future_positions].mean(dim=0) for n in rows]) for table in (cosine, sine)]
-    return ahead[0], ahead[1]
+    rows = checks.lengths("prompt_lengths", prompt_lengths, len(prompt_lengths), 0, len(cosine) - 1)
+    mean_cosine, mean_sine = (table[:future_positions].mean(dim=0) for table in (cosine, sine))
+    cosine, sine = cosine[rows], sine[rows]
+    return cosine * mean_cosine - sine * mean_sine, sine * mean_cosine + cosine * mean_sine
 
 
 def expected_queries(

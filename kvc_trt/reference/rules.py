@@ -66,6 +66,10 @@ class Rule(Protocol):
         """First tokens that are never evicted."""
 
     @property
+    def future_positions(self) -> int:
+        """Positions after a prompt at which queries are expected, where these decide what stays; else 0."""
+
+    @property
     def positions(self) -> str:
         """What the rotary embedding counts: tokens of the text ("original"), or entries of the cache ("cache")."""
 

@@ -139,14 +139,23 @@ def test_scores_by_hand() -> None:
     torch.testing.assert_close(found[0], expected)
 
 
-def test_a_quarter_turn_ahead_by_hand() -> None:
-    """Positions 1 and 2 of the angles 0, 90 and 90 degrees: the mean rotation takes (x, y) to (-y, x)."""
-    cosine, sine = torch.tensor([[1.0], [0.0], [0.0]]), torch.tensor([[0.0], [1.0], [1.0]])
+def test_a_turn_ahead_by_hand() -> None:
+    """Of 0 and 90 degrees the mean is (1/2, 1/2); behind one position of 90 degrees (-1/2, 1/2)."""
+    cosine, sine = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
     rotation = future_rotation(cosine, sine, torch.tensor([1]), future_positions=2)
-    assert [part.tolist() for part in rotation] == [[[0.0]], [[1.0]]]
-    ahead = expected_queries(torch.tensor([[1.0, 0], [3, 4]])[None, None], rotation, torch.tensor([2]), sinks=0)
+    assert [part.tolist() for part in rotation] == [[[-0.5]], [[0.5]]]
+    turned = torch.tensor([[0.0]]), torch.tensor([[1.0]])  # (x, y) to (-y, x)
+    ahead = expected_queries(torch.tensor([[1.0, 0], [3, 4]])[None, None], turned, torch.tensor([2]), sinks=0)
     assert ahead.mean.tolist() == [[[-2.0, 2.0]]]
     assert ahead.covariance.tolist() == [[[[4.0, -2.0], [-2.0, 1.0]]]]
+
+
+def test_the_rotation_is_the_mean_over_the_positions_to_come() -> None:
+    cosine, sine = table(500, 8)
+    for n in (0, 7, 450):
+        found = future_rotation(cosine, sine, torch.tensor([n]), future_positions=40)
+        for part, whole in zip(found, (cosine, sine), strict=True):
+            torch.testing.assert_close(part[0], whole[n : n + 40].mean(dim=0))
 
 
 def test_the_formula_is_the_mean_over_a_normal_distribution() -> None:
@@ -195,7 +204,7 @@ def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None
         keep_expected(**{**arguments, **change})
 
 
-@pytest.mark.parametrize(("rows", "future"), [([7], 4), ([3], 0), ([-1], 2)])
+@pytest.mark.parametrize(("rows", "future"), [([10], 4), ([3], 0), ([3], 11), ([-1], 2)])
 def test_a_table_that_is_too_short_is_named(rows: list[int], future: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         future_rotation(*table(10, 4), torch.tensor(rows), future_positions=future)

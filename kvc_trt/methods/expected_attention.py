@@ -1,0 +1,220 @@
+"""Expected Attention: of a prompt, the tokens stay that queries to come can be expected to attend to ("Expected
+Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution", arXiv 2510.00636).
+
+The prompt's queries, before their rotary embedding, have a mean and a covariance; turned to the positions that follow
+the prompt, these say in closed form what attention each key will receive. The question takes no part, so a prompt can
+be compressed before anybody knows what will be asked. `expected-attention` then attends densely to what is left,
+`expected-attention-hybrid` reads the best of it as RocketKV does, and keeps as much of a prompt as RocketKV.
+
+Deviations: a value counts by its own length, not by that of its contribution to the residual stream; every KV head has
+the same budget; the answer's tokens all stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.budget import cache_capacity
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.graph_pieces import PromptLayer
+from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
+from kvc_trt.methods.inputs import EVERY_POLICY, SELECTION, PolicyInputs, constants
+from kvc_trt.methods.kinds import PromptEviction
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.verification import Array, Found, PromptCase, PromptRun, RunnableAlone, float32
+from kvc_trt.models.rope import rotary_tables
+from kvc_trt.operators.compact_expected_attention import COMPACT_EXPECTED_ATTENTION
+from kvc_trt.operators.expected_queries import EXPECTED_QUERIES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, ExpectedQueries
+    from kvc_trt.reference.rules import PromptQueries
+
+SINKS = 4
+FUTURE_POSITIONS = 512
+
+
+class ExpectedAttention(PromptEviction):
+    """The first tokens, and those that queries after the prompt are expected to attend to, one list per KV head."""
+
+    name = "expected-attention"
+    operators = (COMPACT_EXPECTED_ATTENTION, EXPECTED_QUERIES)
+    observes_every_query = True
+
+    def observe(self, queries: PromptQueries, prompt_lengths: Tensor, rule: Constants) -> ExpectedQueries:
+        """What the whole prompt tells of the queries that follow it."""
+        from kvc_trt import reference
+
+        rotation = reference.future_rotation(
+            *queries.rotary_tables, prompt_lengths, future_positions=rule.future_positions
+        )
+        return reference.expected_queries(queries.plain(), rotation, prompt_lengths, sinks=rule.sinks)
+
+    def compact(
+        self, observed: ExpectedQueries, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """The prompt budget of every row that is longer."""
+        from kvc_trt import reference
+
+        return reference.keep_expected(
+            observed, keys, values, prompt_lengths, prompt_budget=rule.prompt_budget, sinks=rule.sinks
+        )
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """The queries to expect, then what they keep."""
+        cosine, sine = _rotation_ahead(prompt)
+        queries = prompt.call(
+            EXPECTED_QUERIES,
+            {
+                "plain_queries": prompt.plain_queries(),
+                "future_cosine": cosine,
+                "future_sine": sine,
+                "prompt_lengths": prompt.batch.lengths,
+            },
+            {one.name: f"{one.name}.{prompt.name}" for one in EXPECTED_QUERIES.outputs},
+        )
+        prompt.compact(COMPACT_EXPECTED_ATTENTION, queries, bounds=bounds)
+
+    def least(self, rule: Constants) -> int:
+        """The sinks and one more."""
+        return rule.sinks + 1
+
+    def describe(self, rule: Constants) -> str:
+        """How many of them are sinks, and how far the queries are expected."""
+        return f"{rule.sinks} first; queries expected {rule.future_positions} positions ahead"
+
+    def runs(self) -> Mapping[str, PromptRun]:
+        """The queries to expect have a run of their own."""
+        return {**super().runs(), EXPECTED_QUERIES.name: _run_queries}
+
+    def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+        """Over the queries that the case's own let expect."""
+        import torch
+
+        from kvc_trt import reference
+
+        single = reference.ExpectedQueries(*(table.float() for table in _expected(case, rule)))
+        double = reference.ExpectedQueries(*(table.double() for table in single))
+        inputs = {name: table for name, table in case.inputs().items() if name != "q_window"}
+        results = operator.run(query_mean=single.mean.numpy(), query_covariance=single.covariance.numpy(), **inputs)
+        k, v, rows = float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
+        exact = self.compact(double, k.double(), v.double(), rows, rule)
+        return self.judged(results, case, rule, exact, self.compact(single, k, v, rows, rule))
+
+
+def _rotation_ahead(prompt: PromptLayer) -> tuple[Value, Value]:
+    """Cosine and sine of the mean rotation of the positions after each prompt, FLOAT [B,D/2]: that of the first
+    positions, turned by the prompt's length, so that the engine's tables need not reach further than its sequences."""
+    emit = prompt.emit
+    first = rotary_tables(prompt.config, prompt.rule.future_positions)
+    mean_cosine, mean_sine = (table.mean(axis=0, dtype=np.float64).astype(np.float32) for table in first)
+    cosine, sine = (emit.Gather(table, prompt.batch.lengths) for table in prompt.batch.rotary_tables())
+    ahead = emit.Sub(emit.Mul(cosine, mean_cosine), emit.Mul(sine, mean_sine))
+    return ahead, emit.Add(emit.Mul(sine, mean_cosine), emit.Mul(cosine, mean_sine))
+
+
+def _prompt_queries(case: PromptCase) -> Array:
+    """Plain queries [B,H,S,D]: those of the case's window, again and again."""
+    return np.ascontiguousarray(case.q_window[:, :, np.arange(case.k.shape[2]) % case.q_window.shape[2]])
+
+
+def _rotation(case: PromptCase) -> list[Array]:
+    """A mean rotation for each row, as cosine and sine [B,D/2]."""
+    half = case.k.shape[3] // 2
+    angles = case.prompt_lengths[:, None] * 100.0 ** (-np.arange(half) / half)
+    return [(0.7 * part(angles)).astype(np.float32) for part in (np.cos, np.sin)]
+
+
+def _expected(case: PromptCase, rule: Constants) -> ExpectedQueries:
+    """In float64."""
+    import torch
+
+    from kvc_trt import reference
+
+    queries, cosine, sine = (float32(table).double() for table in (_prompt_queries(case), *_rotation(case)))
+    lengths = torch.from_numpy(case.prompt_lengths)
+    return reference.expected_queries(queries, (cosine, sine), lengths, sinks=rule.sinks)
+
+
+def _run_queries(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
+    queries, (cosine, sine) = _prompt_queries(case).swapaxes(1, 2), _rotation(case)
+    inputs = {"future_cosine": cosine, "future_sine": sine, "prompt_lengths": case.prompt_lengths}
+    result = operator.run(plain_queries=np.ascontiguousarray(queries), **inputs)
+    needed = case.prompt_lengths.max() > rule.prompt_budget
+    expected = [table.numpy() * needed for table in _expected(case, rule)]
+    return Found(computed=tuple(zip(result, expected, strict=True)))
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
+    """Prompt budget = token budget - new tokens; a step reads all of it."""
+    prompt_budget = _checked(inputs, inputs.budget - inputs.max_output_len)
+    capacity = prompt_budget + inputs.max_output_len
+    return _looking_ahead(
+        inputs, constants(inputs, EXPECTED_ATTENTION, DENSE, capacity=capacity, prompt_budget=prompt_budget)
+    )
+
+
+def resolve_hybrid(inputs: PolicyInputs) -> PolicyParameters:
+    """RocketKV's division of the budget, with its second stage."""
+    capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
+    prompt_budget = _checked(inputs, capacity - inputs.max_output_len)
+    parameters = select_from_pages(
+        inputs,
+        EXPECTED_ATTENTION,
+        capacity=prompt_budget + inputs.max_output_len,
+        prompt_budget=prompt_budget,
+        pool_kernel=1,
+    )
+    return _looking_ahead(inputs, parameters)
+
+
+def _looking_ahead(inputs: PolicyInputs, parameters: PolicyParameters) -> PolicyParameters:
+    return replace(
+        parameters,
+        window=inputs.max_input_len,
+        sinks=min(inputs.value("sinks", SINKS), parameters.prompt_budget - 1),
+        future_positions=inputs.value("future_positions", FUTURE_POSITIONS),
+    )
+
+
+def _checked(inputs: PolicyInputs, derived: int) -> int:
+    """The prompt budget in force, at most the longest prompt; InputError where it is no more than the sinks."""
+    budget, sinks = min(inputs.value("prompt_budget", derived), inputs.max_input_len), inputs.value("sinks", SINKS)
+    if budget < min(sinks + 1, inputs.max_input_len):
+        raise InputError(
+            f"the prompt budget is {budget} tokens (token budget {inputs.budget}, new {inputs.max_output_len}); "
+            f"expected at least {sinks + 1}: {sinks} sinks and one other",
+            hint="raise --token-budget, lower --max-output-len, or --set sinks=N",
+        )
+    return budget
+
+
+EXPECTED_ATTENTION = ExpectedAttention()
+POLICY = Policy(
+    name="expected-attention",
+    summary="keep the prompt tokens that any question can be expected to need, then attend densely to them",
+    source="Expected Attention, arXiv 2510.00636",
+    eviction=EXPECTED_ATTENTION,
+    selection=DENSE,
+    resolve=resolve,
+    overrides=("prompt_budget", "sinks", "future_positions", *EVERY_POLICY),
+)
+HYBRID = Policy(
+    name="expected-attention-hybrid",
+    summary="keep the prompt tokens that any question can be expected to need, then read the most promising of them",
+    source="Expected Attention, arXiv 2510.00636, and RocketKV stage 2, arXiv 2502.14051",
+    eviction=EXPECTED_ATTENTION,
+    selection=BEST_OF_PAGES,
+    resolve=resolve_hybrid,
+    overrides=("prompt_budget", "sinks", "future_positions", *SELECTION, *EVERY_POLICY),
+)

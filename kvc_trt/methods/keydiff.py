@@ -1,0 +1,74 @@
+"""KeyDiff: of a prompt, the tokens stay whose keys differ most from the mean direction ("KeyDiff: Key Similarity-Based
+KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained Environments", arXiv 2504.15364, section 3).
+
+No query takes part, so it does not matter which question follows. A step attends densely to what is left.
+
+Shapes: token budget - new tokens of a prompt per KV head, and room for the new ones. Deviations: a prompt is ranked
+once and whole (the paper reads it in blocks and evicts after each of them), and the answer's tokens all stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.full import DENSE
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import PromptEviction
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.policy import Policy
+from kvc_trt.operators.compact_keydiff import COMPACT_KEYDIFF
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvc_trt.reference import Compacted
+
+
+class DistinctKeys(PromptEviction):
+    """Keys that point where the others do not, one list per KV head."""
+
+    name = "keydiff"
+    operators = (COMPACT_KEYDIFF,)
+
+    def compact(
+        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """The prompt budget of every row that is longer; queries are not looked at."""
+        from kvc_trt import reference
+
+        return reference.keep_distinct(keys, values, prompt_lengths, prompt_budget=rule.prompt_budget)
+
+    def describe(self, rule: Constants) -> str:
+        """By their keys alone."""
+        return "those of the most distinct keys"
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
+    """Prompt budget = token budget - new tokens."""
+    prompt_budget = min(inputs.value("prompt_budget", inputs.budget - inputs.max_output_len), inputs.max_input_len)
+    if prompt_budget < 1:
+        raise InputError(
+            f"the prompt budget is {prompt_budget} tokens (token budget {inputs.budget}, new {inputs.max_output_len}); "
+            "expected at least 1",
+            hint="raise --token-budget, or lower --max-output-len",
+        )
+    return constants(
+        inputs, DISTINCT_KEYS, DENSE,
+        capacity=prompt_budget + inputs.max_output_len,
+        prompt_budget=prompt_budget,
+        window=1,
+    )  # fmt: skip
+
+
+DISTINCT_KEYS = DistinctKeys()
+KEYDIFF = Policy(
+    name="keydiff",
+    summary="keep the prompt tokens of the most distinct keys, whatever will be asked, then attend densely",
+    source="KeyDiff, arXiv 2504.15364",
+    eviction=DISTINCT_KEYS,
+    selection=DENSE,
+    resolve=resolve,
+    overrides=("prompt_budget", *EVERY_POLICY),
+)

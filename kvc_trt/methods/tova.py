@@ -1,0 +1,139 @@
+"""TOVA: at every step the token leaves that the newest query attends to least ("Transformers are Multi-State RNNs",
+arXiv 2401.06104, section 3).
+
+A prompt keeps the tokens that its last query looks at most. A step attends to all that is cached, the new token
+included, and drops one token once the budget is exceeded. All KV heads of a layer keep the same tokens: what counts is
+the probability that a query pays, summed over all query heads. Nothing is remembered from step to step.
+
+Shapes: token budget + 1 entries per KV head. Deviations: the newest token always stays (as published it competes); a
+sum over heads where the paper takes the mean; positions are those of the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.errors import InputError
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.graph_pieces import PromptLayer
+from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.verification import Array, ExactList, Found, RunnableAlone, StepCase, float32
+from kvc_trt.operators.compact_tova import COMPACT_TOVA
+from kvc_trt.operators.tova_attention import TOVA_ATTENTION
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvc_trt.reference import Compacted, LayerCache, Selection
+
+SPARE_SLOTS = 1
+"""A step attends to the new token before it drops one."""
+
+
+class LastQuery(PromptEviction):
+    """The last tokens of a prompt, and of the others those that its last query attends to most."""
+
+    name = "tova"
+    operators = (COMPACT_TOVA,)
+
+    def compact(
+        self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
+    ) -> Compacted:
+        """One list for all KV heads, of every prompt longer than the budget."""
+        from kvc_trt import reference
+
+        return reference.keep_attended(observed, keys, values, prompt_lengths, heavy=_heavy(rule), recent=rule.recent)
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """To the budget, without the slot that a step needs."""
+        prompt.compact(COMPACT_TOVA, prompt_budget=prompt.rule.capacity - SPARE_SLOTS)
+
+
+class LeastAttended(DecodeSelection):
+    """A step reads everything, and drops the token that its query attends to least of those that are not recent."""
+
+    name = "tova"
+    operators = (TOVA_ATTENTION,)
+    evicts_while_decoding = True
+    spare_slots = SPARE_SLOTS
+
+    def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
+        """Attend to everything cached, then drop what no longer fits the budget."""
+        from kvc_trt import reference
+
+        shares = {"heavy": _heavy(rule), "recent": rule.recent}
+        return reference.tova_attention(query, cache.keys, cache.values, cache.lengths, **shares)
+
+    def recent_of(self, rule: Constants, budget: int) -> int:
+        """The same in all layers, as far as it fits."""
+        return min(rule.recent, budget)
+
+    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
+        """Entries are in the order of the text."""
+        slots = np.broadcast_to(np.arange(keys.shape[2]), keys.shape[:3])
+        present = slots < np.asarray(lengths)[:, None, None]
+        return {"slot_positions": np.where(present, slots, -1).astype(np.int32)}
+
+    def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
+        """Rows have a free slot, and what stays is told by its positions; the reference runs in float64 and in float32:
+        where these differ, rounding decides."""
+        import torch
+
+        stored = np.minimum(case.cache_lengths, rule.capacity - 1)
+        case = replace(case, cache_lengths=stored)
+        before = self.state_of(case.k_cache, case.v_cache, stored, rule)
+        output, k_cache, v_cache, after = operator.run(**case.inputs(), **before, positions=stored)
+        keys, values, lengths = case.appended()
+        (query, k, v), rows = (float32(table) for table in (case.query, keys, values)), torch.from_numpy(lengths)
+        single = self.select(query, self.layer_cache(k, v, rows, rule), rule)
+        double = self.select(query.double(), self.layer_cache(k.double(), v.double(), rows, rule), rule)
+        assert single.kept is not None
+        assert double.kept is not None
+        chosen = []
+        for row, lists in enumerate(zip(double.kept, single.kept, strict=True)):
+            stay = np.sort(np.where(after[row] < 0, np.iinfo(np.int32).max, after[row]), axis=-1).astype(np.int64)
+            chosen.append(ExactList(row, stay[:, : lists[0].shape[1]], (lists[0].numpy(), lists[1].numpy())))
+        return Found(
+            chosen=chosen, moved=((k_cache, keys), (v_cache, values)), computed=((output, single.output.numpy()),)
+        )
+
+
+def _heavy(rule: Constants) -> int:
+    """Entries that stay for the attention that they receive: the budget less the recent ones."""
+    return rule.capacity - SPARE_SLOTS - rule.recent
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
+    """The newest token stays, the rest of the budget is contested; one slot more than the budget."""
+    budget = min(inputs.budget, inputs.sequence)
+    recent = inputs.value("recent", 1)
+    if recent > budget:
+        raise InputError(
+            f"the token budget is {budget}; expected at least the {recent} recent tokens",
+            hint=f"--token-budget {recent}, or fewer --set recent=N",
+        )
+    return constants(
+        inputs, LAST_QUERY, LEAST_ATTENDED,
+        capacity=budget + SPARE_SLOTS,
+        prompt_budget=min(budget, inputs.max_input_len),
+        window=1,
+        recent=recent,
+    )  # fmt: skip
+
+
+LAST_QUERY, LEAST_ATTENDED = LastQuery(), LeastAttended()
+TOVA = Policy(
+    name="tova",
+    summary="keep what the newest token attends to most, drop one token at every step",
+    source="TOVA, arXiv 2401.06104",
+    eviction=LAST_QUERY,
+    selection=LEAST_ATTENDED,
+    resolve=resolve,
+    overrides=("recent", *EVERY_POLICY),
+)
