@@ -104,8 +104,9 @@ def operators() -> Mapping[str, Operator]:
     return {**OPERATORS, **objects(Operator)}
 
 
-def _place(policy: Policy) -> tuple[int, str]:
-    """What does nothing, what does both, what evicts, what selects, what evicts at every step; oracles last."""
+def _place(policy: Policy) -> tuple[int, bool, str]:
+    """What does nothing, what does both, what evicts, what selects, what evicts at every step; oracles last. Among
+    equals those first that RocketKV's paper sets side by side."""
     evicts, selection = policy.eviction.evicts, policy.selection
     families = (
         not evicts and not selection.reads_a_part,
@@ -115,7 +116,7 @@ def _place(policy: Policy) -> tuple[int, str]:
         selection.evicts_while_decoding,
         True,
     )
-    return families.index(True), policy.name
+    return families.index(True), policy.published is None, policy.name
 
 
 def _given(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from tests.graph.small_models import LLAMA
 from tests.graph.small_models import resolve as parameters_of
 
 WITH_KERNELS = ("tensorrt", "tensorrt-llm", "torch")
-NEED_NONE = ("quest", "sparq", "h2o", "streaming-llm", "sliding-window", "snapkv")
+NEED_NONE = ("quest", "sparq", "h2o", "streaming-llm", "sliding-window", "snapkv", "tova", "keydiff")
+NEED_NONE += ("expected-attention", "expected-attention-hybrid")
 
 
 @pytest.mark.parametrize("backend", names())

@@ -33,6 +33,8 @@ FAMILIES = {
 }
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa")
 EVICTING = ("rocketkv", "snapkv++", "snapkv-gqa")
+"""By an observation window."""
+QUERY_AGNOSTIC = ("keydiff", "expected-attention", "expected-attention-hybrid")
 TYPES = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,

@@ -9,11 +9,12 @@ from kvc_trt.graph.expose import expose, index_lists
 from kvc_trt.graph.prune import prune
 from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill
 from tests.graph.rolling import STEPS, check_layers, reference_roll, roll
-from tests.graph.small_models import EVICTING, FAMILIES, POLICIES, open_session, prompts_of
+from tests.graph.small_models import EVICTING, FAMILIES, POLICIES, QUERY_AGNOSTIC, open_session, prompts_of
 
 FAMILIES_AND_POLICIES = [(family, "rocketkv") for family in FAMILIES] + [
-    ("llama3.1", policy) for policy in POLICIES if policy != "rocketkv"
+    ("llama3.1", policy) for policy in (*POLICIES, *QUERY_AGNOSTIC) if policy != "rocketkv"
 ]
+FAMILIES_AND_POLICIES += [(family, "expected-attention-hybrid") for family in ("longchat", "qwen2", "qwen3")]
 
 
 @pytest.mark.parametrize(("family", "policy"), FAMILIES_AND_POLICIES)
@@ -36,13 +37,13 @@ def test_reduced_precision_follows_the_reference_on_its_own_weights(make_engine,
         assert error < (0.02 if precision == "fp16" else 0.1)
 
 
-@pytest.mark.parametrize("policy", EVICTING)
+@pytest.mark.parametrize("policy", [*EVICTING, *QUERY_AGNOSTIC])
 def test_compression_is_active(make_engine, policy):
     engine = make_engine(policy)
     results = list(roll(engine, prompts_of(250, 20)))
     assert (results[0]["cache_lengths"][:, 0] == engine.parameters.prompt_budget).all()
     assert (results[0]["cache_lengths"][:, 1] == 20).all()
-    if policy == "rocketkv":
+    if engine.parameters.reads_a_part:
         assert ((results[-1]["selected.0"][0] >= 0).sum(-1) == engine.parameters.top_k).all()
 
 
@@ -61,7 +62,7 @@ def test_a_row_does_not_depend_on_its_neighbours(make_engine):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize("policy", ["rocketkv", "hybrid", "snapkv++", "snapkv-gqa"])
+@pytest.mark.parametrize("policy", ["rocketkv", "hybrid", "snapkv++", "snapkv-gqa", *QUERY_AGNOSTIC])
 def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, policy, precision):
     engine = make_engine(policy, precision, skip_layers=1)
     twin = make_engine(
@@ -126,3 +127,12 @@ def test_lists_that_do_not_exist_cannot_be_exposed(make_engine):
     assert index_lists(engine.decode_model) == ["selected.1", "selected.2"]
     with pytest.raises(ValueError, match=r"selected\.0"):
         expose(engine.decode_model, ["selected.0"])
+
+
+def test_one_long_prompt_changes_nothing_of_what_short_ones_keep(make_engine):
+    """Scores are computed for the whole batch once one row needs them: rows that fit keep everything all the same."""
+    engine = make_engine("expected-attention")
+    short = prompts_of(3, 20, 24)
+    alone, together = engine.prefill(short), engine.prefill([*short, *prompts_of(200)])
+    for name in ("k_cache.0", "v_cache.0", "indices.0"):
+        np.testing.assert_array_equal(alone[name], together[name][:3])

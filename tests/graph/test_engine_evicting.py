@@ -21,6 +21,8 @@ ENGINES = {
     "sliding-window ranked": ("sliding-window", {"positions": "cache"}),
     "h2o": ("h2o", {}),
     "h2o, few recent": ("h2o", {"recent": 3}),
+    "tova": ("tova", {}),
+    "tova, some recent": ("tova", {"recent": 9}),
 }
 
 
@@ -35,7 +37,7 @@ def positions_in_ring(capacity, sinks, length):
 def by_position(result, site, row, prompt, steps):
     """Positions [G,m] ascending, and the keys and values behind them."""
     rule, tables = site.parameters, [result[f"{kind}.{site.name}"][row] for kind in ("k_cache", "v_cache")]
-    if rule.decode_selection == "heavy-hitters":
+    if f"slot_positions.{site.name}" in result:
         positions = result[f"slot_positions.{site.name}"][row]
     else:
         # A prompt that was cut is laid out as if the ring had started with it.
@@ -79,7 +81,9 @@ def test_logits_and_what_stays_equal_the_reference(make_engine, name):
     assert all(len(prompt) + STEPS > 2 * 32 for prompt in prompts)
 
 
-@pytest.mark.parametrize(("family", "policy"), [("qwen3", "streaming-llm"), ("qwen2", "h2o"), ("longchat", "h2o")])
+@pytest.mark.parametrize(
+    ("family", "policy"), [("qwen3", "streaming-llm"), ("qwen2", "h2o"), ("longchat", "h2o"), ("qwen3", "tova")]
+)
 def test_other_families(make_engine, family, policy):
     changes = {"positions": "cache"} if policy == "streaming-llm" else {}
     engine = make_engine(policy, model=FAMILIES[family], max_output_len=40, **changes)
@@ -98,9 +102,9 @@ def test_a_sliding_window_is_streaming_without_sinks(make_engine):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize("name", ["streaming-llm", "streaming-llm ranked", "h2o"])
+@pytest.mark.parametrize("name", ["streaming-llm", "streaming-llm ranked", "h2o", "tova"])
 def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engine, name, precision):
-    """Up to the last step that fits: of H2O the one that attends to a token more than the budget."""
+    """Up to the last step that fits: of H2O and TOVA the one that attends to a token more than the budget."""
     policy, changes = ENGINES[name]
     engine = make_engine(policy, precision, skip_layers=1, max_output_len=20, **changes)
     twin = make_engine(
@@ -115,7 +119,7 @@ def test_a_batch_within_the_budget_is_bit_identical_to_the_dense_twin(make_engin
     assert (runs[-1][0]["logits"][0] != runs[-1][1]["logits"][0]).any()
 
 
-@pytest.mark.parametrize("name", ["streaming-llm", "streaming-llm ranked", "h2o"])
+@pytest.mark.parametrize("name", ["streaming-llm", "streaming-llm ranked", "h2o", "tova"])
 def test_a_row_does_not_depend_on_its_neighbours(make_engine, name):
     policy, changes = ENGINES[name]
     engine = make_engine(policy, max_output_len=40, **changes)
@@ -130,18 +134,18 @@ def test_a_row_does_not_depend_on_its_neighbours(make_engine, name):
             np.testing.assert_allclose(result["logits"][0], together[step + 1][row], atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["streaming-llm", "h2o"])
+@pytest.mark.parametrize("policy", ["streaming-llm", "h2o", "tova"])
 def test_a_sequence_that_always_fits_needs_no_more_than_its_own_slots(make_engine, policy):
     """A budget beyond the longest sequence: no slot is ever overwritten, whatever the sinks."""
     more = {"sinks": 40} if policy == "streaming-llm" else {}
     engine = make_engine(policy, token_budget=100, max_input_len=20, max_output_len=6, **more)
-    assert engine.parameters.capacity == 26 + (policy == "h2o")
+    assert engine.parameters.capacity == 26 + (policy != "streaming-llm")
     prompts = prompts_of(20, 3)
     for result, (logits, _) in zip(roll(engine, prompts, 6), reference_roll(engine, prompts, 6), strict=True):
         np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["streaming-llm", "h2o"])
+@pytest.mark.parametrize("policy", ["streaming-llm", "h2o", "tova"])
 def test_layers_may_have_budgets_of_their_own(make_engine, policy):
     parameters = replace(resolve(policy, max_output_len=60), layer_budgets=(40, 17, 32))
     for layer, budget in enumerate(parameters.layer_budgets):

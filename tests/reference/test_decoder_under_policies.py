@@ -23,6 +23,9 @@ POLICIES = {
     "quest": {"skip_layers": 0},
     "quest-matched": {},
     "sparq": {"reallocate": False},
+    "keydiff": {},
+    "expected-attention": {},
+    "expected-attention-hybrid": {},
 }
 NEW = 6
 

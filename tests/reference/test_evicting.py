@@ -16,7 +16,7 @@ from kvc_trt.reference.recent import make_room
 from tests.reference.test_decoder_under_policies import Masked, prompts
 
 NEW = 60
-POLICIES: dict[str, dict[str, Any]] = {"streaming-llm": {}, "sliding-window": {}, "h2o": {}}
+POLICIES: dict[str, dict[str, Any]] = {"streaming-llm": {}, "sliding-window": {}, "h2o": {}, "tova": {}}
 
 
 def column(*numbers: float) -> Tensor:
@@ -123,8 +123,8 @@ def test_what_was_dropped_is_as_if_masked(policy: str, family: Callable[..., Any
         found = evicting.decode(token, cache)
         after = [positions_of(layer) for layer in cache.caches]
         now = [length + step for length in lengths]
-        # H2O drops after it attended, the others before.
-        seen = after if policy != "h2o" else [
+        # H2O and TOVA drop after they attended, the others before.
+        seen = after if policy not in ("h2o", "tova") else [
             [[[*head, now[row]] for head in heads] for row, heads in enumerate(layer)] for layer in before
         ]  # fmt: skip
         masked.method.visible = seen
@@ -132,7 +132,7 @@ def test_what_was_dropped_is_as_if_masked(policy: str, family: Callable[..., Any
         for layer in after:
             for row, heads in enumerate(layer):
                 assert all(len(head) == min(20, now[row] + 1) for head in heads)
-                recent = {"streaming-llm": 16, "sliding-window": 20, "h2o": 10}[policy]
+                recent = {"streaming-llm": 16, "sliding-window": 20, "h2o": 10, "tova": 1}[policy]
                 last = list(range(now[row] + 1))[-recent:]
                 assert all(head[-recent:] == last for head in heads)
                 if policy == "streaming-llm":

@@ -23,6 +23,7 @@ ENGINES = {
     "streaming-llm ranked": ("streaming-llm", {"positions": "cache"}),
     "sliding-window": ("sliding-window", {}),
     "h2o": ("h2o", {}),
+    "tova": ("tova", {}),
 }
 MODEL = replace(MODEL, num_hidden_layers=1, max_position_embeddings=200_000)
 MIB = 1 << 20
@@ -74,6 +75,11 @@ def answer(directory, name, new_tokens):
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_answer_longer_than_the_cache_is_not_cut_short(tmp_path, name):
     executor, _ = answer(tmp_path, name, 1000)
+    if name == "tova":
+        positions = np.sort(executor.buffers["slot_positions.0"][0], axis=1)
+        np.testing.assert_array_equal(positions[:, [0, -1]], [[-1, 78 + 998]] * 2)
+        assert (np.diff(positions[:, 1:], axis=1) > 0).all()
+        np.testing.assert_array_equal(positions[0], positions[1])
     if name == "h2o":
         positions = np.sort(executor.buffers["slot_positions.0"][0], axis=1)
         assert (positions[:, 0] == -1).all()
