@@ -1,4 +1,4 @@
-"""A kernel library behind the C ABI of plugins_cuda/include/kvc/, called with addresses: ctypes and nothing else.
+"""A kernel library with the C ABI of plugins_cuda/include/kvc/, called with addresses: ctypes and nothing else.
 
 The library is compiled code: it is loaded from an explicit path, from KVC_TRT_KERNELS or from the package's own `lib`
 folder, and from nowhere else; neither the working directory nor the system's search path is looked at.

@@ -1,4 +1,4 @@
-"""The kernels called with torch tensors, which are checked first: behind the C ABI a wrong shape is a wild read."""
+"""The kernels called with torch tensors, which are checked first: past the C ABI a wrong shape is a wild read."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def library_path() -> tuple[Path, str] | None:
 
 
 def current_library() -> KernelLibrary | None:
-    """The library that is called now, loaded; None where there is none. Raises KernelLibraryError if it is no good."""
+    """The library in use, loaded; None where there is none. Raises KernelLibraryError for one that cannot be used."""
     found = library_path()
     return None if found is None else load(found[0])
 

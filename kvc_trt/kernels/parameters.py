@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS, SIZES, Size
 from kvc_trt.operators.schema import CACHE, INT64, Attribute, Kernel, Operator, Stride, Tensor
@@ -49,6 +50,7 @@ def members(operator: Operator) -> tuple[Member, ...]:
     )
 
 
+@cache
 def size_members(operator: Operator) -> dict[str, str]:
     """The member that holds each size of an operator's tensors, by symbol."""
     return {symbol: SIZES[symbol].field or "" for symbol in _sizes(operator) if SIZES[symbol].field}

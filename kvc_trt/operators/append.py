@@ -48,7 +48,7 @@ class Place:
         return str(emit.ScatterND(bounds, self._indices(page, grid), column, reduction="max"))
 
     def first_rows(self, capacity: int | Value) -> Value:
-        """INT64 [B,G,1]: where slot 0 of each head lies in a cache [B,G,C,D] that is seen as [B*G*C,D]."""
+        """INT64 [B,G,1]: the row of each head's slot 0 in a cache [B,G,C,D] that is seen as [B*G*C,D]."""
         emit, kv_heads = self._emit, self._shape.fixed_kv_heads
         heads = np.arange(kv_heads, dtype=np.int64)[None, :, None]
         if isinstance(capacity, int):

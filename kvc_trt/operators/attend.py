@@ -39,7 +39,7 @@ def attend(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visib
 def attend_and_show(
     emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value
 ) -> tuple[Value, Value]:
-    """`attend`, and the probabilities [B,G,g,n] behind it."""
+    """`attend`, and its probabilities [B,G,g,n]."""
     scores = emit.MatMul(query.scaled, emit.Transpose(float32(emit, keys), perm=[0, 1, 3, 2]))
     weights = emit.Softmax(emit.Where(visible, scores, MASKED), axis=-1)
     return emit.MatMul(weights, float32(emit, values)), weights

@@ -17,8 +17,7 @@ from kvc_trt.operators.heavy_hitter_attention import RECENT, SCORES, SLOT_POSITI
 from kvc_trt.operators.keep_best import among_row, keep_best
 from kvc_trt.operators.prefill_attention import future_of_block, weights_of_block
 from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import Layout, attention_scale, count_to, float32, scalar, size
-from kvc_trt.operators.slots import into_slots
+from kvc_trt.operators.shapes import Layout, attention_scale, count_to, float32, into_slots, scalar, size
 from kvc_trt.operators.tensors import (
     CAPACITY,
     INDICES,
@@ -66,8 +65,8 @@ def _received(emit: Emitter) -> Value:
         asking = body.Add(body.Range(0, PROMPT_BLOCK, 1), body.Mul(index, PROMPT_BLOCK))
         real = body.Less(body.Unsqueeze(asking, [1]), rows)
         paid = body.ReduceSum(body.Where(real, weights, 0.0), [2, 3], keepdims=0)
-        behind = body.Concat([0], body.Sub(length, end), axis=0)
-        return str(body.Add(total, body.Pad(paid, behind, 0.0, [2])))
+        after = body.Concat([0], body.Sub(length, end), axis=0)
+        return str(body.Add(total, body.Pad(paid, after, 0.0, [2])))
 
     nothing = emit.Expand(np.zeros((1, 1, 1), np.float32), emit.Shape("k", end=3))
     return emit.accumulate(emit.Add(last, 1), nothing, block)

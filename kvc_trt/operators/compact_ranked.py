@@ -16,8 +16,7 @@ import numpy as np
 from kvc_trt.operators.compact import page_bounds, rank
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.schema import CACHE, INT64, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import Layout, count_to, int32, one, size
-from kvc_trt.operators.slots import into_slots, pad_end
+from kvc_trt.operators.shapes import Layout, count_to, int32, into_slots, one, pad_end, size
 from kvc_trt.operators.tensors import (
     BOUNDS,
     CAPACITY,

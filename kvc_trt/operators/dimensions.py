@@ -1,4 +1,4 @@
-"""The sizes behind the symbols of tensor shapes: their names and ranges, formulas over them, and what binds them.
+"""The sizes that the symbols of tensor shapes name: their words and ranges, formulas over them, and what binds them.
 
 Symbols: B batch, H query heads, G KV heads, D head size, W observation window, S prompt length, C slots of a cache,
 P = ceil(C / page size) pages, K width of a list of selected tokens.
@@ -24,7 +24,7 @@ class Refusal(ValueError):
 
 @dataclass(frozen=True)
 class Size:
-    """What a symbol stands for, and what the kernels take."""
+    """What a symbol means, and what the kernels take."""
 
     words: str
     """In messages."""
@@ -73,7 +73,7 @@ class Dimensions:
         return self._values[symbol]
 
     def fix(self, symbol: str, size: int, where: str) -> None:
-        """Raise Refusal unless the size lies in 0..2^31-1 and is the one known before; `where` names who says so."""
+        """Raise Refusal unless the size is in 0..2^31-1 and is the one known before; `where` names who says so."""
         words = SIZES[symbol].words if symbol in SIZES else symbol
         if not 0 <= size <= INT32_MAX:
             raise Refusal(f"{where}: expected {words} in 0..{INT32_MAX}, found {size}")
@@ -88,7 +88,7 @@ class Dimensions:
             self.fix(symbol, size, name)
 
     def shape(self, symbols: tuple[str, ...]) -> tuple[int, ...]:
-        """The shape that the symbols stand for; KeyError for one that is not known."""
+        """The shape that the symbols name; KeyError for one that is not known."""
         return tuple(self._values[symbol] for symbol in symbols)
 
 
@@ -117,20 +117,28 @@ def names_in(formula: str) -> tuple[str, ...]:
 
 def evaluate(formula: str, values: Mapping[str, int]) -> int:
     """The value of "max(top_k + 1, token_budget)" and the like: whole numbers, names, + - * //, max and min."""
+    return _compiled(formula)(values)
 
-    def value(node: ast.expr) -> int:
+
+@cache
+def _compiled(formula: str) -> Callable[[Mapping[str, int]], int]:
+    """A formula as a function: a step of decoding evaluates it in every layer."""
+
+    def made(node: ast.expr) -> Callable[[Mapping[str, int]], int]:
         match node:
             case ast.Constant(value=int(number)):
-                return number
+                return lambda values: number
             case ast.Name(id=name):
-                return values[name]
-            case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATORS:
-                return _OPERATORS[type(operation)](value(left), value(right))
+                return lambda values: values[name]
+            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+                operation, one, other = _OPERATORS[type(sign)], made(left), made(right)
+                return lambda values: operation(one(values), other(values))
             case ast.Call(func=ast.Name(id=name), args=arguments) if name in _FUNCTIONS:
-                return _FUNCTIONS[name](*map(value, arguments))
+                function, parts = _FUNCTIONS[name], [made(argument) for argument in arguments]
+                return lambda values: function(*(part(values) for part in parts))
         raise ValueError(f"formula {formula!r}: expected whole numbers, names, + - * //, max and min")
 
-    return value(_parsed(formula))
+    return made(_parsed(formula))
 
 
 @cache

@@ -15,8 +15,7 @@ from kvc_trt.operators.append import Place
 from kvc_trt.operators.attend import attend_and_show, group_query, ungroup
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.schema import FLOAT, INT32, INT64, Attribute, Operator, Tensor
-from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, one, size
-from kvc_trt.operators.slots import pad_end
+from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, one, pad_end, size
 from kvc_trt.operators.tensors import CACHE_LENGTHS, CAPACITY, K_CACHE, OUTPUT, STEP, V_CACHE, updated
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.operators.attend import attend
-from kvc_trt.operators.channels import largest_channels, temperature
 from kvc_trt.operators.dimensions import MAX_HEAD_SIZE
 from kvc_trt.operators.schema import INT32, Attribute, Kernel, Operator, Tensor
-from kvc_trt.operators.selective import AppendedStep, append, ascending, attend_all_or
+from kvc_trt.operators.selective import AppendedStep, append, ascending, attend_all_or, largest_channels, temperature
 from kvc_trt.operators.shapes import MASKED, Layout, count_to, float32, scalar, size
 from kvc_trt.operators.tensors import (
     BOUNDS,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.operators.shapes import count_to, int32, one, size
-from kvc_trt.operators.slots import into_slots, pad_end
+from kvc_trt.operators.shapes import count_to, int32, into_slots, one, pad_end, size
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value

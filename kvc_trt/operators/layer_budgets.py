@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """The body. The layout's numbers `budgeted_layers` and `squeeze_share` are L and p of SqueezeAttention.
 
-    Budgets lie between `least` and min(`most`, prompt length) and sum to L * `budget` where all of it finds room.
+    Budgets are between `least` and min(`most`, prompt length) and sum to L * `budget` where all of it finds room.
     """
     layers, share = int(layout.number("budgeted_layers")), layout.number("squeeze_share")
     values = emit.cast(emit.Transpose("cosines", perm=[1, 0]), np.float64)

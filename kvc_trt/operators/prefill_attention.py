@@ -41,7 +41,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def future_of_block(emit: Emitter) -> Value:
-    """FLOAT [block, block]: MASKED where a key of the block lies behind the query, else 0."""
+    """FLOAT [block, block]: MASKED where a key of the block comes after the query, else 0."""
     offsets = emit.Range(0, PROMPT_BLOCK, 1)
     return str(emit.Where(emit.Greater(offsets, emit.Unsqueeze(offsets, [1])), MASKED, 0.0))
 

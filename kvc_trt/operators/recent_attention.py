@@ -1,6 +1,6 @@
 """KvcRecentAttention, KvcRankedRecentAttention: write one token over the oldest that is no sink, attend to all entries.
 
-Source: StreamingLLM (arXiv 2309.17453), section 3; exact rule in docs/policies/. Behind the sinks the slots are a ring:
+Source: StreamingLLM (arXiv 2309.17453), section 3; exact rule in docs/policies/. After the sinks the slots are a ring:
 an entry stays where it is until it is overwritten, so their order is not that of the text once the ring has turned.
 """
 
@@ -80,7 +80,7 @@ class _Ring:
     newest: Value
     """INT64 [B,1,1,1]: slot of the new token."""
     length: Value
-    """Scalar: slots behind the sinks."""
+    """Scalar: slots after the sinks."""
     longest: Value
     """Scalar: the largest of `stored`."""
     fits: Value

@@ -11,8 +11,9 @@ Whatever calls, binds or checks an operator derives from this object: the call i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from kvc_trt.operators import KVC_DOMAIN, OPSET
@@ -70,7 +71,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Stride:
-    """A number of the C ABI that says how inputs lie in memory."""
+    """A number of the C ABI that says how inputs are laid out in memory."""
 
     name: str
     axis: int
@@ -113,7 +114,7 @@ class Operator:
     """Sizes of outputs that follow from attributes and from other sizes, by symbol."""
     kernel: Kernel | None = None
 
-    @property
+    @cached_property
     def state(self) -> tuple[Tensor, ...]:
         """The inputs that are updated in place."""
         aliased = {tensor.alias for tensor in self.outputs}
@@ -194,15 +195,24 @@ class Operator:
             known[symbol] = evaluate(formula, known)
         return {tensor.name: [known[symbol] for symbol in tensor.shape] for tensor in self.outputs}
 
-    def all_formulas(self) -> Iterator[tuple[str, str]]:
+    def all_formulas(self) -> tuple[tuple[str, str], ...]:
         """Symbol and formula of every size that follows from others: the operator's own, then the common ones."""
-        yield from self.formulas.items()
-        named = {symbol for tensor in self.tensors for symbol in tensor.shape}
-        yield from ((symbol, formula) for symbol, formula in COMMON_FORMULAS.items() if symbol in named)
+        return self._all_formulas
 
     def origin_of(self, symbol: str) -> str:
         """What a derived size follows from, for messages: attributes, or the first tensor that has it."""
-        names = names_in(dict(self.all_formulas())[symbol])
+        return self._origins[symbol]
+
+    @cached_property
+    def _all_formulas(self) -> tuple[tuple[str, str], ...]:
+        named = {symbol for tensor in self.tensors for symbol in tensor.shape}
+        return (*self.formulas.items(), *(one for one in COMMON_FORMULAS.items() if one[0] in named))
+
+    @cached_property
+    def _origins(self) -> Mapping[str, str]:
+        return {symbol: self._origin(symbol, names_in(formula)) for symbol, formula in self.all_formulas()}
+
+    def _origin(self, symbol: str, names: tuple[str, ...]) -> str:
         fields = [attribute.name for attribute in self.attributes if attribute.name in names]
         if fields:
             return f"field{'s' if len(fields) > 1 else ''} {', '.join(fields)}"

@@ -1,4 +1,4 @@
-"""What the operators have in common that read a part of the cache: the append, the dense way out, the list of reads."""
+"""What operators that read a part of the cache share: the append, the dense way out, the list of reads, channels."""
 
 from __future__ import annotations
 
@@ -93,6 +93,21 @@ def ascending(emit: Emitter, tokens: Value, width: Value) -> Value:
     missing = emit.Sub(width, size(emit, listed, 2))
     padded = emit.Pad(listed, emit.Concat([0, 0, 0, 0, 0], missing, axis=0), LAST_INDEX)
     return int32(emit, emit.Where(emit.Equal(padded, LAST_INDEX), -1, padded))
+
+
+def largest_channels(emit: Emitter, query: Value) -> Value:
+    """INT64 [B,G,top_r], unordered: by |q| summed over the group of `query` [B,G,g,D]."""
+    sums = emit.ReduceL1(query, [2], keepdims=0)
+    _, channels = emit.TopK(sums, one(emit, emit.attribute("top_r")), outputs=2, axis=2, sorted=0)
+    return str(channels)
+
+
+def temperature(emit: Emitter, query: Value, selected: Value, head_size: int) -> Value:
+    """sqrt(D * covered share of |q|) per head, sqrt(D) where nothing is covered; [B,G,g,1]."""
+    covered = emit.ReduceL1(selected, [3])
+    share = emit.Div(covered, emit.ReduceL1(query, [3]))
+    share = emit.Where(emit.Greater(covered, 0.0), share, 1.0)
+    return str(emit.Sqrt(emit.Mul(share, float(head_size))))
 
 
 def _capacity(emit: Emitter, layout: Layout) -> int | Value:

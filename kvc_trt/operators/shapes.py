@@ -122,3 +122,15 @@ def count_to(emit: Emitter, length: Value) -> Value:
 def attention_scale(emit: Emitter, query: Value, axis: int) -> Value:
     """1/sqrt(head size), FLOAT [1]."""
     return str(emit.Reciprocal(emit.Sqrt(float32(emit, size(emit, query, axis)))))
+
+
+def into_slots(emit: Emitter, rows: Value, stored: Value) -> Value:
+    """`rows` [B,G,n,D] in a cache of `capacity` slots, zero wherever nothing is `stored`."""
+    zero = emit.CastLike(0.0, rows)
+    return pad_end(emit, emit.Where(stored, rows, zero), emit.attribute("capacity"), zero)
+
+
+def pad_end(emit: Emitter, rows: Value, length: Value, fill: Value | np.generic) -> Value:
+    """Lengthen axis 2 of `rows` to `length` (scalar)."""
+    missing = emit.Sub(one(emit, length), size(emit, rows, 2))
+    return str(emit.Pad(rows, emit.Concat([0], missing, axis=0), fill, [2]))

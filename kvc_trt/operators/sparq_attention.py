@@ -10,10 +10,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvc_trt.operators.attend import attend
-from kvc_trt.operators.channels import largest_channels, temperature
 from kvc_trt.operators.dimensions import MAX_HEAD_SIZE
 from kvc_trt.operators.schema import CACHE, FLOAT, INT32, Attribute, Operator, Tensor
-from kvc_trt.operators.selective import LOWEST_RANK, AppendedStep, append, ascending, attend_all_or
+from kvc_trt.operators.selective import (
+    LOWEST_RANK,
+    AppendedStep,
+    append,
+    ascending,
+    attend_all_or,
+    largest_channels,
+    temperature,
+)
 from kvc_trt.operators.shapes import MASKED, Layout, float32, one, size
 from kvc_trt.operators.tensors import (
     CACHE_LENGTHS,

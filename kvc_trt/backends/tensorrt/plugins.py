@@ -17,6 +17,7 @@ from kvc_trt.engine.files import sha256
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.loading import VARIABLE as KERNELS_VARIABLE
 from kvc_trt.kernels.loading import library_path as kernel_library_path
+from kvc_trt.operators import KVC_DOMAIN
 
 if TYPE_CHECKING:
     import tensorrt
@@ -27,7 +28,6 @@ VARIABLE = "KVC_TRT_PLUGINS"
 PACKAGED = Path(__file__).resolve().parents[2] / "lib" / "libkvc_plugins.so"
 BUILD_HINT = f"make plugins (with TENSORRT_ROOT set), then {VARIABLE}=$PWD/build/libkvc_plugins.so"
 
-NAMESPACE = "kvc"
 Kind = Literal["plugins", "python"]
 
 
@@ -160,5 +160,5 @@ def _load(library: PluginLibrary, module: Any) -> LoadedPlugins:
             f"TensorRT {module.__version__} does not load {path}: expected one with getCreators, none loaded before",
             hint=f"{BUILD_HINT}; {KERNELS_VARIABLE} names a kernel library for the plugins in Python",
         )
-    names = frozenset(str(c.name) for c in registry.all_creators if c.plugin_namespace == NAMESPACE)
+    names = frozenset(str(c.name) for c in registry.all_creators if c.plugin_namespace == KVC_DOMAIN)
     return LoadedPlugins(names, handle)

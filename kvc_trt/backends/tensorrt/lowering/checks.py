@@ -114,7 +114,7 @@ def network_aliases(network: Any) -> dict[str, str]:
 
 
 def check_aliases(reported: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Raise UnsupportedEnvironment unless exactly the expected outputs lie in the buffers of their inputs."""
+    """Raise UnsupportedEnvironment unless exactly the expected outputs share the buffers of their inputs."""
     wrong = [
         f"{output}: expected the buffer of {expected.get(output, 'its own')}, found {reported.get(output, 'its own')}"
         for output in sorted({*expected, *reported})
