@@ -71,7 +71,7 @@ def single_operators(graph: Path, dtype: str, sites: Sequence[CacheSite] = ()) -
 
 
 def _site(node: NodeProto, by_name: Mapping[str, CacheSite]) -> CacheSite | None:
-    """The cache that a node writes, by the name behind the point of one of its outputs."""
+    """The cache that a node writes, by the name after the point in one of its outputs."""
     names = (output.partition(".")[2] for output in node.output)
     return next((by_name[name] for name in names if name in by_name), None)
 

@@ -90,7 +90,7 @@ def build_engine(
 ) -> BuildResult:
     """Build an engine into `output` with the one of the known `backends` that it is for, or find it there already.
 
-    Raises InputError when something else stands at `output` and `force` is false; UnsupportedEnvironment for a full
+    Raises InputError when something else is at `output` and `force` is false; UnsupportedEnvironment for a full
     disk. Whatever happens, `output` holds what it held before or the whole new engine.
     """
     started = time.monotonic()

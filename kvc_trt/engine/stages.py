@@ -2,7 +2,7 @@
 
 A stage's files are made in a private cache, `~/.cache/kvc-trt` (or `$KVC_TRT_CACHE`), under the digest of everything
 they follow from. A finished stage has a receipt with its files' hashes; the next build of the same inputs checks those
-and goes on behind it. When the engine is put together its files become second names (hard links) of the stages', so
+and goes on after it. When the engine is put together its files become second names (hard links) of the stages', so
 weights are written once; only a cache on another file system costs a copy. Then the cache entry is removed: the cache
 only ever holds what an unfinished build left. Entries untouched for a week are dropped by the next build.
 """
@@ -108,7 +108,7 @@ class Stages:
     def run(self, name: str, file: str, make: Callable[[Path], None]) -> None:
         """Make `file` by `make(path)`, or keep it when a finished stage of the same inputs left it whole.
 
-        Raises UnsupportedEnvironment for a full disk; nothing unfinished stays behind.
+        Raises UnsupportedEnvironment for a full disk; nothing unfinished is left.
         """
         receipt = self._finished(name, file)
         if receipt is not None:

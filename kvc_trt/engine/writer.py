@@ -1,6 +1,6 @@
 """Putting a directory in place whole: written beside its target, made durable, then renamed.
 
-What stood there before stays until the new one is whole, and comes back if the last step fails. Whatever a killed
+What was there before stays until the new one is whole, and comes back if the last step fails. Whatever a killed
 process left beside the target is recognised by its unlocked name and removed by the next build.
 """
 
@@ -136,7 +136,7 @@ def _clear_leftovers(target: Path) -> None:
             continue
         with contextlib.suppress(BlockingIOError), _locked(leftover):
             if kind == "old" and (leftover / target.name).is_dir() and not os.path.lexists(target):
-                # Killed between the two renames: the engine that stood here goes back.
+                # Killed between the two renames: the engine that was here goes back.
                 os.rename(leftover / target.name, target)
             shutil.rmtree(leftover, ignore_errors=True)
 

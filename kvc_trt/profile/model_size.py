@@ -69,7 +69,7 @@ class WeightBytes:
     """Bytes of the weights in one format."""
 
     resident: float
-    """What has to lie in memory."""
+    """What has to be in memory."""
     per_step: float
     """What one decode step reads, whatever its batch: everything but the embedding table's other rows."""
 

@@ -62,7 +62,7 @@ def _entries(tensor: StateTensor, count: int, seed: int) -> Array:
 
 
 BLOCK = 10
-"""Steps of one side before the other has its turn; the one in front of them warms the caches and is not counted."""
+"""Steps of one side before the other has its turn; the one before them warms the caches and is not counted."""
 LEAST_BLOCKS = 2
 
 
@@ -119,7 +119,7 @@ class DecodeRun:
         profiled.benchmark.fill(profiled.executor, rows_of)
 
     def step_seconds(self) -> float:
-        """One step, timed. After max_output_len steps the rows start again behind their prompts.
+        """One step, timed. After max_output_len steps the rows start again after their prompts.
 
         A step is what a greedy session asks for: an executor that finds the best tokens itself hands out nothing else.
         """

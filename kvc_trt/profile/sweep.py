@@ -45,7 +45,7 @@ class MemoryLine:
 
     @property
     def difference_percent(self) -> float:
-        """How far the measurement lies above the model."""
+        """How far the measurement is above the model."""
         return 100 * (self.measured / self.modelled - 1) if self.modelled else 0.0
 
     def as_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from kvc_trt.profile.model_size import token_cache_bytes
 
 
 def entries_cached(parameters: PolicyParameters, layer: int, prompt_tokens: int, generated: int = 0) -> int:
-    """Tokens one layer's cache (its first, if it has several) holds after a prompt and `generated` tokens behind it."""
+    """Tokens one layer's cache (its first, if it has several) holds after a prompt and `generated` further tokens."""
     return _entries(parameters.groups(layer)[0].parameters, prompt_tokens, generated)
 
 

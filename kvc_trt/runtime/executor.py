@@ -93,7 +93,7 @@ class Executor(Protocol):
 
 @runtime_checkable
 class GreedyExecutor(Executor, Protocol):
-    """An executor that can tell the best token of a step without handing out its logits, which may lie on a GPU."""
+    """An executor that can tell the best token of a step without handing out its logits, which may be on a GPU."""
 
     def decode_greedy(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]

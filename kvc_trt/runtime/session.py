@@ -41,7 +41,7 @@ class Session:
     """A decode batch over one executor.
 
     There is one buffer per state tensor and the active rows are its prefix: a leaving row's hole takes the last row, a
-    joining row is copied in behind the others. A row is known by the number that `add` returned, wherever it lies.
+    joining row is copied in after the others. A row is known by the number that `add` returned, wherever it is stored.
     Nothing of one row depends on the others. Not safe for use from several threads.
     """
 
@@ -270,6 +270,6 @@ class Session:
 def _check_room(row: Row, tokens: int, what: str) -> None:
     if tokens > row.room():
         raise InputError(
-            f"{what}: {tokens} tokens do not fit behind {row.position} tokens, found room for {row.room()}",
+            f"{what}: {tokens} tokens do not fit after {row.position} tokens, found room for {row.room()}",
             hint="build the engine with a larger --max-output-len",
         )

@@ -198,7 +198,7 @@ class TestExtend:
         session = Session(FakeExecutor(), None, 1)
         [row] = session.add([Request([1] * 40)])
         session.extend(row, [1] * 6)
-        with pytest.raises(InputError, match=r"11 tokens do not fit behind 40 tokens, found room for 10"):
+        with pytest.raises(InputError, match=r"11 tokens do not fit after 40 tokens, found room for 10"):
             session.extend(row, [1] * 5)
         session.extend(row, [1] * 4)
         for _ in range(10):
@@ -229,7 +229,7 @@ class TestBadRequests:
             (Request([1], max_new_tokens=0), "max_new_tokens must be at least 1, found 0"),
             (Request([1], stop_strings=["x"]), "stop strings need a tokenizer"),
             (Request([1], continuation_token_ids=[99]), "continuation: token 0 is 99"),
-            (Request([1] * 40, continuation_token_ids=[1] * 11), "11 tokens do not fit behind 40 tokens"),
+            (Request([1] * 40, continuation_token_ids=[1] * 11), "11 tokens do not fit after 40 tokens"),
         ],
     )
     def test_refused_and_no_row_joined(self, request_, message):

@@ -236,7 +236,7 @@ def filled(tensor: StateTensor, rows: int) -> NDArray[Any]:
 
 
 def bind_input(binding: IOBinding, name: str, array: NDArray[Any]) -> None:
-    """Let a graph input read this contiguous array where it lies; the caller keeps it alive."""
+    """Let a graph input read this contiguous array in place; the caller keeps it alive."""
     binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class StagedRows:
-    """The rows of one prefill, at `first` and behind it."""
+    """The rows of one prefill, from `first` on."""
 
     first: int
     count: int
@@ -33,9 +33,9 @@ class StagedRows:
     """Rows of the prefill whose place was taken by another."""
 
     def take(self, source_row: int, row: int) -> int | None:
-        """Row to copy to `row` for prefilled row `source_row`; None where it lies there already.
+        """Row to copy to `row` for prefilled row `source_row`; None where it is there already.
 
-        Inserted one after the other behind the active rows, no row ever takes the place of one that is still waited
+        Inserted one after another, after the active rows, no row ever takes the place of one that is still waited
         for. ValueError for one whose place was taken.
         """
         if not 0 <= source_row < self.count:

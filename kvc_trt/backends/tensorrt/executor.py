@@ -3,7 +3,7 @@
 Device memory is planned once per number of rows (`memory.py`) and allocated as one block; nothing is allocated while
 rows run. A step copies its tokens and lengths in, runs, and copies each row's best token out into pinned memory, all
 recorded in one CUDA graph per batch size. The host waits once per step: for the best tokens where every row is greedy,
-else for the logits that it samples from, copied behind the graph.
+else for the logits that it samples from, copied after the graph.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class TensorRtExecutor:
         return step
 
     def _finish(self, step: PreparedStep, rows: int) -> None:
-        """Wait for the step and whatever was queued behind it; the first one of its rows is recorded then."""
+        """Wait for the step and whatever was queued after it; the first one of its rows is recorded then."""
         stream = self._allocated.stream
         stream.synchronise()
         self._exposed |= step.extra_outputs.read(stream)
@@ -231,7 +231,7 @@ class TensorRtExecutor:
         self._runs += 1
 
     def _make_step(self, rows: int) -> PreparedStep:
-        """A context of its own for each number of rows: what a graph recorded must never change behind it."""
+        """A context of its own for each number of rows: what a graph recorded must never change afterwards."""
         loaded, buffers = self.load(), self._allocated
         profile = choose_profile(profiles_of(loaded.decode, "token"), rows)
         context = Context(loaded.decode, loaded.tensorrt, profile, buffers.activations, buffers.stream)

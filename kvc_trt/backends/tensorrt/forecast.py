@@ -74,7 +74,7 @@ def estimate(
 def activation_bytes(model: ModelConfig, profile: Profile) -> int:
     """Activations of the largest run: the residual stream twice, and the wider of attention and MLP; fp32 logits.
 
-    fp32 has no fused attention: all scores of a layer then lie in memory twice, before and behind the softmax.
+    fp32 has no fused attention: all scores of a layer are then in memory twice, before and after the softmax.
     """
     tokens = profile.largest_tokens
     heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads

@@ -68,7 +68,7 @@ class TensorRtHarness:
         check_rows(engine.build.max_batch_size, str(engine.path))
         self._engine = engine
         self._graphs = OnnxRuntimeHarness(engine, threads)
-        """The engine's graphs: there the operators are, whoever runs them."""
+        """The engine's graphs, which hold the operators whatever runs them."""
 
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
         """The engine as it is; with `expose` its graphs, built once more with these values as outputs."""

@@ -100,7 +100,7 @@ class Toolkit:
         return build_plan(self.tensorrt, model, weights, profiles)
 
     def deserialise(self, plan: bytes | mmap.mmap, name: str) -> trt.ICudaEngine:
-        """A plan as an engine on the GPU; UnsupportedEnvironment with TensorRT's reason where it takes it not."""
+        """A plan as an engine on the GPU; UnsupportedEnvironment with TensorRT's reason where it refuses it."""
         engine = self.runtime.deserialize_cuda_engine(plan)
         if engine is None:
             message = f"TensorRT {self.tensorrt.__version__} cannot load the {name} engine: {self.messages.reason()}"

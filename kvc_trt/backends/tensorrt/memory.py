@@ -103,7 +103,7 @@ class Region:
 
 
 def plan_memory(vocab_size: int, state: Sequence[StateTensor], engine: EngineBytes, sizes: BufferSizes) -> DevicePlan:
-    """Everything that lies on the GPU while `sizes.rows` rows decode and prompts are prefilled."""
+    """Everything that is on the GPU while `sizes.rows` rows decode and prompts are prefilled."""
     caches = len({tensor.cache for tensor in state})
     bytes_of: dict[str, int] = {}
     for name, size in regions(vocab_size, caches, state, sizes, engine.activations):
@@ -187,7 +187,7 @@ def aligned(size: int) -> int:
 
 
 def lay_out(sizes: Iterable[tuple[str, int]]) -> tuple[dict[str, Region], int]:
-    """Regions one behind the other, each aligned, and the bytes of all of them."""
+    """Regions one after another, each aligned, and the bytes of all of them."""
     regions: dict[str, Region] = {}
     offset = 0
     for name, size in sizes:

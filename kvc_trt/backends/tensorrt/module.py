@@ -81,7 +81,7 @@ class Messages:
         self.warnings: deque[str] = deque(maxlen=MESSAGES_KEPT)
 
     def reason(self) -> str:
-        """The last errors in one line; what plugins said stands on stderr."""
+        """The last errors in one line; what plugins said is on stderr."""
         return "; ".join(" ".join(message.split()) for message in list(self.errors)[-3:]) or "it gave no reason"
 
     def logger(self, trt: TensorRT) -> tensorrt.ILogger:

@@ -60,14 +60,14 @@ def parsed_network(
 
 
 def external_data(model: ModelProto, file: str | None) -> list[tuple[str, int, int]]:
-    """(name, offset, bytes) of every initializer that lies in the file of this name; InputError for another file."""
+    """(name, offset, bytes) of every initializer stored in the file of this name; InputError for another file."""
     places = []
     for tensor in model.graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
         if not place:
             continue
         if place["location"] != file:
-            raise InputError(f"{tensor.name} lies in {place['location']}, expected {file or 'it in the graph'}")
+            raise InputError(f"{tensor.name} is stored in {place['location']}, expected {file or 'it in the graph'}")
         places.append((tensor.name, int(place.get("offset", 0)), int(place["length"])))
     return places
 

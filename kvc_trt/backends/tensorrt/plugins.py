@@ -91,7 +91,7 @@ def asked(library: PluginLibrary) -> PluginLibrary:
 
 
 def check_trusted(path: Path) -> None:
-    """Raise unless only its owner, who is this user or root, can change the file and the folder that it lies in."""
+    """Raise unless only its owner, who is this user or root, can change the file and its folder."""
     try:
         real = path.resolve(strict=True)
     except OSError as error:

@@ -62,7 +62,7 @@ def makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> 
 def build_plan(api: BuilderApi, dtype: str, define: Callable[[], None]) -> Any:
     """Build the network that `define` adds layers to; the plan is a buffer.
 
-    Raises UnsupportedEnvironment where TensorRT refuses it: what it said stands in its log, above.
+    Raises UnsupportedEnvironment where TensorRT refuses it; its log, above, says why.
     """
     builder = api.make_builder()
     network = builder.create_network()
@@ -75,7 +75,8 @@ def build_plan(api: BuilderApi, dtype: str, define: Callable[[], None]) -> Any:
         return builder.build_engine(network, config)
     except AssertionError as error:
         raise UnsupportedEnvironment(
-            f"TensorRT-LLM {api.version} could not build the engine: {error}", hint="TensorRT's reason stands above"
+            f"TensorRT-LLM {api.version} could not build the engine: {error}",
+            hint="the lines above give TensorRT's reason",
         ) from error
 
 

@@ -75,7 +75,7 @@ def export_engine(engine: Engine, target: Path) -> None:
 def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, Any]], plans: Mapping[str, Path]) -> None:
     """Write target/prefill and target/decode, whole or not at all; plans are linked, or copied between file systems.
 
-    Raises InputError where something stands at `target`.
+    Raises InputError where `target` exists.
     """
     target = writable_target(target)
     if target.exists() or target.is_symlink():

@@ -139,7 +139,7 @@ def _heading(export: Export, source: str, model: str) -> Iterable[str]:
         "tokens. TensorRT-LLM was not run; `kvc-trt verify` says nothing about what it computes."
     )
     yield from _section("What differs from the policy's own numbers", (*export.changes, *traffic_lines(export)))
-    yield from _section("What it cannot do, whatever stands here", export.limits)
+    yield from _section("What it cannot do, whatever is set here", export.limits)
     yield from _section("Where it computes something else than the policy", export.differences)
     yield from _section("Warnings", export.warnings)
 

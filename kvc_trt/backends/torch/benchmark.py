@@ -2,7 +2,7 @@
 
 Engine and twin share their weights, as they are resident: on a CPU in float32 whatever the file holds, so that the
 floor counts the bytes that are really read there. Steps and prefills are timed on the host's clock, as both end with a
-wait for the device; what lies inside of a prefill is timed by the device's own events.
+wait for the device; the parts of a prefill are timed by the device's own events.
 
 `break_even` is what `--dense-until auto` measures here.
 """
@@ -47,7 +47,7 @@ STATE_BYTES = 2 << 30
 
 
 class TimedDecoder(TorchDecoder):
-    """`marks` holds what was noted in front of and behind every compaction since it was last cleared."""
+    """`marks` holds the times before and after every compaction since it was last cleared."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

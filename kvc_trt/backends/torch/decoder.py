@@ -79,7 +79,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
-        """Prompts [B,S], right padded, of lengths [B], each compacted right behind its layer's attention."""
+        """Prompts [B,S], right padded, of lengths [B], each compacted right after its layer's attention."""
         batch, length = input_ids.shape
         state: dict[str, Tensor] = {}
         lengths = []

@@ -220,7 +220,7 @@ class TorchExecutor:
 
 
 def joined(parts: list[PromptResult]) -> PromptResult:
-    """Groups of rows behind one another; each group's tensor is freed as soon as it was copied."""
+    """Groups of rows, joined in order; each group's tensor is freed as soon as it was copied."""
     state = {name: torch.cat([part.state.pop(name) for part in parts]) for name in list(parts[0].state)}
     logits = torch.cat([part.logits for part in parts])
     return PromptResult(logits, state, torch.cat([part.cache_lengths for part in parts], dim=1))

@@ -69,7 +69,7 @@ def joined_names(config: ModelConfig) -> list[tuple[str, list[str]]]:
 
 
 def _read_joined(source: WeightSource, parts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The rows of several tensors behind one another."""
+    """The rows of several tensors, one after another."""
     shapes = [source.shape(part) for part in parts]
     joined = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
     first = 0

@@ -219,7 +219,7 @@ def test_a_missing_plugin_fails_the_build(answers):
     ("name", "message"),
     [
         ("short weights", "weights.safetensors is too short: expected at least"),
-        ("weights elsewhere", "lies in weights.safetensors, expected other.safetensors"),
+        ("weights elsewhere", "is stored in weights.safetensors, expected other.safetensors"),
         ("no weights", "expected it in the graph"),
     ],
 )
