@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from kvc_trt.engine import Engine
+    from kvc_trt.graph.weights import GraphWeights
 
 Graph: TypeAlias = "Path | Callable[[], ModelProto]"
 """A graph in a file, or one that is built in memory when it is needed."""
@@ -76,7 +77,6 @@ def engine_program(engine: Engine) -> Program:
 
 def twin_program(engine: Engine | Program) -> Program:
     """The dense twin over the same weight file: nothing evicted, nothing skipped; its graphs are built in memory."""
-    from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill
     from kvc_trt.graph.weights import GraphWeights
 
     model, parameters, weights = engine.model, engine.parameters, GraphWeights(engine.weights_path)
@@ -107,3 +107,17 @@ def split_by_graph(names: Collection[str], *graphs: Graph) -> list[list[str]]:
         if not any(name in values for values in produced):
             raise ValueError(f"no graph of the engine produces the value {name!r}")
     return [sorted(values.intersection(names)) for values in produced]
+
+
+def build_twin_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
+    """The twin's prefill graph; its state tensors are those of `parameters.keeping_everything()`."""
+    from kvc_trt.graph.build import build_prefill
+
+    return build_prefill(config, parameters.keeping_everything(), weights=weights)
+
+
+def build_twin_decode(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
+    """The twin's decode graph: bit-identical to the engine's as long as every row fits the engine's dense limit."""
+    from kvc_trt.graph.build import build_decode, slice_limit
+
+    return build_decode(config, parameters.keeping_everything(), weights=weights, slice_until=slice_limit(parameters))

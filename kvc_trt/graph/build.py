@@ -76,7 +76,7 @@ def build_decode(
     token, positions INT64 [batch] (logical), cache_lengths INT64 [caches,batch] (stored entries before this step) and
     the state tensors -> logits FLOAT [batch,vocab] and each state tensor's `aliased_output`. An executor binds one
     buffer as input and as output. `slice_until` is the length up to which dense layers attend to a slice instead of
-    reading the cache in place; a dense twin passes its engine's, and then both agree bit for bit (`twin.py`).
+    reading the cache in place; a dense twin passes its engine's, and then both agree bit for bit.
     """
     _check(config, parameters, weights)
     emit = Emitter()

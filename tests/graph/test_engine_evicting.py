@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvc_trt.engine.program import build_twin_decode, build_twin_prefill
 from kvc_trt.graph.state import cache_sites
-from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill
 from tests.graph.rolling import reference_roll, roll
 from tests.graph.small_models import FAMILIES, prompts_of, resolve
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvc_trt.engine.program import build_twin_decode, build_twin_prefill
 from kvc_trt.graph.prune import prune
-from kvc_trt.graph.twin import build_twin_decode, build_twin_prefill
 from tests.graph.rolling import STEPS, check_layers, reference_roll, roll
 from tests.graph.small_models import FAMILIES, LLAMA, open_session, prompts_of
 
