@@ -154,13 +154,19 @@ def _interpret(config: Mapping[str, Any], source: Path) -> tuple[ModelConfig, Po
 
 
 def parameters_from(mapping: Mapping[str, Any], source: str) -> PolicyParameters:
-    """Return the resolved parameters that config.json records; InputError for missing or unknown names."""
+    """Return the resolved parameters that config.json records; InputError for missing or unknown names,
+    and for kinds that this version does not know."""
     names = {field.name for field in dataclasses.fields(PolicyParameters)}
     if set(mapping) != names:
         different = ", ".join(sorted(names.symmetric_difference(mapping)))
         raise InputError(f"{source}: kv_compression.parameters differs from this version's in: {different}")
     tables = {name: _tuples(value) for name, value in mapping.items() if isinstance(value, list)}
-    return PolicyParameters(**{**mapping, **tables})
+    parameters = PolicyParameters(**{**mapping, **tables})
+    try:
+        parameters.check_kinds()
+    except InputError as error:
+        raise InputError(f"{source}: {error.message}") from error
+    return parameters
 
 
 def _tuples(value: Any) -> Any:

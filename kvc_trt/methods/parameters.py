@@ -33,6 +33,11 @@ class PolicyParameters(Constants):
         """The kind that chooses what a step reads."""
         return kinds.decode_selection(self.decode_selection)
 
+    def check_kinds(self) -> None:
+        """Raise InputError for a kind that no file of this package defines."""
+        kinds.prompt_eviction(self.prompt_eviction)
+        kinds.decode_selection(self.decode_selection)
+
     @property
     def evicts_while_decoding(self) -> bool:
         """Whether a step drops a token for each that it appends, so that caches never fill up."""

@@ -216,6 +216,8 @@ def test_an_engine_for_another_target_is_refused(tiny_engine, target):
     [
         (("kv_compression", "parameters", "top_k"), None),
         (("kv_compression", "parameters", "unheard_of"), 3),
+        (("kv_compression", "parameters", "prompt_eviction"), "sinks"),
+        (("kv_compression", "parameters", "decode_selection"), "all"),
         (("build_config", "kvc_trt", "polcy"), "full"),
         (("build_config", "kvc_trt"), None),
         (("pretrained_config", "num_hidden_layers"), -2),

@@ -1,0 +1,75 @@
+"""What everything else asks of kinds: they are found by name, and what they carry follows from their operators."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from kvc_trt import reference
+from kvc_trt.errors import InputError
+from kvc_trt.methods import discovery, kinds
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.registry import operators
+from kvc_trt.methods.verification import page_bounds
+
+PUBLIC_FIELDS = (
+    "policy", "prompt_eviction", "decode_selection", "token_budget", "max_input_len", "max_output_len", "capacity",
+    "prompt_budget", "window", "pool_kernel", "page_size", "top_r", "top_k", "dense_until", "skip_layers", "split",
+    "layer_budgets", "sinks", "recent", "positions", "per_query_head", "reallocate", "retrieval_heads", "squeeze_share",
+)  # fmt: skip
+
+
+def test_the_fields_of_parameters_are_public():
+    assert tuple(field.name for field in dataclasses.fields(PolicyParameters)) == PUBLIC_FIELDS
+    assert tuple(field.name for field in dataclasses.fields(Constants)) == PUBLIC_FIELDS
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(InputError, match="unknown prompt eviction 'sinks'"):
+        kinds.prompt_eviction("sinks")
+    with pytest.raises(InputError, match="unknown decode selection 'all'"):
+        kinds.decode_selection("all")
+
+
+def test_every_kind_of_a_policy_is_found_by_its_name():
+    for policy in discovery.objects(Policy).values():
+        assert kinds.prompt_eviction(policy.eviction.name) is policy.eviction
+        assert kinds.decode_selection(policy.selection.name) is policy.selection
+
+
+def test_two_objects_of_one_name_are_an_error(tmp_path, monkeypatch):
+    (tmp_path / "another_full.py").write_text(
+        "from dataclasses import replace\nfrom kvc_trt.methods.full import FULL as ours\nFULL = replace(ours)\n"
+    )
+    monkeypatch.setattr(discovery.kvc_trt.methods, "__path__", [*discovery.kvc_trt.methods.__path__, str(tmp_path)])
+    with pytest.raises(AssertionError, match="two Policy objects are named 'full'"):
+        discovery.objects(Policy)
+
+
+def test_every_operator_of_a_kind_is_known_and_has_a_run():
+    for kind in discovery.objects(kinds.DecodeSelection).values():
+        assert {one.name for one in kind.operators} <= kinds.step_runs().keys() & operators().keys()
+    for kind in discovery.objects(kinds.PromptEviction).values():
+        assert {one.name for one in kind.operators or ()} <= kinds.prompt_runs().keys() & operators().keys()
+
+
+def test_what_a_step_carries_follows_from_its_operator():
+    carried = {name: [one.name for one in kinds.decode_selection(name).state] for name in ("dense", "hybrid", "sparq")}
+    assert carried == {"dense": [], "hybrid": ["bounds"], "sparq": ["channels", "value_sum"]}
+    assert [kinds.decode_selection(name).pages for name in carried] == [False, True, False]
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 4, 16])
+def test_page_bounds_are_the_references(page_size):
+    keys, lengths = np.random.default_rng(0).standard_normal((3, 2, 10, 4)).astype(np.float32), np.array([0, 7, 10])
+    low, high = reference.page_bounds(torch.from_numpy(keys), torch.from_numpy(lengths), page_size)
+    expected = torch.cat([high, -low], dim=-1).transpose(2, 3).numpy()
+    lowest = np.finfo(np.float32).min
+    np.testing.assert_array_equal(
+        page_bounds(keys, lengths, page_size), np.where(np.isfinite(expected), expected, lowest)
+    )
