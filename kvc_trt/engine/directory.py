@@ -23,6 +23,7 @@ from kvc_trt.engine.format import (
 )
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, check_files, file_records, read_manifest, rebuild_hint
 from kvc_trt.errors import InputError
+from kvc_trt.methods.constants import ADDED_LATER
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.progress import Progress
@@ -157,7 +158,7 @@ def parameters_from(mapping: Mapping[str, Any], source: str) -> PolicyParameters
     """Return the resolved parameters that config.json records; InputError for missing or unknown names,
     and for kinds that this version does not know."""
     names = {field.name for field in dataclasses.fields(PolicyParameters)}
-    if set(mapping) != names:
+    if set(mapping) | ADDED_LATER != names:
         different = ", ".join(sorted(names.symmetric_difference(mapping)))
         raise InputError(f"{source}: kv_compression.parameters differs from this version's in: {different}")
     tables = {name: _tuples(value) for name, value in mapping.items() if isinstance(value, list)}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Positions = Literal["original", "cache"]
+ADDED_LATER = frozenset(("future_positions",))
+"""Fields that engines built earlier do not record; they mean their defaults there."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Constants:
     """Whether attention that was not read is given to the mean value."""
     retrieval_heads: tuple[tuple[bool, ...], ...] | None = None
     """Per layer and KV head: whether it keeps every token, where the others keep sinks and recent ones only."""
-    future_positions: int = 0
-    """How far behind a prompt queries are expected, where they decide what stays; 0: the prompt's own queries do."""
     squeeze_share: float | None = None
     """Layer budgets are set for each prompt: the share of prompt_budget that unimportant layers keep."""
+    future_positions: int = 0
+    """How far after a prompt queries are expected, where they decide what stays; 0: the prompt's own queries do."""
 
     @property
     def max_sequence_len(self) -> int:

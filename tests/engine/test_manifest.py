@@ -6,15 +6,19 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import asdict
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.registry import open_engine
+from kvc_trt.engine.directory import parameters_from
 from kvc_trt.engine.files import check_name
 from kvc_trt.engine.manifest import canonical, read_manifest, sealed
 from kvc_trt.errors import InputError
+from kvc_trt.methods.constants import ADDED_LATER
+from tests.graph import small_models
 
 FILES = ("config.json", "manifest.json", "prefill.onnx", "decode.onnx", "weights.safetensors")
 
@@ -241,6 +245,12 @@ def test_a_config_that_makes_no_sense_is_refused_even_with_right_digests(tiny_en
     reseal(tiny_engine, files={**read_manifest(tiny_engine)["files"], "config.json": record})
     with pytest.raises(InputError, match=r"config\.json"):
         open_engine(tiny_engine)
+
+
+def test_an_engine_from_before_a_number_existed_has_its_default():
+    parameters = small_models.resolve("rocketkv")
+    recorded = {name: value for name, value in asdict(parameters).items() if name not in ADDED_LATER}
+    assert parameters_from(recorded, "config.json") == parameters
 
 
 @pytest.mark.parametrize("damage", ["missing", "wrong size", "changed"])
