@@ -16,17 +16,20 @@ from kvc_trt.version import __version__
 
 if TYPE_CHECKING:
     from kvc_trt import errors, models, policies
-    from kvc_trt.api import Engine, build, plan
+    from kvc_trt.accuracy.request import AccuracyRequest
+    from kvc_trt.api import Engine, build, measure_accuracy, plan
     from kvc_trt.runtime import Event, Output, Sampling
 else:
     _MODULES = {
-        **dict.fromkeys(("Engine", "build", "plan"), "kvc_trt.api"),
+        **dict.fromkeys(("Engine", "build", "measure_accuracy", "plan"), "kvc_trt.api"),
+        "AccuracyRequest": "kvc_trt.accuracy.request",
         **dict.fromkeys(("Event", "Output", "Sampling"), "kvc_trt.runtime"),
         **{name: f"kvc_trt.{name}" for name in ("errors", "models", "policies")},
     }
     __getattr__ = lazy_names(__name__, _MODULES)
 
 __all__ = [
+    "AccuracyRequest",
     "Engine",
     "Event",
     "Output",
@@ -34,6 +37,7 @@ __all__ = [
     "__version__",
     "build",
     "errors",
+    "measure_accuracy",
     "models",
     "plan",
     "policies",

@@ -22,6 +22,7 @@ from kvc_trt.profile.request import (
 from kvc_trt.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
+    from kvc_trt.accuracy.report import AccuracyReport
     from kvc_trt.engine import Engine as EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
@@ -105,6 +106,35 @@ def plan(
         refuse_overrides(settings)
     chosen, _ = configured(_path(config), ("plan", _given({"model": model, **settings})))
     return (resolve_comparison if compare else resolve_plan)(chosen)
+
+
+def measure_accuracy(
+    model: str,
+    *,
+    policies: Sequence[str] | None = None,
+    budgets: Sequence[int] | None = None,
+    weights: str = "auto",
+    checkpoint: StrPath | None = None,
+    progress: Progress | None = None,
+    **asked: Any,
+) -> AccuracyReport:
+    """Ask a model the tasks under many policies (None: all) and token budgets; no engine has to be built.
+
+    `asked` are the fields of `kvc_trt.AccuracyRequest`: tasks, lengths, modes, samples, directory and others.
+    """
+    from kvc_trt.accuracy.request import AccuracyRequest, measure_policies
+    from kvc_trt.verify import require_torch
+
+    require_torch()
+    return measure_policies(
+        model,
+        AccuracyRequest(**asked),
+        policies=policies,
+        budgets=budgets,
+        weights=weights,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        progress=progress or NullProgress(),
+    )
 
 
 class Engine:
@@ -303,6 +333,18 @@ class Engine:
             seed=seed,
             progress=self._progress,
         )
+
+    def measure_accuracy(self, *, kernels: StrPath | None = None, **asked: Any) -> AccuracyReport:
+        """Ask the engine generated questions beside its dense twin: what the policy costs in answers.
+
+        `asked` are the fields of `kvc_trt.AccuracyRequest`. Bars that do not hold are in the report, not raised.
+        """
+        from kvc_trt.accuracy.request import AccuracyRequest, measure_engine
+        from kvc_trt.verify import require_torch
+
+        require_torch()
+        request = AccuracyRequest(**asked)
+        return measure_engine(self.directory, self.backend, request, kernels=_path(kernels), progress=self._progress)
 
     def profile(
         self,

@@ -189,6 +189,23 @@ def test_errors_are_the_command_lines(call, error):
     assert isinstance(caught.value, KvcError)
 
 
+def test_accuracy_is_measured_of_an_engine_as_of_its_model(tmp_path):
+    engine = kvc_trt.build("retrieval-text", token_budget=64, output=tmp_path / "engine", verify=False)
+    asked = {"tasks": ["lines"], "lengths": [384], "modes": ["query-aware"], "samples": 2}
+    own = engine.measure_accuracy(**asked, directory=tmp_path / "own", minimum_accuracy=0.5)
+    assert own.passed
+    assert (tmp_path / "own" / "report.html").is_file()
+    model = kvc_trt.measure_accuracy(
+        "retrieval-text", policies=["rocketkv"], budgets=[64], **asked, directory=tmp_path / "model"
+    )
+    assert [cell.mean for cell in model.cells] == [cell.mean for cell in own.cells]
+
+
+def test_a_task_that_nobody_knows_is_refused(retrieval):
+    with pytest.raises(InputError, match="no-such-task"):
+        retrieval.measure_accuracy(max_new_tokens={"no-such-task": 3})
+
+
 def test_a_plan_is_the_command_lines(capfd):
     flags = ["--policy", "rocketkv", "--token-budget", "512"]
     for extra, compare in (([], False), (["--compare"], True)):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +16,8 @@ from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.cell import Cell
-    from kvc_trt.accuracy.grid import Variant
-    from kvc_trt.accuracy.model_under_test import ModelUnderTest
     from kvc_trt.accuracy.report import AccuracyReport
-    from kvc_trt.progress import Progress
 
-SAMPLES = 50
 _PERCENT = click.FloatRange(0, 100)
 options = option_group(
     "Options of --level tasks",
@@ -60,62 +54,50 @@ def refuse(given: Mapping[str, Any], level: str) -> None:
 
 def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> None:
     """Measure, write the report, print it; VerificationFailed where a bar does not hold."""
-    from kvc_trt.accuracy.grid import grid_for
-    from kvc_trt.accuracy.measure import Sampling
-    from kvc_trt.accuracy.report import Bars
-    from kvc_trt.accuracy.run import evaluate
+    from kvc_trt.accuracy.request import SAMPLES, AccuracyRequest, measure_engine, measure_policies
     from kvc_trt.atomic_files import check_new_file, write_json
+    from kvc_trt.backends.registry import open_engine, runner
     from kvc_trt.errors import VerificationFailed
 
     _check_combination(engine, given)
     if file is not None:
         check_new_file(file, replace=True)
-    name = engine.name if engine is not None else Path(given["model"]).name
-    directory = given["output_dir"] or Path("accuracy") / re.sub(r"[^A-Za-z0-9._+-]", "-", name)
     progress = printing.progress()
-    _check_names(given["max_new_tokens"])
-    bars = Bars(_share(given["minimum_accuracy"]), _share(given["maximum_loss"]))
-    sampling = Sampling(given["samples"] or SAMPLES, given["seed"], given["max_new_tokens"])
-    with _measured(engine, given, progress) as (model, variants, longest):
-        groups = grid_for(longest, given["tasks"], given["lengths"], given["modes"])
-        report = evaluate(model, variants, groups, sampling, directory, bars=bars, progress=progress)
+    asked = AccuracyRequest(
+        tasks=given["tasks"],
+        lengths=given["lengths"],
+        modes=given["modes"],
+        samples=given["samples"] or SAMPLES,
+        seed=given["seed"],
+        max_new_tokens=given["max_new_tokens"],
+        minimum_accuracy=_share(given["minimum_accuracy"]),
+        maximum_loss=_share(given["maximum_loss"]),
+        directory=given["output_dir"],
+    )
+    if engine is not None:
+        name, opened = engine.name, open_engine(engine, progress=progress)
+        backend = runner(opened.backend, given["backend"])
+        report = measure_engine(opened, backend, asked, kernels=given["kernels"], progress=progress)
+    else:
+        name = Path(given["model"]).name
+        report = measure_policies(
+            given["model"],
+            asked,
+            policies=given["policies"],
+            budgets=given["budgets"],
+            weights=given["weights"] or "auto",
+            checkpoint=None if given["checkpoint"] is None else str(given["checkpoint"]),
+            progress=progress,
+        )
     if file is not None:
         write_json(file, report.to_json())
     if as_json:
         printing.print_json(report.to_json())
     else:
-        click.echo(_accuracy_text(report, directory))
+        click.echo(_accuracy_text(report, asked.directory_for(name)))
     if not report.passed:
         reason = report.failures[0] if report.failures else "no policy applies to any question"
         raise VerificationFailed(f"{name}: {reason}")
-
-
-@contextlib.contextmanager
-def _measured(
-    engine: Path | None, given: Mapping[str, Any], progress: Progress
-) -> Iterator[tuple[ModelUnderTest, list[Variant], int]]:
-    """Open what is measured; yields it, its policies and budgets, and the longest questions it takes by default."""
-    from kvc_trt.accuracy.grid import budgets_of, longest_of, policies_of, variants
-    from kvc_trt.kernels import use_library
-
-    if engine is None:
-        from kvc_trt.accuracy.policy_engines import open_model
-
-        # Names are checked before weights are read.
-        chosen = variants(policies_of(given["policies"]), given["budgets"] or budgets_of(given["model"]))
-        checkpoint = None if given["checkpoint"] is None else str(given["checkpoint"])
-        with open_model(
-            given["model"], checkpoint=checkpoint, weights=given["weights"] or "auto", progress=progress
-        ) as model:
-            yield model, chosen, longest_of(given["model"])
-        return
-    from kvc_trt.accuracy.model_under_test import BuiltEngine
-    from kvc_trt.backends.registry import open_engine, runner
-
-    opened = open_engine(engine, progress=progress)
-    with contextlib.nullcontext() if given["kernels"] is None else use_library(given["kernels"]):
-        built = BuiltEngine(opened, runner(opened.backend, given["backend"]))
-        yield built, built.variants, opened.parameters.max_input_len
 
 
 def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
@@ -134,13 +116,6 @@ def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
     able = [name for name, each in backends().items() if each.calls_kernels]
     if given["kernels"] is not None and given["backend"] not in able:
         raise click.UsageError(f"--kernels goes with --backend {' or '.join(able)}")
-
-
-def _check_names(rooms: int | Mapping[str, int] | None) -> None:
-    from kvc_trt.tasks.registry import task
-
-    for name in rooms if isinstance(rooms, Mapping) else ():
-        task(name)
 
 
 def _share(percent: float | None) -> float | None:
