@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,12 @@ def test_the_tensorrt_of_tensorrt_llm_needs_no_parser(monkeypatch):
     monkeypatch.setattr(builder_api, "installed", {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}.get)
     assert backend("tensorrt-llm").probe().usable
     assert backend("tensorrt").probe().missing == ("TensorRT: expected 10.15 or newer, found 10.14.1.48",)
+
+
+def test_to_know_the_backends_takes_none_of_their_libraries():
+    listed = "import sys; from kvc_trt.backends.registry import backends; backends(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True, timeout=120)
+    assert not {"torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_llm"} & {*done.stdout.split()}
 
 
 def test_torch_says_where_it_runs():
