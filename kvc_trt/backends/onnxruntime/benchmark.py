@@ -27,11 +27,11 @@ from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
+from kvc_trt.methods.kinds import prompt_runs
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
 
-COMPACTION = "KvcCompact"
 _INLINED = "_inlfunc_"
 _FLOAT32 = 4
 STATE_BYTES = 256 << 20
@@ -96,7 +96,7 @@ class OnnxRuntimeBenchmark:
             prefill_seconds(executor, prompts[:, :1])  # starts threads and allocates, outside of the run that counts
             for _ in range(repeats):
                 prefill_seconds(executor, prompts)
-            return median_share(function_times(executor.end_profiling()["prefill"], COMPACTION)[1:])
+            return median_share(function_times(executor.end_profiling()["prefill"], *prompt_runs())[1:])
 
     def describe(self) -> dict[str, Any]:
         """The number of threads."""
@@ -120,13 +120,15 @@ def prefill_memory(program: Program, rows: int, tokens: int) -> float:
     return rows * sum(tensor.bytes_per_row() for tensor in program.state) + workspace
 
 
-def function_times(profile: Path, function: str) -> list[PartOfRun]:
-    """For every run in an ONNX Runtime profile: its length, and the time inside calls of `function`."""
+def function_times(profile: Path, *functions: str) -> list[PartOfRun]:
+    """For every run in an ONNX Runtime profile: its length, and the time inside calls of `functions`."""
     events = json.loads(profile.read_text(encoding="utf-8"))
-    prefix = _INLINED + function + "_"
+    prefixes = tuple(f"{_INLINED}{function}_" for function in functions)
     runs = [_interval(event) for event in events if event.get("name") == "model_run"]
     inside = [
-        _interval(event) for event in events if event.get("cat") == "Node" and event.get("name", "").startswith(prefix)
+        _interval(event)
+        for event in events
+        if event.get("cat") == "Node" and event.get("name", "").startswith(prefixes)
     ]
     return [
         PartOfRun(

@@ -51,6 +51,13 @@ def test_compaction_of_a_real_prefill(program):
     assert 0 < found.part < found.run
 
 
+@pytest.mark.parametrize("policy", ["keydiff", "expected-attention", "h2o"])
+def test_compaction_by_any_operator_counts(make_program, policy):
+    found = compaction(make_program(policy, max_input_len=512, max_output_len=32, token_budget=64), 400, 1)
+    assert found is not None
+    assert 0 < found.part < found.run
+
+
 def test_a_full_cache_compacts_nothing(program):
     dense = twin_program(program)
     assert compaction(dense, 200, 1) is None
