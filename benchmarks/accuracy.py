@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +51,36 @@ def main() -> None:
     if arguments.fresh:
         (directory / "results.jsonl").unlink(missing_ok=True)
         (directory / SPENT).unlink(missing_ok=True)
+    total_spent(directory, 0, 0)  # the commit, for a run that is interrupted
     started, processor = time.monotonic(), time.process_time()
     report = measured(directory, arguments.samples)
     spent = total_spent(directory, time.monotonic() - started, time.process_time() - processor)
     images = write_images(report)
     print(write_result(report, spent))
-    print(accuracy_page.write(PAGE, report, images, machine.record(), spent))
+    print(accuracy_page.write(PAGE, report, images, record_of(spent), spent))
     print(f"{spent['seconds'] / 60:.1f} minutes, {spent['processor_seconds']} s of processor time, all runs together")
     print(f"the whole report: {directory / 'report.html'}")
 
 
-def total_spent(directory: Path, seconds: float, processor: float) -> dict[str, int]:
-    """Time of this run and of those that it went on from."""
+def total_spent(directory: Path, seconds: float, processor: float) -> dict[str, Any]:
+    """Time of this run and of those that it went on from, and the commits that they ran at, in their order."""
     path = directory / SPENT
     before = json.loads(path.read_text()) if path.is_file() else {"seconds": 0, "processor_seconds": 0}
     spent = {
         "seconds": before["seconds"] + round(seconds),
         "processor_seconds": before["processor_seconds"] + round(processor),
+        "commits": list(dict.fromkeys([*before.get("commits", []), str(machine.commit())])),
     }
+    directory.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(spent))
     return spent
+
+
+def record_of(spent: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine, and every commit that a cell was measured at: one changed tree among them makes all uncommitted."""
+    commits = spent["commits"]
+    changed = [commit for commit in commits if commit.endswith("-dirty")]
+    return {**machine.record(), "commit": ", ".join([*(one for one in commits if one not in changed), *changed])}
 
 
 def measured(directory: Path, samples: int) -> AccuracyReport:
@@ -94,7 +104,7 @@ def write_images(report: AccuracyReport) -> list[Path]:
     return written
 
 
-def write_result(report: AccuracyReport, spent: dict[str, int]) -> Path:
+def write_result(report: AccuracyReport, spent: dict[str, Any]) -> Path:
     """One line per cell, without single scores and parameters: those are in build/accuracy/."""
     settings = {key: value for key, value in report.settings.items() if value is not None}
     order = [
@@ -105,7 +115,7 @@ def write_result(report: AccuracyReport, spent: dict[str, int]) -> Path:
         }
         for one in paper_order(report.cells)
     ]  # fmt: skip
-    head = {"machine": machine.record(), "settings": settings, "spent": spent, "order": order}
+    head = {"machine": record_of(spent), "settings": settings, "spent": spent, "order": order}
     text = json.dumps(head, indent=2)[:-2] + ',\n  "cells": [\n' + _lines([_compact(c.to_json()) for c in report.cells])
     path = machine.result_path(f"accuracy-{MODEL}", head["machine"])
     write_whole(path, f"{text}\n  ]\n}}\n".encode())

@@ -17,7 +17,7 @@ BEGIN, END = "<!-- measured: begin (benchmarks/accuracy.py writes this part) -->
 
 
 def write(
-    page: Path, report: AccuracyReport, images: Sequence[Path], record: Mapping[str, Any], spent: Mapping[str, int]
+    page: Path, report: AccuracyReport, images: Sequence[Path], record: Mapping[str, Any], spent: Mapping[str, Any]
 ) -> Path:
     """Replace the text between the marks, which the page must have."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
@@ -37,7 +37,7 @@ def write(
     return page
 
 
-def _head(report: AccuracyReport, record: Mapping[str, Any], spent: Mapping[str, int]) -> str:
+def _head(report: AccuracyReport, record: Mapping[str, Any], spent: Mapping[str, Any]) -> str:
     settings, versions = report.settings, record["versions"]
     rooms = ", ".join(f"{task} {room}" for task, room in settings["max_new_tokens"].items())
     return "\n".join(
