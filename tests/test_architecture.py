@@ -83,7 +83,7 @@ def part(module: str) -> str | None:
 
 def not_drawn() -> set[str]:
     """The small modules that the page lists as left out of the picture."""
-    (sentence,) = re.findall(r"are not drawn: (.*?)\.\n\n", PACKAGES_SECTION, flags=re.DOTALL)
+    (sentence,) = re.findall(r"are\s+not\s+drawn:(.*?)\.\n\n", PACKAGES_SECTION, flags=re.DOTALL)
     return set(re.findall(r"`(\w+)\.py`", sentence))
 
 
