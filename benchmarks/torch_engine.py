@@ -20,7 +20,7 @@ from benchmarks import machine
 from benchmarks.kernels import CANNOT, cuda_library
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run as command
-from kvc_trt.engine import Engine
+from kvc_trt.engine import EngineDirectory
 from kvc_trt.profile.request import ProfileRequest, default_contexts
 from kvc_trt.profile.run import profile_engine
 from kvc_trt.progress import NullProgress
@@ -29,7 +29,7 @@ from kvc_trt.verify.ladder import verify
 __all__ = ["CANNOT", "main"]
 
 
-def build(directory: Path, weights: str, options: argparse.Namespace) -> Engine:
+def build(directory: Path, weights: str, options: argparse.Namespace) -> EngineDirectory:
     """Under RocketKV, with room for the longest prompt that the checks use."""
     settings = ["--backend", "torch", "--policy", "rocketkv", "--weights", weights, "--model", options.model]
     sizes = ["--token-budget", options.token_budget, "--max-input-len", options.max_input_len]
@@ -39,7 +39,7 @@ def build(directory: Path, weights: str, options: argparse.Namespace) -> Engine:
     return open_engine(directory)
 
 
-def measured(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+def measured(engine: EngineDirectory, options: argparse.Namespace) -> dict[str, Any]:
     """One entry of the result: the report of every level asked for, and a profile of the longest prompt."""
     entry: dict[str, Any] = {"weights": engine.build.weights, "verify": []}
     for level in options.levels:

@@ -23,7 +23,7 @@ from kvc_trt.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.report import AccuracyReport
-    from kvc_trt.engine import Engine as EngineDirectory
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.runtime import Event, Output, Request, Sampling, Session

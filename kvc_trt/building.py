@@ -22,7 +22,7 @@ from kvc_trt.progress import Progress
 from kvc_trt.verify import require_torch
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.verify.report import Report
 
 
@@ -103,7 +103,7 @@ def verified(result: BuildResult, checkpoint: Path | None, progress: Progress) -
     return report
 
 
-def _passed_marker(engine: Engine) -> Path:
+def _passed_marker(engine: EngineDirectory) -> Path:
     """The file in the cache that says that this very engine, byte for byte, has passed the quick ladder."""
     return cache_root() / "verified" / hashlib.sha256(sealed(engine.manifest)).hexdigest()
 

@@ -15,7 +15,7 @@ from kvc_trt.policies import BASELINE
 from kvc_trt.runtime.executor import threads_for
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.tasks.tokenizer import TaskTokenizer
@@ -60,7 +60,7 @@ class BuiltEngine:
 
     workers = 1
 
-    def __init__(self, engine: Engine, backend: str) -> None:
+    def __init__(self, engine: EngineDirectory, backend: str) -> None:
         from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
         self._engine, self._backend = engine, backend

@@ -21,7 +21,7 @@ from kvc_trt.progress import Progress
 from kvc_trt.tasks.registry import task
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 SAMPLES = 50
 
@@ -53,7 +53,7 @@ class AccuracyRequest:
 
 
 def measure_engine(
-    engine: Engine, backend: str, asked: AccuracyRequest, *, kernels: Path | None = None, progress: Progress
+    engine: EngineDirectory, backend: str, asked: AccuracyRequest, *, kernels: Path | None = None, progress: Progress
 ) -> AccuracyReport:
     """Ask an engine, run by `backend`, and its dense twin. Bars that do not hold are in the report, not raised."""
     _check_names(asked)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from kvc_trt.backends.benchmark import Benchmark
 from kvc_trt.backends.harness import Harness
 from kvc_trt.backends.probes import Probe
-from kvc_trt.engine import Engine
+from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.build import Makers
 from kvc_trt.engine.format import GRAPH_FILES
 from kvc_trt.engine.graph_stages import graph_makers
@@ -112,15 +112,15 @@ class Backend(ABC):
         """Whether it runs engines that were built for another backend."""
         return False
 
-    def open(self, engine: Engine, *, threads: int | None = None, **options: Any) -> Executor:
+    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> Executor:
         """An executor of the engine; nothing is loaded yet. `threads` None leaves the number to it."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
-    def harness(self, engine: Engine, threads: int | None) -> Harness:
+    def harness(self, engine: EngineDirectory, threads: int | None) -> Harness:
         """What verification needs of an engine here."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
-    def benchmark(self, engine: Engine, threads: int) -> Benchmark:
+    def benchmark(self, engine: EngineDirectory, threads: int) -> Benchmark:
         """What profiling needs of an engine here."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.profile_instead)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.benchmark import Benchmark
     from kvc_trt.backends.harness import Harness
     from kvc_trt.backends.probes import Probe
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.progress import Progress
     from kvc_trt.runtime import Session
 
@@ -94,11 +94,11 @@ def runner(built_for: str, name: str | None = None) -> str:
     return chosen
 
 
-def open_engine(path: str | PathLike[str], *, progress: Progress | None = None) -> Engine:
-    """Check an engine directory of any backend whole, and return it; InputError as `Engine.open` says."""
-    from kvc_trt.engine import Engine
+def open_engine(path: str | PathLike[str], *, progress: Progress | None = None) -> EngineDirectory:
+    """Check an engine directory of any backend whole, and return it; InputError as `EngineDirectory.open` says."""
+    from kvc_trt.engine import EngineDirectory
 
-    return Engine.open(Path(path), backends(), progress=progress)
+    return EngineDirectory.open(Path(path), backends(), progress=progress)
 
 
 def open_session(
@@ -122,7 +122,7 @@ def open_session(
 
 
 def session_of(
-    engine: Engine,
+    engine: EngineDirectory,
     *,
     backend: str | None = None,
     max_batch_size: int = 1,
@@ -143,12 +143,12 @@ def session_of(
     )
 
 
-def harness_for(engine: Engine, backend: str, threads: int | None) -> Harness:
+def harness_for(engine: EngineDirectory, backend: str, threads: int | None) -> Harness:
     """What verification needs of the engine on a backend; InputError for one that lacks the policy's kernels."""
     return _supporting(backend, engine).harness(engine, threads)
 
 
-def benchmark_for(engine: Engine, threads: int) -> Benchmark:
+def benchmark_for(engine: EngineDirectory, threads: int) -> Benchmark:
     """Where an engine is measured; UnsupportedEnvironment for a backend that runs none."""
     built_for = backend(engine.backend)
     if not built_for.executes:
@@ -160,7 +160,7 @@ def benchmark_for(engine: Engine, threads: int) -> Benchmark:
     return built_for.benchmark(engine, threads)
 
 
-def _supporting(name: str, engine: Engine) -> Backend:
+def _supporting(name: str, engine: EngineDirectory) -> Backend:
     """The backend; InputError where it is unknown, or cannot have an engine of the policy."""
     from kvc_trt.engine.supported import check_supported
 

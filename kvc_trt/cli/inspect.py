@@ -15,7 +15,7 @@ from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 
 @click.command()
@@ -32,7 +32,7 @@ def command(engine_dir: Path, as_json: bool) -> None:
         click.echo("\n\n".join((_heading(engine), _files(engine), _state(engine))))
 
 
-def _heading(engine: Engine) -> str:
+def _heading(engine: EngineDirectory) -> str:
     model, checkpoint, target = engine.model, engine.manifest["checkpoint"], engine.manifest["target"]
     commit = f", commit {checkpoint['commit']}" if checkpoint["commit"] else ""
     return "\n".join(
@@ -49,12 +49,12 @@ def _heading(engine: Engine) -> str:
     )
 
 
-def _files(engine: Engine) -> str:
+def _files(engine: EngineDirectory) -> str:
     rows = [(name, readable_size(record.size), record.sha256[:12]) for name, record in sorted(engine.files.items())]
     return text_table(("file", "size", "SHA-256"), rows, right=(1,))
 
 
-def _state(engine: Engine) -> str:
+def _state(engine: EngineDirectory) -> str:
     """Group the layers whose tensors are alike: 80 equal layers are one line."""
     kinds: dict[tuple[str, str, tuple[int, ...], int], list[int]] = {}
     for tensor in engine.state:
@@ -69,7 +69,7 @@ def _state(engine: Engine) -> str:
     return f"{text_table(headers, rows, right=(4,))}\ndecode state of one row: {readable_size(total)}"
 
 
-def _as_json(engine: Engine) -> dict[str, Any]:
+def _as_json(engine: EngineDirectory) -> dict[str, Any]:
     return {
         "engine": str(engine.path),
         "intact": True,

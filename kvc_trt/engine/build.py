@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from kvc_trt.atomic_files import disk_error, write_durably
-from kvc_trt.engine.directory import Engine
+from kvc_trt.engine.directory import EngineDirectory
 from kvc_trt.engine.files import sha256
 from kvc_trt.engine.format import CONFIG_FILE, TOKENIZER_DIRECTORY, EngineFormat, entries
 from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, canonical, sealed
@@ -72,7 +72,7 @@ class EngineBackend(EngineFormat, Protocol):
 class BuildResult:
     """What a build came to."""
 
-    engine: Engine
+    engine: EngineDirectory
     status: Literal["built", "up to date"]
     resumed: tuple[str, ...]
     """Stages that an interrupted build had finished."""
@@ -121,7 +121,7 @@ def build_engine(
         except OSError as error:
             raise disk_error(error, f"writing {output}") from error
         stages.discard()
-    engine = Engine.open(output, backends, progress=progress)
+    engine = EngineDirectory.open(output, backends, progress=progress)
     return BuildResult(engine, "built", tuple(stages.resumed), time.monotonic() - started)
 
 
@@ -185,12 +185,12 @@ def _code_digest(sources: Iterable[Path]) -> str:
 
 def _existing(
     output: Path, inputs: Mapping[str, str], formats: Mapping[str, EngineFormat], *, force: bool, progress: Progress
-) -> Engine | None:
+) -> EngineDirectory | None:
     """The engine at `output` if it is this very build and intact; otherwise it must be absent or replaceable."""
     if not os.path.lexists(output):
         return None
     try:
-        engine = Engine.open(output, formats, progress=progress)
+        engine = EngineDirectory.open(output, formats, progress=progress)
     except KvcError as error:
         problem = error.message
     else:

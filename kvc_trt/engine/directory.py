@@ -38,8 +38,8 @@ LARGEST_CONFIG = 16 << 20
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A checked engine directory. Make one with `Engine.open`."""
+class EngineDirectory:
+    """A checked engine directory. Make one with `EngineDirectory.open`."""
 
     path: Path
     config: Mapping[str, Any]
@@ -51,7 +51,9 @@ class Engine:
     build: BuildConfig
 
     @classmethod
-    def open(cls, path: str | Path, formats: Mapping[str, EngineFormat], *, progress: Progress | None = None) -> Engine:
+    def open(
+        cls, path: str | Path, formats: Mapping[str, EngineFormat], *, progress: Progress | None = None
+    ) -> EngineDirectory:
         """Check the whole directory (version, names, links, sizes, hashes of every file) and return it.
 
         `formats` are those of the known backends, by name; `kvc_trt.backends.registry.open_engine` gives them all.
@@ -127,7 +129,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _checked_format(engine: Engine, formats: Mapping[str, EngineFormat]) -> EngineFormat:
+def _checked_format(engine: EngineDirectory, formats: Mapping[str, EngineFormat]) -> EngineFormat:
     """The format of the engine's backend, which has nothing against the manifest's `target`."""
     target, found = engine.manifest.get("target"), formats.get(engine.build.backend)
     problem = f"expected a target of backend {', '.join(formats)}" if found is None else found.target_problem(target)

@@ -15,7 +15,7 @@ from kvc_trt.runtime.executor import Limits
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.weights import GraphWeights
 
 Graph: TypeAlias = "Path | Callable[[], ModelProto]"
@@ -68,14 +68,14 @@ class Program:
         return GraphWeights(self.weights_path).precision
 
 
-def engine_program(engine: Engine) -> Program:
+def engine_program(engine: EngineDirectory) -> Program:
     """The graphs of an engine directory."""
     return Program(
         engine.model, engine.parameters, engine.state, engine.weights_path, engine.prefill_path, engine.decode_path
     )
 
 
-def twin_program(engine: Engine | Program) -> Program:
+def twin_program(engine: EngineDirectory | Program) -> Program:
     """The dense twin over the same weight file: nothing evicted, nothing skipped; its graphs are built in memory."""
     from kvc_trt.graph.weights import GraphWeights
 

@@ -24,13 +24,13 @@ from kvc_trt.profile.sweep import Row, Side, run_sweep
 from kvc_trt.profile.traffic import row_traffic
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.progress import Progress
 
 SCHEMA_VERSION = 1
 
 
-def profile_engine(engine: Engine, request: ProfileRequest, progress: Progress) -> dict[str, Any]:
+def profile_engine(engine: EngineDirectory, request: ProfileRequest, progress: Progress) -> dict[str, Any]:
     """Measure an engine beside its dense twin; returns the result as a JSON-able mapping.
 
     Times in milliseconds, sizes in bytes, rates in tokens per second; fields that could not be measured are null.
@@ -84,7 +84,7 @@ def _pick(row: dict[str, Any], names: tuple[str, ...], suffix: str | None = None
     return {name: row[name] for name in (*wanted, *timings)}
 
 
-def _describe(engine: Engine) -> dict[str, Any]:
+def _describe(engine: EngineDirectory) -> dict[str, Any]:
     return {
         "directory": engine.path.name,
         "model": engine.build.model,

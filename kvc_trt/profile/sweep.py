@@ -23,7 +23,7 @@ from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.traffic import cache_bytes
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.progress import Progress
 
@@ -118,7 +118,7 @@ class Sweep:
     left_out: list[str] = field(default_factory=list)
 
 
-def run_sweep(engine: Engine, request: ProfileRequest, progress: Progress, benchmark: Benchmark) -> Sweep:
+def run_sweep(engine: EngineDirectory, request: ProfileRequest, progress: Progress, benchmark: Benchmark) -> Sweep:
     """Measure every context and batch of `request` where `benchmark` is; how far it is goes to `progress`."""
     from kvc_trt.engine.program import engine_program
 

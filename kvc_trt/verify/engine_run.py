@@ -25,7 +25,7 @@ from kvc_trt.verify.ops import compare_step
 from kvc_trt.verify.outcome import larger
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.runtime.executor import Executor
 
 Array = NDArray[Any]
@@ -107,7 +107,7 @@ class Observed:
 
 
 def observe(
-    engine: Engine, target: Harness, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
+    engine: EngineDirectory, target: Harness, batch: Batch, steps: int, *, tokens: NDArray[np.int64] | None = None
 ) -> Observed:
     """Run `batch` and `steps` steps with every list of chosen tokens exposed, and what KvcCompact and a step got."""
     compactions, selections = target.compactions(), target.selections()

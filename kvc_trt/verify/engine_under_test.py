@@ -23,7 +23,7 @@ from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from kvc_trt.backends.harness import Harness
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import CacheSite
     from kvc_trt.models.weights import WeightSource
     from kvc_trt.reference.decoder import ReferenceDecoder
@@ -38,7 +38,7 @@ _RESET_PEAK = "5"
 class EngineUnderTest:
     """One verification's shared state. Runs happen once; peaks of memory are kept per phase."""
 
-    engine: Engine
+    engine: EngineDirectory
     target: Harness
     plan: Plan
     thresholds: Thresholds

@@ -33,11 +33,11 @@ from kvc_trt.verify.thresholds import thresholds_for
 from kvc_trt.verify.tokens import check_tokens
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 
 def verify(
-    engine: Engine,
+    engine: EngineDirectory,
     *,
     level: str = "quick",
     backend: str = "onnxruntime",

@@ -26,7 +26,7 @@ from kvc_trt.verify.outcome import Outcome, attend_selected, exact, maximum_erro
 from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.policies import PolicyParameters
 
@@ -35,7 +35,7 @@ Case: TypeAlias = "PromptCase | StepCase | AttentionCase"
 
 
 def check_operators(
-    engine: Engine, target: Harness, thresholds: Thresholds, *, seed: int = 0
+    engine: EngineDirectory, target: Harness, thresholds: Thresholds, *, seed: int = 0
 ) -> tuple[list[Check], IndexComparison]:
     """Run each operator of both graphs alone; returns the checks and what was compared and admitted."""
     dtype = engine.state[0].dtype

@@ -12,7 +12,7 @@ from kvc_trt.policies import PolicyParameters
 from kvc_trt.tasks.key_value import QUERY_TOKENS, RECORD_TOKENS, WORDS, generate
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 MOST_PAIRS = 32
 """Most records of a key-value prompt."""
@@ -31,7 +31,7 @@ def prompt_lengths(parameters: PolicyParameters, longest: int) -> list[int]:
     return sorted({max(1, min(longest, length)) for length in wanted}, reverse=True)
 
 
-def why_not_asked(engine: Engine) -> str | None:
+def why_not_asked(engine: EngineDirectory) -> str | None:
     """Why the key-value task says nothing about this engine; None if it does."""
     from kvc_trt.runtime import load_tokenizer
 

@@ -26,7 +26,7 @@ from kvc_trt.verify.report import NearTies
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
@@ -44,7 +44,7 @@ class Judge:
     graph: str
     """prefill or decode."""
     model: ModelProto
-    engine: Engine
+    engine: EngineDirectory
     choosers: Sequence[Watched]
     """Nodes of the graph that choose tokens."""
     batch: Batch

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from kvc_trt.backends.harness import Harness
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 Array = NDArray[Any]
 
 
-def graph_runner(name: str, model: ModelProto, engine: Engine, threads: int | None) -> OnnxrtRunner:
+def graph_runner(name: str, model: ModelProto, engine: EngineDirectory, threads: int | None) -> OnnxrtRunner:
     """ONNX Runtime on a graph of the engine's weights, with every tensor as an output."""
     from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 
@@ -65,7 +65,9 @@ def rewritten(model: ModelProto) -> tuple[str, ModelProto]:
 class ExecutorRunner(BaseRunner):  # type: ignore[misc]  # Polygraphy has no types
     """An executor of an engine as Polygraphy's runner of one graph; `exposed` maps its values' names to the graph's."""
 
-    def __init__(self, name: str, graph: str, engine: Engine, harness: Harness, exposed: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, graph: str, engine: EngineDirectory, harness: Harness, exposed: Mapping[str, str]
+    ) -> None:
         super().__init__(name=name)
         self._graph, self._engine, self._harness, self._exposed = graph, engine, harness, exposed
 
@@ -110,7 +112,7 @@ class ExecutorRunner(BaseRunner):  # type: ignore[misc]  # Polygraphy has no typ
         return found
 
 
-def engine_graph(engine: Engine, graph: str) -> ModelProto:
+def engine_graph(engine: EngineDirectory, graph: str) -> ModelProto:
     """The prefill or decode graph of an engine directory, without its weights."""
     from kvc_trt.engine.program import read_graph
 

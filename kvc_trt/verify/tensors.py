@@ -38,7 +38,7 @@ from kvc_trt.verify.tensor_differences import Judge
 from kvc_trt.verify.thresholds import thresholds_for
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
@@ -80,7 +80,7 @@ def check_settings(**settings: object) -> None:
 
 
 def verify_tensors(
-    engine: Engine,
+    engine: EngineDirectory,
     *,
     backend: str,
     kernels: Path | None = None,
@@ -146,7 +146,7 @@ def _other(rung: Rung) -> str:
 class _Comparison:
     """Everything that the comparisons of one engine share."""
 
-    engine: Engine
+    engine: EngineDirectory
     seed: int
     steps: int
     directory: Path | None

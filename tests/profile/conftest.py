@@ -21,7 +21,7 @@ def engine(model, tmp_path_factory):
     import onnx
 
     from kvc_trt.config import BuildConfig
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.build import build_decode, build_prefill
     from kvc_trt.graph.state import state_tensors
     from kvc_trt.graph.weights import GraphWeights, write_weights
@@ -39,4 +39,4 @@ def engine(model, tmp_path_factory):
     compression = {"parameters": dataclasses.asdict(parameters), "state": state}
     build = BuildConfig(model="small", token_budget=64, max_input_len=512, max_output_len=32, weights="fp32")
     config = {"kv_compression": compression, "build_config": {"kvc_trt": {**build.stored(), "backend": "onnxruntime"}}}
-    return Engine(path, config, {}, {}, model, parameters, build)
+    return EngineDirectory(path, config, {}, {}, model, parameters, build)

@@ -12,7 +12,7 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine import Engine
+from kvc_trt.engine import EngineDirectory
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
@@ -38,7 +38,7 @@ def parameters_for() -> Callable[..., PolicyParameters]:
 
 
 @pytest.fixture
-def make_engine(tmp_path: Path) -> Callable[..., Engine]:
+def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
     """`make_engine(claimed, built=None, edit=None)`: an engine that claims `claimed`; its graphs follow `built`.
 
     `edit(name, model)` may change the prefill and decode graphs before they are saved.
@@ -50,7 +50,7 @@ def make_engine(tmp_path: Path) -> Callable[..., Engine]:
         edit: Callable[[str, onnx.ModelProto], None] | None = None,
         model: ModelConfig = MODEL,
         weights: str = "fp32",
-    ) -> Engine:
+    ) -> EngineDirectory:
         path = tmp_path / "engine"
         path.mkdir(exist_ok=True)
         length = claimed.max_sequence_len
@@ -65,6 +65,6 @@ def make_engine(tmp_path: Path) -> Callable[..., Engine]:
         state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, claimed, stored.dtype)]
         settings = {"model": "test", "policy": claimed.policy, "backend": "onnxruntime", "weights": weights}
         config = {"build_config": {"kvc_trt": settings}, "kv_compression": {"state": state}}
-        return Engine(path, config, {}, {}, model, claimed, BuildConfig(**settings))
+        return EngineDirectory(path, config, {}, {}, model, claimed, BuildConfig(**settings))
 
     return make

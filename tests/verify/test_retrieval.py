@@ -8,20 +8,20 @@ import pytest
 
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
-from kvc_trt.engine import Engine
+from kvc_trt.engine import EngineDirectory
 from kvc_trt.verify.ladder import verify
 from kvc_trt.verify.retrieval import Accuracy
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
     path = tmp_path_factory.mktemp("engines") / "tiny"
     settings = ["--model", "retrieval-tiny", "--token-budget", "64", "--max-input-len", "512", "--max-output-len", "16"]
     assert run(["build", *settings, "--no-verify", "-o", str(path)]) == 0
     return open_engine(path)
 
 
-def test_both_accuracies_and_both_placements_are_reported(engine: Engine):
+def test_both_accuracies_and_both_placements_are_reported(engine: EngineDirectory):
     report = verify(engine, level="retrieval", samples=6)
     assert report.passed, report.failures
     (retrieval,) = report.rungs
@@ -34,7 +34,7 @@ def test_both_accuracies_and_both_placements_are_reported(engine: Engine):
     assert retrieval.checks[1].passed
 
 
-def test_the_shipped_checkpoint_fills_the_third_column(engine: Engine):
+def test_the_shipped_checkpoint_fills_the_third_column(engine: EngineDirectory):
     report = verify(engine, level="logits", steps=2)
     assert report.halves.quantisation is not None
     assert report.halves.quantisation.max_logit_error < 1e-6
@@ -44,12 +44,12 @@ def test_accuracy_has_a_binomial_error():
     assert str(Accuracy(75, 100)) == "75.0% ± 4.3%"
 
 
-def test_a_tokenizer_of_other_words_is_not_applicable(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+def test_a_tokenizer_of_other_words_is_not_applicable(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("kvc_trt.verify.prompts.WORDS", ("other", "words"))
     report = verify(engine, level="retrieval", samples=1)
     assert "vocabulary is not" in report.rungs[0].reason
     assert not report.passed
 
 
-def test_a_missing_checkpoint_is_an_error(engine: Engine, tmp_path: Path):
+def test_a_missing_checkpoint_is_an_error(engine: EngineDirectory, tmp_path: Path):
     assert run(["verify", str(engine.path), "--level", "logits", "--checkpoint", str(tmp_path / "none")]) == 2

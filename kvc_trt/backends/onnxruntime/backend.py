@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.model_choice import ModelChoice
     from kvc_trt.engine.resolved_build import WeightKind
     from kvc_trt.methods.parameters import PolicyParameters
@@ -58,19 +58,19 @@ class OnnxRuntimeBackend(Backend):
         """The graphs of engines that consist of graphs; compiled ones may be of a type that its kernels lack."""
         return other.files == self.files
 
-    def open(self, engine: Engine, *, threads: int | None = None, **options: Any) -> OnnxRuntimeExecutor:
+    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> OnnxRuntimeExecutor:
         """Each graph is loaded when it is first needed."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
         return OnnxRuntimeExecutor(engine, threads=threads, **options)
 
-    def harness(self, engine: Engine, threads: int | None) -> OnnxRuntimeHarness:
+    def harness(self, engine: EngineDirectory, threads: int | None) -> OnnxRuntimeHarness:
         """The graphs, and operators cut out of them."""
         from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 
         return OnnxRuntimeHarness(engine, threads)
 
-    def benchmark(self, engine: Engine, threads: int) -> OnnxRuntimeBenchmark:
+    def benchmark(self, engine: EngineDirectory, threads: int) -> OnnxRuntimeBenchmark:
         """This machine's processor and memory."""
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 

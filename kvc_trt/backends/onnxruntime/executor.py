@@ -24,7 +24,7 @@ from kvc_trt.sizes import readable_size
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding, RunOptions
 
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import StateTensor
 
 PREPACK_UP_TO_BYTES = 1 << 30
@@ -44,7 +44,7 @@ class OnnxRuntimeExecutor:
 
     def __init__(
         self,
-        engine: Engine | Program,
+        engine: EngineDirectory | Program,
         *,
         threads: int | None = None,
         profile: Path | None = None,

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 
 class OnnxRuntimeHarness:
     """The engine's own graphs; operators are cut out of them."""
 
-    def __init__(self, engine: Engine, threads: int | None) -> None:
+    def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
         self._engine, self._threads = engine, threads
 
     def open(self, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:

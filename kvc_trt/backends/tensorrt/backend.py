@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
     from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.harness import TensorRtHarness
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.build import Makers
     from kvc_trt.engine.model_choice import ModelChoice, ModelSource
     from kvc_trt.engine.resolved_build import ResolvedBuild, WeightKind
@@ -72,19 +72,19 @@ class TensorRtBackend(Backend):
         """What lowers and compiles the graphs."""
         return (path for pattern in COMPILING for path in Path(__file__).parent.glob(pattern))
 
-    def open(self, engine: Engine, *, threads: int | None = None, **options: Any) -> TensorRtExecutor:
+    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> TensorRtExecutor:
         """Plans are loaded onto the GPU when they are first needed."""
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 
         return TensorRtExecutor(engine, threads=threads, **options)
 
-    def harness(self, engine: Engine, threads: int | None) -> TensorRtHarness:
+    def harness(self, engine: EngineDirectory, threads: int | None) -> TensorRtHarness:
         """The plans, and what is built in memory to look into them."""
         from kvc_trt.backends.tensorrt.harness import TensorRtHarness
 
         return TensorRtHarness(engine, threads)
 
-    def benchmark(self, engine: Engine, threads: int) -> TensorRtBenchmark:
+    def benchmark(self, engine: EngineDirectory, threads: int) -> TensorRtBenchmark:
         """The GPU that the plans are for."""
         from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
 

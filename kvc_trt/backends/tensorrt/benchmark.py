@@ -20,7 +20,7 @@ from kvc_trt.backends.tensorrt.loading import open_toolkit
 from kvc_trt.engine.program import Program, engine_program
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 COPIED_BYTES = 1 << 30
 COPIES_PER_SAMPLE, SAMPLES = 8, 9
@@ -33,7 +33,7 @@ class TensorRtBenchmark:
     weight_copies = 2
     """Each of the two engines has its own."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineDirectory) -> None:
         self._engine = engine
 
     def open(self, program: Program) -> TensorRtExecutor:

@@ -26,7 +26,7 @@ from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.runtime.executor import Limits, Prefilled
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 Array = NDArray[Any]
 
@@ -51,7 +51,7 @@ class TensorRtExecutor:
     """
 
     def __init__(
-        self, engine: Engine | Program, *, threads: int | None = None, loaded: LoadedEngine | None = None,
+        self, engine: EngineDirectory | Program, *, threads: int | None = None, loaded: LoadedEngine | None = None,
         cuda_graphs: bool = True,
     ) -> None:  # fmt: skip
         self.program = engine if isinstance(engine, Program) else engine_program(engine)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.single_operator import SingleOperator
     from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
     from kvc_trt.backends.tensorrt.loading import Toolkit
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.program import Program
 
 FEWEST_ROWS = 8
@@ -64,7 +64,7 @@ class TensorRtOperator:
 class TensorRtHarness:
     """The engine through `TensorRtExecutor`."""
 
-    def __init__(self, engine: Engine, threads: int | None) -> None:
+    def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
         check_rows(engine.build.max_batch_size, str(engine.path))
         self._engine = engine
         self._graphs = OnnxRuntimeHarness(engine, threads)

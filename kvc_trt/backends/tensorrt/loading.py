@@ -1,7 +1,7 @@
 """A TensorRT engine directory, brought onto the GPU: everything is checked first, and only then is a byte of it loaded.
 
 An engine is executable code, and so is a plugin library. Before TensorRT sees either: the directory's hashes
-(`Engine.open`), this machine against what the manifest recorded (`requirements`), and the plugin library's own hash.
+(`EngineDirectory.open`), this machine against what the manifest recorded (`requirements`), and the plugin library's own hash.
 Host code inside of an engine is not allowed to run.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import tensorrt as trt
     from onnx import ModelProto
 
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import StateTensor
 
 GRAPHS = ("prefill", "decode")
@@ -70,7 +70,7 @@ DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "I
 """TensorRT's names of the types that state tensors and the small inputs have."""
 
 
-def check_engine(engine: Engine, machine: GpuMachine) -> PluginLibrary:
+def check_engine(engine: EngineDirectory, machine: GpuMachine) -> PluginLibrary:
     """The plugin library to run this engine with, of a directory whose hashes hold.
 
     Raises for the first thing that keeps this machine from running it, with what was expected, what was found and what
@@ -115,7 +115,7 @@ class Toolkit:
         return loaded
 
 
-def open_toolkit(engine: Engine) -> Toolkit:
+def open_toolkit(engine: EngineDirectory) -> Toolkit:
     """Check the machine against the engine and bring TensorRT and the plugins up."""
     machine = inspect_machine(ask_libraries=False)
     library = check_engine(engine, machine)
@@ -130,14 +130,14 @@ def open_toolkit(engine: Engine) -> Toolkit:
     return Toolkit(tensorrt, library, machine.gpu.name, hint, runtime, messages, (plugins, logger))
 
 
-def load(engine: Engine) -> LoadedEngine:
+def load(engine: EngineDirectory) -> LoadedEngine:
     """Check and load; UnsupportedEnvironment where TensorRT refuses what every check let pass."""
     toolkit = open_toolkit(engine)
     prefill, decode = (_mapped(engine.path / plan_file(name)) for name in GRAPHS)
     return toolkit.load(prefill, decode, engine.state)
 
 
-def plan_before_loading(engine: Engine) -> DevicePlan:
+def plan_before_loading(engine: EngineDirectory) -> DevicePlan:
     """The memory of one row, of which everything but the activations is known from the directory."""
     sizes = {name: engine.files[plan_file(name)].size for name in GRAPHS}
     weights = EngineBytes(sizes["prefill"], sizes["decode"], 0, "size of the file")

@@ -15,7 +15,7 @@ from typing import Any
 from kvc_trt.atomic_files import write_durably
 from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.profiles import prefill_profiles
-from kvc_trt.engine import Engine
+from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.writer import new_directory, place, writable_target
@@ -28,7 +28,7 @@ LARGEST_CONFIG = 16 << 20
 
 
 @dataclass(frozen=True)
-class EngineDirectory:
+class StoredEngine:
     """One engine as TensorRT-LLM stores it."""
 
     config: Mapping[str, Any]
@@ -57,7 +57,7 @@ def directory_config(engine_config: Mapping[str, Any], version: str, max_num_tok
     return {"version": version, "pretrained_config": engine_config["pretrained_config"], "build_config": build}
 
 
-def export_engine(engine: Engine, target: Path) -> None:
+def export_engine(engine: EngineDirectory, target: Path) -> None:
     """Write a checked engine of backend tensorrt-llm in TensorRT-LLM's layout; InputError for any other engine."""
     if engine.backend != "tensorrt-llm":
         raise InputError(
@@ -87,7 +87,7 @@ def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, An
             place(plans[phase], directory / phase / PLAN_FILE)
 
 
-def read_engine_directory(path: Path) -> EngineDirectory:
+def read_engine_directory(path: Path) -> StoredEngine:
     """Read one directory and check its shape, without TensorRT; InputError says what is wrong."""
     content = read_bytes(path / CONFIG_FILE, LARGEST_CONFIG)
     try:
@@ -105,4 +105,4 @@ def read_engine_directory(path: Path) -> EngineDirectory:
     plan = path / PLAN_FILE
     if plan.is_symlink() or not plan.is_file():
         raise InputError(f"{plan} is missing or no regular file")
-    return EngineDirectory(config, plan)
+    return StoredEngine(config, plan)

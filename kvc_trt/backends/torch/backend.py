@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.torch.benchmark import TorchBenchmark
     from kvc_trt.backends.torch.executor import TorchExecutor
     from kvc_trt.backends.torch.harness import TorchHarness
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 
@@ -51,19 +51,19 @@ class TorchBackend(Backend):
         """Every engine that keeps its weights in the weight file."""
         return WEIGHTS_FILE in other.files.values()
 
-    def open(self, engine: Engine, *, threads: int | None = None, **options: Any) -> TorchExecutor:
+    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> TorchExecutor:
         """On the device of the kernel library in use."""
         from kvc_trt.backends.torch.executor import TorchExecutor
 
         return TorchExecutor(engine, threads=threads, **options)
 
-    def harness(self, engine: Engine, threads: int | None) -> TorchHarness:
+    def harness(self, engine: EngineDirectory, threads: int | None) -> TorchHarness:
         """The weights, and the kernels alone."""
         from kvc_trt.backends.torch.harness import TorchHarness
 
         return TorchHarness(engine, threads)
 
-    def benchmark(self, engine: Engine, threads: int) -> TorchBenchmark:
+    def benchmark(self, engine: EngineDirectory, threads: int) -> TorchBenchmark:
         """The device of the kernel library in use."""
         from kvc_trt.backends.torch.benchmark import TorchBenchmark
 

@@ -37,7 +37,7 @@ from kvc_trt.kernels.loading import current_library
 from kvc_trt.models.random_weights import RandomWeights
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 
@@ -84,7 +84,7 @@ class TorchBenchmark:
 
     weight_copies = 1
 
-    def __init__(self, engine: Engine, threads: int) -> None:
+    def __init__(self, engine: EngineDirectory, threads: int) -> None:
         self._engine, self._threads = engine, threads
         self._device = choose_device()
 

@@ -26,7 +26,7 @@ from kvc_trt.graph.weights import HEAD, EngineWeights
 from kvc_trt.runtime.executor import Limits, Prefilled
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 __all__ = ["TorchExecutor", "kernel_device"]
 
@@ -47,7 +47,7 @@ class TorchExecutor:
     """
 
     def __init__(
-        self, engine: Engine | Program, *, threads: int | None = None, expose: Collection[str] = (),
+        self, engine: EngineDirectory | Program, *, threads: int | None = None, expose: Collection[str] = (),
         weights: TorchWeights | None = None, device: str = "auto", dense_attention: DenseAttention | None = None,
         prefill_tokens: int = PREFILL_TOKENS, decoder_class: type[TorchDecoder] = TorchDecoder,
     ) -> None:  # fmt: skip

@@ -29,7 +29,7 @@ from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 if TYPE_CHECKING:
-    from kvc_trt.engine import Engine
+    from kvc_trt.engine import EngineDirectory
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TorchOperator:
 class TorchHarness:
     """The engine through `TorchExecutor`, on the device of the kernel library in use."""
 
-    def __init__(self, engine: Engine, threads: int | None) -> None:
+    def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
         self._engine, self._threads = engine, threads
 
     def open(self, expose: Collection[str] = ()) -> TorchExecutor:

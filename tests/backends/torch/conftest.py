@@ -7,7 +7,7 @@ import pytest
 from kvc_trt import policies
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
-from kvc_trt.engine import Engine
+from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
@@ -42,7 +42,7 @@ def make_program(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory) -> Engine:
+def engine(tmp_path_factory) -> EngineDirectory:
     """retrieval-tiny under RocketKV, built for ONNX Runtime."""
     path = tmp_path_factory.mktemp("engines") / "tiny"
     settings = ["--model", "retrieval-tiny", "--token-budget", "64", "--max-input-len", "512", "--max-output-len", "32"]
