@@ -1,8 +1,8 @@
 """A TensorRT engine directory, brought onto the GPU: everything is checked first, and only then is a byte of it loaded.
 
 An engine is executable code, and so is a plugin library. Before TensorRT sees either: the directory's hashes
-(`EngineDirectory.open`), this machine against what the manifest recorded (`requirements`), and the plugin library's own hash.
-Host code inside of an engine is not allowed to run.
+(`EngineDirectory.open`), this machine against what the manifest recorded (`requirements`), and the plugin library's own
+hash. Host code inside of an engine is not allowed to run.
 """
 
 from __future__ import annotations
