@@ -1,4 +1,4 @@
-"""Answering prompts with an engine: rows, sampling, stopping, streaming; the executor runs the graphs."""
+"""Answer prompts with an engine: rows, sampling, stopping and streaming. An executor runs the graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Event", "Output", "Request", "Sampling", "Session", "Timings", "load
 
 
 def load_tokenizer(path: PathLike[str] | None) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json; None where the engine has none."""
+    """Return the `tokenizers.Tokenizer` of the tokenizer.json at `path`; None without a path."""
     if path is None:
         return None
     from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""Prompts that are prefilled together: padded to the length that prefill takes."""
+"""Prompts that are prefilled together, padded to one length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts of one prefill: input_ids [B,S], right padded to a multiple of the prompt block; prompt_lengths [B]."""
+    """Prompts of one prefill: `input_ids` [B,S], padded on the right, and `prompt_lengths` [B]."""
 
     input_ids: Int64
     prompt_lengths: Int64
@@ -24,12 +24,12 @@ class Batch:
         return len(self.prompt_lengths)
 
     def rows(self) -> list[list[int]]:
-        """The prompts without padding."""
+        """Return the prompts without padding."""
         return [self.input_ids[i, :n].tolist() for i, n in enumerate(self.prompt_lengths)]
 
 
 def batch_of(prompts: Sequence[Sequence[int]], block: int = PROMPT_BLOCK) -> Batch:
-    """The prompts, padded to a multiple of `block` tokens."""
+    """Pad the prompts on the right to one length, a multiple of `block` tokens."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     ids = np.zeros((len(prompts), -(-int(lengths.max()) // block) * block), np.int64)
     for row, prompt in zip(ids, prompts, strict=True):

@@ -1,4 +1,4 @@
-"""What a session needs from whatever runs the two graphs: the only interface between rows and an executor."""
+"""The interface between a session and whatever runs the two graphs."""
 
 from __future__ import annotations
 
@@ -14,69 +14,69 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
 
 NOT_FINITE = -1
-"""In place of a best token: the row's logits hold a NaN, or their largest is infinite."""
+"""Returned instead of a best token when a row's logits hold a NaN or their largest is infinite."""
 
 SMALL_MODEL = 20_000_000
-"""Parameters below which more threads only wait for each other."""
+"""A model with fewer parameters runs on one thread: more would only wait for each other."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Fixed bounds of one engine, equal for every row."""
+    """The fixed limits of one engine, the same for every row."""
 
     vocab_size: int
     max_input_len: int
     """Longest prompt, tokens."""
     max_output_len: int
-    """New tokens that every row has room for, tokens."""
+    """New tokens for which every row has room."""
     max_sequence_len: int
-    """Logical positions that exist; a token at this position cannot be fed."""
+    """Number of logical positions; the last token that can be fed is at max_sequence_len - 1."""
     capacities: tuple[int, ...]
     """Slots of each cache, in the order of the rows of `cache_lengths`."""
     prompt_block: int
     """Padded prompt lengths are multiples of this."""
     evicting: tuple[bool, ...] | None = None
-    """Per cache, whether a step drops an entry when the slots are full: such a cache takes any number of tokens, and
-    its row of `cache_lengths` counts them all. None: no cache does."""
+    """Per cache, whether a step drops an entry when the slots are full. Such a cache takes any number of tokens, and
+    its row of `cache_lengths` counts them all. None means that no cache does."""
 
 
 @dataclass
 class Prefilled:
-    """The result of one prefill run over B rows; freed once its rows are inserted."""
+    """The result of one prefill of B rows; freed once its rows are inserted."""
 
     logits: NDArray[np.float32]
-    """[B, vocab], of each row's last prompt token."""
+    """[B, vocab]: the logits at each row's last prompt token."""
     cache_lengths: NDArray[np.int64]
-    """[caches, B], stored tokens per cache and row."""
+    """[caches, B]: tokens stored per cache and row."""
     state: Any
-    """The executor's own: the rows' state tensors."""
+    """The rows' state tensors, in the executor's own form."""
 
 
 class Executor(Protocol):
-    """Runs prefill and decode over one buffer per state tensor; active rows are the prefix of each buffer."""
+    """Runs prefill and decode over one buffer per state tensor. The active rows are the first ones of each buffer."""
 
     @property
     def limits(self) -> Limits:
-        """The engine's bounds."""
+        """The engine's limits."""
 
     @property
     def runs(self) -> int:
-        """Decode runs so far."""
+        """Number of decode steps run so far."""
 
     def load(self) -> object:
         """Bring the engine into memory now, so that the first prompt does not wait for it."""
 
     def allocate(self, max_batch_size: int) -> None:
-        """Make the state buffers for this many rows, filled with each tensor's fill value."""
+        """Allocate the state buffers for this many rows, filled with each tensor's fill value."""
 
     def state_bytes(self) -> int:
-        """Bytes of the allocated state buffers."""
+        """Return the size of the allocated state buffers in bytes."""
 
     def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
-        """Run the prompts `input_ids` [B, S] (right padded to a multiple of `prompt_block`), `prompt_lengths` [B]."""
+        """Run the prompts `input_ids` [B, S] of `prompt_lengths` [B]; S is a multiple of `prompt_block`."""
 
     def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
-        """Copy one prefilled row into row `row` of every buffer, all of it: nothing of a former row stays."""
+        """Copy all of one prefilled row into row `row` of every buffer; nothing of a former row is left."""
 
     def move(self, source_row: int, row: int) -> None:
         """Copy row `source_row` of every buffer over row `row`."""
@@ -84,23 +84,23 @@ class Executor(Protocol):
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """One step of the first len(tokens) rows: append `tokens` [rows] at logical `positions` [rows].
+        """Run one step of the first len(tokens) rows: append `tokens` [rows] at logical `positions` [rows].
 
-        `cache_lengths` [caches, rows] are the stored tokens before the append; the caller increments them.
+        `cache_lengths` [caches, rows] counts the tokens stored before the append; the caller increments it.
         Returns logits [rows, vocab], valid until the next call.
         """
 
 
 @runtime_checkable
 class GreedyExecutor(Executor, Protocol):
-    """An executor that can tell the best token of a step without handing out its logits, which may be on a GPU."""
+    """An executor that can return the best token of each row without copying the logits to the host."""
 
     def decode_greedy(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """`decode`, of which each row's best token [rows] is returned: of equal logits the lowest id, or NOT_FINITE."""
+        """Like `decode`, but return each row's best token [rows] (lowest id among equal logits) or NOT_FINITE."""
 
 
 def threads_for(model: ModelConfig) -> int | None:
-    """Threads that an executor of a model is given: one for a small model; None is all cores."""
+    """Return the number of threads for an executor of `model`: one for a small model, None (all cores) otherwise."""
     return 1 if count_parameters(model) < SMALL_MODEL else None

@@ -1,4 +1,4 @@
-"""What a row is asked to do, what it says while it runs, and what it leaves behind."""
+"""The request that starts a row, the events it sends while it runs, and its output."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Sampling:
 
     temperature: float = 0.0
     top_k: int = 0
-    """Keep the k best tokens; 0 keeps all."""
+    """Number of best tokens kept; 0 keeps all."""
     top_p: float = 1.0
-    """Then keep the smallest set of best tokens whose probability reaches top_p."""
+    """Applied after top_k: keep the smallest set of best tokens whose probability reaches top_p."""
     seed: int | None = None
-    """Equal seeds draw equal tokens, alone and in any batch; None takes the system's entropy."""
+    """Equal seeds draw equal tokens, alone and in any batch. None seeds from the operating system."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
@@ -42,15 +42,15 @@ class Request:
 
     prompt_token_ids: Sequence[int]
     max_new_tokens: int | None = None
-    """None is the engine's max_output_len. More than the cache holds is allowed: the row then ends with `capacity`."""
+    """None means the engine's max_output_len. A row whose cache fills up earlier ends with `capacity`."""
     continuation_token_ids: Sequence[int] = ()
-    """Fed through decode after the prompt's cache is compacted, before anything is sampled (a late query)."""
+    """Tokens fed through decode after compaction and before sampling: a question asked after eviction."""
     sampling: Sampling = field(default_factory=Sampling)
     stop_token_ids: Sequence[int] = ()
-    """Besides the model's own end tokens."""
+    """Tokens that end the row, in addition to the model's own end tokens."""
     stop_strings: Sequence[str] = ()
     ignore_eos: bool = False
-    """Go on past the model's own end tokens."""
+    """Do not stop at the model's own end tokens."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Output:
     token_ids: tuple[int, ...]
     """Every sampled token, the stop token included."""
     text: str | None
-    """Decoded tokens without the stop token or stop string; None where the engine has no tokenizer."""
+    """The decoded tokens without the stop token or stop string; None if the engine has no tokenizer."""
     finish_reason: FinishReason
     logical_length: int
-    """Tokens the model has seen; the last sampled token is not fed and not counted."""
+    """Tokens the model has seen. The last sampled token is not fed, so it does not count."""
     physical_lengths: tuple[int, ...]
-    """Tokens stored, per cache."""
+    """Tokens stored in each cache."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Event:
     text: str
     """New text that can no longer change or become part of a stop string; may be empty."""
     output: Output | None = None
-    """Set when the row is done; it has then left the batch."""
+    """The row's output once it is done and has left the batch; None until then."""
 
 
 def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[int]:
-    """The ids as plain integers; InputError names the first that is no integer or no token of the model."""
+    """Return the ids as plain integers; InputError names the first that is not a token id of the model."""
     checked: list[int] = []
     for position, value in enumerate(ids):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -95,7 +95,7 @@ def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[in
 
 
 def check_request(request: Request, limits: Limits, what: str = "prompt") -> tuple[list[int], list[int], int]:
-    """(prompt ids, continuation ids, max_new_tokens), all checked against the engine's limits."""
+    """Check a request against the engine's limits; return (prompt ids, continuation ids, max_new_tokens)."""
     prompt = check_token_ids(request.prompt_token_ids, limits, what)
     if not prompt:
         raise InputError(f"{what} is empty, expected 1 to {limits.max_input_len} tokens")

@@ -1,4 +1,4 @@
-"""One row of a session: what it has to feed next, and when it is done."""
+"""One row of a session: which token it feeds next, and when it is done."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Answer: TypeAlias = NDArray[np.float32] | int
 
 
 class Row:
-    """The state of one row besides its cache; `answer` is the model's to the last token fed.
+    """The state of one row apart from its cache.
 
-    The answer is logits [vocab], or for a greedy row its best token alone (NOT_FINITE where there is none).
+    `answer` is the model's output for the last token fed: logits [vocab], or for a greedy row only its best token
+    (NOT_FINITE if there is none).
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class Row:
         self.position = len(prompt)
         """Logical position of the next token fed."""
         self.cache_lengths = cache_lengths
-        """[caches], tokens stored."""
+        """[caches]: tokens stored per cache."""
         self.forced: deque[int] = deque()
         """Tokens to feed before anything is sampled again."""
         self.next_token: int | None = None
-        """Sampled, not fed yet."""
+        """The token that was sampled but not fed yet."""
         self._prompt = tuple(prompt)
         self._limits = limits
         self._max_new_tokens = max_new_tokens
@@ -61,18 +62,18 @@ class Row:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the best token is all that the row ever asks of an answer."""
+        """Whether the row always takes the best token and needs no logits."""
         return self._sampler.is_greedy
 
     @property
     def is_finite(self) -> bool:
-        """Whether the answer is one that a token can be drawn from."""
+        """Whether a token can be drawn from the answer."""
         if isinstance(self.answer, int):
             return self.answer != NOT_FINITE
         return bool(np.isfinite(self.answer.max()))
 
     def room(self) -> int:
-        """Tokens that can still be fed: free slots of the fullest cache, and logical positions left."""
+        """Return how many tokens can still be fed, limited by the fullest cache and by the logical positions left."""
         limits, positions = self._limits, self._limits.max_sequence_len - self.position
         evicting = limits.evicting or (False,) * len(limits.capacities)
         caches = zip(limits.capacities, self.cache_lengths.tolist(), evicting, strict=True)
@@ -95,14 +96,14 @@ class Row:
         return Event(self.identity, token, text, None if reason is None else self._output(reason))
 
     def feed(self) -> int:
-        """The token to feed now; the caller runs the model and then calls `fed`."""
+        """Return the token to feed now; the caller runs the model and then calls `fed`."""
         if self.next_token is not None:
             return self.next_token
         assert self.forced, "sample() first"
         return self.forced[0]
 
     def fed(self, answer: Answer) -> None:
-        """One token was appended to every cache of this row, and the model answered."""
+        """Record that the token was appended to every cache of this row, and the model's answer."""
         if self.next_token is not None:
             self.next_token = None
         else:

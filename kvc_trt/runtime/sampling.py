@@ -1,4 +1,4 @@
-"""Choosing the next token of one row from its logits."""
+"""Choose the next token of one row from its logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvc_trt.runtime.request import Sampling
 
 
 class Sampler:
-    """Draws the tokens of one row; owns the row's random numbers, one per token, so neighbours change nothing."""
+    """Draws the tokens of one row from its own random numbers, so other rows do not change the result."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
@@ -17,11 +17,11 @@ class Sampler:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the best token is always the one chosen."""
+        """Whether the best token is always chosen."""
         return self._sampling.temperature == 0.0
 
     def choose(self, logits: NDArray[np.float32]) -> int:
-        """The next token id from finite or -inf `logits` [vocab]."""
+        """Return the next token id, given `logits` [vocab] that are finite or -inf."""
         if self.is_greedy:
             return int(np.argmax(logits))
         ids, probabilities = candidates(logits, self._sampling)
@@ -31,9 +31,9 @@ class Sampler:
 
 
 def candidates(logits: NDArray[np.float32], sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Token ids that may be drawn and their probabilities (float64, not renormalised after top-p).
+    """Return the token ids that may be drawn and their probabilities (float64, not renormalised after top-p).
 
-    Top-k first, then top-p over the renormalised rest; among equal logits the lowest id is kept.
+    Top-k comes first, then top-p over the renormalised rest. Among equal logits the lowest id is kept.
     """
     ids = np.arange(len(logits), dtype=np.int64)
     if 0 < sampling.top_k < len(ids):
@@ -50,7 +50,7 @@ def candidates(logits: NDArray[np.float32], sampling: Sampling) -> tuple[NDArray
 
 
 def _best(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Ids of the `count` best logits, ascending; among those equal to the last one kept the lowest ids."""
+    """Return the ids of the `count` best logits, ascending; among equal logits the lowest ids."""
     threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
     above = np.flatnonzero(logits > threshold)
     equal = np.flatnonzero(logits == threshold)[: count - len(above)]
@@ -58,8 +58,8 @@ def _best(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
 
 
 def _nucleus(probabilities: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Positions of the smallest set of best probabilities that reaches `top_p`, best first."""
-    # Everything below (1 - top_p) / n sums to less than 1 - top_p, so it cannot be needed: no need to sort it.
+    """Return the positions of the smallest set of best probabilities that reaches `top_p`, best first."""
+    # All values below (1 - top_p) / n together sum to less than 1 - top_p: they are never needed, so do not sort them.
     worth_sorting = np.flatnonzero(probabilities >= (1.0 - top_p) / len(probabilities))
     order = worth_sorting[np.argsort(-probabilities[worth_sorting], kind="stable")]
     reached = int(np.searchsorted(np.cumsum(probabilities[order]), top_p, side="left"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Timings:
-    """Wall-clock seconds spent in the executor, and what they bought."""
+    """Wall-clock seconds spent in the executor, and the tokens processed in that time."""
 
     prefill_seconds: float = 0.0
     prompt_tokens: int = 0
@@ -33,16 +33,16 @@ class Timings:
     decode_tokens: int = 0
 
     def decode_tokens_per_second(self) -> float | None:
-        """Tokens fed through decode per second, all rows together; None before the first run."""
+        """Return the tokens fed through decode per second, over all rows; None before the first step."""
         return self.decode_tokens / self.decode_seconds if self.decode_runs else None
 
 
 class Session:
     """A decode batch over one executor.
 
-    There is one buffer per state tensor and the active rows are its prefix: a leaving row's hole takes the last row, a
-    joining row is copied in after the others. A row is known by the number that `add` returned, wherever it is stored.
-    Nothing of one row depends on the others. Not safe for use from several threads.
+    There is one buffer per state tensor, and the active rows are its first rows: a joining row is copied in after the
+    others, and the last row moves into the place of a leaving one. `add` returns a row's number, which never changes.
+    Rows do not influence each other. Not thread-safe.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Session:
 
     @property
     def free(self) -> int:
-        """Rows that can still join."""
+        """Number of rows that can still join."""
         return self.max_batch_size - len(self._rows)
 
     def grow(self, max_batch_size: int) -> None:
@@ -83,10 +83,9 @@ class Session:
         self.max_batch_size = max_batch_size
 
     def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
-        """Let rows join: one batched prefill, then each row is copied into the batch. Nothing is sampled yet.
+        """Let rows join the batch with one batched prefill and return their numbers. Nothing is sampled yet.
 
-        Returns their numbers. InputError for a request that cannot be right, ValueError for more rows than are free;
-        in both cases no row has joined.
+        Raises InputError for an invalid request and ValueError for more rows than are free; then no row has joined.
         """
         if not requests:
             return ()
@@ -104,10 +103,10 @@ class Session:
         return tuple(row.identity for row in joining)
 
     def extend(self, row: int, token_ids: Iterable[int]) -> None:
-        """Queue tokens to be fed to one row through decode (a query that arrives after the cache was compacted).
+        """Queue tokens that are fed to one row through decode (a question that arrives after compaction).
 
-        They follow everything the row has seen. Each `step` feeds one of them, while the other rows go on; the row
-        samples again, from the logits after the last of them, once its queue is empty. InputError if they do not fit.
+        They follow everything the row has seen. Each `step` feeds one of them while the other rows go on. Once the
+        queue is empty, the row samples from the logits after the last of them. InputError if they do not fit.
         """
         found = self._find(row)
         checked = check_token_ids(token_ids, self.executor.limits, f"row {row}")
@@ -116,21 +115,20 @@ class Session:
         found.forced.extend(checked)
 
     def remove(self, row: int) -> None:
-        """Let a row leave before it is done."""
+        """Remove a row before it is done."""
         self._leave(self._find(row))
 
     def step(self) -> list[Event]:
-        """Sample for every row that has nothing queued, then one decode run for the rows that are not done.
+        """Sample a token for every row with an empty queue, then run one decode step for the rows that are not done.
 
-        Exactly one run, or none where every row was done. `sample` and `advance` are its two halves: who streams shows
-        the events of the first before waiting for the second.
+        `sample` and `advance` are the two halves; call them yourself to show the events before waiting for the step.
         """
         events = self.sample()
         self.advance()
         return events
 
     def sample(self) -> list[Event]:
-        """Draw the next token of every row with nothing queued and none drawn yet; rows that are done leave."""
+        """Draw the next token of every row that has nothing to feed; rows that are done leave."""
         ready = [row for row in self._rows if not row.forced and row.next_token is None]
         for row in ready:
             if not row.is_finite:
@@ -145,10 +143,10 @@ class Session:
         return events
 
     def advance(self) -> None:
-        """One decode run: every active row is fed its queued or its sampled token. Call `sample` first.
+        """Run one decode step: feed every active row its queued or sampled token. Call `sample` first.
 
-        Where every row is greedy and the executor finds the best tokens itself, no logits are asked for: copying them
-        from a GPU takes longer than the tokens' few bytes, and one copy per step is all that the host waits for.
+        If every row is greedy and the executor can find the best tokens itself, the logits stay on the device: the
+        host then waits for a few bytes per step.
         """
         if not self._rows:
             return
@@ -167,10 +165,10 @@ class Session:
     def generate(
         self, requests: Sequence[Request], on_token: Callable[[int, Event], None] | None = None
     ) -> list[Output]:
-        """Answer all requests, as many at a time as there are rows; outputs are in the order of the requests.
+        """Answer all requests, as many at a time as fit in the batch, and return the outputs in the same order.
 
-        `on_token(index of the request, event)` sees each token before the next decode run. InputError for any bad
-        request before anything runs. The session must have no rows of its own; whatever happens, none are left.
+        `on_token(index of the request, event)` is called for each token before the next decode step. Raises InputError
+        for an invalid request before anything runs. The session must be idle, and is idle again afterwards.
         """
         outputs: dict[int, Output] = {}
         with contextlib.closing(self.stream(requests)) as events:
@@ -202,7 +200,7 @@ class Session:
                 index_of.update(zip(joined, (index for index, _ in batch), strict=True))
                 for event in self.sample():
                     yield index_of[event.row], event
-                if not (waiting and self.free):  # else the next one joins before the run
+                if not (waiting and self.free):  # otherwise the next request joins first
                     self.advance()
         finally:
             self._rows = [row for row in self._rows if row.identity not in index_of]

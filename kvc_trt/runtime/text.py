@@ -1,4 +1,4 @@
-"""Text from tokens, one token at a time, and the stop strings in it."""
+"""Decode tokens to text one at a time, and find stop strings in it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _TRY_TO_CUT = 16
-"""Undecided tokens from which a place to cut is looked for: only broken text comes this far."""
+"""Number of undecided tokens from which a place to cut is sought; only broken text gets this far."""
 _CUT_ANYWAY = 64
+"""Number of undecided tokens that are shown even if no place to cut was found."""
 
 
 class Detokeniser:
-    """Turns one row's tokens into text that, put together, equals decoding all of them at once.
+    """Turns one row's tokens into pieces of text whose concatenation equals decoding all tokens at once.
 
-    A token's text depends on its neighbours (spaces, characters spread over several tokens), so each new token is
-    decoded together with the piece before it, and shown once the text no longer ends in a broken character. Only these
-    few tokens are decoded again: the work per token does not grow with the length of the text. Where a tokenizer with
-    byte fallback turns a whole run of bytes into replacement characters because one of them is wrong, characters
-    already shown stay as they are.
+    A token's text depends on its neighbours (spaces, characters that span several tokens), so each new token is decoded
+    together with the piece before it and shown once the text no longer ends in a broken character. Only these few
+    tokens are decoded again, so the work per token does not grow with the text. A tokenizer with byte fallback may turn
+    a whole run of bytes into replacement characters because one is wrong; characters already shown stay as they are.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -31,7 +31,7 @@ class Detokeniser:
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """New text after this token; empty while a character is incomplete. Special tokens have no text."""
+        """Return the new text after this token: empty while a character is incomplete, and for special tokens."""
         if token_id in self._special or self._tokenizer.id_to_token(token_id) is None:
             return ""
         self._pending.append(token_id)
@@ -41,7 +41,7 @@ class Detokeniser:
         return self._cut_broken_text() if len(self._pending) >= _TRY_TO_CUT else ""
 
     def flush(self) -> str:
-        """The text held back, at the end of a row."""
+        """Return the text held back, at the end of a row."""
         return self._accept(self._new_text()) if self._pending else ""
 
     def _decode(self, ids: list[int]) -> str:
@@ -49,18 +49,18 @@ class Detokeniser:
 
     def _new_text(self) -> str:
         before = self._decode(self._context)
-        both = self._decode(self._context + self._pending)
-        # Byte fallback can change the context's own text when a wrong byte follows it.
-        return both[len(before) :] if both.startswith(before) else self._decode(self._pending)
+        whole = self._decode(self._context + self._pending)
+        # Byte fallback can change the text of the context when a wrong byte follows it.
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self._pending)
 
     def _accept(self, text: str) -> str:
         self._context, self._pending = self._pending, []
         return text
 
     def _cut_broken_text(self) -> str:
-        """Bound the undecided tokens: accept up to a token boundary where no character is cut.
+        """Limit the undecided tokens: accept up to a token boundary that does not cut a character.
 
-        A character has at most four bytes, so one of any four boundaries is such a place in text made of bytes.
+        A character has at most four bytes, so in text made of byte tokens one of any four boundaries qualifies.
         """
         whole = self._decode(self._pending)
         for end in range(len(self._pending) - 1, len(self._pending) - 5, -1):
@@ -74,10 +74,10 @@ class Detokeniser:
 
 
 class StopStrings:
-    """Lets text through until a stop string is complete, holding back what may still become part of one.
+    """Passes text on until a stop string is complete, holding back what may still become part of one.
 
-    The match that is complete first wins (of two that end together the longer), so the result does not depend on how
-    the text was cut into pieces.
+    The match that ends first wins (the longer of two that end together), so the result does not depend on how the
+    text is cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown now, whether a stop string was found); the stop string itself is never shown."""
+        """Return the text that may be shown now, without any stop string, and whether a stop string was found."""
         buffer = self._held + text
         matches = [(start + len(stop), start) for stop in self._strings if (start := buffer.find(stop)) >= 0]
         if matches:
@@ -96,13 +96,13 @@ class StopStrings:
         return buffer[: len(buffer) - keep], False
 
     def flush(self) -> str:
-        """The text held back, at the end of a row that no stop string ended."""
+        """Return the text held back, at the end of a row that no stop string ended."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop` without completing it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length
