@@ -1,4 +1,4 @@
-"""A build from beginning to end: inputs' digest, existing output, resumable stages, and the directory put in place."""
+"""Build an engine: digest the inputs, check existing output, run resumable stages, move the directory into place."""
 
 from __future__ import annotations
 
@@ -31,51 +31,51 @@ from kvc_trt.version import __version__
 
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
 LIBRARIES = ("numpy", "ml_dtypes", "onnx", "tokenizers")
-"""Packages that every build uses; a backend names its own."""
+"""Python packages that every build uses; a backend names further ones."""
 DECIDING = ("models", "methods", "operators", "graph", "engine")
-"""Packages of kvc-trt that decide what is in an engine of any backend."""
+"""Packages of kvc-trt that determine the content of an engine, whatever its backend."""
 
 
 class Maker(Protocol):
-    """Writes one stage's file."""
+    """Writes the file of one stage."""
 
     def __call__(self, path: Path, *, finished: Path) -> None:
-        """Write `path`; the files of earlier stages are in the directory `finished`."""
+        """Write the file `path`; the files of earlier stages are in the directory `finished`."""
 
 
 Makers = Mapping[str, Maker]
-"""By stage: those of the backend's `files`."""
+"""Stage -> what makes its file, for every stage of the backend's `files`."""
 
 
 class EngineBackend(EngineFormat, Protocol):
-    """What building an engine takes of its backend."""
+    """What a build needs from the backend of its engine."""
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Python packages of its own, whose versions go into the manifest."""
+        """Further Python packages whose versions go into the manifest."""
 
     @property
     def weight_copies(self) -> int:
-        """How many of its files hold all weights."""
+        """Number of engine files that hold all weights."""
 
     def sources(self) -> Iterable[Path]:
-        """Its sources that decide what is in its engines."""
+        """Return the backend's source files that determine the content of its engines."""
 
     def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
-        """`target` of the manifest; UnsupportedEnvironment where this machine cannot build for it."""
+        """Return the manifest's `target`; UnsupportedEnvironment if this machine cannot build for it."""
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-        """What makes each stage's file."""
+        """Return what makes the file of each stage."""
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build came to."""
+    """The result of a build."""
 
     engine: EngineDirectory
     status: Literal["built", "up to date"]
     resumed: tuple[str, ...]
-    """Stages that an interrupted build had finished."""
+    """Stages that an interrupted build had already finished."""
     seconds: float
 
 
@@ -88,7 +88,7 @@ def build_engine(
     force: bool,
     progress: Progress,
 ) -> BuildResult:
-    """Build an engine into `output` with the one of the known `backends` that it is for, or find it there already.
+    """Build an engine into `output` with its backend out of `backends`, or find it there already.
 
     Raises InputError when something else is at `output` and `force` is false; UnsupportedEnvironment for a full
     disk. Whatever happens, `output` holds what it held before or the whole new engine.
@@ -161,7 +161,7 @@ def engine_config(resolved: ResolvedBuild) -> dict[str, Any]:
 def inputs_of(
     config_json: Mapping[str, Any], source: ModelSource, target: Mapping[str, Any], sources: Iterable[Path]
 ) -> dict[str, str]:
-    """Return the digests of everything an engine follows from."""
+    """Return the digests of everything that determines an engine."""
     tokenizer = {path.name: sha256(path.resolve()) for path in source.tokenizer_files}
     return {
         "configuration": _digest(config_json),
@@ -177,7 +177,7 @@ def _digest(value: Mapping[str, Any]) -> str:
 
 
 def _code_digest(sources: Iterable[Path]) -> str:
-    """SHA-256 over the code that decides what is in an engine: a changed graph is never called up to date."""
+    """Return the SHA-256 of the code that determines an engine, so that changed code is never taken for up to date."""
     root = Path(__file__).parents[1]
     paths = [path for package in DECIDING for path in (root / package).rglob("*.py")]
     return _digest({os.path.relpath(path, root): sha256(path) for path in (*paths, *sources)})
@@ -186,7 +186,7 @@ def _code_digest(sources: Iterable[Path]) -> str:
 def _existing(
     output: Path, inputs: Mapping[str, str], formats: Mapping[str, EngineFormat], *, force: bool, progress: Progress
 ) -> EngineDirectory | None:
-    """The engine at `output` if it is this very build and intact; otherwise it must be absent or replaceable."""
+    """Return the engine at `output` if it is intact and has these inputs; else InputError unless it may be replaced."""
     if not os.path.lexists(output):
         return None
     try:
@@ -206,7 +206,7 @@ def _existing(
 
 
 def _small_files(config_json: Mapping[str, Any], source: ModelSource) -> dict[str, bytes]:
-    """Content of what is written without a stage of its own."""
+    """Return the content of the files that are written directly, without a stage."""
     tokenizer = {f"{TOKENIZER_DIRECTORY}/{path.name}": path.read_bytes() for path in source.tokenizer_files}
     return {CONFIG_FILE: canonical(config_json), **tokenizer}
 

@@ -1,7 +1,7 @@
-"""Layer budgets that a build measures once: how much each layer changes the residual stream, on calibration prompts.
+"""Layer budgets that a build measures once on calibration prompts: how much each layer changes the residual stream.
 
-SqueezeAttention (arXiv 2404.04793) sets budgets for each prompt; an engine whose caches have fixed sizes takes the mean
-over prompts like those it will serve. Which layers matter drifts with the task, so give prompts of your own.
+SqueezeAttention (arXiv 2404.04793) sets budgets for each prompt; an engine with caches of fixed sizes uses the mean
+over prompts like those it will serve. Which layers matter depends on the task, so give prompts of your own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 TASKS = ("passkey", "lines")
 SEEDS = (0, 1)
 LONGEST, ANSWER = 1024, 16
-"""Tokens of a calibration prompt, and of the answer that it leaves room for."""
+"""Tokens of a calibration prompt and of its answer."""
 _ONE_PER_LINE = "--set calibration=FILE, one prompt per line"
 
 
 def calibrated(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> ResolvedBuild:
-    """`resolved` with the layer budgets it asks for, measured on the reference where they are not recorded yet.
+    """Return `resolved` with its layer budgets, measured on the reference unless they are already recorded.
 
-    InputError where there are no prompts to measure on, or prompts that nothing is measured on.
+    Raises InputError for layer budgets without prompts to measure on, and for prompts without layer budgets.
     """
     from kvc_trt.engine.resolved_build import resolve_parameters
 
@@ -45,7 +45,7 @@ def calibrated(resolved: ResolvedBuild, source: ModelSource, progress: Progress)
 
 
 def measure(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int]], progress: Progress) -> list[int]:
-    """Budgets of all layers from the mean cosines over `prompts`; weights are read once, layer by layer."""
+    """Return the budgets of all layers from the mean cosines over `prompts`; weights are read once, layer by layer."""
     import torch
 
     from kvc_trt import policies
@@ -73,7 +73,7 @@ def measure(resolved: ResolvedBuild, source: ModelSource, prompts: list[list[int
 
 
 def _prompts(resolved: ResolvedBuild, source: ModelSource) -> list[list[int]]:
-    """Token ids of the file's lines, or of a few task prompts that the model's tokenizer can spell."""
+    """Return the token ids of the calibration file's lines, or of a few task prompts that the tokenizer can spell."""
     tokenizer = _tokenizer(source)
     if resolved.config.calibration is not None:
         return _of_file(Path(resolved.config.calibration), tokenizer, resolved.parameters.max_input_len)
@@ -81,7 +81,7 @@ def _prompts(resolved: ResolvedBuild, source: ModelSource) -> list[list[int]]:
     found = _of_tasks(tokenizer, length)
     if not found:
         raise InputError(
-            "the model's tokenizer spells none of the tasks; layer budgets need calibration prompts",
+            "the model's tokenizer cannot spell any of the tasks; layer budgets need calibration prompts",
             hint=_ONE_PER_LINE,
         )
     return found
@@ -97,11 +97,11 @@ def _of_file(path: Path, tokenizer: TaskTokenizer, longest: int) -> list[list[in
         if (word := tokenizer.unknown_word(line)) is not None:
             raise InputError(
                 f"calibration: {path}, line {number}: {word!r} is an unknown token of the model's tokenizer",
-                hint="take prompts that the model can read",
+                hint="give prompts in the model's vocabulary",
             )
     prompts = [tokenizer.encode(line)[:longest] for line in lines if line.strip()]
     if not prompts:
-        raise InputError(f"calibration: {path} has no prompt, expected one per line")
+        raise InputError(f"calibration: {path} has no prompts, expected one per line")
     return prompts
 
 

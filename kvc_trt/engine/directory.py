@@ -1,4 +1,4 @@
-"""An engine directory, opened: everything is checked first, and only then does anybody load a byte of it."""
+"""Open an engine directory: everything is checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EngineDirectory:
 
     path: Path
     config: Mapping[str, Any]
-    """config.json: version, pretrained_config, build_config, kv_compression."""
+    """Content of config.json: version, pretrained_config, build_config, kv_compression."""
     manifest: Mapping[str, Any]
     files: Mapping[str, FileRecord]
     model: ModelConfig
@@ -56,9 +56,9 @@ class EngineDirectory:
     ) -> EngineDirectory:
         """Check the whole directory (version, names, links, sizes, hashes of every file) and return it.
 
-        `formats` are those of the known backends, by name; `kvc_trt.backends.registry.open_engine` gives them all.
+        `formats` are those of the known backends, by name; `kvc_trt.backends.registry.open_engine` passes them all.
 
-        Raises InputError saying what was expected, what was found, and the command that rebuilds.
+        Raises InputError with what was expected, what was found, and the command that rebuilds the engine.
         """
         path = Path(path)
         if not path.is_dir():
@@ -77,33 +77,33 @@ class EngineDirectory:
 
     @property
     def prefill_path(self) -> Path:
-        """The prefill graph."""
+        """Path of the prefill graph."""
         return self.path / PREFILL_FILE
 
     @property
     def decode_path(self) -> Path:
-        """The decode graph."""
+        """Path of the decode graph."""
         return self.path / DECODE_FILE
 
     @property
     def weights_path(self) -> Path:
-        """The weights both graphs refer to."""
+        """Path of the weight file that both graphs refer to."""
         return self.path / WEIGHTS_FILE
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """tokenizer.json, or None for an engine built without one (prompts are token ids then)."""
+        """Path of tokenizer.json; None for an engine without one, whose prompts are token ids."""
         name = f"{TOKENIZER_DIRECTORY}/tokenizer.json"
         return self.path / name if name in self.files else None
 
     @property
     def backend(self) -> str:
-        """The backend this engine was built for."""
+        """Name of the backend this engine was built for."""
         return str(self.config["build_config"]["kvc_trt"]["backend"])
 
     @cached_property
     def state(self) -> tuple[StateTensor, ...]:
-        """Every decode state tensor, in the order of config.json: allocate, bind and count bytes from this alone."""
+        """Every decode state tensor, in the order of config.json; enough to allocate, bind and count bytes."""
         from kvc_trt.graph.state import StateTensor
 
         return tuple(
@@ -111,7 +111,7 @@ class EngineDirectory:
         )
 
     def weights(self) -> EngineWeights:
-        """Return the engine's own weights as a source of float32 tensors, dequantised when read."""
+        """Return the engine's weights as a source of float32 tensors, dequantised when read."""
         from kvc_trt.graph.weights import EngineWeights
 
         return EngineWeights(self.weights_path)
@@ -130,7 +130,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _checked_format(engine: EngineDirectory, formats: Mapping[str, EngineFormat]) -> EngineFormat:
-    """The format of the engine's backend, which has nothing against the manifest's `target`."""
+    """Return the format of the engine's backend; InputError if the manifest's `target` does not fit it."""
     target, found = engine.manifest.get("target"), formats.get(engine.build.backend)
     problem = f"expected a target of backend {', '.join(formats)}" if found is None else found.target_problem(target)
     if found is None or problem is not None:
@@ -173,5 +173,5 @@ def parameters_from(mapping: Mapping[str, Any], source: str) -> PolicyParameters
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples they were."""
+    """Turn the lists that JSON made of tuples back into tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Files of an engine, handled with care: no links, no escapes, hashed in pieces."""
+"""Read an engine's files safely: no links, no paths outside the directory, hashed in pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.progress import Advance
 
 PIECE = 8 << 20
-"""Bytes hashed at a time."""
+"""Number of bytes hashed at a time."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 

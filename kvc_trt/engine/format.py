@@ -1,6 +1,6 @@
-"""What an engine directory consists of: the files that all engines have, and what a backend says of its own.
+"""What an engine directory consists of: the files of every engine, and those of its backend.
 
-All of it can be told from the directory alone: an engine for a GPU is checked and inspected on any machine.
+Checking and inspecting needs only the directory: an engine for a GPU can be inspected on any machine.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ CONFIG_FILE, PREFILL_FILE, DECODE_FILE = "config.json", "prefill.onnx", "decode.
 WEIGHTS_FILE, TOKENIZER_DIRECTORY = "weights.safetensors", "tokenizer"
 
 GRAPH_FILES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECODE_FILE}
-"""Stage -> file of what every engine has."""
+"""Stage -> file, for the files that every engine has."""
 
 
 class EngineFormat(Protocol):
-    """What one backend says of its engines' directories."""
+    """The directory format of one backend's engines."""
 
     @property
     def name(self) -> str:
-        """The backend, as config.json names it."""
+        """The backend's name in config.json."""
 
     @property
     def files(self) -> Mapping[str, str]:
-        """Stage -> the one file that it makes, in order: each may read the files of those before it."""
+        """Stage -> the file it makes, in order; each stage may read the files of earlier ones."""
 
     def target_problem(self, target: Any) -> str | None:
-        """What is wrong with `target` of a manifest; None if nothing is."""
+        """Return what is wrong with a manifest's `target`, or None."""
 
 
 def required_files(format: EngineFormat) -> tuple[str, ...]:
-    """Files without which an engine of this format is not whole."""
+    """Return the files that an engine of this format must have."""
     return CONFIG_FILE, *format.files.values()
 
 
 def entries(formats: Iterable[EngineFormat]) -> frozenset[str]:
-    """Every name that an engine directory of any of the formats may hold, besides its manifest."""
+    """Return every name that an engine directory of any of the formats may hold besides its manifest."""
     files = (file.split("/")[0] for format in formats for file in format.files.values())
     return frozenset((CONFIG_FILE, TOKENIZER_DIRECTORY, *files))

@@ -1,8 +1,8 @@
-"""manifest.json: what an engine consists of, byte by byte, and how it came to be.
+"""manifest.json: what an engine consists of, byte by byte, and how it was built.
 
 The file is its own canonical form (sorted keys, two spaces, one final newline) and carries the SHA-256 of that form
-without the field itself, so no byte of it can change unnoticed. That is integrity, not authenticity: whoever can write
-the directory can also write a new manifest. Engines are executable code; take them from where you take programs.
+without the digest field, so no byte of it can change unnoticed. That is integrity, not authenticity: whoever can write
+to the directory can also write a new manifest. Engines are executable code: trust them as you trust programs.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file of the engine."""
+    """The recorded hash and size of one file of an engine."""
 
     sha256: str
     size: int
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """Return the one byte form of a JSON document that an engine stores."""
+    """Return the canonical bytes of a JSON document, the form in which an engine stores it."""
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=True, allow_nan=False)
     return text.encode("ascii") + b"\n"
 
 
 def sealed(fields: Mapping[str, Any]) -> bytes:
-    """Return manifest.json's bytes for `fields`, the digest of the canonical form added."""
+    """Return the bytes of manifest.json for `fields`, with the digest of their canonical form added."""
     return canonical({**fields, SELF_DIGEST: hashlib.sha256(canonical(fields)).hexdigest()})
 
 
 def rebuild_hint(engine: Path) -> str:
-    """Return the command that builds an engine anew from its recorded configuration."""
+    """Return the command that rebuilds an engine from its recorded configuration."""
     config, output = shlex.quote(str(engine / "config.json")), shlex.quote(str(engine))
     return f"rebuild it: kvc-trt build --config {config} -o {output} --force"
 
 
 def _hint_for(engine: Path, name: str) -> str:
-    """Return the hint for one damaged file: a configuration that is itself damaged is nothing to rebuild from."""
+    """Return the hint for one damaged file; an engine cannot be rebuilt from a damaged configuration."""
     if name != "config.json":
         return rebuild_hint(engine)
     output = shlex.quote(str(engine))
@@ -61,7 +61,7 @@ def _hint_for(engine: Path, name: str) -> str:
 
 
 def read_manifest(engine: Path) -> dict[str, Any]:
-    """Read manifest.json and check its version and its own digest; InputError for anything else than a whole one."""
+    """Read manifest.json and check its version and its digest; InputError if it is damaged."""
     path = engine / MANIFEST_FILE
     hint = rebuild_hint(engine)
     content = read_bytes(path, LARGEST_MANIFEST)
@@ -82,7 +82,7 @@ def read_manifest(engine: Path) -> dict[str, Any]:
 
 
 def file_records(fields: Mapping[str, Any], path: Path) -> dict[str, FileRecord]:
-    """Return the manifest's file table, every name and value checked."""
+    """Return the manifest's table of files after checking every name and value."""
     files = fields.get("files")
     if not isinstance(files, dict):
         raise InputError(f"{path}: 'files' is missing")
@@ -96,7 +96,7 @@ def file_records(fields: Mapping[str, Any], path: Path) -> dict[str, FileRecord]
 
 
 def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progress | None = None) -> None:
-    """Compare every file below `engine` with the manifest: none missing, none more, sizes and hashes equal."""
+    """Raise InputError unless the files below `engine` are those of the manifest, with equal sizes and hashes."""
     found = listing(engine)
     found.pop(MANIFEST_FILE, None)
     for name in sorted(records.keys() - found.keys()):
@@ -118,7 +118,7 @@ def check_files(engine: Path, records: Mapping[str, FileRecord], progress: Progr
 
 
 def _canonical_or_empty(fields: Mapping[str, Any]) -> bytes:
-    # json.loads accepts NaN, which the canonical form refuses: such a file is simply not a whole manifest.
+    # json.loads accepts NaN, which the canonical form refuses: a file with NaN is not a valid manifest.
     try:
         return canonical(fields)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which model a build means: a preset's name or a Hugging Face directory, and where its weights come from."""
+"""Choose the model of a build, a preset or a Hugging Face directory, and the source of its weights."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ _SAME_SHAPE = (
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model, named, with the settings that suit it; no weights have been touched."""
+    """A model with the settings that suit it, chosen before any weights are read."""
 
     name: str
     config: ModelConfig
     defaults: Mapping[str, Any]
-    """Settings of a build where the user gives none."""
+    """Build settings that apply unless the user gives others."""
     directory: Path | None = None
-    """The checkpoint, where it is at hand."""
+    """The checkpoint directory, if the user gave one."""
     hugging_face_id: str | None = None
     revision: str | None = None
     shipped: Path | None = None
-    """The checkpoint that comes with the package."""
+    """The checkpoint that is shipped with the package, if any."""
 
     @property
     def quantised(self) -> bool:
-        """Whether the checkpoint at hand says that its matrices are stored in fp8, the one kind that is read."""
+        """Whether the checkpoint stores its matrices in fp8, the only quantised format that is read."""
         from kvc_trt.models.hugging_face import read_json_object
 
         if self.directory is None:
@@ -61,7 +61,7 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Weights and tokenizer of a model, ready to be read tensor by tensor."""
+    """Weights and tokenizer of a model; weights are read tensor by tensor."""
 
     weights: WeightSource
     description: str
@@ -69,13 +69,13 @@ class ModelSource:
     """Resolved commit of a checkpoint that came from the Hugging Face Hub."""
     tokenizer_files: tuple[Path, ...] = ()
     directory: Path | None = None
-    """The checkpoint; None for random weights."""
+    """The checkpoint directory; None for random weights."""
 
 
 def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
-    """Find a preset, or read a Hugging Face directory's config.json; with `checkpoint`, its config.json decides.
+    """Find a preset or read a Hugging Face directory's config.json; that of `checkpoint`, if given, wins.
 
-    Raises InputError for an unknown name (with the nearest) and for a checkpoint of another architecture.
+    Raises InputError for an unknown name (suggesting the nearest) and for a checkpoint of another architecture.
     """
     from kvc_trt.models.hugging_face import read_config
     from kvc_trt.models.presets import load_preset
@@ -104,9 +104,9 @@ def is_directory(model: str) -> bool:
 
 
 def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, ModelSource]:
-    """Open the weights: random ones, the checkpoint at hand, the one shipped with the package, or the Hub's.
+    """Open the weights: random, from the given checkpoint, from the package, or from the Hugging Face Hub.
 
-    The returned choice carries the configuration of the checkpoint that was really opened.
+    The returned choice has the configuration of the checkpoint that was opened.
     """
     from_hub = config.random_weights is None and choice.directory is None and choice.shipped is None
     if config.revision is not None and not from_hub:
@@ -138,7 +138,7 @@ def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
 
     if choice.hugging_face_id is None:
         raise InputError(
-            f"no checkpoint is known for {choice.name}", hint="give --checkpoint DIR or --random-weights SEED"
+            f"{choice.name} has no known checkpoint", hint="give --checkpoint DIR or --random-weights SEED"
         )
     return fetch(choice.hugging_face_id, revision or choice.revision)
 

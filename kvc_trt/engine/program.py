@@ -1,4 +1,4 @@
-"""What an executor runs: two graphs over one weight file, and the state between them."""
+"""What an executor runs: two graphs that share a weight file and the state tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from kvc_trt.graph.weights import GraphWeights
 
 Graph: TypeAlias = "Path | Callable[[], ModelProto]"
-"""A graph in a file, or one that is built in memory when it is needed."""
+"""A graph file, or a function that builds the graph in memory when it is needed."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """An engine, or something derived from one that exists in memory only."""
+    """The graphs of an engine, or of something derived from one in memory, such as its dense twin."""
 
     model: ModelConfig
     parameters: PolicyParameters
@@ -35,18 +35,18 @@ class Program:
 
     @property
     def capacities(self) -> tuple[int, ...]:
-        """Slots of each cache, in the order of the rows of `cache_lengths`: the middle of its tensors' [G,C,D]."""
+        """Slots C of each cache with tensors [G,C,D], in the order of the rows of `cache_lengths`."""
         slots = {tensor.cache: tensor.shape[1] for tensor in self.state if tensor.name.startswith("k_cache")}
         return tuple(slots[cache] for cache in sorted(slots))
 
     @property
     def evicting(self) -> tuple[bool, ...]:
-        """Per cache, whether a step makes room in it."""
+        """Per cache, whether a step drops an entry when the slots are full."""
         return tuple(site.parameters.evicts_while_decoding for site in cache_sites(self.model, self.parameters))
 
     @property
     def limits(self) -> Limits:
-        """What bounds the rows of whoever runs it."""
+        """The limits that rows must respect, whatever executor runs the program."""
         from kvc_trt.operators import PROMPT_BLOCK
 
         parameters = self.parameters
@@ -62,21 +62,21 @@ class Program:
 
     @property
     def weight_format(self) -> str:
-        """The format that the weights are stored in."""
+        """Return the format in which the weights are stored."""
         from kvc_trt.graph.weights import GraphWeights
 
         return GraphWeights(self.weights_path).precision
 
 
 def engine_program(engine: EngineDirectory) -> Program:
-    """The graphs of an engine directory."""
+    """Return the program of an engine directory."""
     return Program(
         engine.model, engine.parameters, engine.state, engine.weights_path, engine.prefill_path, engine.decode_path
     )
 
 
 def twin_program(engine: EngineDirectory | Program) -> Program:
-    """The dense twin over the same weight file: nothing evicted, nothing skipped; its graphs are built in memory."""
+    """Return the dense twin, which evicts and skips nothing. It shares the weight file; its graphs exist in memory."""
     from kvc_trt.graph.weights import GraphWeights
 
     model, parameters, weights = engine.model, engine.parameters, GraphWeights(engine.weights_path)
@@ -92,14 +92,14 @@ def twin_program(engine: EngineDirectory | Program) -> Program:
 
 
 def read_graph(graph: Graph) -> ModelProto:
-    """The graph without its weights."""
+    """Return the graph without its weights."""
     import onnx
 
     return onnx.load(graph, load_external_data=False) if isinstance(graph, Path) else graph()
 
 
 def split_by_graph(names: Collection[str], *graphs: Graph) -> list[list[str]]:
-    """For each graph the names it produces, sorted; ValueError for a name that none does."""
+    """Return, for each graph, the sorted `names` it produces; ValueError for a name that no graph produces."""
     if not names:
         return [[] for _ in graphs]
     produced = [{name for node in read_graph(graph).graph.node for name in node.output} for graph in graphs]

@@ -1,4 +1,4 @@
-"""From what a user asked to a build with nothing left open: every number derived, every default taken."""
+"""Resolve a user's options to a complete build: every number derived, every default filled in."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from kvc_trt.models.weights import count_parameters
 from kvc_trt.validation import validated
 
 USABLE_MEMORY = 0.8
-"""Share of this machine's memory that weights may fill."""
+"""Largest share of this machine's memory that weights may take."""
 WeightKind = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"]
 BYTES_PER_WEIGHT: dict[str, float] = {
     "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32,
 }  # fmt: skip
-"""Quantised matrices carry one float32 scale per block of 32."""
+"""Bytes per weight of each format. Quantised matrices have one float32 scale per block of 32."""
 _OWN_KIND: dict[str, WeightKind] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class BuildRules(PolicyRunner, Protocol):
-    """What one backend says of the settings of its builds."""
+    """The rules of one backend for build settings."""
 
     @property
     def weight_kinds(self) -> tuple[WeightKind, ...]:
-        """Kinds of weights that it runs, the one to advise first."""
+        """Weight formats that the backend runs, the recommended one first."""
 
     @property
     def own_settings(self) -> tuple[str, ...]:
-        """Settings of a build that mean something to it and to no other backend."""
+        """Build settings that only this backend uses."""
 
     def why_no_weights(self, kind: str) -> str:
-        """Why it does not run a kind of weights."""
+        """Return why the backend does not run weights of this format."""
 
     def default_weights(self, choice: ModelChoice) -> WeightKind:
-        """The kind of weights that a build takes where the user names none."""
+        """Return the weight format of a build for which the user gives none."""
 
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
         """Measure `--dense-until auto`: the length up to which a dense step is at least as fast as a sparse one."""
@@ -52,26 +52,26 @@ class BuildRules(PolicyRunner, Protocol):
 
 @dataclass(frozen=True)
 class ResolvedBuild:
-    """One build, resolved: `config` names every setting, so building it again gives the same engine."""
+    """A resolved build: `config` has every setting, so building it again gives the same engine."""
 
     config: BuildConfig
     model: ModelConfig
-    """With the dtype that the engine computes in."""
+    """The model, with the dtype in which the engine computes."""
     parameters: PolicyParameters
 
     @property
     def dtype(self) -> str:
-        """Activations and cache: float16 for fp16 weights, bfloat16 for bf16 and fp8, float32 otherwise."""
+        """Dtype of activations and cache: float16 for fp16 weights, bfloat16 for bf16 and fp8, float32 otherwise."""
         return compute_dtype(self.config.weights)
 
 
 def compute_dtype(weights: str) -> str:
-    """Return the dtype of activations and cache that goes with a kind of weights."""
+    """Return the dtype of activations and cache for a weight format."""
     return {"fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}.get(weights, "float32")
 
 
 def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
-    """Fill what the user left out from the model's defaults; a default that the policy has no use for is dropped."""
+    """Fill in the model's defaults for what the user left out, without those that the policy does not use."""
     given = config.model_dump(include=config.model_fields_set, exclude_none=True)
     policy = given.get("policy", choice.defaults.get("policy", config.policy))
     overrides = {name: value for name, value in choice.defaults.items() if name in (*DERIVED_NUMBERS, "dense_until")}
@@ -85,7 +85,7 @@ def with_defaults(config: BuildConfig, choice: ModelChoice) -> BuildConfig:
 def resolve_parameters(config: BuildConfig, model: ModelConfig) -> PolicyParameters:
     """Derive the policy's numbers. `config` has its defaults; `dense_until: auto` counts as not given here.
 
-    Raises InputError for a length the model cannot serve (positions, sliding window) and for impossible numbers.
+    Raises InputError for a length the model cannot serve (positions, sliding window) and for invalid numbers.
     """
     assert config.max_input_len is not None
     assert config.max_output_len is not None
@@ -110,10 +110,10 @@ def resolve(
     *,
     recorded: Mapping[str, Any] | None = None,
 ) -> ResolvedBuild:
-    """Resolve a build for `backend`, one of the known `backends`, completely.
+    """Resolve a build for `backend`, a name in `backends`.
 
-    `recorded` are the parameters of an engine whose configuration is replayed unchanged: where this version would
-    derive another number, the recorded one is set by hand.
+    `recorded` are the parameters of an engine whose configuration is replayed unchanged; they take precedence over
+    the numbers that this version derives.
     """
     config = with_defaults(config, choice)
     config = config.model_copy(update={"backend": backend})
@@ -134,7 +134,7 @@ def resolve(
 
 
 def for_source(resolved: ResolvedBuild, choice: ModelChoice, source: ModelSource) -> ResolvedBuild:
-    """Return the build for the weights that were really opened: their configuration, paths and commit."""
+    """Return the build with the configuration, paths and commit of the weights that were opened."""
     config = resolved.config
     update: dict[str, Any] = {} if source.commit is None else {"revision": source.commit}
     if config.checkpoint is not None:
@@ -149,7 +149,7 @@ def for_source(resolved: ResolvedBuild, choice: ModelChoice, source: ModelSource
 
 
 def check_backend_settings(config: BuildConfig, backends: Mapping[str, BuildRules]) -> None:
-    """Raise InputError for settings that the build's backend has no use for; nothing is dropped silently."""
+    """Raise InputError for settings that the build's backend does not use."""
     backend = backends[config.backend]
     if config.weights not in backend.weight_kinds:
         raise InputError(
@@ -165,12 +165,12 @@ def check_backend_settings(config: BuildConfig, backends: Mapping[str, BuildRule
 
 
 def checkpoint_weights(choice: ModelChoice) -> WeightKind:
-    """The checkpoint's own type, for a GPU; fp16 for an fp32 checkpoint."""
+    """Return the default weight format for a GPU: the checkpoint's own type, fp16 for an fp32 checkpoint."""
     return _OWN_KIND.get(choice.config.dtype, "fp16")
 
 
 def host_weights(choice: ModelChoice) -> WeightKind:
-    """fp32, for a CPU; UnsupportedEnvironment, naming int8 and int4, where it does not fit this machine's memory."""
+    """Return fp32, the default for a CPU; UnsupportedEnvironment, suggesting int8 or int4, if memory is too small."""
     import psutil
 
     memory = psutil.virtual_memory().total
@@ -185,7 +185,7 @@ def host_weights(choice: ModelChoice) -> WeightKind:
 
 
 def weight_bytes(model: ModelConfig, weights: str) -> int:
-    """Return the size of the weight file; quantised models keep their embedding in 16 bits, in fp8 the head too."""
+    """Return the bytes of the weight file; quantised models keep the embedding (fp8: and the head) in 16 bits."""
     count = count_parameters(model)
     embedding = model.vocab_size * model.hidden_size
     if weights == "fp8":
@@ -198,7 +198,7 @@ def weight_bytes(model: ModelConfig, weights: str) -> int:
 
 
 def _pinned(config: BuildConfig, derived: PolicyParameters, recorded: Mapping[str, Any]) -> BuildConfig:
-    """Set by hand what an engine recorded and this version would derive differently."""
+    """Set the numbers that an engine recorded and this version would derive differently."""
     known = {name: recorded[name] for name in DERIVED_NUMBERS if name in recorded}
     different = {name: value for name, value in known.items() if value != getattr(derived, name)}
     pins = policies.applicable(config.policy, different)

@@ -1,10 +1,10 @@
 """Stages of a build that survive an interruption.
 
-A stage's files are made in a private cache, `~/.cache/kvc-trt` (or `$KVC_TRT_CACHE`), under the digest of everything
-they follow from. A finished stage has a receipt with its files' hashes; the next build of the same inputs checks those
-and goes on after it. When the engine is put together its files become second names (hard links) of the stages', so
-weights are written once; only a cache on another file system costs a copy. Then the cache entry is removed: the cache
-only ever holds what an unfinished build left. Entries untouched for a week are dropped by the next build.
+A stage's files are made in a private cache, `~/.cache/kvc-trt` (or `$KVC_TRT_CACHE`), under the digest of the build's
+inputs. A finished stage has a receipt with its files' hashes; the next build of the same inputs checks them and
+continues after that stage. The finished engine gets hard links to the stages' files, so weights are written once; only
+a cache on another file system costs a copy. Then the cache entry is removed, so the cache only holds what unfinished
+builds left. The next build drops entries that have not been touched for a week.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ KEEP_SECONDS = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one stage did."""
+    """The record of one finished stage."""
 
     name: str
     inputs: str
-    """Digest of everything the stage follows from."""
+    """Digest of the build's inputs."""
     seconds: float
     peak_rss_bytes: int
-    """Largest resident size of the process up to the end of the stage."""
+    """Peak resident size of the process up to the end of the stage."""
     files: dict[str, FileRecord] = field(default_factory=dict)
 
 
 def cache_root() -> Path:
-    """Return the private cache directory, made with mode 0700; UnsupportedEnvironment if it is not ours alone."""
+    """Return the private cache directory, created with mode 0700; UnsupportedEnvironment if others can write to it."""
     chosen = os.environ.get("KVC_TRT_CACHE")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = Path(chosen) if chosen else home / "kvc-trt"
@@ -73,9 +73,9 @@ class Stages:
     @classmethod
     @contextlib.contextmanager
     def open(cls, digest: str, progress: Progress | None = None) -> Iterator[Stages]:
-        """Enter the cache entry of `digest`; one build at a time.
+        """Open and lock the cache entry of `digest`.
 
-        Raises UnsupportedEnvironment while another process builds the same inputs.
+        Raises UnsupportedEnvironment if another process is building the same inputs.
         """
         root = cache_root() / "stages"
         root.mkdir(mode=0o700, exist_ok=True)
@@ -106,9 +106,9 @@ class Stages:
             os.close(descriptor)
 
     def run(self, name: str, file: str, make: Callable[[Path], None]) -> None:
-        """Make `file` by `make(path)`, or keep it when a finished stage of the same inputs left it whole.
+        """Make `file` with `make(path)`, or keep the intact one of an earlier build with the same inputs.
 
-        Raises UnsupportedEnvironment for a full disk; nothing unfinished is left.
+        Raises UnsupportedEnvironment if the disk is full; no unfinished file is left.
         """
         receipt = self._finished(name, file)
         if receipt is not None:
@@ -135,7 +135,7 @@ class Stages:
         self.receipts.append(receipt)
 
     def discard(self) -> None:
-        """Remove the entry: its files are in the engine now."""
+        """Remove the cache entry once its files are in the engine."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _finished(self, name: str, file: str) -> Receipt | None:
@@ -157,7 +157,7 @@ class Stages:
 
 
 def peak_rss_bytes() -> int:
-    """Return the largest resident size of this process so far (Linux reports KiB)."""
+    """Return the peak resident size of this process so far, in bytes (Linux reports KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,7 +1,7 @@
-"""Which policies each backend's engines can have: asked before a build does any work, and before an engine is loaded.
+"""Which policies each backend supports; checked before a build does any work and before an engine is loaded.
 
-ONNX Runtime executes the body of every operator. The other backends need a kernel or a plugin in its place; so they run
-what is done by operators that have one alone, all KV heads of a layer alike.
+ONNX Runtime executes the body of every operator. The other backends need a kernel or a plugin for each operator, and
+treat all KV heads of a layer alike.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from kvc_trt.methods.parameters import Group, PolicyParameters
 
 
 class PolicyRunner(Protocol):
-    """A backend, as far as it can have an engine of a policy or not."""
+    """The part of a backend that says which policies it supports."""
 
     def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
-        """What it lacks that the policy needs in some of `layers` layers; None where it has everything."""
+        """Return what the policy needs in any of `layers` layers and the backend lacks; None if nothing."""
 
 
 def check_supported(
     parameters: PolicyParameters, layers: int, backend: str, backends: Mapping[str, PolicyRunner]
 ) -> None:
-    """Raise InputError, naming the backends that run the policy, where an engine of `backend` cannot have it."""
+    """Raise InputError, naming the backends that support the policy, if `backend` does not."""
     missing = backends[backend].missing(parameters, layers)
     if missing is None:
         return
     able = supporting(parameters, layers, backends)
-    runs = f"it runs on {', '.join(able)}" if able else "the reference alone runs it"
+    runs = f"it runs on {', '.join(able)}" if able else "only the reference runs it"
     hint = f"--backend {able[0]}" if able else "kvc-trt policies lists the policies; kvc-trt verify --level tasks"
     raise InputError(f"policy {parameters.policy}: backend {backend} has no {missing}; {runs}", hint=hint)
 
 
 def supporting(parameters: PolicyParameters, layers: int, backends: Mapping[str, PolicyRunner]) -> list[str]:
-    """The backends that can have an engine of the policy; none for an oracle."""
+    """Return the backends that support the policy; none for an oracle."""
     return [name for name, backend in backends.items() if backend.missing(parameters, layers) is None]
 
 
 def missing_graph(parameters: PolicyParameters, layers: int) -> str | None:
-    """What keeps a policy from having graphs at all; None where it has them."""
+    """Return why a policy cannot have graphs; None if it can."""
     if any(group.parameters.selection.oracle for group in _groups(parameters, layers)):
         return "graph of an oracle that reads everything to find what matters"
     return None
 
 
 def missing_kernel(parameters: PolicyParameters, layers: int) -> str | None:
-    """The kernel that a policy needs and that does not exist; None where all do."""
+    """Return a kernel that a policy needs and that does not exist; None if all exist."""
     every = _groups(parameters, layers)
     if any(group.kv_heads is not None for group in every):
-        return "kernel for layers whose KV heads are cached apart"
+        return "kernel for layers whose KV heads are cached separately"
     return next((missing for group in every if (missing := _missing_kernel(group.parameters)) is not None), None)
 
 

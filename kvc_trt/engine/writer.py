@@ -1,7 +1,7 @@
-"""Putting a directory in place whole: written beside its target, made durable, then renamed.
+"""Write a directory atomically: beside its target first, made durable, then renamed.
 
-What was there before stays until the new one is whole, and comes back if the last step fails. Whatever a killed
-process left beside the target is recognised by its unlocked name and removed by the next build.
+A previous directory stays until the new one is complete, and is restored if the last step fails. The next build removes
+what a killed process left beside the target, which it recognises by its name and by the missing lock.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 
 def check_replaceable(target: Path, entries: frozenset[str]) -> None:
-    """Raise InputError unless `target` holds nothing but (possibly damaged) parts of an engine, named in `entries`.
+    """Raise InputError unless `target` holds only files of an engine (possibly damaged), whose names are in `entries`.
 
-    `--force` must never delete what no build has written.
+    `--force` must never delete anything that no build has written.
     """
     if target.is_symlink() or not target.is_dir():
         raise InputError(f"{target} exists and is not a directory; --force replaces engine directories only")
     foreign = sorted({entry.name for entry in os.scandir(target)} - entries - {MANIFEST_FILE})
     if foreign:
         raise InputError(
-            f"{target} holds {foreign[0]!r}, which is no part of an engine; --force replaces engine directories only",
+            f"{target} holds {foreign[0]!r}, which is not part of an engine; --force replaces engine directories only",
             hint="choose another directory with -o, or move that file away",
         )
 
 
 def writable_target(target: Path) -> Path:
-    """Return `target` with a last component of its own; InputError where it could never be made. Changes nothing."""
+    """Return `target` with a last component that is a name; InputError if it cannot be created. Changes nothing."""
     if target.name in ("", ".."):
         target = Path(os.path.abspath(target))
     parent = target.absolute().parent
@@ -52,9 +52,9 @@ def writable_target(target: Path) -> Path:
 
 
 def check_space(target: Path, needed: int) -> None:
-    """Raise UnsupportedEnvironment where the cache's or the target's disk has less than `needed` bytes left.
+    """Raise UnsupportedEnvironment if the disk of the cache or of the target has less than `needed` bytes left.
 
-    A courtesy before hours of work, not a promise: a disk can still fill up meanwhile.
+    This saves hours of work but promises nothing: the disk can still fill up in the meantime.
     """
     parent = target.absolute().parent
     while not parent.exists():
@@ -70,9 +70,9 @@ def check_space(target: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def new_directory(target: Path, *, replaceable: frozenset[str] | None = None) -> Iterator[Path]:
-    """Yield an empty directory beside `target`; on a clean exit it becomes `target`, otherwise it disappears.
+    """Yield an empty directory beside `target` that becomes `target` on a clean exit and is removed otherwise.
 
-    Raises InputError when `target` exists by then, unless it is a directory that holds only what `replaceable` names.
+    Raises InputError if `target` exists by then, unless it is a directory that holds only names in `replaceable`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(target)
@@ -92,7 +92,7 @@ def new_directory(target: Path, *, replaceable: frozenset[str] | None = None) ->
 
 
 def place(source: Path, destination: Path) -> None:
-    """Give a finished file a second name at `destination`; where that is impossible (two file systems), copy it."""
+    """Hard-link a finished file to `destination`, or copy it where links are impossible (across file systems)."""
     destination.parent.mkdir(exist_ok=True)
     try:
         os.link(source, destination, follow_symlinks=False)
@@ -136,14 +136,14 @@ def _clear_leftovers(target: Path) -> None:
             continue
         with contextlib.suppress(BlockingIOError), _locked(leftover):
             if kind == "old" and (leftover / target.name).is_dir() and not os.path.lexists(target):
-                # Killed between the two renames: the engine that was here goes back.
+                # Killed between the two renames: put the previous engine back.
                 os.rename(leftover / target.name, target)
             shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, which dies with the process; BlockingIOError when somebody else holds it."""
+    """Hold the directory's lock, which ends with the process; BlockingIOError if another process holds it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

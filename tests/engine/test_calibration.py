@@ -40,7 +40,7 @@ def test_measured_budgets_are_recorded_and_replayed(prompts: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (SQUEEZE, "spells none of the tasks"),
+        (SQUEEZE, "cannot spell any of the tasks"),
         ([*SQUEEZE, "--set", "calibration=nowhere.txt"], "nowhere.txt cannot be read"),
         ([*SQUEEZE, "--set", "calibration=/dev/null"], "has no prompt"),
         ([*BUILD, "--set", "squeeze_share=0.5"], "no use without --layer-budget"),

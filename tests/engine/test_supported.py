@@ -50,7 +50,7 @@ def test_what_has_no_kernel_is_refused_with_what_runs_it(policy, backend):
     ("changes", "lack"),
     [
         ({"squeeze_share": 0.35}, "kernel that divides a budget for each prompt"),
-        ({"retrieval_heads": ((True, False),) * 3}, "kernel for layers whose KV heads are cached apart"),
+        ({"retrieval_heads": ((True, False),) * 3}, "kernel for layers whose KV heads are cached separately"),
         ({"positions": "cache"}, "kernel for this form of the policy"),
         ({"per_query_head": True}, "kernel for this form of the policy"),
     ],
@@ -64,7 +64,7 @@ def test_forms_of_a_policy_that_have_no_kernel(changes, lack):
 def test_an_oracle_has_no_engine_at_all():
     parameters = replace(parameters_of("hybrid"), policy="exact-topk", decode_selection="exact-topk")
     for backend in names():
-        with pytest.raises(InputError, match=r"policy exact-topk: .*; the reference alone runs it"):
+        with pytest.raises(InputError, match=r"policy exact-topk: .*; only the reference runs it"):
             check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
 
 
