@@ -1,7 +1,7 @@
-"""Writing one new entry per row and KV head into a cache.
+"""Write one new entry per row and KV head into a cache.
 
-A scatter touches the new entry alone where the executor binds one buffer as cache and result. Nothing else may read
-the old cache, or the executor has to keep it and copies the whole.
+If the executor binds one buffer as both cache and result, a scatter writes only the new entry. Nothing else may read
+the old cache, or the executor has to keep it and copies all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Place:
-    """Where the new entry of each row goes: slot `lengths[b]` of row b, for `lengths` [B], unless `slots` says."""
+    """The slot of each row's new entry: `slots` if given, otherwise slot `lengths[b]` of row b, for `lengths` [B]."""
 
     def __init__(self, emit: Emitter, lengths: Value, shape: HeadShape, slots: Value | None = None) -> None:
         self._emit, self._shape = emit, shape
@@ -26,17 +26,17 @@ class Place:
         self._rows: Value = emit.Reshape(count_to(emit, size(emit, lengths, 0)), [-1, 1, 1, 1])
 
     def append(self, cache: Value, entry: Value) -> Value:
-        """`cache` [B,G,C,D] with `entry` [B,G,D] stored."""
+        """Return `cache` [B,G,C,D] with `entry` [B,G,D] stored."""
         return str(self._emit.ScatterND(cache, self._slot_indices(cache), entry))
 
     def append_columns(self, cache: Value, entry: Value) -> Value:
-        """The channel-major `cache` [B,G,D,C] with `entry` [B,G,D] stored."""
+        """Return the channel-major `cache` [B,G,D,C] with `entry` [B,G,D] stored."""
         heads, channels = np.indices((self._shape.fixed_kv_heads, self._shape.head_size))
         grid = np.stack([0 * heads, heads, channels, 0 * heads], axis=-1)[None]
         return str(self._emit.ScatterND(cache, self._indices(self.slots, grid), entry))
 
     def raise_bounds(self, bounds: Value, key: Value, page: Value, dtype: str) -> Value:
-        """`bounds` [B,G,2D,P] after `key` [B,G,D] joined page `page` [B,1,1,1]: channel maxima of K and of -K."""
+        """Return `bounds` [B,G,2D,P] (channel maxima of K and of -K) with `key` [B,G,D] in page `page` [B,1,1,1]."""
         emit = self._emit
         column = emit.Concat(key, emit.Neg(key), axis=2)
         if dtype != "float32":  # twice as slow, but ONNX Runtime's ScatterND has no maximum of half floats
@@ -48,7 +48,7 @@ class Place:
         return str(emit.ScatterND(bounds, self._indices(page, grid), column, reduction="max"))
 
     def first_rows(self, capacity: int | Value) -> Value:
-        """INT64 [B,G,1]: the row of each head's slot 0 in a cache [B,G,C,D] that is seen as [B*G*C,D]."""
+        """Return INT64 [B,G,1]: the row of each head's slot 0 in a cache [B,G,C,D] reshaped to [B*G*C,D]."""
         emit, kv_heads = self._emit, self._shape.fixed_kv_heads
         heads = np.arange(kv_heads, dtype=np.int64)[None, :, None]
         if isinstance(capacity, int):
@@ -58,7 +58,7 @@ class Place:
         return str(emit.Mul(emit.Add(row, heads), capacity))
 
     def _slot_indices(self, cache: Value) -> Value:
-        """INT64 [B,G,3]"""
+        """Return the index of the new entry in every row and head, INT64 [B,G,3]."""
         if self._shape.kv_heads is None:
             return self._slot_indices_of(cache)
         heads = np.arange(self._shape.kv_heads)
@@ -74,7 +74,7 @@ class Place:
         return str(emit.Concat(*(emit.Expand(part, each) for part in parts), axis=2))
 
     def _indices(self, last: Value, grid: np.ndarray) -> Value:
-        """`grid` [1,.,.,n] of index tuples with the row added to the first and `last` [B,.,1,1] to the last element."""
+        """Return `grid` [1,.,.,n] of index tuples with the row added to the first, `last` [B,.,1,1] to the last element."""
         emit, width = self._emit, grid.shape[-1]
         first_axis, last_axis = np.eye(width, dtype=np.int64)[[0, -1]]
         moving = emit.Add(emit.Mul(self._rows, first_axis), emit.Mul(last, last_axis))

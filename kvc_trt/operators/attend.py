@@ -1,4 +1,4 @@
-"""Grouped attention of one decode step, written once for every operator: equal code is equal to the last bit.
+"""Grouped attention of one decode step, shared by all operators so that their results are bit-identical.
 
 The g query heads that share a KV head are the rows of one matrix product, so keys and values are never repeated.
 """
@@ -22,7 +22,7 @@ class GroupedQuery:
     plain: Value
     """[B,G,g,D]"""
     scaled: Value
-    """[B,G,g,D], times 1/sqrt(D)"""
+    """[B,G,g,D], divided by sqrt(D)"""
 
 
 def group_query(emit: Emitter, query: Value, shape: HeadShape, cache: Value = "k_cache") -> GroupedQuery:
@@ -32,14 +32,14 @@ def group_query(emit: Emitter, query: Value, shape: HeadShape, cache: Value = "k
 
 
 def attend(emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value) -> Value:
-    """Softmax attention to `keys`, `values` [B,G,n,D] where `visible` (BOOL, broadcasts to [B,G,g,n]) -> [B,G,g,D]."""
+    """Softmax attention to `keys`, `values` [B,G,n,D] where `visible` (BOOL, broadcast to [B,G,g,n]); -> [B,G,g,D]."""
     return attend_and_show(emit, query, keys, values, visible)[0]
 
 
 def attend_and_show(
     emit: Emitter, query: GroupedQuery, keys: Value, values: Value, visible: Value
 ) -> tuple[Value, Value]:
-    """`attend`, and its probabilities [B,G,g,n]."""
+    """Like `attend`, but also return the attention probabilities [B,G,g,n]."""
     scores = emit.MatMul(query.scaled, emit.Transpose(float32(emit, keys), perm=[0, 1, 3, 2]))
     weights = emit.Softmax(emit.Where(visible, scores, MASKED), axis=-1)
     return emit.MatMul(weights, float32(emit, values)), weights
@@ -54,11 +54,11 @@ def attend_slots(emit: Emitter, query: GroupedQuery, keys: Value, values: Value,
 def attend_first(
     emit: Emitter, query: GroupedQuery, keys: Value, values: Value, lengths: Value, longest: Value
 ) -> Value:
-    """`attend_slots` over a copy of the first `longest` (scalar) slots: work follows the rows, not the capacity."""
+    """`attend_slots` over a copy of the first `longest` (scalar) slots: work grows with the rows, not the capacity."""
     keys, values = (emit.Slice(cache, [0], one(emit, longest), [2]) for cache in (keys, values))
     return attend_slots(emit, query, keys, values, lengths)
 
 
 def ungroup(emit: Emitter, output: Value, query: Value, shape: HeadShape) -> Value:
-    """`output` [B,G,g,D] in the shape and type of `query` [B,H,D]."""
+    """Return `output` [B,G,g,D] in the shape and type of `query` [B,H,D]."""
     return str(emit.CastLike(emit.Reshape(output, shape.flat(emit, query)), query))

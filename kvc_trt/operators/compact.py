@@ -38,11 +38,11 @@ PROTECTED = np.float32(3e38)
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body.
+    """Write the body of KvcCompact.
 
-    Row i of q_window is the query at n-W+i. Rows with n <= prompt_budget keep everything; when all rows do, no score
-    is computed. Two numbers cannot be attribute references in ONNX and are written into the body: `pool_kernel`
-    (MaxPool wants a list) and `lowest`, the lowest finite number of the cache type, which marks empty pages.
+    Row i of q_window is the query at n-W+i. Rows with n <= prompt_budget keep everything; if all rows do, no score is
+    computed. Two numbers cannot be attribute references in ONNX and are written into the body: `pool_kernel` (MaxPool
+    takes a list) and `lowest`, the lowest finite number of the cache type, which marks empty pages.
     """
     pool_kernel = int(layout.number("pool_kernel"))
     kept = keep_best(emit, lambda branch: rank(branch, pool_kernel))
@@ -50,7 +50,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def rank(emit: Emitter, pool_kernel: int) -> Value:
-    """Score by which prompt positions stay, FLOAT [B,G,S] (steps 2 to 8); the window always does."""
+    """Return the rank of each prompt position, FLOAT [B,G,S] (steps 2 to 8); the window ranks highest."""
     rows = emit.Reshape("prompt_lengths", [-1, 1, 1])
     columns = count_to(emit, size(emit, "k", 2))
     prefix = emit.Less(columns, emit.Sub(rows, size(emit, "q_window", 2)))
@@ -62,9 +62,9 @@ def rank(emit: Emitter, pool_kernel: int) -> Value:
 
 
 def observed_attention(emit: Emitter, rows: Value, columns: Value) -> Value:
-    """Attention that the window's queries pay each key, summed over queries, then over the group; FLOAT [B,G,S].
+    """Return the attention of the window's queries to each key, summed over queries, then the group; FLOAT [B,G,S].
 
-    One KV head at a time: the scores of all heads of a 128K-token prompt would not fit.
+    One KV head at a time: the scores of all heads of a 128K-token prompt would not fit in memory.
     """
     window = size(emit, "q_window", 2)
     last_visible = emit.Add(emit.Sub(rows, window), emit.Unsqueeze(count_to(emit, window), [1]))
@@ -83,7 +83,7 @@ def observed_attention(emit: Emitter, rows: Value, columns: Value) -> Value:
 
 
 def page_bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -> Value:
-    """Page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P]."""
+    """Return page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P]."""
     page_size = one(emit, emit.attribute("page_size"))
     capacity = one(emit, emit.attribute("capacity"))
     pages = emit.Div(emit.Sub(emit.Add(capacity, page_size), 1), page_size)

@@ -1,4 +1,4 @@
-"""KvcCompactExpectedAttention: keep the tokens of a prompt that queries to come can be expected to attend to.
+"""KvcCompactExpectedAttention: keep the prompt tokens that future queries are expected to attend to.
 
 Source: Expected Attention (arXiv 2510.00636); exact rule in docs/policies/expected-attention.md.
 """
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body."""
+    """Write the body of KvcCompactExpectedAttention."""
     kept = keep_best(emit, _rank)
     return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
 
 
 def _rank(emit: Emitter) -> Value:
-    """Steps 3 to 5 of the rule; sinks always stay."""
+    """Return the rank of each prompt position (steps 3 to 5 of the rule); sinks rank highest."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
     contested = emit.GreaterOrEqual(columns, emit.attribute("sinks"))
     visible = emit.And(contested, emit.Less(columns, rows))

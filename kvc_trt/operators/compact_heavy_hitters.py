@@ -1,4 +1,4 @@
-"""KvcCompactHeavyHitters: keep the last tokens of a prompt, and of the others those that received most attention.
+"""KvcCompactHeavyHitters: keep the last tokens of a prompt and the others that received the most attention.
 
 Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. Probabilities are summed block by block over
 the queries: memory is linear in the prompt's length.
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body.
+    """Write the body of KvcCompactHeavyHitters.
 
-    S is a multiple of PROMPT_BLOCK. Rows with n <= prompt_budget keep everything. `slot_positions` is `indices`: the
-    position in the text of each slot's token, -1 in an empty one.
+    S is a multiple of PROMPT_BLOCK. Rows with n <= prompt_budget keep everything. `slot_positions` equals `indices`:
+    the text position of each slot's token, -1 for an empty slot.
     """
     received = _received(emit)
     kept = keep_best(emit, lambda branch: _rank(branch, received))
@@ -50,7 +50,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _received(emit: Emitter) -> Value:
-    """Probability that each token receives from all queries of its row, summed over the group; FLOAT [B,G,S]."""
+    """Return the attention each token receives from all queries of its row, summed over the group; FLOAT [B,G,S]."""
     heads = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q", 2), size(emit, "q", 3), axis=0)
     query = emit.Reshape(emit.Mul(float32(emit, "q"), attention_scale(emit, "q", 3)), heads)
     keys, block_mask = float32(emit, "k"), future_of_block(emit)
@@ -59,21 +59,21 @@ def _received(emit: Emitter) -> Value:
     last = emit.Sub(scalar(emit, emit.Div(length, PROMPT_BLOCK)), 1)
 
     def block(body: Emitter, iteration: Value, total: Value) -> Value:
-        # From the last block to the first: what later ones need fits into the place of the first (prefill attention).
+        # From the last block to the first: the first needs most memory and the others reuse it (see prefill attention).
         index = body.Sub(last, iteration)
         weights, _, end = weights_of_block(body, query, keys, block_mask, index)
-        asking = body.Add(body.Range(0, PROMPT_BLOCK, 1), body.Mul(index, PROMPT_BLOCK))
-        real = body.Less(body.Unsqueeze(asking, [1]), rows)
+        query_positions = body.Add(body.Range(0, PROMPT_BLOCK, 1), body.Mul(index, PROMPT_BLOCK))
+        real = body.Less(body.Unsqueeze(query_positions, [1]), rows)
         paid = body.ReduceSum(body.Where(real, weights, 0.0), [2, 3], keepdims=0)
-        after = body.Concat([0], body.Sub(length, end), axis=0)
-        return str(body.Add(total, body.Pad(paid, after, 0.0, [2])))
+        padding = body.Concat([0], body.Sub(length, end), axis=0)
+        return str(body.Add(total, body.Pad(paid, padding, 0.0, [2])))
 
     nothing = emit.Expand(np.zeros((1, 1, 1), np.float32), emit.Shape("k", end=3))
     return emit.accumulate(emit.Add(last, 1), nothing, block)
 
 
 def _rank(emit: Emitter, received: Value) -> Value:
-    """Score by which prompt positions stay, FLOAT [B,G,S]; the last tokens of a row always do."""
+    """Return the rank of each prompt position, FLOAT [B,G,S]; the last tokens of a row rank highest."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
     return among_row(emit, received, emit.Less(columns, emit.Sub(rows, emit.attribute("recent"))))
 

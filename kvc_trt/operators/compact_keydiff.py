@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 SHORTEST = np.float32(1e-12)
-"""Keys are divided by at least this length."""
+"""Smallest length by which a key is divided, so that a key of zeros stays one."""
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body."""
+    """Write the body of KvcCompactKeydiff."""
     kept = keep_best(emit, _rank)
     return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
 

@@ -1,8 +1,8 @@
 """KvcCompactRanked: KvcCompact for layers whose budget is not known yet.
 
 Rankings are nested: the best b tokens are among the best b' of any larger budget. So a layer keeps its best
-`prompt_budget` with their ranks, and KvcTrim takes the rest away once SqueezeAttention (arXiv 2404.04793) has set the
-budgets of all layers. At most one layer's full cache is alive at a time, as without layer budgets.
+`prompt_budget` tokens with their ranks, and KvcTrim cuts them once SqueezeAttention (arXiv 2404.04793) has set the
+budgets of all layers. At most one layer's full cache is in memory at a time, as without layer budgets.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ KEPT = (
     Tensor("kept", INT64, ("B", "G", "N"), "prompt positions, ascending"),
     Tensor("ranks", INT64, ("B", "G", "N"), "which of them would be kept first"),
 )
-"""What a layer holds until its budget is known: its best N = min(prompt_budget, S) tokens."""
+"""What a layer keeps until its budget is known: its best N = min(prompt_budget, S) tokens."""
 
 LAST_INDEX = np.int64(2**31 - 1)
 
 
 def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body of KvcCompactRanked. Padding ranks last."""
+    """Write the body of KvcCompactRanked. Padding ranks last."""
     pool_kernel = int(layout.number("pool_kernel"))
     wanted = emit.Min(one(emit, emit.attribute("prompt_budget")), size(emit, "k", 2))
     _, best = emit.TopK(rank(emit, pool_kernel), wanted, outputs=2, axis=2)
@@ -57,7 +57,7 @@ def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _write_trim(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body of KvcTrim: each row keeps its best `budgets` tokens, in their order in the prompt."""
+    """Write the body of KvcTrim: each row keeps its best `budgets` tokens, in prompt order."""
     lengths = emit.Min("prompt_lengths", "budgets")
     entries = size(emit, "k_kept", 2)
     stays = emit.Less("ranks", emit.Reshape(lengths, [-1, 1, 1]))

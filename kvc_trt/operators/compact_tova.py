@@ -1,4 +1,4 @@
-"""KvcCompactTova: keep the last tokens of a prompt, and of the others those that its last query looks at most.
+"""KvcCompactTova: keep the last tokens of a prompt and the others that its last query attends to most.
 
 Source: TOVA (arXiv 2401.06104), section 3; exact rule in docs/policies/tova.md. All KV heads keep the same tokens.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body. `slot_positions` is `indices`: the position in the text of each slot's token, -1 in an empty one."""
+    """Write the body. `slot_positions` equals `indices`: the text position of each slot's token, -1 for an empty slot."""
     outputs = keep_best(emit, _rank).outputs
     return {**outputs, "slot_positions": emit.Identity(outputs["indices"])}
 

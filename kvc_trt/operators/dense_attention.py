@@ -1,6 +1,6 @@
 """KvcDenseAttention: append one token, attend to every entry.
 
-Serves `full`, skipped layers and policies that only evict.
+Used by `full`, by skipped layers and by policies that only evict.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body.
+    """Write the body of KvcDenseAttention.
 
-    Entries are sliced out before they are attended where that pays (less than half of the cache is in use) and for
-    at most `dense_until` entries, the lengths up to which a sparse engine attends densely on the same slice: there
-    the two agree bit for bit. Otherwise the cache is read in place.
+    It attends to a slice of the cache if that is faster (less than half of the cache is in use), and for at most
+    `dense_until` entries: up to there a sparse engine attends densely to the same slice, so the two agree bit for bit.
+    Otherwise it reads the cache in place.
     """
     shape = layout.shape
     place = Place(emit, "cache_lengths", shape)
@@ -55,6 +55,6 @@ DENSE_ATTENTION = Operator(
         Attribute("dense_until", 0, INT32_MAX, "entries up to which the body attends to a slice of the cache"),
     ),
     write=_write,
-    # dense_until chooses between two ways to read the cache in the body; the kernel has one that serves both.
+    # dense_until chooses between the body's two ways to read the cache; the kernel needs only one.
     kernel=Kernel("kvc_dense_attention", "KvcDenseAttentionParams", ignored=("dense_until",), reserved=True),
 )

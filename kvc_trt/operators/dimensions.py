@@ -1,4 +1,4 @@
-"""The sizes that the symbols of tensor shapes name: their words and ranges, formulas over them, and what binds them.
+"""The symbols of tensor shapes: their names and ranges, formulas over them, and the sizes of one call.
 
 Symbols: B batch, H query heads, G KV heads, D head size, W observation window, S prompt length, C slots of a cache,
 P = ceil(C / page size) pages, K width of a list of selected tokens.
@@ -15,31 +15,31 @@ INT32_MAX = 2**31 - 1
 MAX_TOKENS = 2**20
 MAX_HEAD_SIZE = 256
 MAX_GROUP = 16
-"""Query heads of a KV head."""
+"""Largest number of query heads that share a KV head."""
 
 
 class Refusal(ValueError):
-    """Attributes or shapes that an operator does not take: the field or tensor, what was expected, what was found."""
+    """Invalid attributes or shapes; the message names the field or tensor, what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a symbol means, and what the kernels take."""
+    """The meaning of a symbol and the range that the kernels accept."""
 
     words: str
-    """In messages."""
+    """The size in words, for messages."""
     field: str | None = None
-    """In the parameter structs of the C ABI; None for a size that follows from others."""
+    """Name of its field in the parameter structs of the C ABI; None for a derived size."""
     bits: int = 32
-    """Of that field."""
+    """Width of that field."""
     least: int = 1
     most: int = INT32_MAX
     multiple_of: int | str | None = None
-    """A number, or another size by its symbol."""
+    """A divisor of the size: a number or the symbol of another size."""
     at_most: str | None = None
-    """Another size that it may not exceed."""
+    """Symbol of another size that this one may not exceed."""
     rule: str = ""
-    """What else holds, for readers of the C header."""
+    """A further condition, for readers of the C header."""
 
 
 SIZES: Mapping[str, Size] = {
@@ -54,14 +54,14 @@ SIZES: Mapping[str, Size] = {
     "2D": Size("2 x head size"),
     "K": Size("selected width", "selected_width", bits=64),
 }
-"""Symbols that the kernels know. An operator's shapes may name others, which mean something to that operator alone."""
+"""Symbols that the kernels know. An operator's shapes may also use symbols of its own."""
 
 COMMON_FORMULAS: Mapping[str, str] = {"P": "(C + page_size - 1) // page_size", "2D": "2 * D"}
-"""Sizes that follow from others in every operator whose shapes name them."""
+"""Derived sizes, the same in every operator whose shapes use them."""
 
 
 class Dimensions:
-    """Sizes as far as they are known. Grows by what tensors and attributes say; refuses what contradicts."""
+    """The sizes known so far in one call; tensors and attributes add sizes, contradictions are refused."""
 
     def __init__(self) -> None:
         self._values: dict[str, int] = {}
@@ -73,7 +73,7 @@ class Dimensions:
         return self._values[symbol]
 
     def fix(self, symbol: str, size: int, where: str) -> None:
-        """Raise Refusal unless the size is in 0..2^31-1 and is the one known before; `where` names who says so."""
+        """Set a size; Refusal unless it is in 0..2^31-1 and agrees with a known one. `where` is its source, for messages."""
         words = SIZES[symbol].words if symbol in SIZES else symbol
         if not 0 <= size <= INT32_MAX:
             raise Refusal(f"{where}: expected {words} in 0..{INT32_MAX}, found {size}")
@@ -81,19 +81,19 @@ class Dimensions:
             raise Refusal(f"{where}: expected {words} = {self._values[symbol]}, found {size}")
 
     def bind(self, name: str, symbols: tuple[str, ...], shape: Iterable[int]) -> None:
-        """Take the sizes that a tensor's shape gives to its symbols."""
+        """Set the symbols of a tensor's shape to its sizes."""
         found = tuple(shape)
         check_rank(name, symbols, len(found))
         for symbol, size in zip(symbols, found, strict=True):
             self.fix(symbol, size, name)
 
     def shape(self, symbols: tuple[str, ...]) -> tuple[int, ...]:
-        """The shape that the symbols name; KeyError for one that is not known."""
+        """Return the sizes of the symbols; KeyError for an unknown one."""
         return tuple(self._values[symbol] for symbol in symbols)
 
 
 def check_rank(name: str, symbols: tuple[str, ...], found: int) -> None:
-    """Raise Refusal unless a tensor has as many dimensions as its shape names."""
+    """Raise Refusal unless a tensor has as many dimensions as it has symbols."""
     if found != len(symbols):
         raise Refusal(f"{name}: expected {len(symbols)} dimensions, found {found}")
 
@@ -109,15 +109,14 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 @cache
 def names_in(formula: str) -> tuple[str, ...]:
-    """Symbols and attributes that a formula reads, in its order."""
+    """Return the symbols and attributes that a formula reads, in order."""
     nodes = (node for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name))
     ordered = sorted(nodes, key=lambda node: node.col_offset)
     return tuple(dict.fromkeys(node.id for node in ordered if node.id not in _FUNCTIONS))
 
 
 def evaluate(formula: str, values: Mapping[str, int]) -> int:
-    """The value of "max(top_k + 1, token_budget)" and the like: whole numbers, names, + - * //, max and min."""
-    return _compiled(formula)(values)
+    """Evaluate a formula such as "max(top_k + 1, token_budget)": whole numbers, names, + - * //, max and min."""
 
 
 @cache

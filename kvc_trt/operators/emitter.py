@@ -1,11 +1,11 @@
-"""Writes ONNX nodes as if they were function calls.
+"""Write ONNX nodes as if they were function calls.
 
     emit = Emitter()
     scores = emit.MatMul(query, keys)
     values, indices = emit.TopK(scores, [8], outputs=2, axis=-1)
 
-Operands are value names; Python numbers, lists and numpy arrays become constants, each written once. `None` is an
-omitted input. The same class fills graphs, function bodies and the branches of If and Loop.
+Operands are value names; Python numbers, lists and numpy arrays become constants, each written once. `None` omits an
+optional input. The same class writes graphs, function bodies and the branches of If and Loop.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Emitter:
         domain: str = "",
         **attributes: Any,
     ) -> Any:
-        """Append one node; returns its output's name, or a tuple of names where it has several.
+        """Append one node and return the name of its output, or a tuple of names if it has several.
 
-        `outputs` is their number, or their names where somebody outside must find them.
+        `outputs` is their number, or their names if other code must find them.
         """
         inputs = [self._operand(operand) for operand in operands]
         name = f"{self._scope}{op_type}_{next(self._serial)}"
@@ -59,7 +59,7 @@ class Emitter:
         return names[0] if len(names) == 1 else tuple(names)
 
     def attribute(self, name: str) -> Value:
-        """The INT attribute of the enclosing function as an INT64 scalar."""
+        """Return an INT attribute of the enclosing function as an INT64 scalar."""
         key = ("attribute", name)
         if (found := self._find(key)) is None:
             found = self.call("Constant")
@@ -69,11 +69,11 @@ class Emitter:
         return found
 
     def cast(self, value: Operand, dtype: Any, *, outputs: int | Sequence[str] = 1) -> Value:
-        """`value` converted to the ONNX type of a numpy type."""
+        """Convert `value` to the ONNX type of a numpy type."""
         return str(self.call("Cast", value, outputs=outputs, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
 
     def constant(self, value: Operand) -> Value:
-        """A constant; int and list of int become INT64, float becomes FLOAT, arrays keep their type."""
+        """Return a constant; int and list of int become INT64, float becomes FLOAT, arrays keep their type."""
         array = _array(value)
         key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
         if (found := self._find(key)) is None:
@@ -82,7 +82,7 @@ class Emitter:
         return found
 
     def branch(self, build: Callable[[Emitter], Sequence[Value]]) -> GraphProto:
-        """The graph of an If branch: `build` writes it and returns its outputs."""
+        """Return the graph of an If branch: `build` writes it and returns its outputs."""
         inner = Emitter(self)
         results = build(inner)
         outputs = [helper.make_empty_tensor_value_info(result) for result in results]
@@ -96,7 +96,7 @@ class Emitter:
         *,
         outputs: int,
     ) -> Any:
-        """If: both branches return the same number of values."""
+        """Append an If; both branches return the same number of values."""
         branches = {"then_branch": self.branch(then), "else_branch": self.branch(otherwise)}
         return self.call("If", condition, outputs=outputs, **branches)
 
@@ -119,7 +119,7 @@ class Emitter:
         return str(self.call("Loop", count, None, body=graph))
 
     def accumulate(self, count: Value, start: Value, body: Callable[[Emitter, Value, Value], Value]) -> Value:
-        """Loop `count` times over one value, `start` at first: `body(emitter, iteration, value)` returns the next."""
+        """Loop `count` times over a value, at first `start`; `body(emitter, iteration, value)` returns the next one."""
         serial = next(self._serial)
         iteration, alive, still, value = (f"{name}_{serial}" for name in ("iteration", "alive", "still", "carried"))
         inner = Emitter(self)
@@ -139,7 +139,7 @@ class Emitter:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of everything written inside, so that profiles and errors name the layer."""
+        """Prefix all names written inside, so that profiles and errors name the layer."""
         outer, self._scope = self._scope, f"{self._scope}{name}/"
         yield
         self._scope = outer
@@ -168,7 +168,7 @@ def make_function(
     *,
     opset: int,
 ) -> FunctionProto:
-    """The function whose body `emit` has written; `outputs` maps formal names to values of the body."""
+    """Return the function whose body `emit` has written; `outputs` maps formal names to values of the body."""
     _rename(emit.nodes, {value: formal for formal, value in outputs.items()})
     imports = [helper.make_opsetid("", opset)]
     return helper.make_function(domain, name, inputs, list(outputs), emit.nodes, imports, attributes)

@@ -1,8 +1,8 @@
-"""KvcExpectedQueries: mean and covariance of the queries that are expected after a prompt, head by head.
+"""KvcExpectedQueries: mean and covariance of the queries expected after a prompt, per head.
 
 Source: Expected Attention (arXiv 2510.00636); exact rule in docs/policies/expected-attention.md. The prompt's own
-queries are counted before their rotary embedding, and turned by the mean rotation of the positions to come. The result
-is small, whatever the prompt's length.
+queries before their rotary embedding are averaged, and rotated by the mean rotation of the future positions. The size
+of the result does not depend on the prompt's length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUERY_COVARIANCE = Tensor("query_covariance", FLOAT, ("B", "H", "D", "D"), "divi
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body. Zeros while all rows have at most `prompt_budget` tokens: nobody reads them then."""
+    """Write the body. If all rows have at most `prompt_budget` tokens, the outputs are zeros that nothing reads."""
     heads, width = size(emit, "plain_queries", 2), size(emit, "plain_queries", 3)
     batch = size(emit, "plain_queries", 0)
 
@@ -35,14 +35,14 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
         return [branch.Expand(np.zeros((1, 1, 1, 1), np.float32), shape)]
 
     too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), emit.attribute("prompt_budget"))
-    both = emit.choose(too_long, lambda branch: [_of_heads(branch, heads)], nothing, outputs=1)
-    mean, covariance = emit.Split(both, emit.Concat([1], width, axis=0), axis=2, outputs=2)
+    statistics = emit.choose(too_long, lambda branch: [_of_heads(branch, heads)], nothing, outputs=1)
+    mean, covariance = emit.Split(statistics, emit.Concat([1], width, axis=0), axis=2, outputs=2)
     turned = emit.Transpose(_rotated(emit, emit.Transpose(covariance, perm=[0, 1, 3, 2])), perm=[0, 1, 3, 2])
     return {"query_mean": emit.Squeeze(_rotated(emit, mean), [2]), "query_covariance": _rotated(emit, turned)}
 
 
 def _of_heads(emit: Emitter, heads: Value) -> Value:
-    """Before rotation: the mean of each head and below it its covariance, FLOAT [B,H,1+D,D]; one head at a time."""
+    """Return the mean of each head and below it the covariance, FLOAT [B,H,1+D,D], unrotated; one head at a time."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1]), count_to(emit, size(emit, "plain_queries", 1))
     sinks = emit.attribute("sinks")
     counted = emit.Unsqueeze(emit.And(emit.GreaterOrEqual(columns, sinks), emit.Less(columns, rows)), [2])
@@ -59,7 +59,7 @@ def _of_heads(emit: Emitter, heads: Value) -> Value:
 
 
 def _rotated(emit: Emitter, x: Value) -> Value:
-    """`x` [B,H,n,D] under the averaged rotation, the halves of its last axis forming the pairs."""
+    """Return `x` [B,H,n,D] under the mean rotation; the halves of the last axis form the pairs."""
     cosine, sine = (emit.Unsqueeze(table, [1, 2]) for table in ("future_cosine", "future_sine"))
     left, right = emit.Split(x, axis=3, num_outputs=2, outputs=2)
     turned = emit.Sub(emit.Mul(left, cosine), emit.Mul(right, sine))

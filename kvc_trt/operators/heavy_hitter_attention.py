@@ -1,7 +1,7 @@
-"""KvcHeavyHitterAttention: append one token, attend to every entry, drop the one that received least attention.
+"""KvcHeavyHitterAttention: append one token, attend to every entry, drop the one that received the least attention.
 
-Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. Each KV head drops an entry of its own: the
-next token takes the slot that became free, so the order of slots is not that of the text.
+Source: H2O (arXiv 2306.14048), section 4; exact rule in docs/policies/. Each KV head drops its own entry, and the
+next token takes the free slot, so the order of slots is not that of the text.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SLOT_POSITIONS = Tensor(
 RECENT = Attribute("recent", 0, MAX_TOKENS, "last tokens, which always stay", at_most="capacity")
 NOT_A_NUMBER = -1.0
 NEVER = np.float32(3e38)
-"""Above every score: what must not be dropped."""
+"""Score of an entry that must not be dropped, above every real score."""
 EMPTY = np.int32(-1)
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body. A row that uses all C slots drops one entry: not one of the last `recent` tokens, of the others that
-    with the least score, among equals the last."""
+    """Write the body. A row that uses all C slots drops one entry: the one of least score that is not among the last
+    `recent` tokens, the last one among equals."""
     step = AppendedToFree(emit, layout.shape)
     output, received = step.attend()
     score = emit.Add("scores", received)
@@ -49,9 +49,9 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 class AppendedToFree:
-    """One token stored in the free slot of each KV head, before anything is dropped.
+    """A step after its append: one token is stored in the free slot of each KV head, nothing is dropped yet.
 
-    `cache_lengths` counts the prompt's entries and every token since; `positions` are the new tokens' in the text.
+    `cache_lengths` counts the prompt's entries and every token since; `positions` are the new tokens' text positions.
     """
 
     def __init__(self, emit: Emitter, shape: HeadShape) -> None:
@@ -68,9 +68,9 @@ class AppendedToFree:
         self._stored: Value = emit.Add(emit.Reshape("cache_lengths", [-1, 1, 1, 1]), 1)
 
     def attend(self) -> tuple[Value, Value]:
-        """Attention to all entries [B,H,D], and what each of them received from its group, FLOAT [B,G,C].
+        """Return attention to all entries [B,H,D], and what each entry received from its group, FLOAT [B,G,C].
 
-        While every row fits, it is the code of KvcDenseAttention on the same slice.
+        While every row fits, this is the code of KvcDenseAttention on the same slice.
         """
         emit, capacity = self._emit, self._emit.attribute("capacity")
         longest = emit.ReduceMax(self._stored, keepdims=0)
@@ -92,8 +92,9 @@ class AppendedToFree:
         return ungroup(emit, output, "query", self._shape), received
 
     def least(self, score: Value) -> Value:
-        """BOOL [B,G,C]: the entry of the least `score` [B,G or 1,C] in rows that use all slots, the last among equals;
-        none of the last `recent` tokens."""
+        """Mark the entry of least `score` [B,G or 1,C] (of equals the last) in rows that use all slots; BOOL [B,G,C].
+
+        The last `recent` tokens are never marked."""
         emit, recent = self._emit, self._emit.attribute("recent")
         full = emit.GreaterOrEqual(emit.Squeeze(self._stored, [3]), emit.attribute("capacity"))
         contested = emit.LessOrEqual(self.occupied, emit.Sub(self._new, int32(emit, recent)))

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body.
+    """Write the body of KvcHybridAttention.
 
-    A row with at most max(token_budget, dense_until) entries attends to all of them. When all rows of the batch are
-    that short, the code of KvcDenseAttention runs, on the same slice.
+    A row with at most max(token_budget, dense_until) entries attends to all of them. If all rows of the batch are that
+    short, the code of KvcDenseAttention runs on the same slice.
     """
     place, step = append(emit, layout)
     page = emit.Div(place.slots, emit.attribute("page_size"))
@@ -54,7 +54,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _select_and_attend(emit: Emitter, step: AppendedStep, bounds: Value) -> list[Value]:
-    """Steps 3 to 10 of the rule; -> [attended [B,G,g,D], tokens INT64 [B,G,T] in walk order, -1 where not taken]."""
+    """Steps 3 to 10 of the rule; -> [attended [B,G,g,D], tokens INT64 [B,G,T] by page rank, -1 where not taken]."""
     score = _page_scores(emit, step, bounds)
     taken, tokens = _walk_pages(emit, step, score)
     keys, values = step.gather(emit, step.rows(emit, tokens))
@@ -65,7 +65,7 @@ def _select_and_attend(emit: Emitter, step: AppendedStep, bounds: Value) -> list
 def _page_scores(emit: Emitter, step: AppendedStep, bounds: Value) -> Value:
     """Group score of one token of each page, FLOAT [B,G,1,P] (steps 3 to 7), up to the factor 1/g.
 
-    The softmax runs over pages and is normalised by tokens: pages with equal scores stay equal whatever their fill.
+    The softmax runs over pages and is normalised by tokens, so pages with equal scores stay equal however full.
     """
     query, head_size = step.query.plain, step.layout.shape.head_size
     channels = largest_channels(emit, query)
@@ -80,12 +80,12 @@ def _page_scores(emit: Emitter, step: AppendedStep, bounds: Value) -> Value:
     weight = emit.Softmax(estimate, axis=-1)
     total = emit.MatMul(weight, emit.Transpose(count, perm=[0, 1, 3, 2]))
     score = emit.MatMul(emit.Transpose(emit.Reciprocal(total), perm=[0, 1, 3, 2]), weight)
-    # NaN ranks below every number; empty pages score 0, or -1 among NaN, and come last in both ties.
+    # NaN ranks below every number. Empty pages score 0 (-1 beside NaN) and come last among equals in both cases.
     return str(emit.Where(emit.GreaterOrEqual(score, 0.0), score, -1.0))
 
 
 def _tokens_in_every_page(emit: Emitter, step: AppendedStep, bounds: Value) -> Value:
-    """Entries in each page, FLOAT [B,1,1,P]."""
+    """Return the number of entries in each page, FLOAT [B,1,1,P]."""
     page_size = float32(emit, emit.attribute("page_size"))
     if step.layout.pages is None:
         numbers = float32(emit, count_to(emit, size(emit, bounds, 3)))
@@ -96,10 +96,9 @@ def _tokens_in_every_page(emit: Emitter, step: AppendedStep, bounds: Value) -> V
 
 
 def _walk_pages(emit: Emitter, step: AppendedStep, score: Value) -> tuple[Value, Value]:
-    """Whole pages by (score descending, page ascending), the last one cut to its lowest tokens (step 8).
+    """Take whole pages by (score descending, page ascending), the last one cut to its lowest tokens (step 8).
 
-    -> (taken BOOL [B,G,1,T], tokens INT64 [B,G,T]); one page more than needed is walked, for the partial one may be
-    among them.
+    -> (taken BOOL [B,G,1,T], tokens INT64 [B,G,T]). One page more than needed is visited, since one may be partial.
     """
     page_size, lengths = emit.attribute("page_size"), step.lengths
     chosen = emit.Min(lengths, emit.attribute("top_k"))

@@ -1,4 +1,4 @@
-"""Compaction by a rank: what several operators do once they have scored a prompt's tokens."""
+"""Compaction by rank, shared by the operators that score a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 PROTECTED = np.float32(3e38)
-"""Rank of a token that always stays, above every score."""
+"""Rank of a token that always stays; higher than every score."""
 NOT_A_NUMBER, PADDING = np.float32(-2e38), np.float32(-3e38)
-"""Ranks below every score: of a token whose score is not a number, and of what is past a row's end."""
+"""Ranks below every score, for a token whose score is NaN and for padding past a row's end."""
 
 
 @dataclass(frozen=True)
 class KeptOfPrompt:
-    """What a compaction leaves."""
+    """The result of a compaction."""
 
     keys: Value
-    """[B,G,n,D], before they are put into the slots of a cache."""
+    """[B,G,n,D]: the kept keys, before they are put into the slots of a cache."""
     stored: Value
-    """BOOL [B,1,n]: which of them are there."""
+    """BOOL [B,1,n]: which of them are real, not padding."""
     positions: Value
-    """INT64 [B,G,n]: where they are in the prompt, ascending; anything where none is there."""
+    """INT64 [B,G,n]: their prompt positions, ascending; undefined for padding."""
     outputs: dict[str, Value]
-    """k_cache, v_cache, cache_lengths, indices."""
+    """The operator's outputs k_cache, v_cache, cache_lengths and indices."""
 
 
 def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptOfPrompt:
-    """Of each row of `k`, `v` the `prompt_budget` tokens of the highest rank, ascending; rows that fit keep everything.
+    """Keep the `prompt_budget` tokens of highest rank of each row of `k`, `v`; rows that fit keep everything.
 
-    `rank` writes FLOAT [B,G,S]; it is not computed while all rows fit. The lowest index wins among equals.
+    `rank` writes FLOAT [B,G,S]; it is not computed if all rows fit. The lowest index wins among equals.
     """
     budget = emit.attribute("prompt_budget")
 
@@ -62,7 +62,7 @@ def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptOfPrompt:
 
 
 def among_row(emit: Emitter, scores: Value, contested: Value) -> Value:
-    """`scores` [B,G,S] as ranks: tokens of a row that are not `contested` always stay, padding never does."""
+    """Turn `scores` [B,G,S] into ranks: tokens that are not `contested` always stay, padding never does."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1, 1]), count_to(emit, size(emit, "k", 2))
     number = emit.Where(emit.Equal(scores, scores), scores, NOT_A_NUMBER)
     return str(emit.Where(emit.Less(columns, rows), emit.Where(contested, number, PROTECTED), PADDING))

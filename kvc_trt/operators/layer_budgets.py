@@ -1,6 +1,6 @@
 """KvcLayerBudgets: how much of one prompt each layer keeps (SqueezeAttention, arXiv 2404.04793).
 
-The exact division of `kvc_trt.reference.squeeze`, in double precision, for every row of the batch by itself.
+The exact division of `kvc_trt.reference.squeeze` in double precision, for each row of the batch separately.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body. The layout's numbers `budgeted_layers` and `squeeze_share` are L and p of SqueezeAttention.
+    """Write the body. The layout's numbers `budgeted_layers` and `squeeze_share` are L and p of SqueezeAttention.
 
-    Budgets are between `least` and min(`most`, prompt length) and sum to L * `budget` where all of it finds room.
+    Budgets are between `least` and min(`most`, prompt length), and sum to L * `budget` if there is room for all of it.
     """
     layers, share = int(layout.number("budgeted_layers")), layout.number("squeeze_share")
     values = emit.cast(emit.Transpose("cosines", perm=[1, 0]), np.float64)
@@ -44,16 +44,16 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _floor_share(emit: Emitter, budget: Value, share: float) -> Value:
-    """floor(budget * share), as Python computes it."""
+    """Return floor(budget * share), computed as Python does."""
     product = emit.Mul(emit.cast(budget, np.float64), np.float64(share))
     return emit.cast(emit.Floor(product), np.int64)
 
 
 def _important(emit: Emitter, values: Value, layers: int) -> Value:
-    """Layers below the highest of three clusters of `values` [B,L], ascending -> INT64 [B,1], at least 1.
+    """Count the layers below the highest of three clusters of ascending `values` [B,L]; -> INT64 [B,1], at least 1.
 
-    Every pair of cuts (i, j) has a cost, infinite where a cut would divide equal values; the first least pair wins.
-    Fewer than two such cuts: the one there is, or all layers.
+    Every pair of cuts (i, j) has a cost, infinite if a cut would divide equal values; the first cheapest pair wins.
+    With fewer than two possible cuts it is the only one, or all layers.
     """
     if layers == 1:
         return str(emit.Expand(one(emit, emit.constant(1)), emit.Concat(emit.Shape(values, end=1), [1], axis=0)))
@@ -71,7 +71,7 @@ def _important(emit: Emitter, values: Value, layers: int) -> Value:
 
 
 def _cost(emit: Emitter, values: Value, pairs: np.ndarray, layers: int) -> Value:
-    """Sum of squared deviations of the three segments that each pair of cuts makes, DOUBLE [B,pairs]."""
+    """Return the sum of squared deviations within the three segments of each pair of cuts, DOUBLE [B,pairs]."""
     running = [
         emit.Pad(emit.CumSum(terms, 1), [1, 0], np.float64(0), [1]) for terms in (values, emit.Mul(values, values))
     ]
@@ -86,7 +86,7 @@ def _cost(emit: Emitter, values: Value, pairs: np.ndarray, layers: int) -> Value
 
 
 def _spread(emit: Emitter, wanted: Value, room: Value) -> Value:
-    """`wanted` [B,L] cut to `room` [B,1]; what is cut off goes to the first layers that have room."""
+    """Cut `wanted` [B,L] to `room` [B,1]; what is cut off goes to the first layers that have room."""
     held = emit.Min(wanted, room)
     surplus = emit.ReduceSum(emit.Sub(wanted, held), [1])
     free = emit.Sub(room, held)

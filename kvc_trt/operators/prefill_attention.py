@@ -1,6 +1,6 @@
 """KvcPrefillAttention: exact causal attention over the prompt, in memory linear in its length.
 
-One iteration per block of queries, keys cut at the block's end. A TensorRT build replaces the node by fused attention.
+One iteration per block of queries, over the keys up to the block's end. TensorRT builds use fused attention instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body; S is a multiple of PROMPT_BLOCK.
+    """Write the body of KvcPrefillAttention; S is a multiple of PROMPT_BLOCK.
 
     Rows are padded on the right: the causal mask keeps padding away from every real token.
     """
@@ -33,15 +33,15 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     def block(body: Emitter, iteration: Value) -> Value:
         return _attend_block(body, query, keys, values, block_mask, body.Sub(last, iteration))
 
-    # The last block needs most memory and comes first: what the others need fits into the same place. The other way
-    # round an allocator keeps the temporaries of every block apart, which adds up to the square of the length again.
+    # The last block needs most memory and comes first, so that the others reuse its memory. In ascending order an
+    # allocator would keep the temporaries of every block, whose sum grows with the square of the length.
     blocks = emit.Slice(emit.collect(count, block), [-1], [np.iinfo(np.int64).min], [0], [-1])
     in_order = emit.Transpose(blocks, perm=[1, 2, 3, 0, 4, 5])
     return {"o": emit.CastLike(emit.Reshape(in_order, emit.Shape("q")), "q")}
 
 
 def future_of_block(emit: Emitter) -> Value:
-    """FLOAT [block, block]: MASKED where a key of the block comes after the query, else 0."""
+    """Return FLOAT [block, block]: MASKED where a key of the block comes after the query, else 0."""
     offsets = emit.Range(0, PROMPT_BLOCK, 1)
     return str(emit.Where(emit.Greater(offsets, emit.Unsqueeze(offsets, [1])), MASKED, 0.0))
 
@@ -49,9 +49,9 @@ def future_of_block(emit: Emitter) -> Value:
 def weights_of_block(
     emit: Emitter, query: Value, keys: Value, block_mask: Value, index: Value
 ) -> tuple[Value, Value, Value]:
-    """Probabilities [B,G,g,block,end] that block `index` of `query` [B,G,g,S,D] pays all keys up to its end.
+    """Return the attention [B,G,g,block,end] of block `index` of `query` [B,G,g,S,D] to all keys up to its end.
 
-    Also the block's queries [B,G,g,block,D] and its end, INT64 [1].
+    Also return the block's queries [B,G,g,block,D] and its end, INT64 [1].
     """
     start = one(emit, emit.Mul(index, PROMPT_BLOCK))
     end = emit.Add(start, PROMPT_BLOCK)

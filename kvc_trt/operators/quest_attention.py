@@ -1,4 +1,4 @@
-"""KvcQuestAttention: append one token, attend to the pages whose bounds promise most, per query head (Quest).
+"""KvcQuestAttention: append one token, attend to the pages with the highest bounds, per query head (Quest).
 
 Source: Quest (arXiv 2406.10774), algorithm 1; exact rule in docs/policies/quest.md. Bounds are channel-major, page
 maxima of K and of -K [B,G,2D,P]: max(q·max K, q·min K) summed over channels is the product of [max(q,0), max(-q,0)].
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body.
+    """Write the body of KvcQuestAttention.
 
     `top_k` is a multiple of `page_size`. A row with at most max(token_budget, dense_until) entries attends to all of
-    them. When all rows of the batch are that short, the code of KvcDenseAttention runs, on the same slice.
+    them. If all rows of the batch are that short, the code of KvcDenseAttention runs on the same slice.
     """
     place, step = append(emit, layout)
     newest = emit.Div(place.slots, emit.attribute("page_size"))
@@ -52,10 +52,10 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _ranked_pages(emit: Emitter, step: AppendedStep, bounds: Value, newest: Value) -> Value:
-    """What any key within a page's bounds could reach, FLOAT [B,G,g,P]; the newest page ranks above all others."""
+    """Return the highest score any key within a page's bounds could have, FLOAT [B,G,g,P]; the newest page is first."""
     query = step.query.plain
     size_of = emit.Abs(query)
-    # Not Relu, which may drop a NaN; exact, for both sums are 0 or twice |q|.
+    # Not Relu, which may drop a NaN. Exact, since both sums are 0 or 2|q|.
     both_signs = emit.Mul(emit.Concat(emit.Add(size_of, query), emit.Sub(size_of, query), axis=3), 0.5)
     score = emit.MatMul(both_signs, float32(emit, bounds))
     pages = count_to(emit, size(emit, bounds, 3))
@@ -64,9 +64,9 @@ def _ranked_pages(emit: Emitter, step: AppendedStep, bounds: Value, newest: Valu
 
 
 def _tokens_of_pages(emit: Emitter, step: AppendedStep, ranked: Value) -> tuple[Value, Value]:
-    """The tokens of each head's best pages; -> (tokens INT64 [B,G,g*T], taken BOOL of the same shape).
+    """Return the tokens of each head's best pages: (tokens INT64 [B,G,g*T], taken BOOL of the same shape).
 
-    As many pages are walked as the row with the most of them needs; the others stop early.
+    T covers the row that needs the most pages; other rows take fewer.
     """
     page_size, lengths = emit.attribute("page_size"), step.lengths
     in_use = emit.Div(emit.Add(lengths, emit.Sub(page_size, 1)), page_size)
@@ -82,7 +82,7 @@ def _tokens_of_pages(emit: Emitter, step: AppendedStep, ranked: Value) -> tuple[
 
 
 def _attend_per_head(emit: Emitter, step: AppendedStep, tokens: Value, taken: Value) -> list[Value]:
-    """[attended [B,H,1,D], tokens INT64 [B,H,T], -1 where not taken]: every query head gathers its own entries."""
+    """Every query head gathers its own entries; -> [attended [B,H,1,D], tokens INT64 [B,H,T], -1 where not taken]."""
     heads, head_size = step.layout.shape.fixed_heads, step.layout.shape.head_size
     by_head = [0, heads, -1]
     keys, values = step.gather(emit, emit.Reshape(step.rows(emit, tokens), by_head))

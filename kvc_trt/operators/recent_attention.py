@@ -1,7 +1,7 @@
-"""KvcRecentAttention, KvcRankedRecentAttention: write one token over the oldest that is no sink, attend to all entries.
+"""KvcRecentAttention, KvcRankedRecentAttention: overwrite the oldest entry that is not a sink, attend to all entries.
 
-Source: StreamingLLM (arXiv 2309.17453), section 3; exact rule in docs/policies/. After the sinks the slots are a ring:
-an entry stays where it is until it is overwritten, so their order is not that of the text once the ring has turned.
+Source: StreamingLLM (arXiv 2309.17453), section 3; exact rule in docs/policies/. The slots after the sinks are a ring:
+an entry stays in its slot until it is overwritten, so once the ring has wrapped, slots are not in text order.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
 TABLES = (Tensor("cosine", FLOAT, ("R", "D/2")), Tensor("sine", FLOAT, ("R", "D/2")))
-"""Of the rotary embedding, a row for every position."""
+"""Tables of the rotary embedding, one row per position."""
 SINKS = Attribute("sinks", 0, MAX_TOKENS, "first tokens, which are never overwritten", at_most="capacity")
 
 
 def _write_recent(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body of KvcRecentAttention.
+    """Write the body of KvcRecentAttention.
 
-    `cache_lengths` counts all tokens that were ever stored. While every row fits, this is the code of
-    KvcDenseAttention on the same slice.
+    `cache_lengths` counts all tokens ever stored. While every row fits, this is the code of KvcDenseAttention on the
+    same slice.
     """
     shape = layout.shape
     ring = _append(emit, shape)
@@ -46,9 +46,9 @@ def _write_recent(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _write_ranked(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body of KvcRankedRecentAttention: queries and keys are those before the rotary embedding.
+    """Write the body of KvcRankedRecentAttention; queries and keys are unrotated.
 
-    Keys are rotated at every step by their rank among the entries of the cache: the sinks first, then by age.
+    Every step rotates the keys by their rank among the cache's entries: the sinks first, then the oldest to the newest.
     """
     shape = layout.shape
     ring = _append(emit, shape)
@@ -76,11 +76,11 @@ class _Ring:
     keys: Value
     values: Value
     stored: Value
-    """INT64 [B,1,1,1]: tokens ever stored, the new one included; more than the capacity once the ring has turned."""
+    """INT64 [B,1,1,1]: tokens ever stored, the new one included; more than the capacity once the ring has wrapped."""
     newest: Value
     """INT64 [B,1,1,1]: slot of the new token."""
     length: Value
-    """Scalar: slots after the sinks."""
+    """Scalar: number of slots after the sinks."""
     longest: Value
     """Scalar: the largest of `stored`."""
     fits: Value
@@ -100,7 +100,7 @@ def _append(emit: Emitter, shape: HeadShape) -> _Ring:
 
 
 def _ranks(emit: Emitter, ring: _Ring) -> Value:
-    """INT64 [B,C]: rank of the entry in each slot; in slots that are empty, anything."""
+    """Return the rank of the entry in each slot, INT64 [B,C]; undefined for empty slots."""
     capacity, sinks = emit.attribute("capacity"), emit.attribute("sinks")
     slots = emit.Range(0, capacity, 1)
     stored, newest = (emit.Squeeze(value, [2, 3]) for value in (ring.stored, ring.newest))
@@ -111,7 +111,7 @@ def _ranks(emit: Emitter, ring: _Ring) -> Value:
 
 
 def _rotated(emit: Emitter, x: Value, positions: Value) -> Value:
-    """`x` [B,heads,n,D] at `positions` [B,n], computed in fp32 and rounded as what is rotated before it is stored."""
+    """Rotate `x` [B,heads,n,D] to `positions` [B,n] in fp32, rounded like keys that are stored rotated."""
     return str(emit.CastLike(emit.RotaryEmbedding(float32(emit, x), "cosine", "sine", positions), x))
 
 

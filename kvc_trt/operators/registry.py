@@ -1,4 +1,4 @@
-"""All operators, found by looking through this package: whoever adds a file adds its operators."""
+"""All operators, found by scanning this package: adding a file adds its operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _found() -> Iterator[Operator]:
 
 
 OPERATORS: Mapping[str, Operator] = {operator.name: operator for operator in _found()}
-"""Every operator by its name."""
+"""Every operator by name."""
 
 KERNEL_OPERATORS: tuple[Operator, ...] = tuple(one for one in OPERATORS.values() if one.kernel is not None)
-"""Those that a CUDA kernel computes: in TensorRT a plugin, in PyTorch an operator of `torch.ops.kvc`."""
+"""The operators with a CUDA kernel: plugins in TensorRT, operators of `torch.ops.kvc` in PyTorch."""

@@ -1,12 +1,12 @@
-"""What an operator is: names, types, shapes and ranges, and the function that writes its ONNX body.
+"""The definition of an operator: names, types, shapes and ranges, and the function that writes its ONNX body.
 
     HYBRID_ATTENTION = Operator(
         name="KvcHybridAttention", inputs=(Tensor("query", CACHE, ("B", "H", "D")), ...), write=_write, ...
     )
     HYBRID_ATTENTION.call(emit, {"query": query, ...}, {"output": "attended", ...}, page_size=16, ...)
 
-Whatever calls, binds or checks an operator derives from this object: the call in a graph, the structs of the C ABI,
-`torch.ops`, the plugins for TensorRT. Importing this module imports neither onnx nor torch.
+Everything that calls, binds or checks an operator derives from this object: the call in a graph, the structs of the C
+ABI, `torch.ops`, the TensorRT plugins. Importing this module imports neither onnx nor torch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 VERSION = "1"
 PLUGIN_ATTRIBUTES = {"plugin_namespace": KVC_DOMAIN, "plugin_version": VERSION}
-"""What a call carries so that a TensorRT build replaces it by a plugin."""
+"""Attributes of a call that make a TensorRT build replace it by a plugin."""
 
 Element = Literal["CACHE", "FLOAT", "INT64", "INT32"]
 CACHE: Element = "CACHE"
-"""The type of the cache: float32, float16 or bfloat16, one for all of a call."""
+"""The element type of the cache: float32, float16 or bfloat16, the same for all tensors of a call."""
 FLOAT: Element = "FLOAT"
 INT64: Element = "INT64"
 INT32: Element = "INT32"
@@ -39,45 +39,45 @@ INT32: Element = "INT32"
 
 @dataclass(frozen=True)
 class Attribute:
-    """One INT attribute, always given; both ends of its range are allowed."""
+    """A required INT attribute; both ends of its range are allowed."""
 
     name: str
     least: int = 1
     most: int = INT32_MAX
     summary: str = ""
     bits: int = 64
-    """Of its field in the C ABI. In ONNX an INT, in TensorRT an INT32."""
+    """Width of its field in the C ABI. In ONNX it is an INT, in TensorRT an INT32."""
     odd: bool = False
     at_most: str | None = None
-    """Another attribute or size that it may not exceed."""
+    """Name of another attribute or size that it may not exceed."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input or output."""
+    """One input or output of an operator."""
 
     name: str
     element: Element
     shape: tuple[str, ...]
-    """Symbols: those of `dimensions.SIZES`, or the operator's own."""
+    """Symbols of `dimensions.SIZES`, or the operator's own."""
     summary: str = ""
     alias: str | None = None
-    """Of an output: the input whose buffer it is. That input is state that a decode step updates in place."""
+    """For an output: the input whose buffer it shares. That input is state that a decode step updates in place."""
     fill: float | Literal["lowest"] = 0.0
-    """Of state: what an empty slot or page holds."""
+    """For state: the value of an empty slot or page."""
     optional: bool = False
-    """Whether a kernel can leave this output out (a null pointer)."""
+    """Whether a kernel may omit this output (a null pointer)."""
 
 
 @dataclass(frozen=True)
 class Stride:
-    """A number of the C ABI that says how inputs are laid out in memory."""
+    """A number of the C ABI that describes the memory layout of inputs."""
 
     name: str
     axis: int
-    """Of the inputs that `Kernel.strided` names."""
+    """Axis of the inputs that `Kernel.strided` names."""
     contiguous: tuple[str, ...]
-    """Symbols whose product it is where these inputs are contiguous."""
+    """Symbols whose product the stride is when these inputs are contiguous."""
     summary: str
 
 
@@ -87,31 +87,31 @@ class Kernel:
 
     operation: str
     struct: str
-    """Name of its parameter struct."""
+    """Name of the operation's parameter struct."""
     ignored: tuple[str, ...] = ()
     """Attributes that only the ONNX body reads."""
     strided: tuple[str, ...] = ()
-    """Inputs of equal strides that need not be contiguous; elements of a head are."""
+    """Inputs that share strides and need not be contiguous; the elements of a head are contiguous."""
     strides: tuple[Stride, ...] = ()
     in_place: Mapping[str, str] = field(default_factory=dict)
-    """Output -> input whose memory it may be; either all of them are, or none."""
+    """Output -> input whose memory it may share; either all of these outputs do or none."""
     reserved: bool = False
     """Whether the struct names its padding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator of the domain `kvc`: its schema and its body."""
+    """An operator of the domain `kvc`: its schema and its body."""
 
     name: str
     summary: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     write: Callable[[Emitter, Layout], Mapping[str, Value]]
-    """Writes the body with an emitter: inputs are values of their names, the result names the values of all outputs."""
+    """Writes the body with an emitter. Each input is the value of its name; the result maps outputs to values."""
     attributes: tuple[Attribute, ...] = ()
     formulas: Mapping[str, str] = field(default_factory=dict)
-    """Sizes of outputs that follow from attributes and from other sizes, by symbol."""
+    """Formula of each output size that is derived from attributes and other sizes, by symbol."""
     kernel: Kernel | None = None
 
     @cached_property
@@ -126,7 +126,7 @@ class Operator:
         return self.inputs + self.outputs
 
     def body(self, layout: Layout) -> FunctionProto:
-        """The operator as an ONNX function of standard operators, for one engine."""
+        """Return the operator as an ONNX function of standard operators, for one engine."""
         from kvc_trt.operators.emitter import Emitter, make_function
 
         emit = Emitter()
@@ -144,10 +144,10 @@ class Operator:
         outputs: Mapping[str, str] | None = None,
         **attributes: int,
     ) -> dict[str, Value]:
-        """Append a node of this operator; returns the value of every output.
+        """Append a node of this operator and return the value of every output.
 
-        `outputs` names the values, all of them; without it they get names of their own. Raises ValueError unless all
-        inputs, outputs and attributes are there and no others.
+        `outputs` names all of the values; without it they get generated names. Raises ValueError unless exactly the
+        operator's inputs, outputs and attributes are given.
         """
         self._check_names("inputs", inputs, self.inputs)
         self._check_names("attributes", attributes, self.attributes)
@@ -165,7 +165,7 @@ class Operator:
         return dict(zip(names, (made,) if isinstance(made, str) else made, strict=True))
 
     def check(self, values: Mapping[str, int]) -> None:
-        """Raise Refusal for attributes that are out of their ranges or do not fit together."""
+        """Raise Refusal for attributes that are out of range or do not fit together."""
         for attribute in self.attributes:
             name, value = attribute.name, values[attribute.name]
             if not attribute.least <= value <= attribute.most:
@@ -179,7 +179,7 @@ class Operator:
                 raise Refusal(f"field {name}: expected at most the {attribute.at_most} of {limit}, found {value}")
 
     def derive(self, values: Mapping[str, int], sizes: Dimensions) -> None:
-        """Add the sizes that follow from attributes and from other sizes, as far as these are known."""
+        """Add the sizes that can be derived from attributes and from sizes known so far."""
         for symbol, formula in self.all_formulas():
             names = names_in(formula)
             if all(name in values or name in sizes for name in names):
@@ -187,7 +187,7 @@ class Operator:
                 sizes.fix(symbol, evaluate(formula, known), self.origin_of(symbol))
 
     def output_shapes(self, inputs: Mapping[str, Sequence[int]], values: Mapping[str, int]) -> dict[str, list[int]]:
-        """Shape of every output from the shapes of all inputs and the attributes. Nothing is checked."""
+        """Return the shape of every output, given the shapes of all inputs and the attributes. Nothing is checked."""
         known = dict(values)
         for tensor in self.inputs:
             known |= zip(tensor.shape, inputs[tensor.name], strict=True)
@@ -195,24 +195,15 @@ class Operator:
             known[symbol] = evaluate(formula, known)
         return {tensor.name: [known[symbol] for symbol in tensor.shape] for tensor in self.outputs}
 
-    def all_formulas(self) -> tuple[tuple[str, str], ...]:
-        """Symbol and formula of every size that follows from others: the operator's own, then the common ones."""
-        return self._all_formulas
+    def all_formulas(self) -> Iterator[tuple[str, str]]:
+        """Yield symbol and formula of every derived size: the operator's own, then the common ones."""
+        yield from self.formulas.items()
+        named = {symbol for tensor in self.tensors for symbol in tensor.shape}
+        yield from ((symbol, formula) for symbol, formula in COMMON_FORMULAS.items() if symbol in named)
 
     def origin_of(self, symbol: str) -> str:
-        """What a derived size follows from, for messages: attributes, or the first tensor that has it."""
-        return self._origins[symbol]
-
-    @cached_property
-    def _all_formulas(self) -> tuple[tuple[str, str], ...]:
-        named = {symbol for tensor in self.tensors for symbol in tensor.shape}
-        return (*self.formulas.items(), *(one for one in COMMON_FORMULAS.items() if one[0] in named))
-
-    @cached_property
-    def _origins(self) -> Mapping[str, str]:
-        return {symbol: self._origin(symbol, names_in(formula)) for symbol, formula in self.all_formulas()}
-
-    def _origin(self, symbol: str, names: tuple[str, ...]) -> str:
+        """Return where a derived size comes from, for messages: attributes, or the first tensor that has it."""
+        names = names_in(dict(self.all_formulas())[symbol])
         fields = [attribute.name for attribute in self.attributes if attribute.name in names]
         if fields:
             return f"field{'s' if len(fields) > 1 else ''} {', '.join(fields)}"

@@ -1,4 +1,4 @@
-"""What operators that read a part of the cache share: the append, the dense way out, the list of reads, channels."""
+"""Shared by operators that read part of the cache: the append, the dense path of short rows, the slots read."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
 LAST_INDEX = np.int64(2**31 - 1)
 LOWEST_RANK = np.float32(-np.inf)
-"""Of NaN, and of what is not in use: among equals the lower index wins, so what is not in use comes last."""
+"""Rank of NaN and of unused slots or pages; among equals the lower index wins, so unused ones come last."""
 
 
 @dataclass(frozen=True)
 class AppendedStep:
-    """A step after its append: what both ways to attend need."""
+    """A step after its append: what the dense and the sparse path need."""
 
     layout: Layout
     query: GroupedQuery
     keys: Value
     values: Value
     key_rows: Value
-    """`keys` as [B*G*C,D]: rows gathered by one index each cost less than by index tuples."""
+    """`keys` as [B*G*C,D]: gathering rows by one index each is cheaper than by index tuples."""
     value_rows: Value
     first_row: Value
-    """INT64 [B,G,1]: row of each head's slot 0 in `key_rows` and `value_rows`."""
+    """INT64 [B,G,1]: the row of each head's slot 0 in `key_rows` and `value_rows`."""
     lengths: Value
-    """[B,1,1,1], the new entry included."""
+    """[B,1,1,1]: entries of each row, the new one included."""
     longest: Value
-    """Scalar: the longest row."""
+    """Scalar: entries of the longest row."""
     limit: Value
     """Scalar: rows up to this length attend to all their entries."""
 
     def rows(self, emit: Emitter, tokens: Value) -> Value:
-        """Rows of `tokens` [B,G,T] in `key_rows`; tokens past the capacity point at the last slot."""
+        """Return the rows of `tokens` [B,G,T] in `key_rows`; tokens past the capacity point to the last slot."""
         capacity = _capacity(emit, self.layout)
         last = [capacity - 1] if isinstance(capacity, int) else emit.Sub(capacity, 1)
         return str(emit.Add(emit.Min(tokens, last), self.first_row))
 
     def gather(self, emit: Emitter, rows: Value) -> tuple[Value, Value]:
-        """Keys and values [...,D] of `rows` [...]."""
+        """Gather keys and values [...,D] of `rows` [...]."""
         keys, values = (str(emit.Gather(cache, rows)) for cache in (self.key_rows, self.value_rows))
         return keys, values
 
@@ -59,7 +59,7 @@ def append(emit: Emitter, layout: Layout) -> tuple[Place, AppendedStep]:
     lengths = emit.Add(place.slots, 1)
     limit = emit.Max(emit.attribute("token_budget"), emit.attribute("dense_until"))
     query = group_query(emit, "query", layout.shape)
-    # Outside of the branches, where ONNX Runtime is known to reshape in place.
+    # Outside the branches, where ONNX Runtime reshapes in place.
     key_rows, value_rows = (emit.Reshape(cache, [-1, layout.shape.head_size]) for cache in (keys, values))
     first_row, longest = place.first_rows(_capacity(emit, layout)), emit.ReduceMax(lengths, keepdims=0)
     return place, AppendedStep(layout, query, keys, values, key_rows, value_rows, first_row, lengths, longest, limit)
@@ -68,8 +68,9 @@ def append(emit: Emitter, layout: Layout) -> tuple[Place, AppendedStep]:
 def attend_all_or(
     emit: Emitter, step: AppendedStep, sparse: Callable[[Emitter], list[Value]], *, lists: int
 ) -> tuple[Value, Value]:
-    """Dense attention by the code of KvcDenseAttention where all rows of the batch fit, else what `sparse` writes:
-    its result, and the tokens read INT64 [B,lists,T], -1 for none. -> (output [B,H,D], the same list of tokens)."""
+    """Attend densely with the code of KvcDenseAttention if all rows of the batch fit, otherwise as `sparse` writes.
+
+    `sparse` returns its result and the tokens read, INT64 [B,lists,T], -1 for none. -> (output [B,H,D], tokens)."""
 
     def dense(branch: Emitter) -> list[Value]:
         attended = attend_first(branch, step.query, step.keys, step.values, step.lengths, step.longest)
@@ -83,9 +84,9 @@ def attend_all_or(
 
 
 def ascending(emit: Emitter, tokens: Value, width: Value) -> Value:
-    """`tokens` INT64 [B,G,T] with -1 for none -> INT32 [B,G,width] ascending, -1 past the end.
+    """Sort `tokens` INT64 [B,G,T] (-1 for none) -> INT32 [B,G,width] ascending, -1 past the end.
 
-    Written outside of the branches: `prune` drops it where `selected` is not used.
+    Written outside the branches, so that `prune` can drop it if `selected` is not used.
     """
     width = one(emit, width)
     gaps = emit.Where(emit.Less(tokens, 0), LAST_INDEX, tokens)

@@ -1,4 +1,4 @@
-"""Small expressions that several bodies share."""
+"""Small expressions shared by several bodies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ LOWEST: Mapping[str, float] = {
     "float16": -65504.0,
     "bfloat16": -3.3895313892515355e38,
 }
-"""Lowest finite value of a cache type. Finite on purpose: zero times infinity would be NaN."""
+"""Lowest finite value of each cache type. Finite on purpose: zero times infinity would be NaN."""
 
 MASKED = np.float32(-3.4e38)
-"""Score of an entry that must not take part: finite, so that a row without entries gives no NaN."""
+"""Score of an entry that is excluded; finite, so that a row without entries gives no NaN."""
 
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Attention shape of one engine. Bodies of decode operators contain it as numbers.
+    """The attention shape of one engine, which bodies of decode operators contain as numbers.
 
-    An executor cannot derive it in advance while the batch is free: ONNX Runtime folds a Shape node only when every
-    dimension of its input is known, and a decode step would run a dozen of them per layer. Only an engine whose caches
-    differ in their heads leaves `heads` and `kv_heads` out (None), and its bodies ask their inputs.
+    ONNX Runtime folds a Shape node only if every dimension of its input is known. The batch is not, so a decode step
+    would run a dozen Shape nodes per layer. Only an engine whose caches differ in their heads leaves out `heads` and
+    `kv_heads` (None); its bodies read the shapes of their inputs.
     """
 
     heads: int | None
@@ -38,25 +38,25 @@ class HeadShape:
     head_size: int
 
     def grouped(self, emit: Emitter, cache: Value) -> Value | list[int]:
-        """[B,G,g,D] as Reshape takes it, for a query [B,H,D] over `cache` [B,G,C,D]."""
+        """Return the target [B,G,g,D] of a Reshape of a query [B,H,D] over `cache` [B,G,C,D]."""
         if self.heads is None or self.kv_heads is None:
             return str(emit.Concat([0], size(emit, cache, 1), [-1, self.head_size], axis=0))
         return [0, self.kv_heads, self.heads // self.kv_heads, self.head_size]
 
     def flat(self, emit: Emitter, query: Value) -> Value | list[int]:
-        """[B,H,D] as Reshape takes it, for a result of `query`'s shape."""
+        """Return the target [B,H,D] of a Reshape to the shape of `query`."""
         return str(emit.Shape(query)) if self.heads is None else [0, self.heads, self.head_size]
 
     @property
     def fixed_kv_heads(self) -> int:
-        """`kv_heads` of operators that need the number; ValueError where an engine leaves it out."""
+        """`kv_heads`, for operators that need the number; ValueError if the engine leaves it out."""
         if self.kv_heads is None:
             raise ValueError("kv_heads is None; expected a number: this operator's caches cannot differ in their heads")
         return self.kv_heads
 
     @property
     def fixed_heads(self) -> int:
-        """`heads` likewise."""
+        """`heads`, for operators that need the number; ValueError if the engine leaves it out."""
         if self.heads is None:
             raise ValueError("heads is None; expected a number: this operator's caches cannot differ in their heads")
         return self.heads
@@ -64,48 +64,47 @@ class HeadShape:
 
 @dataclass(frozen=True)
 class Layout:
-    """The numbers of one engine that bodies contain. Everything else is an attribute of the call."""
+    """The numbers of one engine that bodies contain. All others are attributes of the call."""
 
     shape: HeadShape
     capacity: int | None = None
-    """Slots of every cache; None where layers differ, and bodies ask their inputs."""
+    """Slots of every cache; None if layers differ and bodies read the shapes of their inputs."""
     pages: int | None = None
-    """Likewise."""
+    """Pages of every cache; None if layers differ."""
     dtype: str = "float32"
     """Type of the cache."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What single operators cannot take as an attribute, by name ("pool_kernel"): ONNX wants a list there, or the body
-    itself depends on it."""
+    """Numbers that cannot be attributes, by name ("pool_kernel"): ONNX wants a list, or the body depends on them."""
 
     @property
     def lowest(self) -> np.ndarray:
-        """What marks an empty page: the lowest finite number of the cache's type."""
+        """The value that marks an empty page: the lowest finite number of the cache's type."""
         return np.array(LOWEST[self.dtype], numpy_dtype(self.dtype))
 
     def number(self, name: str) -> float:
-        """One of `numbers`; ValueError where the engine has none of that name."""
+        """Return one of `numbers` by name; ValueError if the engine does not have it."""
         if name not in self.numbers:
             raise ValueError(f"the layout has no {name}; expected it among its numbers ({', '.join(self.numbers)})")
         return self.numbers[name]
 
 
 def size(emit: Emitter, value: Value, axis: int) -> Value:
-    """Length of one axis as INT64 [1]."""
+    """Return the length of one axis as INT64 [1]."""
     return str(emit.Shape(value, start=axis, end=axis + 1))
 
 
 def scalar(emit: Emitter, value: Value) -> Value:
-    """INT64 [1] as a scalar."""
+    """Turn INT64 [1] into a scalar."""
     return str(emit.Squeeze(value, [0]))
 
 
 def one(emit: Emitter, value: Value) -> Value:
-    """A scalar as a tensor [1]."""
+    """Turn a scalar into a tensor [1]."""
     return str(emit.Unsqueeze(value, [0]))
 
 
 def float32(emit: Emitter, value: Value) -> Value:
-    """Scores and sums run in fp32 whatever the cache type."""
+    """Cast to FLOAT, the type of scores and sums for every cache type."""
     return emit.cast(value, np.float32)
 
 
@@ -115,12 +114,12 @@ def int32(emit: Emitter, value: Value) -> Value:
 
 
 def count_to(emit: Emitter, length: Value) -> Value:
-    """INT64 [n]: 0, 1, ..., n-1 for `length` [1]."""
+    """Return 0, 1, ..., n-1 as INT64 [n] for `length` [1]."""
     return str(emit.Range(0, scalar(emit, length), 1))
 
 
 def attention_scale(emit: Emitter, query: Value, axis: int) -> Value:
-    """1/sqrt(head size), FLOAT [1]."""
+    """Return 1/sqrt(head size) as FLOAT [1]."""
     return str(emit.Reciprocal(emit.Sqrt(float32(emit, size(emit, query, axis)))))
 
 

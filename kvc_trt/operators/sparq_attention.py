@@ -1,4 +1,4 @@
-"""KvcSparqAttention: append one token, score all by a few channels, attend to the best ones (SparQ).
+"""KvcSparqAttention: append one token, score all tokens on a few channels, attend to the best ones (SparQ).
 
 Source: SparQ (arXiv 2312.04985), algorithm 1; exact rule in docs/policies/sparq.md. `channels` holds the keys a second
 time, channel-major [B,G,D,C]: a score on r channels reads r rows of it. `value_sum` is the running sum of the values.
@@ -42,11 +42,11 @@ VALUE_SUM = Tensor("value_sum", FLOAT, ("B", "G", "D"), "sum of all stored value
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body.
+    """Write the body of KvcSparqAttention.
 
     The current token and `top_k` others are read; a row with at most max(token_budget, dense_until) entries attends to
-    all of them. When all rows of the batch are that short, the code of KvcDenseAttention runs, on the same slice.
-    The layout's number `reallocate` gives the attention that scores leave to unread tokens to the mean value.
+    all of them. If all rows of the batch are that short, the code of KvcDenseAttention runs on the same slice. If the
+    layout's number `reallocate` is set, the mean value receives the attention share of the unread tokens.
     """
     reallocate = bool(layout.number("reallocate"))
     place, step = append(emit, layout)
@@ -72,9 +72,9 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 
 def _scores(emit: Emitter, step: AppendedStep, channels: Value) -> Value:
-    """Every head's score of the first slots on the group's channels, FLOAT [B,G,g,longest].
+    """Score the first slots per head on the group's channels, FLOAT [B,G,g,longest].
 
-    Divided after the product: tokens whose products are equal stay equal.
+    The division follows the product, so that tokens with equal products stay equal.
     """
     query = step.query.plain
     row = emit.Unsqueeze(largest_channels(emit, query), [3])
@@ -86,7 +86,7 @@ def _scores(emit: Emitter, step: AppendedStep, channels: Value) -> Value:
 
 
 def _choose(emit: Emitter, step: AppendedStep, scores: Value) -> tuple[Value, Value]:
-    """-> (tokens INT64 [B,G,T], best first, the current one before all; taken BOOL [B,1,T])."""
+    """Choose the tokens to read: (tokens INT64 [B,G,T], the current one first, then the best; taken BOOL [B,1,T])."""
     summed = emit.ReduceSum(scores, [2], keepdims=0)
     lengths = emit.Squeeze(step.lengths, [3])
     slots, current = emit.Range(0, step.longest, 1), emit.Sub(lengths, 1)
@@ -100,9 +100,9 @@ def _choose(emit: Emitter, step: AppendedStep, scores: Value) -> tuple[Value, Va
 
 
 def _share_read(emit: Emitter, step: AppendedStep, scores: Value, tokens: Value, visible: Value) -> Value:
-    """How much of each head's attention, by its scores, falls on the tokens read; FLOAT [B,G,g,1]."""
+    """Return the share of each head's attention that its scores give to the tokens read; FLOAT [B,G,g,1]."""
     in_use = emit.Less(emit.Range(0, step.longest, 1), step.lengths)
-    # Empty slots score 0: adding to them costs less than Where, which passes over all scores more often.
+    # Empty slots score 0, so adding is cheaper than Where, which makes more passes over all scores.
     weights = emit.Softmax(emit.Add(scores, emit.Where(in_use, 0.0, MASKED)), axis=-1)
     per_head = emit.Expand(emit.Unsqueeze(tokens, [2]), emit.Concat([1, 1], size(emit, scores, 2), [1], axis=0))
     read = emit.GatherElements(weights, per_head, axis=3)

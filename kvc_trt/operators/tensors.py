@@ -1,4 +1,4 @@
-"""Tensors that several operators take or give, each described once."""
+"""Tensors that several operators have as inputs or outputs, each described once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CACHE_LENGTHS = Tensor(
 OUTPUT = Tensor("output", CACHE, ("B", "H", "D"))
 
 STEP = (QUERY, K_NEW, V_NEW, K_CACHE, V_CACHE)
-"""What every decode step takes first."""
+"""The first inputs of every decode operator."""
 
 PROMPT_LENGTHS = Tensor("prompt_lengths", INT64, ("B",), "on the device: n, clamped to 0..S")
 WINDOW = Tensor(
@@ -46,5 +46,5 @@ CAPACITY = Attribute("capacity", 1, MAX_TOKENS, "slots of the cache")
 
 
 def updated(state: Tensor) -> Tensor:
-    """The output that is `state` after the step, in the same buffer."""
+    """Return the output that holds `state` after the step, in the same buffer."""
     return replace(state, name=f"{state.name}_out", alias=state.name, summary="")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """The body. A row that uses all C slots drops one entry: not one of the last `recent` tokens, of the others that
-    with the least probability, summed over all query heads, among equals the last."""
+    """Write the body. A row that uses all C slots drops one entry: the one of least probability, summed over all query
+    heads, that is not among the last `recent` tokens, the last one among equals."""
     step = AppendedToFree(emit, layout.shape)
     output, received = step.attend()
     dropped = step.least(emit.ReduceSum(received, [1]))
