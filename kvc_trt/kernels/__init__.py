@@ -1,4 +1,4 @@
-"""The CUDA kernels, called from Python: `KernelLibrary` over the C ABI, and `torch.ops.kvc` on top of it.
+"""Call the CUDA kernels from Python: `KernelLibrary` over the C ABI, and `torch.ops.kvc` on top of it.
 
     from kvc_trt.kernels.ops import kvc            # torch.ops.kvc, registered
     with kvc_trt.kernels.use_library(path): ...    # the library that it calls

@@ -1,7 +1,7 @@
-"""A kernel library with the C ABI of plugins_cuda/include/kvc/, called with addresses: ctypes and nothing else.
+"""A kernel library with the C ABI of plugins_cuda/include/kvc/, called with addresses through ctypes alone.
 
-The library is compiled code: it is loaded from an explicit path, from KVC_TRT_KERNELS or from the package's own `lib`
-folder, and from nowhere else; neither the working directory nor the system's search path is looked at.
+A library is executable code, so it is loaded only from an explicit path, from KVC_TRT_KERNELS or from the package's
+`lib` folder, never from the working directory or the system's search path.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kvc_trt.errors import KvcError, UnsupportedEnvironment
 from kvc_trt.kernels.structs import ABI_VERSION, EmulatedLaunch, Message, Parameters, Status
 
 EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
-"""What a library may call itself, and the type of device whose pointers it takes."""
+"""Executor name reported by a library -> device type of the pointers it takes."""
 SCHEDULES = ("forward", "reverse", "shuffled")
 
 
 class KernelLibraryError(UnsupportedEnvironment):
-    """A kernel library that cannot be loaded, or is another one than this version of kvc-trt can call."""
+    """A kernel library that cannot be loaded, or that this version of kvc-trt cannot call."""
 
 
 class KernelError(KvcError):
-    """A kernel library refused a call; `status` says what kind of refusal, the message which field and why."""
+    """A kernel library refused a call; `status` is the kind of refusal, the message names the field and the reason."""
 
     exit_code = 3
 
@@ -36,7 +36,7 @@ class KernelError(KvcError):
 
 
 class CLibrary:
-    """One loaded library. Symbols are bound when first called, so a library may have some of the operations only."""
+    """One loaded library. Symbols are bound on first call, so a library may have only some of the operations."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -60,7 +60,7 @@ class CLibrary:
         return EXECUTORS[self.executor]
 
     def workspace_bytes(self, operation: str, params: Parameters) -> int:
-        """Scratch memory that `operation` ("kvc_compact" and so on) needs for these sizes."""
+        """Return the scratch memory, in bytes, that `operation` ("kvc_compact" and so on) needs for these sizes."""
         wanted = ctypes.c_uint64()
         self._call(f"{operation}_workspace", ctypes.byref(params), ctypes.byref(wanted))
         return wanted.value
@@ -68,7 +68,7 @@ class CLibrary:
     def call(
         self, operation: str, params: Parameters, workspace: int | None, workspace_bytes: int, stream: int | None = None
     ) -> None:
-        """One call of the C ABI as it is; KernelError unless it returns KVC_OK. Wrong pointers are not caught."""
+        """Make one call of the C ABI; KernelError unless it returns KVC_OK. Wrong pointers are not caught."""
         self._call(
             operation,
             ctypes.byref(params),
@@ -78,14 +78,14 @@ class CLibrary:
         )
 
     def set_schedule(self, order: str, seed: int = 0) -> None:
-        """Order in which the emulation runs blocks and threads; a result that depends on it is a missing barrier."""
+        """Set the order in which the emulation runs blocks and threads; a result that depends on it lacks a barrier."""
         if self.executor != "emulation":
             raise ValueError(f"{self.path} runs on {self.executor}; only the emulation has schedules")
         bind = self._bind("kvc_emulation_set_schedule", None)
         bind(ctypes.c_int32(SCHEDULES.index(order)), ctypes.c_uint64(seed))
 
     def launches_of(self, call: Callable[[], object]) -> list[EmulatedLaunch]:
-        """The launches of one call of the emulation, in their order."""
+        """Return the launches of one call of the emulation, in order."""
         self._bind("kvc_emulation_clear_launches", None)()
         call()
         launches = self._bind("kvc_emulation_launches", ctypes.c_int64)

@@ -1,4 +1,4 @@
-"""The kernels called with torch tensors, which are checked first: past the C ABI a wrong shape is a wild read."""
+"""Call the kernels with torch tensors. They are checked first: to the C ABI a wrong shape is a wild read."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["DTYPES", "ELEMENTS", "EXECUTORS", "SCHEDULES", "CompactResult", "Ker
 
 DTYPES = {torch.float32: Dtype.FLOAT32, torch.float16: Dtype.FLOAT16, torch.bfloat16: Dtype.BFLOAT16}
 ELEMENTS: Mapping[Element, torch.dtype] = {INT64: torch.int64, INT32: torch.int32, "FLOAT": torch.float32}
-"""Types of tensors that do not have the cache's."""
+"""Types of the tensors that do not have the cache's type."""
 
 
 class CompactResult(NamedTuple):
-    """What is left of a prompt's cache: the outputs of KvcCompact."""
+    """The outputs of KvcCompact: what is kept of a prompt's cache."""
 
     k_cache: Tensor
     v_cache: Tensor
@@ -36,13 +36,12 @@ class CompactResult(NamedTuple):
 
 
 class KernelLibrary(CLibrary):
-    """A library called with torch tensors."""
+    """A kernel library that is called with torch tensors."""
 
     def compact(self, *tensors: Tensor, out: CompactResult | None = None, **arguments: Tensor | int) -> CompactResult:
-        """`compute` of KvcCompact; `out` takes the results into the caller's tensors.
+        """Run KvcCompact (see `compute`); `out` receives the results in the caller's tensors.
 
-        With k and v themselves as out.k_cache and out.v_cache (then capacity = S and both are contiguous) the cache is
-        compacted in place.
+        Passing k and v as out.k_cache and out.v_cache compacts the cache in place (capacity = S, both contiguous).
         """
         given = None if out is None else out._asdict()
         return CompactResult(**self.compute(COMPACT, _named(COMPACT, tensors, arguments), out=given))
@@ -50,13 +49,13 @@ class KernelLibrary(CLibrary):
     def hybrid_attention(
         self, *tensors: Tensor, with_selected: bool = True, **arguments: Tensor | int
     ) -> tuple[Tensor, Tensor | None]:
-        """`compute` of KvcHybridAttention: output and selected. A row whose length is outside 0..C-1 is inactive."""
+        """Run KvcHybridAttention; return output and selected. A row whose length is outside 0..C-1 is inactive."""
         without = () if with_selected else ("selected",)
         made = self.compute(HYBRID_ATTENTION, _named(HYBRID_ATTENTION, tensors, arguments), without=without)
         return made["output"], made.get("selected")
 
     def dense_attention(self, *tensors: Tensor, **arguments: Tensor | int) -> Tensor:
-        """`compute` of KvcDenseAttention."""
+        """Run KvcDenseAttention and return its output."""
         return self.compute(DENSE_ATTENTION, _named(DENSE_ATTENTION, tensors, arguments))["output"]
 
     def compute(
@@ -67,14 +66,14 @@ class KernelLibrary(CLibrary):
         out: Mapping[str, Tensor] | None = None,
         without: Collection[str] = (),
     ) -> dict[str, Tensor]:
-        """Run an operator; returns its outputs but those in `without` and those that are updated in place.
+        """Run an operator and return its outputs, except those in `without` and those updated in place.
 
-        `arguments` are its inputs and attributes by name, `out` tensors that take the outputs. Raises ValueError for a
-        tensor or number that does not fit, KernelError for what the library refuses.
+        `arguments` are its inputs and attributes by name, `out` are tensors that receive outputs. Raises ValueError for
+        a tensor or number that does not fit, KernelError if the library refuses the call.
         """
         assert operator.kernel is not None
         kernel = operator.kernel
-        inputs, numbers = _parted(arguments)
+        inputs, numbers = _split(arguments)
         first = inputs[operator.inputs[0].name]
         self._check_device(first)
         sizes = _bound(operator, inputs, numbers)
@@ -96,7 +95,7 @@ class KernelLibrary(CLibrary):
         return outputs
 
     def run(self, operation: str, params: Parameters, device: torch.device) -> None:
-        """Call with a workspace from torch, on the device's current stream. The struct's pointers are not checked."""
+        """Call with a workspace from torch on the device's current stream. The struct's pointers are not checked."""
         workspace = torch.empty(self.workspace_bytes(operation, params), dtype=torch.uint8, device=device)
         with _current(device) as stream:
             self.call(operation, params, workspace.data_ptr(), workspace.numel(), stream)
@@ -107,8 +106,8 @@ class KernelLibrary(CLibrary):
 
 
 def empty_outputs(operator: Operator, arguments: Mapping[str, Tensor | int]) -> dict[str, Tensor]:
-    """Tensors for the outputs that are not updated in place, on the device of the inputs. Nothing is checked."""
-    inputs, numbers = _parted(arguments)
+    """Return tensors for the outputs that are not updated in place, on the device of the inputs. Nothing is checked."""
+    inputs, numbers = _split(arguments)
     shapes = operator.output_shapes({name: value.shape for name, value in inputs.items()}, numbers)
     first = inputs[operator.inputs[0].name]
     return {
@@ -121,18 +120,18 @@ def empty_outputs(operator: Operator, arguments: Mapping[str, Tensor | int]) -> 
 def _named(
     operator: Operator, tensors: tuple[Tensor, ...], arguments: Mapping[str, Tensor | int]
 ) -> dict[str, Tensor | int]:
-    """Arguments by name; `tensors` are the first inputs in the operator's order."""
+    """Return the arguments by name; `tensors` are the first inputs in the operator's order."""
     return dict(zip((tensor.name for tensor in operator.inputs), tensors, strict=False)) | dict(arguments)
 
 
-def _parted(arguments: Mapping[str, Tensor | int]) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Tensors, and numbers."""
+def _split(arguments: Mapping[str, Tensor | int]) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Split arguments into tensors and numbers."""
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     return tensors, {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
 
 
 def _bound(operator: Operator, inputs: Mapping[str, Tensor], numbers: Mapping[str, int]) -> Dimensions:
-    """All sizes of a call. Raises ValueError for inputs and attributes that do not fit together."""
+    """Return all sizes of a call; ValueError for inputs and attributes that do not fit together."""
     kernel, first = operator.kernel, inputs[operator.inputs[0].name]
     if first.dtype not in DTYPES:
         name = operator.inputs[0].name
@@ -155,14 +154,14 @@ def _bound(operator: Operator, inputs: Mapping[str, Tensor], numbers: Mapping[st
         if kernel is not None and attribute.name in kernel.ignored:
             continue
         value_of = numbers[attribute.name]
-        if not attribute.least <= value_of <= attribute.most:  # ctypes would cut a larger one without a word
+        if not attribute.least <= value_of <= attribute.most:  # ctypes would truncate a larger one silently
             raise ValueError(f"{attribute.name} is {value_of}; expected it in {attribute.least}..{attribute.most}")
     operator.derive(numbers, sizes)
     return sizes
 
 
 def _numbers(operator: Operator, sizes: Dimensions, numbers: Mapping[str, int]) -> dict[str, int]:
-    """The numbers of the struct: sizes and attributes."""
+    """Return the numbers of the struct: sizes and attributes."""
     ignored = () if operator.kernel is None else operator.kernel.ignored
     attributes = {name: value for name, value in numbers.items() if name not in ignored}
     return attributes | {member: sizes[symbol] for symbol, member in size_members(operator).items()}
@@ -178,7 +177,7 @@ def _check_like(name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.d
 
 
 def _check_memory(name: str, value: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ValueError unless `value` has memory of its own on `device`, of this type."""
+    """Raise ValueError unless `value` is an ordinary tensor of this type on `device`."""
     if value.dtype != dtype:
         raise ValueError(f"{name} {list(value.shape)} is {value.dtype}; expected {dtype}")
     if value.device != device:
@@ -190,7 +189,7 @@ def _check_memory(name: str, value: Tensor, dtype: torch.dtype, device: torch.de
 def _check_separate(
     operator: Operator, kernel: Kernel, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
 ) -> None:
-    """Raise ValueError if a tensor that is written shares memory with another one."""
+    """Raise ValueError if an output shares memory with another tensor."""
     read = dict(inputs)
     pairs = [(outputs[output], inputs[source]) for output, source in kernel.in_place.items()]
     if pairs and all(output.data_ptr() == source.data_ptr() for output, source in pairs):
@@ -204,7 +203,7 @@ def _check_separate(
 
 
 def _span(value: Tensor) -> tuple[int, int]:
-    """Address of the first byte, and the one after the last."""
+    """Return the address of the first byte and the address after the last."""
     steps = zip(value.shape, value.stride(), strict=True)
     elements = 1 + sum((size - 1) * stride for size, stride in steps)
     return value.data_ptr(), value.data_ptr() + elements * value.element_size()
@@ -212,7 +211,7 @@ def _span(value: Tensor) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _current(device: torch.device) -> Iterator[int | None]:
-    """Make `device` current and give its stream; the emulation has neither."""
+    """Make `device` current and yield its stream; None for the emulation."""
     if device.type != "cuda":
         yield None
         return

@@ -1,4 +1,4 @@
-"""Which kernel library is called: the caller's choice, KVC_TRT_KERNELS, or the one in the package's `lib` folder."""
+"""Find the kernel library to call: the caller's choice, KVC_TRT_KERNELS, or the one in the package's `lib` folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _in_use: list[Path] = []
 
 
 def library_path() -> tuple[Path, str] | None:
-    """Path of the library to call and who named it; None where there is none. The file itself is not looked at."""
+    """Return the path of the library to call and who chose it, or None. The file is not read."""
     if _in_use:
         return _in_use[-1], "chosen by the caller"
     named = os.environ.get(VARIABLE)
@@ -35,20 +35,20 @@ def library_path() -> tuple[Path, str] | None:
 
 
 def current_library() -> KernelLibrary | None:
-    """The library in use, loaded; None where there is none. Raises KernelLibraryError for one that cannot be used."""
+    """Load and return the library to call, or None. Raises KernelLibraryError if it cannot be used."""
     found = library_path()
     return None if found is None else load(found[0])
 
 
 def current_c_library() -> CLibrary | None:
-    """`current_library` for callers that have addresses: without PyTorch."""
+    """Like `current_library`, but without PyTorch, for callers that pass addresses."""
     found = library_path()
     return None if found is None else _load_c(found[0])
 
 
 @contextlib.contextmanager
 def use_library(path: str | PathLike[str]) -> Iterator[KernelLibrary]:
-    """Call this library inside the block, whatever the environment says. For the whole process, not one thread."""
+    """Use this library inside the block, in all threads of the process, regardless of the environment."""
     library = load(Path(path).absolute())
     _in_use.append(library.path)
     try:
@@ -66,7 +66,7 @@ def _load_c(path: Path) -> CLibrary:
 
 @cache
 def load(path: Path) -> KernelLibrary:
-    """The library at `path`, once per process: a loaded file is never given back by the system anyway."""
+    """Load the library at `path`, once per process: the system never unloads it anyway."""
     from kvc_trt.kernels.library import KernelLibrary
 
     return KernelLibrary(path)

@@ -1,8 +1,8 @@
-"""`torch.ops.kvc`: the operators that have kernels as PyTorch operators. Importing this module registers them.
+"""`torch.ops.kvc`: the operators with kernels, as PyTorch operators. Importing this module registers them.
 
-On CUDA tensors they call the CUDA library, on CPU tensors the emulated library if one was chosen (KVC_TRT_KERNELS,
-`kvc_trt.kernels.use_library`), else the reference. Shapes of the results depend on shapes and numbers alone, so they
-trace under `torch.compile` and replay in a CUDA graph. No operator has a gradient.
+On CUDA tensors they call the CUDA library; on CPU tensors the emulated library if one was chosen (KVC_TRT_KERNELS,
+`kvc_trt.kernels.use_library`), otherwise the reference. Result shapes depend only on shapes and numbers, so the
+operators trace under `torch.compile` and replay in a CUDA graph. No operator has a gradient.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Result = Tensor | tuple[Tensor, ...]
 
 
 def operator_name(operator: Operator) -> str:
-    """What an operator is called in `torch.ops.kvc`: "kvc_compact" is `compact`."""
+    """Return the operator's name in `torch.ops.kvc`: "kvc_compact" becomes `compact`."""
     assert operator.kernel is not None
     return operator.kernel.operation.removeprefix("kvc_")
 
 
 def argument_names(operator: Operator) -> tuple[str, ...]:
-    """Inputs, then the attributes that the kernel takes."""
+    """Return the names of the inputs, then of the attributes that the kernel takes."""
     assert operator.kernel is not None
     numbers = (one.name for one in operator.attributes if one.name not in operator.kernel.ignored)
     return (*(tensor.name for tensor in operator.inputs), *numbers)
 
 
 def schema(operator: Operator) -> str:
-    """The operator as PyTorch declares it; state is written in place and not returned."""
+    """Return the operator's PyTorch schema; state is written in place and not returned."""
     state, tensors = operator.state, []
     for tensor in operator.inputs:
         alias = f"({chr(ord('a') + state.index(tensor))}!)" if tensor in state else ""
@@ -49,16 +49,16 @@ def schema(operator: Operator) -> str:
 
 
 def _implementation(operator: Operator) -> Callable[..., Result]:
-    """What runs: a library's kernel, or the reference."""
+    """Return the implementation, which calls a library's kernel or the reference."""
     name, names, kernel = operator_name(operator), argument_names(operator), operator.kernel
     assert kernel is not None
-    # These are taken as they are; of the others a copy does where they have gaps.
-    kept = {tensor.name for tensor in operator.state} | set(kernel.strided)
+    # These must not be copied; the others may be, to make them contiguous.
+    not_copied = {tensor.name for tensor in operator.state} | set(kernel.strided)
 
     def run(*arguments: Any) -> Result:
         given = dict(zip(names, arguments, strict=True))
         for tensor in operator.inputs:
-            if tensor.name not in kept:
+            if tensor.name not in not_copied:
                 given[tensor.name] = given[tensor.name].contiguous()
         library = _library_for(arguments[0])
         if library is None:
@@ -71,7 +71,7 @@ def _implementation(operator: Operator) -> Callable[..., Result]:
 
 
 def _shapes(operator: Operator) -> Callable[..., Result]:
-    """Empty tensors in the shapes of the results, for tensors without data."""
+    """Return the meta function: empty tensors in the shapes of the results."""
     names = argument_names(operator)
 
     def made(*arguments: Any) -> Result:
@@ -83,7 +83,7 @@ def _shapes(operator: Operator) -> Callable[..., Result]:
 
 
 def _library_for(value: Tensor) -> KernelLibrary | None:
-    """The library that takes this tensor; None for the reference. On a GPU nothing replaces a missing library."""
+    """Return the library for this tensor, or None for the reference (CPU only; on a GPU a missing library is an error)."""
     found = current_library()
     if found is not None and found.device_type == value.device.type:
         return found
@@ -94,7 +94,7 @@ def _library_for(value: Tensor) -> KernelLibrary | None:
 
 
 def _register() -> Any:
-    """Define the operators and everything they run on; they exist as long as what is returned."""
+    """Define the operators and their implementations; they exist as long as the returned object."""
     torch_library: Any = torch.library  # PyTorch leaves these functions untyped
     library = torch_library.Library("kvc", "DEF")
     for operator in KERNEL_OPERATORS:
@@ -108,16 +108,4 @@ def _register() -> Any:
 
 _registered = _register()
 kvc: Any = torch.ops.kvc
-"""The operators; whoever imports this has them registered."""
-
-
-def numbers_of(operator: Operator, rule: object) -> dict[str, int]:
-    """The attributes that an operator's kernel takes, by name, as `rule` (a policy's parameters) has them."""
-    return {name: getattr(rule, name) for name in argument_names(operator)[len(operator.inputs) :]}
-
-
-def call(operator: Operator, numbers: Mapping[str, int], **inputs: Tensor) -> tuple[Tensor, ...]:
-    """All outputs of an operator in its order, state that was updated in place included."""
-    made = getattr(kvc, operator_name(operator))(**inputs, **numbers)
-    fresh = iter(made if isinstance(made, tuple) else (made,))
-    return tuple(next(fresh) if one.alias is None else inputs[one.alias] for one in operator.outputs)
+"""The registered operators."""

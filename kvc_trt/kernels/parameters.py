@@ -19,21 +19,21 @@ class Member:
 
     name: str
     type: str
-    """In C."""
+    """Its type in C."""
     comment: str
     source: str | Attribute | Stride | Tensor | None = None
-    """What a caller sets it from; a size by its symbol. None: the struct itself."""
+    """Where its value comes from, a size by its symbol; None for the struct's own size."""
 
 
 def kernel_of(operator: Operator) -> Kernel:
-    """The operation that computes an operator; ValueError where there is none."""
+    """Return the operation that computes an operator; ValueError if there is none."""
     if operator.kernel is None:
         raise ValueError(f"{operator.name} has no kernel")
     return operator.kernel
 
 
 def members(operator: Operator) -> tuple[Member, ...]:
-    """All members in their order: numbers of 32 bits, numbers of 64 bits, addresses of inputs, of outputs."""
+    """Return all members in order: 32-bit numbers, 64-bit numbers, addresses of inputs, addresses of outputs."""
     kernel = kernel_of(operator)
     numbers = list(_numbers(operator, kernel))
     narrow = [member for member in numbers if member.type == "int32_t"]
@@ -52,7 +52,7 @@ def members(operator: Operator) -> tuple[Member, ...]:
 
 @cache
 def size_members(operator: Operator) -> dict[str, str]:
-    """The member that holds each size of an operator's tensors, by symbol."""
+    """Return the member that holds each size of an operator's tensors, by symbol."""
     return {symbol: SIZES[symbol].field or "" for symbol in _sizes(operator) if SIZES[symbol].field}
 
 
@@ -62,7 +62,7 @@ def _sizes(operator: Operator) -> list[str]:
 
 
 def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
-    """Sizes that inputs give, attributes, sizes that follow from attributes."""
+    """Yield the sizes of the inputs, the attributes, and the sizes derived from attributes."""
     attributes = {attribute.name for attribute in operator.attributes}
     sizes = {symbol: SIZES[symbol] for symbol in _sizes(operator) if SIZES[symbol].field not in (None, *attributes)}
     for symbol, size in sizes.items():

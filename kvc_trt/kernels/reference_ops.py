@@ -1,7 +1,7 @@
-"""The normative reference in the shapes of the C ABI: caches with free slots, channel-major bounds, any cache type.
+"""The normative reference in the layout of the C ABI: caches with free slots, channel-major bounds, any cache type.
 
-This is what `torch.ops.kvc` computes on CPU tensors, and what the kernels are compared with. Half types are widened to
-float32 and the results rounded back.
+`torch.ops.kvc` computes this on CPU tensors, and the kernels are compared with it. Half types are widened to float32
+and the results rounded back.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def dense_attention(
 
 
 def channel_major(page_min: Tensor, page_max: Tensor, dtype: torch.dtype) -> Tensor:
-    """The reference's bounds [B,G,P,D] in an engine's layout [B,G,2D,P]; empty pages hold the lowest finite value."""
-    both = torch.cat([page_max, -page_min], dim=3).transpose(2, 3)
-    return both.masked_fill(both == -torch.inf, torch.finfo(dtype).min).to(dtype).contiguous()
+    """Turn the reference's bounds [B,G,P,D] into an engine's [B,G,2D,P]; empty pages get the lowest finite value."""
+    bounds = torch.cat([page_max, -page_min], dim=3).transpose(2, 3)
+    return bounds.masked_fill(bounds == -torch.inf, torch.finfo(dtype).min).to(dtype).contiguous()
 
 
 def page_major(bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse, in the type of `bounds`: [B,G,2D,P] -> page_min, page_max [B,G,P,D]."""
+    """Undo `channel_major`: `bounds` [B,G,2D,P] -> page_min, page_max [B,G,P,D] of the same type."""
     empty = bounds == torch.finfo(bounds.dtype).min
     high, low = bounds.masked_fill(empty, -torch.inf).transpose(2, 3).chunk(2, dim=3)
     return -low, high

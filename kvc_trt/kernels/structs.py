@@ -16,7 +16,7 @@ ABI_VERSION = 1
 
 
 class Status(IntEnum):
-    """KvcStatus."""
+    """KvcStatus: the result of a call."""
 
     OK = 0
     INVALID_PARAMETER = 1
@@ -25,7 +25,7 @@ class Status(IntEnum):
 
 
 class Dtype(IntEnum):
-    """KvcDtype."""
+    """KvcDtype: the element type of the cache."""
 
     FLOAT32 = 0
     FLOAT16 = 1
@@ -39,7 +39,7 @@ class Message(ctypes.Structure):
 
 
 class EmulatedLaunch(ctypes.Structure):
-    """KvcEmulationLaunch: one launch that the emulation has run."""
+    """KvcEmulationLaunch: one kernel launch of the emulation."""
 
     _fields_ = (
         ("name", ctypes.c_char * 64),
@@ -52,7 +52,7 @@ class EmulatedLaunch(ctypes.Structure):
 
 
 class Parameters(ctypes.Structure):
-    """Base of the parameter structs: fills their first field, their own size, which tells the library the layout."""
+    """Base of the parameter structs; sets their first field to their size, which tells the library the layout."""
 
     def __init__(self, **fields: int | None) -> None:
         super().__init__(struct_bytes=ctypes.sizeof(type(self)), **fields)
@@ -63,7 +63,7 @@ _C_TYPES = {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "int32_t": c
 
 @cache
 def struct_of(operator: Operator) -> type[Parameters]:
-    """The parameter struct of the operation that computes an operator."""
+    """Return the parameter struct of the operation that computes an operator."""
     fields = tuple((member.name, _C_TYPES.get(member.type, ctypes.c_void_p)) for member in members(operator))
     name = kernel_of(operator).struct
     return type(name, (Parameters,), {"_fields_": fields, "__doc__": f"{name}."})
