@@ -83,7 +83,7 @@ def _shapes(operator: Operator) -> Callable[..., Result]:
 
 
 def _library_for(value: Tensor) -> KernelLibrary | None:
-    """Return the library for this tensor, or None for the reference (CPU only; on a GPU a missing library is an error)."""
+    """Return the library for this tensor; None for the reference, which never replaces a missing CUDA library."""
     found = current_library()
     if found is not None and found.device_type == value.device.type:
         return found

@@ -74,7 +74,7 @@ class Place:
         return str(emit.Concat(*(emit.Expand(part, each) for part in parts), axis=2))
 
     def _indices(self, last: Value, grid: np.ndarray) -> Value:
-        """Return `grid` [1,.,.,n] of index tuples with the row added to the first, `last` [B,.,1,1] to the last element."""
+        """Return index tuples: `grid` [1,.,.,n] with the row added in front and `last` [B,.,1,1] at the end."""
         emit, width = self._emit, grid.shape[-1]
         first_axis, last_axis = np.eye(width, dtype=np.int64)[[0, -1]]
         moving = emit.Add(emit.Mul(self._rows, first_axis), emit.Mul(last, last_axis))

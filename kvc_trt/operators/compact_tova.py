@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """Write the body. `slot_positions` equals `indices`: the text position of each slot's token, -1 for an empty slot."""
+    """Write the body. `slot_positions` equals `indices`: the text position of each slot's token, -1 if empty."""
     outputs = keep_best(emit, _rank).outputs
     return {**outputs, "slot_positions": emit.Identity(outputs["indices"])}
 

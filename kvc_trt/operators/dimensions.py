@@ -73,7 +73,7 @@ class Dimensions:
         return self._values[symbol]
 
     def fix(self, symbol: str, size: int, where: str) -> None:
-        """Set a size; Refusal unless it is in 0..2^31-1 and agrees with a known one. `where` is its source, for messages."""
+        """Set a size; Refusal unless it is in 0..2^31-1 and agrees with what is known. `where` is its source."""
         words = SIZES[symbol].words if symbol in SIZES else symbol
         if not 0 <= size <= INT32_MAX:
             raise Refusal(f"{where}: expected {words} in 0..{INT32_MAX}, found {size}")
