@@ -83,7 +83,7 @@ def _shapes(operator: Operator) -> Callable[..., Result]:
 
 
 def _library_for(value: Tensor) -> KernelLibrary | None:
-    """Return the library for this tensor; None for the reference, which never replaces a missing CUDA library."""
+    """The library that takes this tensor; None for the reference. On a GPU nothing replaces a missing library."""
     found = current_library()
     if found is not None and found.device_type == value.device.type:
         return found
@@ -109,3 +109,15 @@ def _register() -> Any:
 _registered = _register()
 kvc: Any = torch.ops.kvc
 """The registered operators."""
+
+
+def numbers_of(operator: Operator, rule: object) -> dict[str, int]:
+    """The attributes that an operator's kernel takes, by name, as `rule` (a policy's parameters) has them."""
+    return {name: getattr(rule, name) for name in argument_names(operator)[len(operator.inputs) :]}
+
+
+def call(operator: Operator, numbers: Mapping[str, int], **inputs: Tensor) -> tuple[Tensor, ...]:
+    """All outputs of an operator in its order, state that was updated in place included."""
+    made = getattr(kvc, operator_name(operator))(**inputs, **numbers)
+    fresh = iter(made if isinstance(made, tuple) else (made,))
+    return tuple(next(fresh) if one.alias is None else inputs[one.alias] for one in operator.outputs)

@@ -71,7 +71,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Stride:
-    """A number of the C ABI that describes the memory layout of inputs."""
+    """A number of the C ABI that says how inputs are laid out in memory."""
 
     name: str
     axis: int
@@ -195,15 +195,24 @@ class Operator:
             known[symbol] = evaluate(formula, known)
         return {tensor.name: [known[symbol] for symbol in tensor.shape] for tensor in self.outputs}
 
-    def all_formulas(self) -> Iterator[tuple[str, str]]:
+    def all_formulas(self) -> tuple[tuple[str, str], ...]:
         """Yield symbol and formula of every derived size: the operator's own, then the common ones."""
-        yield from self.formulas.items()
-        named = {symbol for tensor in self.tensors for symbol in tensor.shape}
-        yield from ((symbol, formula) for symbol, formula in COMMON_FORMULAS.items() if symbol in named)
+        return self._all_formulas
 
     def origin_of(self, symbol: str) -> str:
         """Return where a derived size comes from, for messages: attributes, or the first tensor that has it."""
-        names = names_in(dict(self.all_formulas())[symbol])
+        return self._origins[symbol]
+
+    @cached_property
+    def _all_formulas(self) -> tuple[tuple[str, str], ...]:
+        named = {symbol for tensor in self.tensors for symbol in tensor.shape}
+        return (*self.formulas.items(), *(one for one in COMMON_FORMULAS.items() if one[0] in named))
+
+    @cached_property
+    def _origins(self) -> Mapping[str, str]:
+        return {symbol: self._origin(symbol, names_in(formula)) for symbol, formula in self.all_formulas()}
+
+    def _origin(self, symbol: str, names: tuple[str, ...]) -> str:
         fields = [attribute.name for attribute in self.attributes if attribute.name in names]
         if fields:
             return f"field{'s' if len(fields) > 1 else ''} {', '.join(fields)}"

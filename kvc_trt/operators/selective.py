@@ -97,14 +97,14 @@ def ascending(emit: Emitter, tokens: Value, width: Value) -> Value:
 
 
 def largest_channels(emit: Emitter, query: Value) -> Value:
-    """INT64 [B,G,top_r], unordered: by |q| summed over the group of `query` [B,G,g,D]."""
+    """Return the channels of largest |q|, summed over the group of `query` [B,G,g,D]; INT64 [B,G,top_r], unordered."""
     sums = emit.ReduceL1(query, [2], keepdims=0)
     _, channels = emit.TopK(sums, one(emit, emit.attribute("top_r")), outputs=2, axis=2, sorted=0)
     return str(channels)
 
 
 def temperature(emit: Emitter, query: Value, selected: Value, head_size: int) -> Value:
-    """sqrt(D * covered share of |q|) per head, sqrt(D) where nothing is covered; [B,G,g,1]."""
+    """Return sqrt(D * share of |q| on the selected channels) per head, sqrt(D) if the share is 0; [B,G,g,1]."""
     covered = emit.ReduceL1(selected, [3])
     share = emit.Div(covered, emit.ReduceL1(query, [3]))
     share = emit.Where(emit.Greater(covered, 0.0), share, 1.0)

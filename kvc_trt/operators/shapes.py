@@ -124,7 +124,7 @@ def attention_scale(emit: Emitter, query: Value, axis: int) -> Value:
 
 
 def into_slots(emit: Emitter, rows: Value, stored: Value) -> Value:
-    """`rows` [B,G,n,D] in a cache of `capacity` slots, zero wherever nothing is `stored`."""
+    """Put `rows` [B,G,n,D] into a cache of `capacity` slots, with zeros where nothing is `stored`."""
     zero = emit.CastLike(0.0, rows)
     return pad_end(emit, emit.Where(stored, rows, zero), emit.attribute("capacity"), zero)
 
