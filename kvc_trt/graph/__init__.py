@@ -1,6 +1,6 @@
-"""The program of an engine: a prefill and a decode graph in ONNX, their state and their weight file.
+"""An engine's prefill and decode graph in ONNX, their state tensors and their weight file.
 
-Nothing here knows an executor. Importing the package is cheap: onnx is imported by the modules that build graphs.
+Nothing here depends on an executor. Importing the package is cheap: only the modules that build graphs import onnx.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The two graphs of an engine.
+"""Build the two graphs of an engine.
 
     weights = GraphWeights("engine/weights.safetensors")
     onnx.save(build_prefill(config, parameters, weights=weights), "engine/prefill.onnx")
     onnx.save(build_decode(config, parameters, weights=weights), "engine/decode.onnx")
 
-A graph holds a few hundred bytes per tensor; the data stay in the weight file, which must lie beside it.
+A graph holds a few hundred bytes per tensor; the data stay in the weight file, which must be in the same directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvc_trt.version import __version__
 
 
 def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
-    """Prompts in, first logits and a compressed cache out.
+    """Build the prefill graph, which reads prompts and returns the first logits and the compressed caches.
 
     input_ids INT64 [batch,sequence], right padded to a multiple of PROMPT_BLOCK; prompt_lengths INT64 [batch] ->
     logits FLOAT [batch,vocab] of each row's last token, cache_lengths INT64 [caches,batch], and every state tensor of
@@ -71,7 +71,7 @@ def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights:
 def build_decode(
     config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights, slice_until: int | None = None
 ) -> ModelProto:
-    """One token per row in, logits out; the state tensors are updated in place.
+    """Build the decode graph, which reads one token per row, updates the state tensors in place and returns logits.
 
     token, positions INT64 [batch] (logical), cache_lengths INT64 [caches,batch] (stored entries before this step) and
     the state tensors -> logits FLOAT [batch,vocab] and each state tensor's `aliased_output`. An executor binds one
@@ -104,14 +104,14 @@ def build_decode(
 
 
 def slice_limit(parameters: PolicyParameters) -> int:
-    """Entries up to which an engine's dense attention runs on a slice: those for which it promises dense results."""
+    """Return the number of entries up to which an engine promises dense results and attends to a slice of the cache."""
     if parameters.reads_a_part or parameters.evicts_while_decoding:
         return parameters.dense_limit
     return parameters.token_budget if parameters.eviction.evicts else 0
 
 
 def _by_layer(sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]]]:
-    """Each layer with its caches."""
+    """Yield each layer with its caches."""
     for layer, group in groupby(sites, key=lambda site: site.layer):
         yield layer, list(group)
 
@@ -119,7 +119,7 @@ def _by_layer(sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]
 def _prompt(layers: Layers, parameters: PolicyParameters) -> PromptBatch:
     emit = layers.emit
     grid = emit.Shape("input_ids")
-    # Padding may reach beyond the rotary tables; what is computed there is never used.
+    # Padding may extend past the rotary tables; its results are never used.
     counted = emit.Min(count_to(emit, emit.Shape("input_ids", start=1)), parameters.max_sequence_len - 1)
     # All queries of a prompt need no list.
     observed = 1 if parameters.eviction.observes_every_query else parameters.window
@@ -168,7 +168,7 @@ def _model(
 
 
 def _layout(layers: Layers, rule: PolicyParameters) -> Layout:
-    """What bodies contain; capacity and pages are numbers where all layers have the same."""
+    """Return the numbers that operator bodies contain; capacity and pages only if all layers share them."""
     config = layers.config
     capacity, pages = (rule.capacity, rule.num_pages()) if rule.layer_budgets is None else (None, None)
     numbers = {
@@ -181,7 +181,7 @@ def _layout(layers: Layers, rule: PolicyParameters) -> Layout:
 
 
 def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:
-    """Attention shape of every cache of an engine."""
+    """Return the attention shape that all caches of an engine share."""
     heads = {cache_heads(config, site) for site in cache_sites(config, parameters)}
     if heads == {config.num_key_value_heads}:
         return HeadShape(config.num_attention_heads, config.num_key_value_heads, config.head_size)

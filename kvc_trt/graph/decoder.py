@@ -1,4 +1,4 @@
-"""One decoder layer, as prefill and as decode write it."""
+"""Write one decoder layer into the prefill or the decode graph."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
 
 def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[CacheSite]) -> tuple[Value, Value]:
-    """Residual stream [T,hidden] through one layer; `sites` are its caches, which it writes.
+    """Pass the residual stream [T,hidden] through one layer, which writes its caches `sites`.
 
-    Returns the stream behind the layer, and as it is between attention and feed-forward.
+    Return the stream after the layer, and the one between attention and feed-forward.
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
@@ -59,12 +59,12 @@ def _rotated(layers: Layers, batch: PromptBatch, normed: Value, name: str, kind:
 
 
 def _by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:
-    """[T,width] -> [B,S,width]"""
+    """Reshape [T,width] -> [B,S,width]."""
     return str(layers.emit.Reshape(x, layers.emit.Concat(batch.grid, [-1], axis=0)))
 
 
 def decode_layer(layers: Layers, batch: DecodeBatch, x: Value, sites: Sequence[CacheSite]) -> Value:
-    """Residual stream [B,hidden] through one layer; `sites` are its caches, which it reads and writes."""
+    """Pass the residual stream [B,hidden] through one layer, which reads and writes its caches `sites`."""
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
     attended = _attend(layers, batch, normed, name, sites)
@@ -75,7 +75,7 @@ def decode_layer(layers: Layers, batch: DecodeBatch, x: Value, sites: Sequence[C
 
 
 def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites: Sequence[CacheSite]) -> Value:
-    """Attention of one token per row over all caches of a layer, [B,H,D] with the heads in the model's order."""
+    """Return attention of one token per row over all caches of a layer, [B,H,D], heads in the model's order."""
     emit, config = layers.emit, layers.config
     (query, key, value), plain = _project(layers, batch, normed, name)
     parts = []
@@ -91,7 +91,7 @@ def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites:
 
 
 def _places(config: ModelConfig, sites: Sequence[CacheSite]) -> list[int]:
-    """Where each query head of a layer stands in the outputs of its groups, one after the other."""
+    """Return the index of each query head of a layer in the concatenated outputs of its groups."""
     kv_heads = np.concatenate([site.kv_heads for site in sites if site.kv_heads is not None])
     heads = (kv_heads[:, None] * config.group_size + np.arange(config.group_size)).ravel()
     places: list[int] = np.argsort(heads).tolist()
@@ -101,9 +101,9 @@ def _places(config: ModelConfig, sites: Sequence[CacheSite]) -> list[int]:
 def _project(
     layers: Layers, batch: DecodeBatch, normed: Value, name: str
 ) -> tuple[tuple[Value, Value, Value], Callable[[], tuple[Value, Value]]]:
-    """Query [B,H,D], key and value [B,G,D] of one token per row; query and key are rotated together.
+    """Project one token per row to query [B,H,D], key and value [B,G,D]; query and key are rotated together.
 
-    Also what writes the two as they were before.
+    Also return a function that writes query and key before rotation.
     """
     emit, config, attention = layers.emit, layers.config, f"{name}.self_attn"
     heads, kv_heads, head_size = config.num_attention_heads, config.num_key_value_heads, config.head_size

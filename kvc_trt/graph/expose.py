@@ -1,4 +1,4 @@
-"""Looking inside a graph: internal values as outputs of an in-memory copy."""
+"""Expose internal values of a graph as outputs of an in-memory copy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _INDEX_LISTS = ("indices.", "selected.")
 
 
 def index_lists(model: ModelProto) -> list[str]:
-    """Names of the index lists that the compression operators of a graph return."""
+    """Return the names of the index lists that a graph's compression operators produce."""
     return [name for node in model.graph.node for name in node.output if name.startswith(_INDEX_LISTS)]
 
 
 def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
-    """A copy of `model` that also returns the lists `indices.L` / `selected.L`, or other values that its nodes produce.
+    """Return a copy of `model` that also outputs the values `names`, such as the index lists `indices.L`, `selected.L`.
 
-    The model stays as it is. ValueError for a name that no node produces.
+    ValueError for a name that no node produces.
     """
     copy = ModelProto()
     copy.CopyFrom(model)

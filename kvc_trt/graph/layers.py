@@ -1,6 +1,6 @@
 """Building blocks of a decoder graph: weights by reference, linear layers, norms, rotary positions, the MLP.
 
-Activations are token-major, [T, width], in prefill (T = batch * sequence) as in decode (T = batch).
+Activations are token-major, [T, width], both in prefill (T = batch * sequence) and in decode (T = batch).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ELEMENT_TYPES = {
     "int32": TensorProto.INT32,
 }
 ACCURACY_LEVEL = 4
-"""MatMulNBits multiplies in int8: 5 times (int4) to 100 times (int8) as fast as in fp32 on a CPU."""
+"""Makes MatMulNBits multiply in int8: on a CPU 5 times (int4) to 100 times (int8) as fast as in fp32."""
 
 
 class Layers:
@@ -39,59 +39,59 @@ class Layers:
         self.initializers: dict[str, TensorProto] = {}
 
     def embed(self, token_ids: Value) -> Value:
-        """Rows of the embedding for `token_ids` [T]."""
+        """Gather the rows of the embedding for `token_ids` [T]."""
         rows = self.emit.Gather(self._tensor(EMBEDDING), token_ids)
         return rows if self.weights.bits is None else self._cast(rows)
 
     def norm(self, x: Value, name: str) -> Value:
-        """RMSNorm over the last axis."""
+        """Apply RMSNorm over the last axis."""
         return str(self.emit.RMSNormalization(x, self._tensor(name), axis=-1, epsilon=self.config.norm_epsilon))
 
     def linear(self, x: Value, name: str) -> Value:
-        """`x` [T,in] times the matrix NAME.weight [out,in], plus NAME.bias where the model has one."""
+        """Multiply `x` [T,in] by the matrix NAME.weight [out,in] and add NAME.bias if the model has one."""
         bias = f"{name}.bias" if f"{name}.bias" in self.weights else None
         return self._multiply(x, [f"{name}.weight"], [bias] if bias else [])
 
     def linear_joined(self, x: Value, names: Sequence[str]) -> Value:
-        """Several linear layers of one input, their outputs side by side."""
+        """Apply several linear layers to one input and concatenate their outputs."""
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self.weights]
         return self._multiply(x, [f"{name}.weight" for name in names], biases)
 
     def feed_forward(self, x: Value, layer: str) -> Value:
-        """SwiGLU: down(silu(gate(x)) * up(x))."""
+        """Apply SwiGLU: down(silu(gate(x)) * up(x))."""
         gate, up = self.linear(x, f"{layer}.mlp.gate_proj"), self.linear(x, f"{layer}.mlp.up_proj")
         return self.linear(self._gated(gate, up), f"{layer}.mlp.down_proj")
 
     def feed_forward_joined(self, x: Value, layer: str) -> Value:
-        """`feed_forward` with one matrix product for gate and up: fewer launches where T is small."""
-        both = self.linear_joined(x, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
-        gate, up = self.emit.Split(both, axis=-1, num_outputs=2, outputs=2)
+        """Apply `feed_forward` with one matrix product for gate and up, which saves launches when T is small."""
+        gate_and_up = self.linear_joined(x, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
+        gate, up = self.emit.Split(gate_and_up, axis=-1, num_outputs=2, outputs=2)
         return self.linear(self._gated(gate, up), f"{layer}.mlp.down_proj")
 
     def head(self, x: Value) -> Value:
-        """FLOAT logits [T,vocab] of hidden states [T,hidden]."""
+        """Return the FLOAT logits [T,vocab] of hidden states [T,hidden]."""
         normed = self.norm(x, "model.norm.weight")
         tied = self.config.tie_word_embeddings and self.weights.bits is None
         logits = self._multiply(normed, [EMBEDDING if tied else HEAD], [])
         return str(self.emit.Cast(logits, to=TensorProto.FLOAT))
 
     def norm_heads(self, x: Value, name: str) -> Value:
-        """Per-head RMSNorm of `x` [B,S,heads*D] (Qwen3)."""
+        """Apply RMSNorm per head to `x` [B,S,heads*D] (Qwen3)."""
         split = self.emit.Reshape(x, [0, 0, -1, self.config.head_size])
         return str(self.emit.Reshape(self.norm(split, name), [0, 0, -1]))
 
     def rotary(self, positions: Value) -> tuple[Value, Value]:
-        """Cosine and sine, FLOAT [B,S,D/2], of `positions` [B,S]; all layers share them."""
+        """Return cosine and sine, FLOAT [B,S,D/2], of `positions` [B,S]; all layers share them."""
         cosine, sine = (str(self.emit.Gather(table, positions)) for table in self.rotary_tables())
         return cosine, sine
 
     def rotary_tables(self) -> tuple[Value, Value]:
-        """Cosine and sine of every position, FLOAT [S,D/2]."""
+        """Return cosine and sine of every position, FLOAT [S,D/2]."""
         cosine, sine = (self._tensor(name) for name in ROTARY)
         return cosine, sine
 
     def rotate(self, x: Value, angles: tuple[Value, Value], heads: int) -> Value:
-        """Rotary embedding of `x` [B,S,heads*D] by the result of `rotary`, in fp32."""
+        """Apply the rotary embedding to `x` [B,S,heads*D] in fp32; `angles` is the result of `rotary`."""
         wide = self.emit.Cast(x, to=TensorProto.FLOAT)
         return self._cast(self.emit.RotaryEmbedding(wide, *angles, num_heads=heads))
 
@@ -109,7 +109,7 @@ class Layers:
         return str(self.emit.Gemm(x, self._matrix(matrices), *bias, transB=1))
 
     def _matrix(self, names: list[str]) -> Value:
-        """The rows of several matrices, [out,in]; of those in fp8 times their scales, rounded once."""
+        """Return the rows of several matrices, [out,in]; fp8 rows are multiplied by their scales and rounded once."""
         in_fp8 = [self.weights.is_fp8(name) for name in names]
         if not any(in_fp8):
             return self._joined(names)
@@ -144,7 +144,7 @@ class Layers:
         stem, _, rest = names[0].rpartition("_proj")
         projections = "_".join(name.rpartition("_proj")[0].rpartition(".")[2] for name in names)
         whole = self.weights.joined(f"{stem.rpartition('.')[0]}.{projections}_proj{rest}", names)
-        if whole is None:  # tensors whose size is no multiple of the file's alignment
+        if whole is None:  # tensors whose size is not a multiple of the file's alignment
             return str(self.emit.Concat(*(self._tensor(name) for name in names), axis=0))
         return self._initializer(whole, flat=flat)
 

@@ -1,7 +1,7 @@
-"""Dropping what nobody reads, in memory, before an executor loads a graph.
+"""Drop unused outputs of a graph in memory before an executor loads it.
 
-The artefact declares every output of every operator. ONNX Runtime inlines the bodies but removes no dead nodes: the
-ascending list of selected tokens alone would cost a tenth of a sparse step. The file on disk stays as it is.
+A graph file declares every output of every operator. ONNX Runtime inlines the bodies but does not remove dead nodes:
+the sorted list of selected tokens alone would cost a tenth of a sparse step. The file on disk is not changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvc_trt.operators import KVC_DOMAIN
 
 
 def prune(model: ModelProto) -> ModelProto:
-    """A copy of `model` whose functions return only what some call uses; results are the same to the last bit."""
+    """Return a copy of `model` whose functions return only what some call uses; results are bit-identical."""
     copy = ModelProto()
     copy.CopyFrom(model)
     wanted = {output.name for output in copy.graph.output} | _read_names(copy.graph.node)
@@ -33,7 +33,7 @@ def _drop_outputs(body: FunctionProto, calls: list[NodeProto], wanted: set[str])
 
 
 def _drop_dead(nodes: list[NodeProto], wanted: set[str]) -> None:
-    """Remove nodes, from the last to the first, whose outputs nobody wants; If nodes lose single outputs."""
+    """Remove nodes without wanted outputs, from the last to the first, and unwanted outputs of If nodes."""
     for index in reversed(range(len(nodes))):
         node = nodes[index]
         if not wanted.intersection(node.output):
@@ -55,7 +55,7 @@ def _drop_branch_outputs(node: NodeProto, wanted: set[str]) -> None:
 
 
 def _read_names(nodes: Iterable[NodeProto]) -> set[str]:
-    """Every value that the nodes read, those in their subgraphs included."""
+    """Return every value that the nodes and their subgraphs read."""
     names: set[str] = set()
     for node in nodes:
         names.update(node.input)

@@ -1,4 +1,4 @@
-"""SqueezeAttention inside the prefill graph: one cosine per layer, then budgets, then all layers trimmed."""
+"""SqueezeAttention inside the prefill graph: one cosine per layer, then budgets, then all layers are trimmed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvc_trt.operators.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.shapes import count_to, float32, size
 
 _SMALLEST_NORM = 1e-16
-"""Of a product of two squared norms, so that a row of zeros has no direction and no NaN."""
+"""Smallest product of two squared norms, so that a row of zeros gives no NaN."""
 
 
 def cosine(emit: Emitter, prompt: PromptBatch, before: Value, after: Value) -> Value:
-    """Mean cosine over each prompt's tokens between two residual streams [T,hidden]; FLOAT [1,B]."""
+    """Return the mean cosine between two residual streams [T,hidden] over each prompt's tokens, FLOAT [1,B]."""
     before, after = float32(emit, before), float32(emit, after)
     product = emit.ReduceSum(emit.Mul(before, after), [1], keepdims=0)
     squares = [emit.ReduceSumSquare(stream, [1], keepdims=0) for stream in (before, after)]
@@ -34,7 +34,7 @@ def trim_layers(
     layers: Layers, parameters: PolicyParameters, prompt: PromptBatch, sites: Sequence[CacheSite],
     cosines: Sequence[Value],
 ) -> None:  # fmt: skip
-    """Write the caches of all `sites` whose layers have a cosine, one each, in the same order."""
+    """Write the caches of all `sites` whose layers have one of the `cosines`, in the same order."""
     emit = layers.emit
     inputs = {"cosines": emit.Concat(*cosines, axis=0), "prompt_lengths": prompt.lengths}
     budgets = LAYER_BUDGETS.call(

@@ -1,4 +1,4 @@
-"""The tensors that a decoding engine carries from step to step; runtimes allocate and bind from this list alone."""
+"""The state tensors of a decoding engine; runtimes allocate and bind from this list alone."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ ITEM_SIZE: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32":
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One tensor of decode state: an input of the decode graph whose output alias takes its place."""
+    """One tensor of decode state: an input of the decode graph that shares a buffer with an output."""
 
     layer: int
     cache: int
-    """Row of the graph's `cache_lengths` that counts this cache's entries."""
+    """Row of `cache_lengths` that counts the entries of this tensor's cache."""
     name: str
     dtype: str
     shape: tuple[int, ...]
-    """Without the batch dimension, which comes first: [G,C,D] (per query head [H,C,D]) for keys and values, and what
-    the cache's decode selection says of the others."""
+    """Shape without the batch dimension, which comes first: [G,C,D] (per query head [H,C,D]) for keys and values; the
+    cache's decode selection defines the other shapes."""
     fill: float
-    """What an empty slot or page holds."""
+    """Value of an empty slot or page."""
     aliased_output: str
 
     def bytes_per_row(self) -> int:
-        """Bytes of one sequence of the batch."""
+        """Size of one row of the batch in bytes."""
         count = ITEM_SIZE[self.dtype]
         for size in self.shape:
             count *= size
@@ -43,20 +43,20 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class CacheSite:
-    """One cache of an engine: the KV heads of a layer that are stored alike, and the row that counts its entries."""
+    """One cache of an engine: KV heads of a layer that are stored alike, and the row that counts their entries."""
 
     layer: int
     cache: int
     name: str
-    """What its tensors are called after: the layer, and the group where a layer has several ("3", "3.1")."""
+    """Suffix of its tensors' names: the layer, and the group if the layer has several ("3", "3.1")."""
     kv_heads: tuple[int, ...] | None
-    """None: all of the layer's."""
+    """The KV heads of the layer that it stores; None for all."""
     parameters: PolicyParameters
-    """Of this cache alone."""
+    """The policy parameters of this cache."""
 
 
 def cache_sites(config: ModelConfig, parameters: PolicyParameters) -> tuple[CacheSite, ...]:
-    """Every cache of an engine, in the order of the rows of `cache_lengths`."""
+    """Return every cache of an engine, in the order of the rows of `cache_lengths`."""
     sites: list[CacheSite] = []
     for layer in range(config.num_hidden_layers):
         groups = parameters.groups(layer)
@@ -72,7 +72,7 @@ def uses_pages(parameters: PolicyParameters, layer: int) -> bool:
 
 
 def state_tensors(config: ModelConfig, parameters: PolicyParameters, dtype: str) -> tuple[StateTensor, ...]:
-    """Every state tensor of a decode graph, in the order in which the graph lists them."""
+    """Return every state tensor of a decode graph, in the graph's order."""
     if dtype not in LOWEST:
         raise ValueError(f"dtype: expected one of {', '.join(LOWEST)}, found {dtype!r}")
     return tuple(tensor for site in cache_sites(config, parameters) for tensor in _tensors(config, site, dtype))
@@ -90,6 +90,6 @@ def _tensors(config: ModelConfig, site: CacheSite, dtype: str) -> Iterator[State
 
 
 def cache_heads(config: ModelConfig, site: CacheSite) -> int:
-    """Heads that a cache stores: one per query head where each of them evicts for itself."""
+    """Return the number of heads that a cache stores: all query heads if each of them evicts separately."""
     kv_heads = config.num_key_value_heads if site.kv_heads is None else len(site.kv_heads)
     return kv_heads * config.group_size if site.parameters.eviction.cache_per_query_head else kv_heads

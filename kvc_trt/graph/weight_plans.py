@@ -1,4 +1,4 @@
-"""What a weight file holds and in which order: a plan for each tensor, read from a source when it is written."""
+"""The content and order of a weight file: a plan for each tensor, which is read from a source when it is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvc_trt.models.weights import WeightSource, expected_tensors, row_chunks
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"]
 FLOAT_PRECISIONS: dict[str, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
-"""Type of activations, and of all that is no matrix in fp8."""
+"""Type of activations and of all tensors that are not fp8 matrices, by weight format."""
 QUANTISED_BITS: dict[str, int] = {"int8": 8, "int4": 4}
 PRECISIONS = (*FLOAT_PRECISIONS, *QUANTISED_BITS)
 
@@ -32,14 +32,14 @@ _MATRIX = re.compile(r".*_proj\.weight|lm_head\.weight")
 
 
 def activation_dtype(precision: str) -> str:
-    """Type of activations and cache for a precision of weights; quantised models compute in float32."""
+    """Return the type of activations and cache for a weight format; quantised models compute in float32."""
     if precision not in PRECISIONS:
         raise InputError(f"--weights {precision}: expected one of {', '.join(PRECISIONS)}")
     return FLOAT_PRECISIONS.get(precision, "float32")
 
 
 def rotary_plans(config: ModelConfig, length: int) -> list[TensorPlan]:
-    """Cosines and sines of every position, float32 [length, D/2] each."""
+    """Return plans for the cosines and sines of every position, float32 [length, D/2] each."""
     shape = (length, config.head_size // 2)
     return [
         TensorPlan(name, "float32", shape, lambda part=part: rotary_tables(config, length)[part])  # type: ignore[misc]
@@ -48,7 +48,7 @@ def rotary_plans(config: ModelConfig, length: int) -> list[TensorPlan]:
 
 
 def weight_plans(config: ModelConfig, source: WeightSource, weights: str) -> list[TensorPlan]:
-    """Every tensor of the model; InputError for fp8 from a source that has none."""
+    """Return plans for every tensor of the model; InputError for fp8 from a source without fp8 matrices."""
     in_fp8 = source if weights == "fp8" and isinstance(source, Fp8Source) else None
     if weights == "fp8" and in_fp8 is None:
         raise InputError("--weights fp8: the checkpoint has no matrix in fp8", hint="--weights bf16")
@@ -67,10 +67,10 @@ def weight_plans(config: ModelConfig, source: WeightSource, weights: str) -> lis
 
 
 def _neighbours(config: ModelConfig, *, quantised: bool) -> list[list[str]]:
-    """All tensors of the file in its order; those in one list must touch."""
+    """Return all tensors of the file in order; those in one list must be adjacent."""
     names = list(expected_tensors(config))
     if quantised and HEAD not in names:
-        names.append(HEAD)  # a tied head is quantised on its own, the embedding stays float16
+        names.append(HEAD)  # a tied head is quantised separately; the embedding stays float16
     groups: dict[str, list[str]] = {}
     for name in names:
         shared = re.sub(r"\.[qkv]_proj\.", ".qkv.", re.sub(r"\.(gate|up)_proj\.", ".gate_up.", name))
@@ -96,7 +96,7 @@ def _float_plan(source: WeightSource, name: str, dtype: str) -> TensorPlan:
 
 
 def _quantised_plans(source: WeightSource, name: str, bits: int) -> tuple[TensorPlan, TensorPlan]:
-    """Packed values and scales, from one pass over the tensor: the scales are kept until they are written."""
+    """Plan packed values and scales from one pass over the tensor; the scales are kept until they are written."""
     stored = HEAD if name == HEAD else name
     read_as = name if name in source.names() else EMBEDDING
     rows, columns = source.shape(read_as)
@@ -115,7 +115,7 @@ def _quantised_plans(source: WeightSource, name: str, bits: int) -> tuple[Tensor
 
 
 def _fp8_plans(source: Fp8Source, group: list[str], dtype: str) -> list[TensorPlan]:
-    """Matrices as they are stored, then the scales of their rows; those that are not in fp8 in `dtype`."""
+    """Plan the fp8 matrices as stored, then the scales of their rows; other matrices in `dtype`."""
     matrices = [name for name in group if name in source.matrices]
     return [
         *(_fp8_plan(source, name) for name in matrices),

@@ -1,8 +1,8 @@
-"""The weight file of an engine: one safetensors file that both graphs read in place, written tensor by tensor.
+"""An engine's weight file: one safetensors file that both graphs read in place, written tensor by tensor.
 
 Matrices keep Hugging Face's names and [out, in] layout. Quantised matrices are two tensors, NAME.packed and
-NAME.scales, in the layout of MatMulNBits; those in fp8 are NAME, and a float32 scale for each row in NAME.scales.
-Projections that read the same input lie behind one another, so that a graph may see them as one matrix.
+NAME.scales, in the layout of MatMulNBits; fp8 matrices are NAME, with a float32 scale per row in NAME.scales.
+Projections that read the same input are adjacent, so that a graph can use them as one matrix.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def write_weights(
 ) -> None:
     """Write the weight file of an engine whose sequences have at most `length` tokens.
 
-    Memory for one quantised tensor, or one chunk of rows, at a time. Raises InputError naming the tensor where a
-    weight is NaN or infinite, or does not fit the precision's range or blocks.
+    Needs memory for one quantised tensor or one chunk of rows at a time. Raises InputError, naming the tensor, if a
+    weight is NaN, infinite, or does not fit the format's range or blocks.
     """
     plans = [*rotary_plans(config, length), *weight_plans(config, source, weights)]
     metadata = {"format": "kvc-trt", "weights": weights, "block": str(BLOCK), "length": str(length)}
@@ -74,7 +74,7 @@ def write_weights(
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor, or several that lie behind one another, as an initializer sees it."""
+    """One tensor, or several adjacent ones, in the form of an initializer."""
 
     name: str
     dtype: str
@@ -84,10 +84,10 @@ class Stored:
 
 
 class GraphWeights:
-    """Where each tensor of a weight file lies; what a graph needs to refer to it without reading it."""
+    """The offsets of a weight file's tensors: what a graph needs to refer to them without reading them."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read the header of the weight file. Graphs refer to it by its name and must be saved beside it."""
+        """Read the header of the weight file. Graphs refer to the file by name and must be saved beside it."""
         file = SafetensorsFile(path)
         file.close()
         self.location = Path(path).name
@@ -100,16 +100,16 @@ class GraphWeights:
         return name in self._entries
 
     def is_fp8(self, name: str) -> bool:
-        """Whether a tensor is stored in fp8, with NAME.scales beside it."""
+        """Return whether a tensor is stored in fp8 with scales."""
         return self._entries[name].dtype == fp8.FP8
 
     def stored(self, name: str) -> Stored:
-        """Place of one tensor."""
+        """Return where one tensor is stored."""
         entry = self._entries[name]
         return Stored(name, entry.dtype, tuple(entry.shape), entry.offset, entry.nbytes)
 
     def joined(self, name: str, parts: list[str]) -> Stored | None:
-        """The rows of several tensors as one, or None where they do not touch in the file."""
+        """Return the rows of several tensors as one, or None if they are not adjacent in the file."""
         pieces = [self.stored(part) for part in parts]
         for before, after in pairwise(pieces):
             if before.offset + before.nbytes != after.offset:
@@ -128,30 +128,30 @@ class EngineWeights:
         self._bits, self._computed = QUANTISED_BITS.get(precision, 0), activation_dtype(precision)
 
     def names(self) -> list[str]:
-        """Hugging Face names, in the order of the file; a quantised tied head is listed, for it has its own values."""
+        """Return the Hugging Face names in file order, including a quantised tied head, which has its own values."""
         names = (name.removesuffix(".packed") for name in self._file.names() if not name.endswith(SCALES))
         return [name for name in names if name not in ROTARY]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one tensor; matrices are [out, in]."""
+        """Return the shape of one tensor; matrices are [out, in]."""
         if self._is_quantised(name):
             rows, blocks = self._file.entries[name + SCALES].shape
             return rows, blocks * BLOCK
         return tuple(self._file.entries[name].shape)
 
     def dtype(self, name: str) -> str:
-        """Type that `read` returns: float32 for a quantised tensor, that of the activations for one in fp8."""
+        """Return the type that `read` returns: float32 for a quantised tensor, the activations' type for fp8."""
         if self._is_quantised(name):
             return "float32"
         stored = self._file.entries[name].dtype
         return self._computed if stored == fp8.FP8 else stored
 
     def read(self, name: str) -> NDArray[Any]:
-        """The whole tensor."""
+        """Read one whole tensor."""
         return self.read_rows(name, 0, self.shape(name)[0])
 
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Rows [start, stop) of a tensor."""
+        """Read rows [start, stop) of a tensor."""
         if self._is_quantised(name):
             packed = self._file.read_rows(f"{name}.packed", start, stop)
             return dequantise(packed, self._file.read_rows(name + SCALES, start, stop), self._bits)
@@ -162,7 +162,7 @@ class EngineWeights:
         return values.astype(numpy_dtype(self._computed))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the file."""
+        """Return the SHA-256 of the file."""
         return self._file.digest()
 
     def _is_quantised(self, name: str) -> bool:

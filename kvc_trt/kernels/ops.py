@@ -83,7 +83,7 @@ def _shapes(operator: Operator) -> Callable[..., Result]:
 
 
 def _library_for(value: Tensor) -> KernelLibrary | None:
-    """The library that takes this tensor; None for the reference. On a GPU nothing replaces a missing library."""
+    """Return the library for this tensor; None for the reference, which never replaces a missing CUDA library."""
     found = current_library()
     if found is not None and found.device_type == value.device.type:
         return found

@@ -1,4 +1,4 @@
-"""The sizes that the symbols of tensor shapes name: their words and ranges, formulas over them, and what binds them.
+"""The symbols of tensor shapes: their names and ranges, formulas over them, and the sizes of one call.
 
 Symbols: B batch, H query heads, G KV heads, D head size, W observation window, S prompt length, C slots of a cache,
 P = ceil(C / page size) pages, K width of a list of selected tokens.
@@ -24,7 +24,7 @@ class Refusal(ValueError):
 
 @dataclass(frozen=True)
 class Size:
-    """What a symbol means, and what the kernels take."""
+    """The meaning of a symbol and the range that the kernels accept."""
 
     words: str
     """The size in words, for messages."""
@@ -73,7 +73,7 @@ class Dimensions:
         return self._values[symbol]
 
     def fix(self, symbol: str, size: int, where: str) -> None:
-        """Raise Refusal unless the size is in 0..2^31-1 and is the one known before; `where` names who says so."""
+        """Set a size; Refusal unless it is in 0..2^31-1 and agrees with what is known. `where` is its source."""
         words = SIZES[symbol].words if symbol in SIZES else symbol
         if not 0 <= size <= INT32_MAX:
             raise Refusal(f"{where}: expected {words} in 0..{INT32_MAX}, found {size}")
@@ -88,7 +88,7 @@ class Dimensions:
             self.fix(symbol, size, name)
 
     def shape(self, symbols: tuple[str, ...]) -> tuple[int, ...]:
-        """The shape that the symbols name; KeyError for one that is not known."""
+        """Return the sizes of the symbols; KeyError for an unknown one."""
         return tuple(self._values[symbol] for symbol in symbols)
 
 
@@ -122,7 +122,7 @@ def evaluate(formula: str, values: Mapping[str, int]) -> int:
 
 @cache
 def _compiled(formula: str) -> Callable[[Mapping[str, int]], int]:
-    """A formula as a function: a step of decoding evaluates it in every layer."""
+    """Compile a formula to a function, since every layer evaluates it in every decode step."""
 
     def made(node: ast.expr) -> Callable[[Mapping[str, int]], int]:
         match node:

@@ -71,7 +71,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Stride:
-    """A number of the C ABI that says how inputs are laid out in memory."""
+    """A number of the C ABI that describes the memory layout of inputs."""
 
     name: str
     axis: int
