@@ -1,8 +1,8 @@
-"""The normative semantics of every compression op, in PyTorch: literal, float32 and float64, never in place.
+"""The normative semantics of every compression operator in PyTorch: literal, float32 and float64, never in place.
 
-Every other executor is compared with these functions, index by index. They are written to be read: one file per step of
-the method, rows of a batch taken one at a time, so that no row can ever see its neighbour or its own padding.
-`kvc_trt.reference.decoder` is a whole model built from them.
+Every other executor is compared with these functions, index by index. They are written to be read: one file per method
+or step, one row of a batch at a time, so that no row can see another row or its padding. `kvc_trt.reference.decoder` is
+a whole model built from them.
 """
 
 from kvc_trt.reference.bounds import append, page_bounds

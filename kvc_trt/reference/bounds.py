@@ -9,7 +9,7 @@ from kvc_trt.reference import checks
 
 
 def page_bounds(keys: Tensor, lengths: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
-    """Element-wise extremes of each page of `page_size` consecutive slots; empty slots do not take part.
+    """Return the element-wise extremes of each page of `page_size` consecutive slots, ignoring empty slots.
 
     keys [B,G,C,D], lengths [B] -> page_min, page_max [B,G,P,D] with P = ceil(C / page_size). An empty page is
     (+inf, -inf); a NaN in a page makes that channel's bounds NaN.

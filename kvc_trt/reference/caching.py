@@ -1,6 +1,6 @@
-"""What a decoder's layers store under a policy: compaction of a prompt, the append of a token, what a step reads.
+"""The caches of a decoder's layers under a policy: compact a prompt, append a token, read what a step selects.
 
-A layer's KV heads may be in several groups, each with a cache and rules of its own (`Rule.groups`).
+A layer's KV heads may form several groups, each with its own cache and rule (`Rule.groups`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvc_trt.reference.rules import Group, Method, PromptQueries, Rule
 
 
 class Projected(NamedTuple):
-    """Queries [N,H,D], keys and values [N,G,D] of N tokens; the plain ones are not rotated."""
+    """Queries [N,H,D], keys and values [N,G,D] of N tokens; those named plain are not rotated."""
 
     query: Tensor
     keys: Tensor
@@ -32,7 +32,7 @@ class Projected(NamedTuple):
 
 
 class LayerCaches:
-    """Makes and advances the caches of any layer of one model under one policy; holds none itself."""
+    """Creates and updates the caches of a model's layers under one policy; the caller holds them."""
 
     def __init__(self, config: ModelConfig, parameters: Rule, method: Method, rotary: Rotary) -> None:
         self.method = method
@@ -41,11 +41,11 @@ class LayerCaches:
     def store(
         self, layer: int, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
     ) -> list[LayerCache]:
-        """What a layer keeps of prompts, one entry of `projected` each; `budgets` are prompt budgets of their own."""
+        """Compact prompts, one per entry of `projected`, to the caches of a layer; `budgets` are budgets per prompt."""
         return [self._compact(group, projected, prompt_lengths, budgets) for group in self._parameters.groups(layer)]
 
     def attend(self, layer: int, projected: Projected, positions: Tensor, caches: list[LayerCache]) -> Tensor:
-        """One token per row enters a layer's caches and attends to what the policy reads: [B,H,D]."""
+        """Append one token per row to a layer's caches and attend to what the policy reads; returns [B,H,D]."""
         output = torch.empty_like(projected.query)
         for group, cache in zip(self._parameters.groups(layer), caches, strict=True):
             new, heads = self._of_group(group, projected)
@@ -54,7 +54,7 @@ class LayerCaches:
         return output
 
     def _of_group(self, group: Group, projected: Projected) -> tuple[Projected, list[int]]:
-        """What belongs to one group's heads, and which query heads these are."""
+        """Return the projections of one group's heads, and the indices of its query heads."""
         size = self._config.num_attention_heads // self._config.num_key_value_heads
         kv_heads = list(range(self._config.num_key_value_heads) if group.kv_heads is None else group.kv_heads)
         heads = [kv * size + head for kv in kv_heads for head in range(size)]
@@ -63,11 +63,11 @@ class LayerCaches:
         return Projected(*mine), heads
 
     def _append(self, group: Group, cache: LayerCache, new: Projected, positions: Tensor) -> None:
-        """Store one token per row behind the entries of a cache, in place; a window drops its oldest first."""
+        """Append one token per row to a cache in place; a sliding window drops its oldest entry first."""
         if group.parameters.drops_before_append:
             make_room(cache, slots=group.parameters.capacity, sinks=group.parameters.sinks)
         stored = new.plain_keys if group.parameters.positions == "cache" else new.keys
-        # A cache per query head repeats the keys of its group.
+        # With one cache per query head, each repeats the key of its group.
         keys, values = (x.repeat_interleave(cache.keys.shape[1] // x.shape[1], dim=1) for x in (stored, new.values))
         if cache.positions is not None:
             for row, slot in enumerate(cache.lengths.tolist()):
@@ -79,7 +79,7 @@ class LayerCaches:
     def _compact(
         self, group: Group, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
     ) -> LayerCache:
-        """Evict as the policy says (or to each prompt's own budget), and make room for the tokens to come."""
+        """Compact as the policy says, or to one budget per prompt, and leave room for the tokens to come."""
         parameters, longest = group.parameters, max(len(row.keys) for row in projected)
         rows = [self._of_group(group, row)[0] for row in projected]
         queries = PromptQueries(
@@ -111,7 +111,7 @@ class LayerCaches:
     def _compact_to(
         self, budgets: list[int], window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
     ) -> Compacted:
-        """The method's own compaction, each row to a budget of its own."""
+        """Apply the method's compaction to each row with its own budget."""
         most, rows = self._parameters.most_kept, []
         for b, budget in enumerate(budgets):
             alone = self._parameters.keeping(budget)
@@ -126,11 +126,11 @@ class LayerCaches:
         )
 
     def _is_exempt(self, group: Group) -> bool:
-        """Whether a policy leaves these heads as they are (skipped layers, heads that keep everything)."""
+        """Return whether the policy leaves these heads uncompressed (skipped layers, heads that keep everything)."""
         return group.parameters.policy != self._parameters.policy
 
     def _select(self, group: Group, new: Projected, cache: LayerCache) -> Tensor:
-        """Attention of one step [B,heads,D] over what the policy reads; then drop what it drops."""
+        """Attend to what the policy reads, [B,heads,D]; then drop what it evicts."""
         if self._is_exempt(group):
             return dense_attention(new.query, cache.keys, cache.values, cache.lengths)
         query, seen = new.query, cache
@@ -146,15 +146,16 @@ class LayerCaches:
         return step.output
 
     def _rotated_by_slot(self, keys: Tensor) -> Tensor:
-        """Keys [B,G,C,D] rotated as if slot i were position i."""
+        """Rotate keys [B,G,C,D] as if slot i were position i."""
         batch, heads, slots, size = keys.shape
         by_slot = keys.permute(2, 0, 1, 3).reshape(slots, batch * heads, size)
         return self._rotary(by_slot, torch.arange(slots)).reshape(slots, batch, heads, size).permute(1, 2, 0, 3)
 
 
 def _stacked(rows: list[Tensor], slots: int, *, last: bool = False) -> Tensor:
-    """Rows [n,heads,D] of unequal length as [B,heads,slots,D]: their first tokens from the front, or their last ones
-    up to the end; zeros elsewhere."""
+    """Stack rows [n,heads,D] of different lengths to [B,heads,slots,D], padded with zeros at the end.
+
+    With `last`, keep the last tokens and pad with zeros at the front."""
     stacked = rows[0].new_zeros(len(rows), rows[0].shape[1], slots, rows[0].shape[2])
     for target, row in zip(stacked, rows, strict=True):
         count = min(len(row), slots)
@@ -166,7 +167,7 @@ def _stacked(rows: list[Tensor], slots: int, *, last: bool = False) -> Tensor:
 
 
 def _with_room(stored: Tensor, slots: int) -> Tensor:
-    """`stored` [B,G,n,...] in a table of `slots` slots, zeros behind it."""
+    """Extend `stored` [B,G,n,...] with zeros to `slots` slots."""
     room = stored.new_zeros(*stored.shape[:2], slots, *stored.shape[3:])
     room[:, :, : stored.shape[2]] = stored
     return room

@@ -1,4 +1,4 @@
-"""Argument checks shared by the reference functions: a wrong tensor is named, with its shape and what was expected."""
+"""Argument checks of the reference functions; errors name the tensor, its shape and what was expected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FLOAT_TYPES = (torch.float32, torch.float64)
 
 
 def tensor(name: str, value: Tensor, expected: str, *sizes: int | None, dtype: torch.dtype | None = None) -> None:
-    """Raise ValueError unless `value` is float32 or float64 (or exactly `dtype`) of these sizes; None is any size."""
+    """Raise ValueError unless `value` has these sizes (None: any) and is float32 or float64, or exactly `dtype`."""
     right = value.ndim == len(sizes) and all(w is None or w == s for w, s in zip(sizes, value.shape, strict=True))
     if not right:
         raise ValueError(f"{name} has shape {list(value.shape)}; expected {expected}")
@@ -19,7 +19,7 @@ def tensor(name: str, value: Tensor, expected: str, *sizes: int | None, dtype: t
 
 
 def group_size(query_heads: int, kv_heads: int, name: str, shape: torch.Size) -> int:
-    """Query heads per KV head; ValueError if they do not divide."""
+    """Return the number of query heads per KV head; ValueError if it is not a whole number."""
     if kv_heads < 1 or query_heads % kv_heads:
         expected = f"a multiple of {kv_heads} KV heads"
         raise ValueError(f"{name} has shape {list(shape)}: {query_heads} query heads; expected {expected}")
@@ -27,7 +27,7 @@ def group_size(query_heads: int, kv_heads: int, name: str, shape: torch.Size) ->
 
 
 def lengths(name: str, value: Tensor, batch: int, low: int, high: int) -> list[int]:
-    """The row lengths as integers; ValueError unless there is one per row, each in low..high."""
+    """Return the row lengths as integers; ValueError unless there is one per row, each in low..high."""
     if value.ndim != 1 or value.shape[0] != batch or value.is_floating_point():
         raise ValueError(f"{name} has shape {list(value.shape)} ({value.dtype}); expected [B={batch}] integers")
     numbers = [int(n) for n in value]
@@ -37,7 +37,7 @@ def lengths(name: str, value: Tensor, batch: int, low: int, high: int) -> list[i
 
 
 def number(name: str, value: int, low: int, high: int | None = None, *, odd: bool = False) -> None:
-    """Raise ValueError unless `value` lies in low..high (and is odd, if asked)."""
+    """Raise ValueError unless `value` is in low..high and, with `odd`, is odd."""
     if value < low or (high is not None and value > high) or (odd and value % 2 == 0):
         limit = f"at least {low}" if high is None else f"in {low}..{high}"
         raise ValueError(f"{name} is {value}; expected {'an odd number ' if odd else ''}{limit}")

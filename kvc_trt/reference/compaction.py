@@ -18,7 +18,7 @@ from kvc_trt.reference.selection import best_ascending, dot_products, gather_row
 
 
 class Compacted(NamedTuple):
-    """What is left of a prompt's cache: C = min(prompt_budget, S) slots, zeros past a row's length."""
+    """The compacted cache of prompts: C = min(prompt_budget, S) slots, zeros past a row's length."""
 
     keys: Tensor
     """[B,G,C,D]"""
@@ -29,14 +29,14 @@ class Compacted(NamedTuple):
     lengths: Tensor
     """[B]: slots in use."""
     scores: Tensor | None = None
-    """[B,G,C]: attention received by each entry, where a policy evicts by it while decoding."""
+    """[B,G,C]: attention received by each entry, if the policy evicts by it while decoding."""
 
 
 class PromptScores(NamedTuple):
-    """The ranked values of stage 1, for proofs that a differing choice was a near-tie."""
+    """The ranked values of stage 1, used to prove that a different choice was a near-tie."""
 
     values: Tensor
-    """[B,G,S]: the pooled score v; -inf on window and padding, which are not ranked."""
+    """[B,G,S]: the pooled score v; -inf for the window and padding, which are not ranked."""
     magnitude: Tensor
     """[B,G]: M = the largest sum_d |q_d k_d| / sqrt(D) over the group's queries: rounding scales with it."""
 
@@ -68,7 +68,7 @@ def compact(
 
 
 def scores(q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, *, pool_kernel: int) -> PromptScores:
-    """The values that `compact` ranks, for every row (also those it would not rank because they fit)."""
+    """Return the values that `compact` ranks, also for rows that fit and need no ranking."""
     batch, heads, _, rows = _check(q_window, keys, keys, prompt_lengths, pool_kernel)
     ranked = keys.new_full((batch, heads, keys.shape[2]), -torch.inf)
     magnitude = keys.new_zeros(batch, heads)
@@ -79,7 +79,7 @@ def scores(q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, *, pool_kerne
 
 
 def _row_scores(q_window: Tensor, keys: Tensor, pool_kernel: int) -> tuple[Tensor, Tensor]:
-    """One prompt: q_window [H,W,D], keys [G,n,D] -> pooled votes [G,n-W] and M [G]; one KV head in memory at a time."""
+    """Score one prompt, one KV head at a time: q_window [H,W,D], keys [G,n,D] -> pooled votes [G,n-W] and M [G]."""
     heads, (_, window, size), n = keys.shape[0], q_window.shape, keys.shape[1]
     positions = torch.arange(n, device=keys.device)
     hidden = positions > positions[n - window :, None]
@@ -94,7 +94,7 @@ def _row_scores(q_window: Tensor, keys: Tensor, pool_kernel: int) -> tuple[Tenso
 
 
 def _max_pool(votes: Tensor, kernel: int) -> Tensor:
-    """Each position takes the best vote within (kernel-1)/2 of it, clipped to the range: [G,n] -> [G,n]."""
+    """Give each position the best vote within (kernel-1)/2 positions, clipped to the range: [G,n] -> [G,n]."""
     if votes.shape[1] == 0:
         return votes
     return torch.nn.functional.max_pool1d(votes[:, None], kernel, stride=1, padding=kernel // 2)[:, 0]

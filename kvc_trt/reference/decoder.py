@@ -1,9 +1,9 @@
-"""A whole decoder that runs under any policy: prefill, compaction behind each layer's attention, cached decoding.
+"""A whole decoder under any policy: prefill, compaction after each layer's attention, cached decoding.
 
-Prompts of a batch are computed one row at a time, so padding cannot leak; decoding takes the batch together. Positions
-(what the rotary embedding sees) and cache lengths (what is stored) are separate: after eviction they differ. The last
-prompt token belongs to prefill, so the first logits are those of exact attention; the released code's other choice, a
-prompt one token shorter and a first sparse step, is not offered.
+Prefill computes one row at a time, so padding cannot leak; decoding computes the batch together. Positions (what the
+rotary embedding sees) and cache lengths (what is stored) are separate: after eviction they differ. The last prompt
+token is part of prefill, so the first logits come from exact attention. The released code's alternative, a prompt one
+token shorter and a first sparse step, is not offered.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kvc_trt.reference.squeeze import squeeze
 class ReferenceDecoder:
     """One model under one policy, in float32 or float64.
 
-    `method` offers compact and select (a Method) for the resolved `parameters`. With
-    resident=False, weights are read again for every layer of every call and at most one layer of them is held.
+    `method` implements compact and select for the resolved `parameters`. With resident=False, every call reads the
+    weights again and holds at most one layer of them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ReferenceDecoder:
 
     @property
     def method(self) -> Method:
-        """What decides which tokens stay and which are read; another one may be set."""
+        """The method that decides which tokens are kept and which are read; it can be replaced."""
         return self._caches.method
 
     @method.setter
@@ -57,7 +57,7 @@ class ReferenceDecoder:
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> tuple[Tensor, ReferenceCache]:
-        """Read prompts [B,S], right padded, of lengths [B]; returns the last token's logits [B,vocab] and the cache."""
+        """Run prompts [B,S], right padded, of lengths [B]; return the last tokens' logits [B,vocab] and the cache."""
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [B,S]")
         longest = min(input_ids.shape[1], self.parameters.max_input_len)
@@ -74,7 +74,7 @@ class ReferenceDecoder:
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, cache: ReferenceCache) -> Tensor:
-        """One step: tokens [B] enter the cache at their logical positions; returns the next logits [B,vocab]."""
+        """Append tokens [B] to the cache at their logical positions; return the next logits [B,vocab]."""
         checks.lengths("tokens", tokens, len(cache.positions), 0, self.config.vocab_size - 1)
         layers = range(self.config.num_hidden_layers)
         groups = [group.parameters for index in layers for group in self.parameters.groups(index)]
@@ -92,7 +92,7 @@ class ReferenceDecoder:
     def _prefill_layer(
         self, index: int, weights: Weights, hidden: list[Tensor], prompt_lengths: Tensor
     ) -> list[LayerCache]:
-        """Every row's residual stream [n,hidden] through one layer, in place in the list; what the layer stores."""
+        """Pass every row's residual stream [n,hidden] through one layer, in place in the list; return its caches."""
         projected = []
         for b, x in enumerate(hidden):
             row, attended = self._attend_prompt(weights, x)
@@ -102,7 +102,7 @@ class ReferenceDecoder:
         return self._caches.store(index, projected, prompt_lengths, budgets)
 
     def _attend_prompt(self, weights: Weights, hidden: Tensor) -> tuple[Projected, Tensor]:
-        """Projections of one prompt [n,hidden], and its residual stream after a layer's attention."""
+        """Return the projections of one prompt [n,hidden], and its residual stream after a layer's attention."""
         row = self._project(weights, hidden, torch.arange(len(hidden)))
         query, keys, values = (part.transpose(0, 1) for part in row[:3])
         output = causal_attention(query, keys, values).transpose(0, 1)
@@ -110,8 +110,9 @@ class ReferenceDecoder:
 
     @torch.inference_mode()
     def layer_cosines(self, input_ids: Tensor, prompt_lengths: Tensor) -> Tensor:
-        """How little each layer's attention turns the residual stream: the cosine between before and after, mean over
-        a prompt's tokens; [B,S], [B] -> [L,B] (SqueezeAttention, arXiv 2404.04793)."""
+        """Return the cosine of the residual stream before and after each layer's attention: [B,S], [B] -> [L,B].
+
+        It is averaged over a prompt's tokens (SqueezeAttention, arXiv 2404.04793)."""
         hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(prompt_lengths.tolist())]
         cosines = hidden[0].new_empty(self.config.num_hidden_layers, len(hidden))
         for index in range(self.config.num_hidden_layers):
@@ -123,7 +124,7 @@ class ReferenceDecoder:
         return cosines
 
     def _set_prompt_budgets(self, input_ids: Tensor, prompt_lengths: Tensor) -> None:
-        """Where layer budgets are set for each prompt: read it once to see what they are."""
+        """If layer budgets are set per prompt, run the prompts once to measure them."""
         self._prompt_budgets, share = None, self.parameters.squeeze_share
         if share is None:
             return
@@ -141,13 +142,13 @@ class ReferenceDecoder:
     def _decode_layer(
         self, index: int, weights: Weights, hidden: Tensor, positions: Tensor, caches: list[LayerCache]
     ) -> Tensor:
-        """The residual stream [B,hidden] of one token per row through one layer, whose caches are advanced in place."""
+        """Pass the residual stream [B,hidden] of one token per row through one layer, updating its caches in place."""
         projected = self._project(weights, hidden, positions)
         output = self._caches.attend(index, projected, positions, caches)
         return self._feed_forward(weights, self._after_attention(weights, hidden, output))
 
     def _project(self, weights: Weights, hidden: Tensor, positions: Tensor) -> Projected:
-        """Queries, keys and values of N tokens [N,hidden] at their positions."""
+        """Project N tokens [N,hidden] at their positions to queries, keys and values."""
         config = self.config
         x = rms_norm(hidden, weights["input_layernorm.weight"], config.norm_epsilon)
         query, keys, values = (
@@ -160,11 +161,11 @@ class ReferenceDecoder:
         return Projected(self._rotary(query, positions), self._rotary(keys, positions), values, query, keys)
 
     def _after_attention(self, weights: Weights, hidden: Tensor, attention: Tensor) -> Tensor:
-        """The residual stream [N,hidden] with attention [N,H,D] added through the output projection."""
+        """Add attention [N,H,D] to the residual stream [N,hidden] through the output projection."""
         return hidden + linear(weights, "self_attn.o_proj", attention.flatten(1))
 
     def _feed_forward(self, weights: Weights, hidden: Tensor) -> Tensor:
-        """The rest of a layer on the residual stream [N,hidden]."""
+        """Apply the feed-forward block to the residual stream [N,hidden]."""
         x = rms_norm(hidden, weights["post_attention_layernorm.weight"], self.config.norm_epsilon)
         return hidden + mlp(weights, x)
 

@@ -11,14 +11,14 @@ from kvc_trt.reference import checks
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of one row over all it is given: [H,D], [G,n,D], [G,n,D] -> [H,D]; zeros if n = 0."""
+    """Attend to all entries of one row: [H,D], [G,n,D], [G,n,D] -> [H,D]; zeros if n = 0."""
     if keys.shape[1] == 0:
         return torch.zeros_like(query)
     return (attention_weights(query, keys) @ values).reshape(query.shape)
 
 
 def attention_weights(query: Tensor, keys: Tensor) -> Tensor:
-    """What one row's heads pay each of its entries: [H,D], [G,n,D] -> [G,g,n]; sums to 1."""
+    """Return the attention probabilities of one row's heads: [H,D], [G,n,D] -> [G,g,n]; each sums to 1."""
     grouped = query.reshape(keys.shape[0], -1, query.shape[1])
     return torch.softmax(grouped @ keys.transpose(1, 2) / math.sqrt(query.shape[1]), dim=-1)
 
@@ -35,7 +35,7 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor
 def causal_attention(query: Tensor, keys: Tensor, values: Tensor, block: int = 256) -> Tensor:
     """Exact prefill attention of one prompt, position i seeing 0..i: [H,n,D], [G,n,D], [G,n,D] -> [H,n,D].
 
-    Blocked over queries, so that memory grows with n and not with its square; the result does not depend on it.
+    Computed in blocks of queries, so that memory grows with n, not n^2; the result does not depend on the block.
     """
     heads, n, size = query.shape
     checks.tensor("keys", keys, f"[G,n={n},D={size}] of {query.dtype}", None, n, size, dtype=query.dtype)
@@ -52,7 +52,7 @@ def causal_attention(query: Tensor, keys: Tensor, values: Tensor, block: int = 2
 
 
 def check_cache(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> list[int]:
-    """Raise ValueError unless query and cache belong together; returns the row lengths."""
+    """Raise ValueError unless query and cache fit together; return the row lengths."""
     checks.tensor("query", query, "[B,H,D]", None, None, None)
     batch, heads, size = query.shape
     cache = f"[B={batch},G,C,D={size}] of {query.dtype}"

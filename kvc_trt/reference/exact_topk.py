@@ -38,7 +38,7 @@ def exact_topk(
         grouped = query[b].reshape(lists, -1, query.shape[2])
         products = [dot_products(heads, of_list) for heads, of_list in zip(grouped, row_keys, strict=True)]
         logits = torch.stack(products) / math.sqrt(query.shape[2])
-        # Alone, a head ranks logits: many probabilities are 0 to float32, and would be tied.
+        # A single head ranks logits: many probabilities are 0 in float32 and would be tied.
         scores = logits[:, 0] if per_query_head else sum_in_order(torch.softmax(logits, dim=-1), 1)
         index = best_ascending(scores, top_k)
         output[b] = attend(query[b], gather_rows(row_keys, index), gather_rows(row_values, index))

@@ -1,8 +1,8 @@
-"""Expected Attention: what queries to come will attend to, estimated from those of the prompt (arXiv 2510.00636).
+"""Expected Attention: estimate what future queries attend to from the prompt's queries (arXiv 2510.00636).
 
-The queries of a head before their rotary embedding are taken for draws from one normal distribution, whose mean and
-covariance the prompt gives. Rotated by the average of the rotations that the next positions would apply, they say what
-attention each key can expect; the question that will be asked takes no part.
+A head's queries before the rotary embedding are modelled as draws from a normal distribution, whose mean and covariance
+are those of the prompt's queries. Rotated by the mean rotation of the next positions, it gives the attention that each
+key can expect. The question that will be asked is not used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvc_trt.reference.selection import best_ascending, dot_products, sum_in_ord
 
 
 class ExpectedQueries(NamedTuple):
-    """How the queries that follow a prompt are expected to be distributed, after their rotary embedding."""
+    """The expected distribution of the queries after a prompt, rotated."""
 
     mean: Tensor
     """[B,H,D]"""
@@ -48,8 +48,7 @@ def future_rotation(
 def expected_queries(
     queries: Tensor, rotation: tuple[Tensor, Tensor], prompt_lengths: Tensor, *, sinks: int
 ) -> ExpectedQueries:
-    """Mean and covariance of each head's queries, the first `sinks` tokens left out, rotated ahead; zeros where none
-    are left.
+    """Return rotated mean and covariance of each head's queries after the first `sinks` tokens, or zeros if none.
 
     queries [B,H,S,D] before RoPE, position i in row i; rotation [B,D/2] twice, as `future_rotation` gives it;
     prompt_lengths [B], each in 1..S. The covariance is divided by the number of queries.
@@ -113,7 +112,7 @@ def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 def expected_attention(
     mean: Tensor, covariance: Tensor | None, keys: Tensor, values: Tensor, *, use_value_norm: bool, epsilon: float
 ) -> Tensor:
-    """Score of each key of one row: mean [H,D], covariance [H,D,D], both rotated, keys, values [G,n,D] -> [G,n].
+    """Score each key of one row: mean [H,D], covariance [H,D,D], both rotated, keys, values [G,n,D] -> [G,n].
 
     exp(mu.k / sqrt(D) + k.Sigma.k / 2D) normalised over the keys, mean over the group, times the value's length.
     """

@@ -1,4 +1,4 @@
-"""H2O: what has received most attention stays, and the last tokens (arXiv 2306.14048, section 4).
+"""H2O: keep the tokens that have received the most attention, and the last ones (arXiv 2306.14048, section 4).
 
 An entry's score is the sum of all attention probabilities it has received, over queries and over the query heads of
 its group; it is not divided by the number of queries that could see it.
@@ -48,10 +48,10 @@ def keep_heavy_hitters(
 
 
 def received_in_prompt(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
-    """Probability that each token of one prompt receives from all its queries: [H,n,D], [G,n,D] -> [G,n].
+    """Sum the attention that each token of one prompt receives from all queries: [H,n,D], [G,n,D] -> [G,n].
 
-    A second pass over the prompt in blocks of queries: memory grows with n and not with its square, and the result
-    depends on the block by rounding alone.
+    A second pass over the prompt in blocks of queries: memory grows with n, not n^2, and the block changes only
+    rounding.
     """
     _, n, size = queries.shape
     grouped = queries.reshape(keys.shape[0], -1, n, size)
@@ -70,8 +70,8 @@ def heavy_hitter_attention(
 ) -> Selection:
     """One step over a cache that already holds the current token, whose score is still 0.
 
-    query [B,H,D]; keys, values [B,G,C,D]; lengths [B]; scores [B,G,C]. All entries are attended; `kept` are those that
-    stay, at most heavy + recent, and `scores` hold what all have received by now.
+    query [B,H,D]; keys, values [B,G,C,D]; lengths [B]; scores [B,G,C]. All entries are attended; `kept` are the at most
+    heavy + recent slots that stay, and `scores` is the attention that each entry has received so far.
     """
     rows = check_cache(query, keys, values, lengths)
     checks.tensor("scores", scores, f"{list(keys.shape[:3])}", *keys.shape[:3], dtype=keys.dtype)
@@ -85,7 +85,7 @@ def heavy_hitter_attention(
 
 
 def stay(scores: Tensor, *, heavy: int, recent: int) -> Tensor:
-    """Slots that stay of entries in the order of the text: scores [G,m] -> int64 [G,min(m,heavy+recent)], ascending."""
+    """Choose the slots to keep of entries in text order: scores [G,m] -> int64 [G,min(m,heavy+recent)], ascending."""
     heads, m = scores.shape
     index = torch.arange(m, device=scores.device).expand(heads, m)
     if m <= heavy + recent:

@@ -17,10 +17,10 @@ from kvc_trt.reference.selection import best, best_ascending, gather_rows, sum_i
 
 
 class StepScores(NamedTuple):
-    """The ranked values of stage 2 for one row, for proofs that a differing choice was a near-tie."""
+    """The ranked values of stage 2 for one row, used to prove that a different choice was a near-tie."""
 
     channel_values: Tensor
-    """[G,D]: A, the group's summed |q|."""
+    """[G,D]: A, |q| summed over the group."""
     channels: Tensor
     """int64 [G,r], best first: the channels that score pages."""
     tokens: Tensor
@@ -73,7 +73,7 @@ def row_scores(
     query: Tensor, length: int, page_min: Tensor, page_max: Tensor, *, page_size: int, top_r: int,
     channels: Tensor | None = None,
 ) -> StepScores:  # fmt: skip
-    """Scores of one row: query [H,D], page_min, page_max [G,P,D] -> StepScores (steps 3 to 7 of the method).
+    """Score one row: query [H,D], page_min, page_max [G,P,D] -> StepScores (steps 3 to 7 of the method).
 
     `channels` [G,r] replaces the choice of step 3, to compare later steps with an executor that swapped tied channels.
     """
@@ -97,13 +97,13 @@ def row_scores(
 
 
 def temperature(chosen: Tensor, every: Tensor) -> Tensor:
-    """What scores on some channels are divided by, sqrt(D * their share of |q|): [...,r], [...,D] -> [...]."""
+    """Return the divisor of scores on some channels, sqrt(D * their share of |q|): [...,r], [...,D] -> [...]."""
     part, whole = chosen.abs().sum(dim=-1), every.abs().sum(dim=-1)
     return (every.shape[-1] * torch.where(part == 0, 1.0, part / whole)).sqrt()
 
 
 def _choose(found: Tensor, top_k: int, page_size: int | None) -> list[Tensor]:
-    """Ascending token indices per KV head; whole pages (a partial last page is shorter) if page_size is given."""
+    """Return ascending token indices per KV head; whole pages (the last may be partial) if page_size is given."""
     if page_size is None:
         return list(best_ascending(found, top_k))
     pages = best_ascending(found[:, ::page_size], max(1, top_k // page_size))

@@ -1,4 +1,4 @@
-"""What a method keeps of prompts, once it has chosen the positions."""
+"""Gather what a method keeps of prompts, once it has chosen the positions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kvc_trt.reference.selection import gather_rows
 
 
 def check_prompts(keys: Tensor, values: Tensor, prompt_lengths: Tensor) -> list[int]:
-    """Raise ValueError unless keys, values [B,G,S,D] and prompt_lengths [B] belong together; returns the lengths."""
+    """Raise ValueError unless keys, values [B,G,S,D] and prompt_lengths [B] fit together; return the lengths."""
     checks.tensor("keys", keys, "[B,G,S,D]", None, None, None, None)
     checks.tensor("values", values, f"{list(keys.shape)} like keys", *keys.shape, dtype=keys.dtype)
     return checks.lengths("prompt_lengths", prompt_lengths, keys.shape[0], 1, keys.shape[2])
 
 
 def gather_kept(keys: Tensor, values: Tensor, chosen: Sequence[Tensor], slots: int) -> Compacted:
-    """Of keys and values [B,G,S,D] the `chosen` positions, int64 [G,k] ascending for each row, k at most `slots`."""
+    """Gather the `chosen` positions of keys and values [B,G,S,D]: int64 [G,k] ascending per row, k at most `slots`."""
     batch, heads, _, size = keys.shape
     kept = keys.new_zeros(batch, heads, slots, size), keys.new_zeros(batch, heads, slots, size)
     indices = torch.full((batch, heads, slots), -1, dtype=torch.int32, device=keys.device)
@@ -32,5 +32,5 @@ def gather_kept(keys: Tensor, values: Tensor, chosen: Sequence[Tensor], slots: i
 
 
 def everything(keys: Tensor, n: int) -> Tensor:
-    """All positions of one prompt of n tokens: int64 [G,n] for keys [B,G,S,D]."""
+    """Return all positions of one prompt of n tokens: int64 [G,n] for keys [B,G,S,D]."""
     return torch.arange(n, device=keys.device).expand(keys.shape[1], n)

@@ -1,7 +1,7 @@
-"""KeyDiff: keys that point where the others do are dropped, distinct ones stay (arXiv 2504.15364, section 3).
+"""KeyDiff: keep the keys that differ most from the mean direction of all keys (arXiv 2504.15364, section 3).
 
 The anchor of a KV head is the mean of its keys, each scaled to length 1. A token's score is the negative product of its
-scaled key and the anchor: up to a constant factor, the negative cosine between the two. No query takes part.
+scaled key and the anchor: up to a constant factor, the negative cosine between the two. Queries are not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvc_trt.reference.kept import check_prompts, everything, gather_kept
 from kvc_trt.reference.selection import best_ascending
 
 SHORTEST = 1e-12
-"""Keys are divided by at least this length, so that a key of zeros stays one."""
+"""Smallest length by which a key is divided, so that a key of zeros stays one."""
 
 
 def keep_distinct(keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, prompt_budget: int) -> Compacted:
@@ -33,7 +33,7 @@ def keep_distinct(keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, promp
 
 
 def distinctness(keys: Tensor) -> Tensor:
-    """Score of every token of one prompt: [G,n,D] -> [G,n], in -1..1."""
+    """Score every token of one prompt: [G,n,D] -> [G,n], in -1..1."""
     scaled: Tensor = keys / torch.linalg.vector_norm(keys, dim=-1, keepdim=True).clamp(min=SHORTEST)
     anchor = scaled.mean(dim=1, keepdim=True)
     return -(scaled * anchor).sum(dim=-1)

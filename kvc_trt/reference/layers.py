@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
-    """x [N,in] times the [out,in] matrix of that name, plus its bias if the model has one."""
+    """Multiply x [N,in] by the [out,in] matrix of that name and add its bias if the model has one."""
     return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
@@ -33,7 +33,7 @@ def mlp(weights: Weights, x: Tensor) -> Tensor:
 
 
 class Rotary:
-    """Rotary position embedding (arXiv 2104.09864), the two halves of a head forming the pairs."""
+    """Rotary position embedding (arXiv 2104.09864); the two halves of a head form the pairs."""
 
     def __init__(self, config: ModelConfig, length: int, dtype: torch.dtype) -> None:
         self.cos, self.sin = (torch.from_numpy(table).to(dtype) for table in rotary_tables(config, length))
@@ -46,7 +46,7 @@ class Rotary:
 
 
 class DecoderWeights:
-    """Tensors of a source in the arithmetic type, read layer by layer; kept only if `resident`."""
+    """Tensors of a source in the type of computation, read layer by layer and kept only if `resident`."""
 
     def __init__(self, config: ModelConfig, source: WeightSource, dtype: torch.dtype, *, resident: bool) -> None:
         self._source, self._dtype, self._resident = source, dtype, resident
@@ -55,12 +55,12 @@ class DecoderWeights:
         self._kept: dict[str, Tensor] = {}
 
     def layer(self, index: int) -> Weights:
-        """All tensors of one layer, by their name inside it."""
+        """Return all tensors of one layer, by their name within the layer."""
         prefix = f"model.layers.{index}."
         return {name[len(prefix) :]: self.tensor(name) for name in self._names if name.startswith(prefix)}
 
     def tensor(self, name: str) -> Tensor:
-        """One whole tensor."""
+        """Read one whole tensor."""
         if name in self._kept:
             return self._kept[name]
         read = self._convert(self._source.read(name))
@@ -69,7 +69,7 @@ class DecoderWeights:
         return read
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embedding rows: tokens [N] -> [N,hidden]."""
+        """Gather embedding rows: tokens [N] -> [N,hidden]."""
         if self._resident:
             return self.tensor(EMBEDDING)[tokens]
         ids, places = torch.unique(tokens, return_inverse=True)
@@ -77,7 +77,7 @@ class DecoderWeights:
         return torch.cat(rows)[places]
 
     def logits(self, x: Tensor) -> Tensor:
-        """The vocabulary projection: [N,hidden] -> [N,vocab]."""
+        """Project to the vocabulary: [N,hidden] -> [N,vocab]."""
         if self._resident:
             return x @ self.tensor(self._head).T
         chunks = row_chunks(self._source.shape(self._head))

@@ -47,7 +47,7 @@ def quest_attention(
 
 
 def page_scores(query: Tensor, length: int, page_min: Tensor, page_max: Tensor, *, page_size: int) -> Tensor:
-    """What any key within a page's bounds could reach: query [H,D], page_min, page_max [G,P,D] -> [H,pages in use]."""
+    """Bound the score of any key within a page: query [H,D], page_min, page_max [G,P,D] -> [H,pages in use]."""
     pages = -(-length // page_size)
     heads = query.reshape(page_min.shape[0], -1, 1, query.shape[-1])
     low, high = page_min[:, None, :pages], page_max[:, None, :pages]
@@ -55,7 +55,7 @@ def page_scores(query: Tensor, length: int, page_min: Tensor, page_max: Tensor, 
 
 
 def _tokens(scores: Tensor, pages: int, page_size: int, length: int) -> Tensor:
-    """Tokens of one head's pages, ascending; the newest page is always read."""
+    """Return the tokens of one head's best pages, ascending; the newest page is always read."""
     ranked = scores.clone()
     ranked[-1] = torch.inf
     chosen = best(ranked, pages).sort().values

@@ -1,4 +1,4 @@
-"""StreamingLLM and sliding window: the first tokens and the last ones stay (arXiv 2309.17453, section 3)."""
+"""StreamingLLM and sliding window: keep the first and the last tokens (arXiv 2309.17453, section 3)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def keep_recent(keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, slots: 
 
 
 def make_room(cache: LayerCache, *, slots: int, sinks: int) -> None:
-    """Drop the oldest entry that is no sink from every row of `slots` entries, in place: the next token needs it."""
+    """Drop the oldest entry that is not a sink from every full row, in place, to make room for the next token."""
     for row, entries in enumerate(cache.lengths.tolist()):
         if entries == slots:
             index = torch.arange(slots, device=cache.keys.device)

@@ -1,4 +1,4 @@
-"""What a decoder has to know of a policy: its numbers by cache, and what it keeps and reads."""
+"""What a decoder needs to know about a policy: its numbers per cache, what it keeps and what it reads."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvc_trt.reference.compaction import Compacted
 
 
 class PromptQueries(NamedTuple):
-    """The queries of prompts, and how positions rotate them."""
+    """The queries of prompts, and the rotary tables."""
 
     window: Tensor
-    """[B,H,W,D]: the last W of each row after RoPE, up to the end; zeros before."""
+    """[B,H,W,D]: the last W queries of each row after RoPE, right-aligned; zeros before them."""
     plain: Callable[[], Tensor]
-    """[B,H,S,D]: all of them before RoPE, position i in row i; zeros past a row's end."""
+    """Returns [B,H,S,D]: all queries before RoPE, position i in row i; zeros past a row's end."""
     rotary_tables: tuple[Tensor, Tensor]
     """Cosine and sine of every position, [L,D/2]."""
 
@@ -27,15 +27,15 @@ class Rule(Protocol):
 
     @property
     def policy(self) -> str:
-        """Its name: a cache that another policy rules is left whole and read whole."""
+        """Name of the policy; a cache with another policy's name is neither compacted nor read in part."""
 
     @property
     def max_input_len(self) -> int:
-        """The longest prompt."""
+        """Tokens of the longest prompt."""
 
     @property
     def max_sequence_len(self) -> int:
-        """The longest prompt and everything generated after it."""
+        """Tokens of the longest prompt and everything generated after it."""
 
     @property
     def capacity(self) -> int:
@@ -43,7 +43,7 @@ class Rule(Protocol):
 
     @property
     def prompt_budget(self) -> int:
-        """Prompt tokens kept."""
+        """Prompt tokens that are kept."""
 
     @property
     def most_kept(self) -> int:
@@ -51,7 +51,7 @@ class Rule(Protocol):
 
     @property
     def window(self) -> int:
-        """Last queries of a prompt that decide what stays."""
+        """Number of last queries of a prompt that decide what is kept."""
 
     @property
     def page_size(self) -> int:
@@ -79,24 +79,24 @@ class Rule(Protocol):
 
     @property
     def drops_before_append(self) -> bool:
-        """Whether it drops the oldest token that is no sink, before the new one is stored."""
+        """Whether a step drops the oldest token that is not a sink before it stores the new one."""
 
     @property
     def skip_layers(self) -> int:
-        """First layers that are not compressed."""
+        """Number of first layers that are not compressed."""
 
     @property
     def squeeze_share(self) -> float | None:
-        """What unimportant layers keep of the prompt budget, where budgets are set for each prompt."""
+        """Share of the prompt budget that unimportant layers keep, if budgets are set per prompt."""
 
     def groups(self, layer: int) -> Sequence[Group]:
-        """One layer's caches."""
+        """Return the groups of one layer, one per cache."""
 
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
-        """What compaction looks at."""
+        """Return what compaction uses of the prompt's queries."""
 
     def keeping(self, prompt_budget: int) -> Rule:
-        """The same rule with another prompt budget."""
+        """Return the same rule with another prompt budget."""
 
 
 class Group(Protocol):
@@ -104,21 +104,22 @@ class Group(Protocol):
 
     @property
     def kv_heads(self) -> tuple[int, ...] | None:
-        """Ascending; None is all of them."""
+        """The group's KV heads, ascending; None for all of the layer."""
 
     @property
     def parameters(self) -> Rule:
-        """Of this cache alone."""
+        """The rule of this group's cache."""
 
 
 class Method(Protocol):
-    """What a policy keeps of a prompt, and what a step reads. `parameters` are the rule of the cache."""
+    """Decides what is kept of a prompt and what a step reads; `parameters` is the rule of the cache."""
 
     def compact(
         self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: Any
     ) -> Compacted:
-        """What is left of a prompt's cache: keys and values [B,G,S,D]; `observed` are the last queries [B,H,W,D], or
-        what else the rule observes."""
+        """Compact a prompt's keys and values [B,G,S,D].
+
+        `observed` is the result of `Rule.observe`: the last queries [B,H,W,D], or something else."""
 
     def select(self, query: Tensor, cache: LayerCache, parameters: Any) -> Selection:
-        """Attention of one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""
+        """Attend [B,H,D] to a cache that holds the current token; return the output, what was read and what is kept."""

@@ -1,4 +1,4 @@
-"""SparQ: which tokens one decode step reads, and what stands in for the others (arXiv 2312.04985, algorithm 1)."""
+"""SparQ: which tokens one decode step reads, and what replaces the others (arXiv 2312.04985, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from kvc_trt.reference.selection import best, best_ascending, gather_rows, sum_i
 
 
 class SparqScores(NamedTuple):
-    """The ranked values of one row, for proofs that a differing choice was a near-tie."""
+    """The ranked values of one row, used to prove that a different choice was a near-tie."""
 
     channel_values: Tensor
-    """[G,D]: the group's summed |q|."""
+    """[G,D]: |q| summed over the group."""
     channels: Tensor
-    """int64 [G,r], best first."""
+    """int64 [G,r], best first: the channels that score tokens."""
     heads: Tensor
-    """[G,g,m]: each head's score of every token, tempered."""
+    """[G,g,m]: each head's score of every token, divided by the temperature."""
     tokens: Tensor
-    """[G,m]: their sum over the group."""
+    """[G,m]: the scores summed over the group."""
 
 
 def sparq_attention(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *,
     top_r: int, top_k: int, token_budget: int = 0, dense_until: int | None = None, reallocate: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One step over a cache that already holds the current token, which is always read, `top_k` others beside it.
+    """One step over a cache that already holds the current token; it reads that token and `top_k` others.
 
     query [B,H,D]; keys, values [B,G,C,D]; lengths [B]. Returns output [B,H,D] and selected int32 [B,G,k], ascending, -1
     where a row has fewer; rows of at most max(token_budget, dense_until) tokens read all of them. `reallocate` gives
@@ -59,8 +59,9 @@ def sparq_attention(
 
 
 def row_scores(query: Tensor, keys: Tensor, *, top_r: int, channels: Tensor | None = None) -> SparqScores:
-    """Scores of one row: query [H,D], keys [G,m,D]. `channels` [G,r] replaces the choice of channels, to compare later
-    steps with an executor that swapped tied ones."""
+    """Score one row: query [H,D], keys [G,m,D].
+
+    `channels` [G,r] replaces the choice of channels, to compare later steps with an executor that swapped tied ones."""
     kv_heads, length, size = keys.shape
     grouped = query.reshape(kv_heads, -1, size)
     importance = sum_in_order(grouped.abs(), 1)
@@ -73,7 +74,7 @@ def row_scores(query: Tensor, keys: Tensor, *, top_r: int, channels: Tensor | No
 
 
 def _reallocated(attended: Tensor, scores: Tensor, chosen: Tensor, values: Tensor) -> Tensor:
-    """attended [H,D], scores [G,g,m], chosen [G,k], values [G,m,D] -> [H,D]: the unread share goes to the mean."""
+    """Give the mean value the unread share: attended [H,D], scores [G,g,m], chosen [G,k], values [G,m,D] -> [H,D]."""
     weights = torch.softmax(scores, dim=-1)
     read = weights.gather(2, chosen[:, None].expand(-1, weights.shape[1], -1)).sum(dim=-1).reshape(-1, 1)
     mean = values.mean(dim=1).repeat_interleave(scores.shape[1], dim=0)

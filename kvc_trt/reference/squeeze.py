@@ -1,9 +1,9 @@
-"""SqueezeAttention: layers that change the residual stream little give cache to those that change it much.
+"""SqueezeAttention: layers that change the residual stream little give cache to layers that change it a lot.
 
 "SqueezeAttention: 2D Management of KV-Cache in LLM Inference via Layer-wise Optimal Budget", arXiv 2404.04793. The
-cosine between the residual stream before and after a layer's attention says how little the layer matters; the cosines
-of all layers are divided into three clusters, the layers of the highest one keep `share` of the budget, and what they
-give up is divided evenly among the others.
+cosine between the residual stream before and after a layer's attention is high if the layer matters little. The cosines
+of all layers form three clusters; the layers of the highest one keep `share` of the budget, and what they give up is
+divided evenly among the others.
 
 Deviations: the clusters are the exact one-dimensional optimum (published: k-means from random starts), so equal inputs
 give equal budgets; integer budgets sum exactly to layers x budget (published: truncated); budgets are held within
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class LayerBudgets(NamedTuple):
-    """What every layer may keep."""
+    """The budget of every layer."""
 
     budgets: tuple[int, ...]
     """Tokens per KV head, by layer."""
@@ -26,9 +26,9 @@ class LayerBudgets(NamedTuple):
 
 
 def squeeze(cosines: Sequence[float], budget: int, *, share: float, minimum: int, maximum: int) -> LayerBudgets:
-    """Divide layers x `budget` tokens among layers by their `cosines`; a budget lies in minimum..maximum.
+    """Divide layers x `budget` tokens among layers by their `cosines`; each budget is in minimum..maximum.
 
-    `minimum` <= `budget`. Ties between layers go to the lower one. Pure, in the layers' order.
+    `minimum` <= `budget`. Ties go to the lower layer. Returns the budgets in layer order.
     """
     layers = len(cosines)
     ranked = sorted(range(layers), key=lambda layer: (cosines[layer], layer))
@@ -47,10 +47,10 @@ def squeeze(cosines: Sequence[float], budget: int, *, share: float, minimum: int
 
 
 def unimportant_from(values: Sequence[float]) -> int:
-    """Where the highest of three clusters of ascending `values` begins; their number if there is nothing to divide.
+    """Return where the highest of three clusters of ascending `values` begins; len(values) if they cannot be divided.
 
-    The clusters have the least sum of squared deviations from their means; cuts lie between distinct values only, the
-    first pair of cuts wins a tie. Of two distinct values the higher is the cluster, of one there is none.
+    The clusters minimise the sum of squared deviations from their means. Cuts are between distinct values only; the
+    first pair of cuts wins a tie. Of two distinct values the higher forms the cluster; one value forms none.
     """
     count = len(values)
     cuts = [i for i in range(1, count) if values[i] != values[i - 1]]
@@ -62,7 +62,7 @@ def unimportant_from(values: Sequence[float]) -> int:
 
 
 class _Deviations:
-    """Sums of squared deviations from the mean of any segment, from running sums in double precision."""
+    """Sum of squared deviations from the mean for any segment, from running sums in double precision."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self._sums, self._squares = [0.0], [0.0]

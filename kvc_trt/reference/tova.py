@@ -1,7 +1,7 @@
-"""TOVA: the cached entry that the newest query attends to least is dropped (arXiv 2401.06104, section 3).
+"""TOVA: drop the cached entry that the newest query attends to least (arXiv 2401.06104, section 3).
 
-A layer has one list: an entry's score is the probability that the newest query pays it, summed over all query heads of
-the layer. Nothing is remembered from step to step.
+A layer has one list: an entry's score is the newest query's attention probability for it, summed over all query heads
+of the layer. Scores are not carried from step to step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvc_trt.reference.selection import dot_products, sum_in_order
 def keep_attended(
     queries: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, *, heavy: int, recent: int
 ) -> Compacted:
-    """Keep `recent` last tokens and the `heavy` others that the last query attends to most, of longer prompts.
+    """Keep the last `recent` tokens and the `heavy` others that the last query attends to most.
 
     queries [B,H,W,D] after RoPE, of which the last row is the last token's; keys, values [B,G,S,D] after RoPE;
     prompt_lengths [B], each in 1..S. All KV heads keep the same positions. A prompt of at most heavy + recent tokens
@@ -65,7 +65,7 @@ def tova_attention(
 
 
 def layer_score(query: Tensor, keys: Tensor) -> Tensor:
-    """What all query heads of a layer pay each entry: [H,D], [G,n,D] -> [1,n], heads added in their order."""
+    """Sum the attention of a layer's query heads to each entry, in head order: [H,D], [G,n,D] -> [1,n]."""
     size = query.shape[1]
     grouped = query.reshape(len(keys), -1, size)
     logits = torch.cat([dot_products(heads, stored) for heads, stored in zip(grouped, keys, strict=True)])
