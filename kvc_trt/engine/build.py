@@ -90,8 +90,8 @@ def build_engine(
 ) -> BuildResult:
     """Build an engine into `output` with its backend out of `backends`, or find it there already.
 
-    Raises InputError when something else is at `output` and `force` is false; UnsupportedEnvironment for a full
-    disk. Whatever happens, `output` holds what it held before or the whole new engine.
+    Raises InputError if `output` exists, is something else, and `force` is false; UnsupportedEnvironment if the disk is
+    full. If the build fails, `output` is left as it was.
     """
     started = time.monotonic()
     backend = backends[resolved.config.backend]

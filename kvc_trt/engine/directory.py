@@ -39,7 +39,7 @@ LARGEST_CONFIG = 16 << 20
 
 @dataclass(frozen=True)
 class EngineDirectory:
-    """A checked engine directory. Make one with `EngineDirectory.open`."""
+    """A checked engine directory; create it with `EngineDirectory.open`."""
 
     path: Path
     config: Mapping[str, Any]
