@@ -51,10 +51,12 @@ def main() -> None:
     if arguments.fresh:
         (directory / "results.jsonl").unlink(missing_ok=True)
         (directory / SPENT).unlink(missing_ok=True)
-    total_spent(directory, 0, 0)  # the commit, for a run that is interrupted
-    started, processor = time.monotonic(), time.process_time()
-    report = measured(directory, arguments.samples)
-    spent = total_spent(directory, time.monotonic() - started, time.process_time() - processor)
+    started, processor, before = time.monotonic(), time.process_time(), cells_in(directory)
+    try:
+        report = measured(directory, arguments.samples)
+    finally:
+        seconds, new = (time.monotonic() - started, time.process_time() - processor), cells_in(directory) - before
+        spent = total_spent(directory, *seconds, machine.commit() if new else None)
     images = write_images(report)
     print(write_result(report, spent))
     print(accuracy_page.write(PAGE, report, images, record_of(spent), spent))
@@ -62,14 +64,21 @@ def main() -> None:
     print(f"the whole report: {directory / 'report.html'}")
 
 
-def total_spent(directory: Path, seconds: float, processor: float) -> dict[str, Any]:
-    """Time of this run and of those that it went on from, and the commits that they ran at, in their order."""
+def cells_in(directory: Path) -> int:
+    """Lines of the results file: what is measured so far, and its head."""
+    path = directory / "results.jsonl"
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else 0
+
+
+def total_spent(directory: Path, seconds: float, processor: float, commit: str | None) -> dict[str, Any]:
+    """Time of this run and of those that it went on from, and the commits at which they measured cells, in their order:
+    `commit` is this run's, if it measured any."""
     path = directory / SPENT
     before = json.loads(path.read_text()) if path.is_file() else {"seconds": 0, "processor_seconds": 0}
     spent = {
         "seconds": before["seconds"] + round(seconds),
         "processor_seconds": before["processor_seconds"] + round(processor),
-        "commits": list(dict.fromkeys([*before.get("commits", []), str(machine.commit())])),
+        "commits": list(dict.fromkeys([*before.get("commits", []), *([commit] if commit else [])])),
     }
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(spent))

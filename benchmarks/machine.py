@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 UNCOMMITTED = RESULTS / "uncommitted"
 """Where results of changed code go: git ignores it."""
-WRITTEN = ("benchmarks/results", "docs/results")
+WRITTEN = ("benchmarks/results", "docs/results", "docs/images")
 """What benchmarks themselves write: a change there does not change the code."""
 
 

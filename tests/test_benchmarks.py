@@ -65,12 +65,11 @@ def test_every_committed_result_is_listed_with_the_code_it_came_from():
     assert dirty <= {"accuracy-retrieval-text.json", "squeeze_prefill.json"}
 
 
-def test_accuracy_names_every_commit_that_a_cell_was_measured_at(tmp_path, monkeypatch):
+def test_accuracy_names_every_commit_that_a_cell_was_measured_at(tmp_path):
     """A run that goes on from another one keeps its cells: so it keeps its commit, and a changed tree stays one."""
-    for commit in ("aaa", "bbb-dirty", "aaa", "ccc"):
-        monkeypatch.setattr(accuracy.machine, "commit", lambda commit=commit: commit)
-        spent = accuracy.total_spent(tmp_path, 10, 5)
-    assert (spent["seconds"], spent["processor_seconds"]) == (40, 20)
+    for commit in ("aaa", "bbb-dirty", "aaa", None, "ccc"):
+        spent = accuracy.total_spent(tmp_path, 10, 5, commit)
+    assert (spent["seconds"], spent["processor_seconds"]) == (50, 25)
     assert spent["commits"] == ["aaa", "bbb-dirty", "ccc"]
     assert accuracy.record_of(spent)["commit"] == "aaa, ccc, bbb-dirty"
     assert accuracy.record_of({"commits": ["aaa", "ccc"]})["commit"] == "aaa, ccc"
