@@ -1,4 +1,4 @@
-"""What stays in the cache and what a step reads: resolution of budgets, and the methods. Light: torch only on use."""
+"""What is kept in the cache and what a step reads: resolve budgets, list the methods. Imports no torch."""
 
 from kvc_trt.methods.parameters import BASELINE, DEFAULT, PolicyParameters
 from kvc_trt.methods.registry import Description, applicable, available, describe, fixed, method, named, resolve

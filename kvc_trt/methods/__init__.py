@@ -1,1 +1,1 @@
-"""The KV-cache methods, one per file; `kvc_trt.policies` is what other code imports."""
+"""The KV-cache methods, one per file; other code imports `kvc_trt.policies`."""

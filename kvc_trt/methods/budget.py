@@ -1,8 +1,8 @@
 """RocketKV's division of one token budget into cache, pages, channels and tokens (arXiv 2502.14051).
 
 The budget t is traffic: K+V pairs that one attention module reads per step and KV head. Half is spent on scores, half
-on exact attention. Everything is computed once on the host in double precision and stored as integers. Beside it the
-width of stage 1's max-pooling when nobody fixes it: the table of the paper's first version (arXiv 2502.14051v1).
+on exact attention. Everything is computed once on the host in double precision and stored as integers. The default
+width of stage 1's max-pooling is from the table of the paper's first version (arXiv 2502.14051v1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LONGCHAT_THRESHOLD = 12_000
 
 
 def cache_capacity(sequence: int, budget: int, new_tokens: int, split: str | float) -> int:
-    """Slots of the compressed cache: the overall compression S/t to the power that `split` leaves to stage 1.
+    """Return the slots of the compressed cache: stage 1 compresses by S/t to the power that `split` gives it.
 
     At least twice the new tokens (the prompt keeps as many as will be generated), never more than the sequence.
     """
@@ -30,28 +30,27 @@ def cache_capacity(sequence: int, budget: int, new_tokens: int, split: str | flo
 
 
 def default_page_size(capacity: int, budget: int) -> int:
-    """Tokens per page: the square root of what stage 2 still has to compress, 1 where that is less than a page."""
+    """Return the tokens per page: the square root of stage 2's compression, at least 1."""
     compression = max(1.0, capacity / budget)
     pages = math.ceil(math.sqrt(compression))
     return 1 if pages > compression else pages
 
 
 def default_channels(capacity: int, budget: int, page_size: int, head_size: int) -> int:
-    """Channels read per page, so that scoring costs the other half of the budget, in 1..head_size."""
+    """Return the channels read per page, in 1..head_size, so that scoring costs half of the budget."""
     compression = max(1.0, capacity / budget)
     return min(max(math.floor(head_size * page_size / compression), 1), head_size)
 
 
 def traffic(capacity: int, page_size: int, top_r: int, top_k: int, head_size: int) -> float:
-    """K+V pairs read per step and KV head at a full cache: one channel of one page is 1/(2 head_size) of a pair."""
+    """Return the K+V pairs read per step and KV head of a full cache; a page's channel is 1/(2 head_size) pair."""
     return capacity / page_size * top_r / head_size / 2 + min(top_k, capacity)
 
 
 def auto_pool_kernel(model: ModelConfig, max_input_len: int) -> int:
-    """511 for long prompts of the two families the paper names, 63 for everything else.
+    """Return 511 for long prompts of the two model families named in the paper, 63 for all others.
 
-    A model is known by its rotary scaling: `llama3` is Llama 3.1 and later; `linear` without grouped
-    queries is LongChat.
+    The rotary scaling identifies them: `llama3` is Llama 3.1 and later, `linear` without grouped queries is LongChat.
     """
     scaling = model.rotary_scaling
     threshold: float = float("inf")

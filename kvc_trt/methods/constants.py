@@ -1,4 +1,4 @@
-"""The constants of a policy as plain numbers: what every kind of eviction and selection computes with."""
+"""The constants of a policy as plain numbers, used by every kind of eviction and selection."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ ADDED_LATER = frozenset(("future_positions",))
 
 @dataclass(frozen=True)
 class Constants:
-    """The fields of `PolicyParameters`, and what follows from them whatever the kinds are.
+    """The fields of `PolicyParameters`, and numbers derived from them for every kind.
 
     Counts are tokens per KV head unless the name says otherwise.
     """
 
     policy: str
     prompt_eviction: str
-    """Name of a `PromptEviction`."""
+    """Name of the `PromptEviction`."""
     decode_selection: str
-    """Name of a `DecodeSelection`."""
+    """Name of the `DecodeSelection`."""
     token_budget: int
     max_input_len: int
     max_output_len: int
     capacity: int
-    """Cache slots of a compressed layer: what is kept of a prompt and max_output_len; every token where nothing is
-    evicted; what the budget holds where a step evicts."""
+    """Cache slots of a compressed layer: the kept prompt tokens and max_output_len; all tokens if nothing is evicted;
+    the budget if a step evicts."""
     prompt_budget: int
     """Prompt tokens kept, the observation window included."""
     window: int
     pool_kernel: int
     page_size: int
     top_r: int
-    """Channels that take part in scoring a page."""
+    """Channels that score a page."""
     top_k: int
     dense_until: int
     """A row with at most max(token_budget, dense_until) tokens is attended densely."""
@@ -42,7 +42,7 @@ class Constants:
     """The first layers keep the full cache and attend densely."""
     split: str | float
     layer_budgets: tuple[int, ...] | None = None
-    """Where layers differ: prompt_budget of each layer (of a policy that evicts while decoding: capacity)."""
+    """If layers differ: prompt_budget of each layer (capacity for a policy that evicts while decoding)."""
     sinks: int = 0
     """First tokens of a prompt that are never evicted."""
     recent: int = 0
@@ -50,15 +50,15 @@ class Constants:
     positions: Positions = "original"
     """What the rotary embedding of a cached key counts: tokens of the text, or entries of the cache."""
     per_query_head: bool = False
-    """Whether each query head chooses for itself, not the heads of a group together."""
+    """Whether each query head chooses its own tokens instead of sharing them with its group."""
     reallocate: bool = False
-    """Whether attention that was not read is given to the mean value."""
+    """Whether the mean value receives the attention share of unread tokens."""
     retrieval_heads: tuple[tuple[bool, ...], ...] | None = None
-    """Per layer and KV head: whether it keeps every token, where the others keep sinks and recent ones only."""
+    """Per layer and KV head: whether it keeps every token; the others keep only sinks and recent tokens."""
     squeeze_share: float | None = None
-    """Layer budgets are set for each prompt: the share of prompt_budget that unimportant layers keep."""
+    """If layer budgets are set per prompt: the share of prompt_budget that unimportant layers keep."""
     future_positions: int = 0
-    """How far after a prompt queries are expected, where they decide what stays; 0: the prompt's own queries do."""
+    """Positions after a prompt whose expected queries decide what is kept; 0 if the prompt's own queries decide."""
 
     @property
     def max_sequence_len(self) -> int:
@@ -67,7 +67,7 @@ class Constants:
 
     @property
     def most_kept(self) -> int:
-        """Prompt tokens that a layer has room for: twice the budget where it is set for each prompt."""
+        """Prompt tokens that a layer has room for: twice the budget if budgets are set per prompt."""
         return self.prompt_budget if self.squeeze_share is None else min(2 * self.prompt_budget, self.max_input_len)
 
     def num_pages(self) -> int:

@@ -1,7 +1,7 @@
-"""What the files of this package define: the kinds of eviction and of selection, and the policies.
+"""Find what the files of this package define: kinds of eviction and of selection, and policies.
 
-A method is known as soon as its file is in the package: every module is imported once, and the objects that it holds
-are found by their type and go by their name.
+A method is known as soon as its file is in the package: every module is imported once, and its objects are found by
+their type and registered by their name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Named = TypeVar("Named")
 
 
 def objects(kind: type[Named]) -> Mapping[str, Named]:
-    """Every object of type `kind` that a module of this package holds, by its `name`."""
+    """Return every object of type `kind` that a module of this package defines, by its `name`."""
     known: Any = kind
     return cast("Mapping[str, Named]", _by_name(known, tuple(kvc_trt.methods.__path__)))
 
@@ -34,7 +34,7 @@ def _by_name(kind: type[Any], paths: tuple[str, ...]) -> dict[str, Any]:
 
 @cache
 def _values(paths: tuple[str, ...]) -> tuple[object, ...]:
-    """What every module of the package holds under a name of its own."""
+    """Return all module-level values of the package."""
     names = [module.name for module in pkgutil.iter_modules(paths)]
     modules = [importlib.import_module(f"{kvc_trt.methods.__name__}.{name}") for name in names]
     return tuple(value for module in modules for value in vars(module).values())

@@ -1,13 +1,13 @@
 """DuoAttention: a few retrieval heads keep every token, the others only sinks and recent ones.
 
 "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads", arXiv 2410.10819, with the
-accounting of RocketKV's appendix (arXiv 2502.14051, A.3). Which KV heads retrieve is a pattern that was learnt for one
-model: a score in 0..1 for each (layer, KV head); the best F of all of them, by (score, layer, head), keep everything.
+accounting of RocketKV's appendix (arXiv 2502.14051, A.3). Which KV heads retrieve is a pattern learnt for one model: a
+score in 0..1 for each (layer, KV head). The best F of all heads, by (score, layer, head), keep everything.
 
 Shapes: a layer may hold two caches, [B,F_l,S,D] and [B,G-F_l,sinks+recent,D]. The budget is a mean over heads: t > 640
 gives 128 sinks, 512 recent tokens and F = floor((t - 640) / (S - 640) of all heads); smaller budgets give no retrieval
-head at all, and then no pattern is needed. Deviations: ties go to the lower layer and head (published: to noise);
-prefill attention is exact for every head, streaming heads included.
+head and need no pattern. Deviations: ties go to the lower layer and head (published: to noise); prefill attention is
+exact for every head, also for streaming heads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SINKS, RECENT = 128, 512
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Sinks and recent tokens of streaming heads, and which heads retrieve."""
+    """Derive the sinks and recent tokens of streaming heads, and which heads retrieve."""
     model, (sinks, recent) = inputs.model, _streaming(inputs)
     streaming = keep_recent(replace(inputs, token_budget=sinks + recent, overrides={"recent": recent}), sinks)
     scores = inputs.choice("head_scores", None)
@@ -48,14 +48,14 @@ def resolve(inputs: PolicyInputs) -> PolicyParameters:
 
 
 def best_heads(scores: Sequence[Sequence[float]], count: int) -> tuple[tuple[bool, ...], ...]:
-    """The `count` best of all heads by (score descending, layer, head), as a table of layers and KV heads."""
+    """Return the `count` best heads by (score descending, layer, head), as a table of layers and KV heads."""
     places = [(-score, layer, head) for layer, row in enumerate(scores) for head, score in enumerate(row)]
     best = {place[1:] for place in sorted(places)[:count]}
     return tuple(tuple((layer, head) in best for head in range(len(row))) for layer, row in enumerate(scores))
 
 
 def _streaming(inputs: PolicyInputs) -> tuple[int, int]:
-    """Sinks and recent tokens of a streaming head."""
+    """Return the sinks and recent tokens of a streaming head."""
     budget = inputs.budget
     if budget > SINKS + RECENT:
         sinks, recent = inputs.value("sinks", SINKS), inputs.value("recent", RECENT)
@@ -71,7 +71,7 @@ def _streaming(inputs: PolicyInputs) -> tuple[int, int]:
 
 
 def _retrieval_heads(inputs: PolicyInputs, streaming: int, heads: int) -> int:
-    """F: of so many heads those that keep everything, so that the mean over all is about the budget."""
+    """Return F, how many of `heads` keep everything so that the mean over all heads is about the budget."""
     if inputs.budget <= streaming:
         return 0
     if inputs.sequence <= inputs.budget:

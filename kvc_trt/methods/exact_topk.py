@@ -1,12 +1,12 @@
-"""Exact top-k: what a perfect selection would read. An oracle, for comparison only.
+"""Exact top-k: the tokens that a perfect selection would read. An oracle, for comparison only.
 
-RocketKV's upper bound (arXiv 2502.14051, appendix A.3): every step scores all cached tokens exactly, for free by its
-accounting, and attends to the best `token_budget` of them. `exact-topk` lets each query head choose, as the released
-code does, so the heads of a group may together read more than the budget; `exact-topk-group` takes one list by the sum
-of the group's probabilities.
+RocketKV's upper bound (arXiv 2502.14051, appendix A.3): every step scores all cached tokens exactly, at no cost in its
+accounting, and attends to the best `token_budget` of them. In `exact-topk` each query head chooses, as in the released
+code, so the heads of a group together may read more than the budget; `exact-topk-group` uses one list per group, by
+the sum of its probabilities.
 
-It reads the whole cache to find out what it need not have read, so it saves nothing and there is no engine of it: the
-reference alone runs it.
+It reads the whole cache to find out what to read, so it saves nothing, and only the reference runs it: there are no
+engines with it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 
 class ExactTopK(DecodeSelection):
-    """The tokens that matter most, found by reading all of them."""
+    """Select the tokens that matter most, found by reading all of them."""
 
     name = "exact-topk"
     reads_a_part = True
     oracle = True
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """The best `top_k` tokens by exact attention; `selected` is [B,H,k] where each query head chooses, else
-        [B,G,k]."""
+        """Attend to the best `top_k` tokens by exact attention.
+
+        `selected` is [B,H,k] if each query head chooses, otherwise [B,G,k]."""
         from kvc_trt import reference
 
         return reference.exact_topk(
@@ -45,13 +46,13 @@ class ExactTopK(DecodeSelection):
         )  # fmt: skip
 
     def describe(self, rule: Constants) -> str:
-        """Whose lists they are."""
+        """Describe how the tokens are found, and who chooses them."""
         whose = "each query head its own" if rule.per_query_head else "one list per KV head"
         return f"the best, found by reading all of them, {whose}"
 
 
 def resolve(inputs: PolicyInputs, *, per_query_head: bool) -> PolicyParameters:
-    """The whole budget is attended; each query head has its own list, or the heads of a group share one."""
+    """Attend to the whole budget; each query head has its own list, or the heads of a group share one."""
     return constants(
         inputs, NOTHING, EXACT_TOP_K,
         capacity=inputs.sequence,

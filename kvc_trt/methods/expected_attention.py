@@ -45,14 +45,14 @@ FUTURE_POSITIONS = 512
 
 
 class ExpectedAttention(PromptEviction):
-    """The first tokens, and those that queries after the prompt are expected to attend to, one list per KV head."""
+    """Keep the first tokens and those that queries after the prompt should attend to, one list per KV head."""
 
     name = "expected-attention"
     operators = (COMPACT_EXPECTED_ATTENTION, EXPECTED_QUERIES)
     observes_every_query = True
 
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor, rule: Constants) -> ExpectedQueries:
-        """What the whole prompt tells of the queries that follow it."""
+        """Estimate the queries that follow each prompt from all queries of the prompt."""
         from kvc_trt import reference
 
         rotation = reference.future_rotation(
@@ -63,7 +63,7 @@ class ExpectedAttention(PromptEviction):
     def compact(
         self, observed: ExpectedQueries, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """The prompt budget of every row that is longer."""
+        """Compact every row that is longer than the prompt budget."""
         from kvc_trt import reference
 
         return reference.keep_expected(
@@ -71,7 +71,7 @@ class ExpectedAttention(PromptEviction):
         )
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """The queries to expect, then what they keep."""
+        """Write the expected queries, then the compaction by them."""
         cosine, sine = _rotation_ahead(prompt)
         queries = prompt.call(
             EXPECTED_QUERIES,
@@ -86,19 +86,19 @@ class ExpectedAttention(PromptEviction):
         prompt.compact(COMPACT_EXPECTED_ATTENTION, queries, bounds=bounds)
 
     def least(self, rule: Constants) -> int:
-        """The sinks and one more."""
+        """Return the sinks and one more token."""
         return rule.sinks + 1
 
     def describe(self, rule: Constants) -> str:
-        """How many of them are sinks, and how far the queries are expected."""
+        """Describe how many tokens are sinks, and how far ahead queries are expected."""
         return f"{rule.sinks} first; queries expected {rule.future_positions} positions ahead"
 
     def runs(self) -> Mapping[str, PromptRun]:
-        """The queries to expect have a run of their own."""
+        """Return the isolated runs, with one for the expected queries."""
         return {**super().runs(), EXPECTED_QUERIES.name: _run_queries}
 
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-        """Over the queries that the case's own let expect."""
+        """Run compaction with the queries expected after the case's prompts."""
         import torch
 
         from kvc_trt import reference
@@ -113,8 +113,10 @@ class ExpectedAttention(PromptEviction):
 
 
 def _rotation_ahead(prompt: PromptLayer) -> tuple[Value, Value]:
-    """Cosine and sine of the mean rotation of the positions after each prompt, FLOAT [B,D/2]: that of the first
-    positions, turned by the prompt's length, so that the engine's tables need not reach further than its sequences."""
+    """Return cosine and sine of the mean rotation of the positions after each prompt, FLOAT [B,D/2].
+
+    It is that of the first positions, rotated by the prompt's length, so the engine's tables need not be longer than
+    its sequences."""
     emit = prompt.emit
     first = rotary_tables(prompt.config, prompt.rule.future_positions)
     mean_cosine, mean_sine = (table.mean(axis=0, dtype=np.float64).astype(np.float32) for table in first)
@@ -124,19 +126,19 @@ def _rotation_ahead(prompt: PromptLayer) -> tuple[Value, Value]:
 
 
 def _prompt_queries(case: PromptCase) -> Array:
-    """Plain queries [B,H,S,D]: those of the case's window, again and again."""
+    """Return plain queries [B,H,S,D]: the queries of the case's window, repeated."""
     return np.ascontiguousarray(case.q_window[:, :, np.arange(case.k.shape[2]) % case.q_window.shape[2]])
 
 
 def _rotation(case: PromptCase) -> list[Array]:
-    """A mean rotation for each row, as cosine and sine [B,D/2]."""
+    """Return a mean rotation for each row, as cosine and sine [B,D/2]."""
     half = case.k.shape[3] // 2
     angles = case.prompt_lengths[:, None] * 100.0 ** (-np.arange(half) / half)
     return [(0.7 * part(angles)).astype(np.float32) for part in (np.cos, np.sin)]
 
 
 def _expected(case: PromptCase, rule: Constants) -> ExpectedQueries:
-    """In float64."""
+    """Return the expected queries of a case, in float64."""
     import torch
 
     from kvc_trt import reference
@@ -156,7 +158,7 @@ def _run_queries(operator: RunnableAlone, case: PromptCase, rule: Constants) -> 
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Prompt budget = token budget - new tokens; a step reads all of it."""
+    """Derive prompt budget = token budget - new tokens; a step reads all of it."""
     prompt_budget = _checked(inputs, inputs.budget - inputs.max_output_len)
     capacity = prompt_budget + inputs.max_output_len
     return _looking_ahead(
@@ -165,7 +167,7 @@ def resolve(inputs: PolicyInputs) -> PolicyParameters:
 
 
 def resolve_hybrid(inputs: PolicyInputs) -> PolicyParameters:
-    """RocketKV's division of the budget, with its second stage."""
+    """Divide the budget as RocketKV does, with its second stage."""
     capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
     prompt_budget = _checked(inputs, capacity - inputs.max_output_len)
     parameters = select_from_pages(
@@ -188,7 +190,7 @@ def _looking_ahead(inputs: PolicyInputs, parameters: PolicyParameters) -> Policy
 
 
 def _checked(inputs: PolicyInputs, derived: int) -> int:
-    """The prompt budget in force, at most the longest prompt; InputError where it is no more than the sinks."""
+    """Return the prompt budget, at most the longest prompt; InputError if it is not larger than the sinks."""
     budget, sinks = min(inputs.value("prompt_budget", derived), inputs.max_input_len), inputs.value("sinks", SINKS)
     if budget < min(sinks + 1, inputs.max_input_len):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The whole cache, read at every step: what every policy is compared with. No budget, no deviation."""
+"""Keep and read the whole cache: the baseline for every policy. No budget, no deviations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Nothing(PromptEviction):
-    """Every token of every prompt stays."""
+    """Keep every token of every prompt."""
 
     name = "none"
     evicts = False
@@ -28,13 +28,13 @@ class Nothing(PromptEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """Everything, in its order."""
+        """Keep everything in its order."""
         from kvc_trt import reference
 
         return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=keys.shape[2], pool_kernel=1)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """As it is; where a step needs page bounds, KvcCompact makes them: its budget is then the longest prompt."""
+        """Store the whole prompt; if a step needs page bounds, KvcCompact writes them (with an unlimited budget)."""
         if bounds:
             prompt.compact(COMPACT, bounds=True)
         else:
@@ -42,24 +42,24 @@ class Nothing(PromptEviction):
 
 
 class Dense(DecodeSelection):
-    """A step attends to everything cached: also in skipped layers, and of policies that only evict from the prompt."""
+    """Attend to everything cached; also used in skipped layers and by policies that only evict prompt tokens."""
 
     name = "dense"
     operators = (DENSE_ATTENTION,)
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Attention over all entries."""
+        """Attend to all entries."""
         from kvc_trt import reference
 
         return reference.Selection(reference.dense_attention(query, cache.keys, cache.values, cache.lengths))
 
     def decode(self, step: StepLayer) -> str:
-        """KvcDenseAttention."""
+        """Write KvcDenseAttention."""
         return step.attend(DENSE_ATTENTION, dense_until=step.batch.slice_until)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Room for the whole sequence; the token budget is the sequence whatever was asked."""
+    """Derive room for the whole sequence; the token budget is always the sequence."""
     return constants(inputs, NOTHING, DENSE, capacity=inputs.sequence, token_budget=inputs.sequence)
 
 

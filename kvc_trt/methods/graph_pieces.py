@@ -1,7 +1,4 @@
-"""What the two graphs hand to a cache: a prompt's queries, keys and values, or those of one new token.
-
-And how several kinds store a prompt: whole.
-"""
+"""What the two graphs pass to a cache: the queries, keys and values of a prompt or of one new token."""
 
 from __future__ import annotations
 
@@ -22,44 +19,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """What every layer of the prefill graph needs to know about the batch."""
+    """The batch, as every layer of the prefill graph needs it."""
 
     lengths: Value
-    """[B]"""
+    """[B]: prompt lengths."""
     grid: Value
-    """INT64 [2]: batch, sequence."""
+    """INT64 [2]: batch and sequence."""
     angles: tuple[Value, Value]
     """Cosine and sine of the positions, [B,S,D/2]"""
     window: Value
-    """INT64 [B,W,1]: positions of each row's last W queries; rows before its start point at 0."""
+    """INT64 [B,W,1]: positions of each row's last W queries, 0 for those before its start."""
     rotary_tables: Callable[[], tuple[Value, Value]]
     """Cosine and sine of every position, FLOAT [L,D/2]"""
 
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """One cache of one layer, as a graph writes it."""
+    """One cache of one layer while a graph is written."""
 
     emit: Emitter
     config: ModelConfig
     rule: Constants
-    """Of the cache."""
+    """The policy constants of this cache."""
     name: str
-    """What its tensors are called after."""
+    """Suffix of its tensors' names."""
 
     def named(self, tensors: Sequence[str]) -> list[str]:
-        """The cache's own names of `tensors`."""
+        """Return the names of `tensors` in this cache."""
         return [f"{tensor}.{self.name}" for tensor in tensors]
 
     def call(
         self, operator: Operator, inputs: Mapping[str, Value], outputs: Mapping[str, str], **numbers: int
     ) -> dict[str, Value]:
-        """A node of one of our operators; attributes that are not among `numbers` are the rule's own."""
+        """Append a node of an operator; attributes that are not in `numbers` come from the rule."""
         given = {one.name: getattr(self.rule, one.name) for one in operator.attributes if one.name not in numbers}
         return operator.call(self.emit, inputs, outputs, **given, **numbers)
 
     def stored(self, operator: Operator, *, bounds: bool) -> dict[str, str]:
-        """Names of the cache's tensors for the outputs of a compaction; page bounds that nobody reads get another."""
+        """Name the outputs of a compaction after the cache's tensors; unused page bounds get another name."""
         own = {"cache_lengths": "lengths"} | ({} if bounds else {"bounds": "unused_bounds"})
         return {one.name: f"{own.get(one.name, one.name)}.{self.name}" for one in operator.outputs}
 
@@ -77,11 +74,11 @@ class PromptLayer(CacheLayer):
     """[B,G,S,D]"""
     values: Value
     plain_keys: Callable[[], Value]
-    """`keys` before the rotary embedding."""
+    """Writes `keys` before the rotary embedding."""
     plain_queries: Callable[[], Value]
-    """Queries before it, [B,S,H,D]"""
+    """Writes the queries before the rotary embedding, [B,S,H,D]."""
     heads: tuple[int, ...] | None = None
-    """Query heads of the group; None where it is the whole layer."""
+    """Query heads of the group; None for the whole layer."""
 
     def of_heads(self, kv_heads: tuple[int, ...] | None) -> PromptLayer:
         """The part of some KV heads; None: all of it."""
@@ -106,7 +103,7 @@ class PromptLayer(CacheLayer):
         )
 
     def window(self) -> Value:
-        """The last W queries of each row, [B,H,W,D]."""
+        """Return the last W queries of each row, [B,H,W,D]."""
         emit = self.emit
         last = by_head(emit, emit.GatherND(self.query_rows, self.batch.window, batch_dims=1), self.config.head_size)
         return last if self.heads is None else str(emit.Gather(last, list(self.heads), axis=1))
@@ -114,8 +111,9 @@ class PromptLayer(CacheLayer):
     def compact(
         self, operator: Operator, more: Mapping[str, Value] | None = None, *, bounds: bool = False, **numbers: int
     ) -> None:
-        """Store what an operator keeps. It is given what it asks for by name: q_window, q (all queries), k, v,
-        prompt_lengths, and `more`."""
+        """Write an operator that compacts the prompt, and store what it keeps.
+
+        It is given those of its inputs by name: q_window, q (all queries), k, v, prompt_lengths, and `more`."""
         known: dict[str, Callable[[], Value]] = {
             "q_window": self.window,
             "q": lambda: self.queries,
@@ -129,7 +127,7 @@ class PromptLayer(CacheLayer):
 
 @dataclass(frozen=True)
 class DecodeBatch:
-    """What every layer of the decode graph needs to know about the batch."""
+    """The batch, as every layer of the decode graph needs it."""
 
     angles: tuple[Value, Value]
     """Cosine and sine of the positions, [B,1,D/2]"""
@@ -138,7 +136,7 @@ class DecodeBatch:
     positions: Value
     """[B]"""
     slice_until: int
-    """Dense layers attend to a slice of at most so many entries, as a sparse layer does where a row fits."""
+    """Largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
     rotary_tables: Callable[[], tuple[Value, Value]]
     """Cosine and sine of every position, [S,D/2]"""
 
@@ -154,11 +152,11 @@ class StepLayer(CacheLayer):
     """[B,G,D]"""
     value: Value
     plain: Callable[[], tuple[Value, Value]]
-    """Query and key before the rotary embedding."""
+    """Writes query and key before the rotary embedding."""
     lengths: Value
     """[B]: entries of the cache before this step."""
     attended: str
-    """Name of the result."""
+    """Name of the attention result."""
 
     def of_heads(self, kv_heads: tuple[int, ...] | None) -> StepLayer:
         """The part of some KV heads; None: all of it."""
@@ -175,8 +173,10 @@ class StepLayer(CacheLayer):
         return replace(self, query=emit.Gather(self.query, heads, axis=1), key=key, value=value, plain=plain_part)
 
     def attend(self, operator: Operator, more: Mapping[str, Value] | None = None, **numbers: int) -> Value:
-        """Append and attend by an operator. It is given what it asks for by name: query, k_new, v_new, cache_lengths,
-        positions, the cache's state, and `more`; its outputs are the result, the state again, and `selected`."""
+        """Write an operator that appends and attends.
+
+        It is given those of its inputs by name: query, k_new, v_new, cache_lengths, positions, the cache's state, and
+        `more`. Its outputs are the result, the updated state, and `selected`."""
         state = {one.name for one in operator.state}
         known = {
             "query": self.query,
@@ -193,22 +193,22 @@ class StepLayer(CacheLayer):
 
 
 def by_head(emit: Emitter, x: Value, head_size: int) -> Value:
-    """[B,S,heads*D] -> [B,heads,S,D]"""
+    """Reshape [B,S,heads*D] -> [B,heads,S,D]."""
     return str(emit.Transpose(emit.Reshape(x, [0, 0, -1, head_size]), perm=[0, 2, 1, 3]))
 
 
 def repeat_heads(emit: Emitter, config: ModelConfig, rows: Value) -> Value:
-    """`rows` [B,G,...], each head repeated for every query head that shares it."""
+    """Repeat each head of `rows` [B,G,...] for every query head that shares it."""
     shared = [head // config.group_size for head in range(config.num_attention_heads)]
     return str(emit.Gather(rows, shared, axis=1))
 
 
 def store_whole(prompt: PromptLayer) -> None:
-    """The whole prompt in the cache; nothing is selected, padding is zero."""
+    """Store the whole prompt in the cache; padding is zero."""
     emit, capacity, lengths = prompt.emit, prompt.rule.capacity, prompt.batch.lengths
     count = emit.Min(size(emit, prompt.keys, 2), [capacity])
     stored = emit.Less(emit.Unsqueeze(count_to(emit, count), [1]), emit.Reshape(lengths, [-1, 1, 1, 1]))
-    # Of every axis: ONNX Runtime moves a transpose through Pad as if there were no list of axes.
+    # Pad all axes: ONNX Runtime moves a transpose through Pad as if there were no list of axes.
     missing = emit.Concat([0, 0, 0, 0, 0, 0], emit.Sub([capacity], count), [0], axis=0)
     for rows, name in ((prompt.keys, "k_cache"), (prompt.values, "v_cache")):
         zero = emit.CastLike(np.float32(0), rows)

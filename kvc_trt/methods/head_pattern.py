@@ -11,7 +11,7 @@ _EXPECTED = "--set head_pattern=FILE.tsv: one line per layer, one score in 0..1 
 
 
 def read_head_pattern(path: Path) -> tuple[tuple[float, ...], ...]:
-    """Scores by layer and KV head; published patterns count a little over 1 and under 0, and are clipped to 0..1."""
+    """Read scores by layer and KV head, clipped to 0..1 (published patterns slightly exceed that range)."""
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise InputError(f"head_pattern: {path} has {path.stat().st_size} bytes; expected a table of a few KB")

@@ -1,14 +1,14 @@
 """H2O: the last tokens, and of the others those that have received most attention ("H2O: Heavy-Hitter Oracle for
 Efficient Generative Inference of Large Language Models", arXiv 2306.14048, section 4).
 
-Every entry of the cache carries the attention probability it has received so far, from all queries of the prompt and
-of the answer. Half of the budget are the last tokens, the other half those of the largest sums. A step attends to all
-that is cached, the new token included, adds its probabilities, and drops one token once the budget is exceeded.
+Every cache entry carries the attention probability it has received so far from all queries of the prompt and the
+answer. Half of the budget is for the last tokens, the other half for the largest sums. A step attends to everything
+cached, the new token included, adds its probabilities, and drops one token once the budget is exceeded.
 
 Shapes: token budget + 1 entries per KV head, sums float32 [B,G,C], each KV head with its own entries. Deviations: the
-sums of the query heads of a group are added up and the group shares one list (the released code has no grouped-query
-attention); budgets are absolute (the released code's simulation takes shares of the prompt), sums are not divided by
-the number of queries that saw an entry, positions are those of the text.
+sums of a group's query heads are added and the group shares one list (the released code has no grouped-query
+attention); budgets are absolute (the released code's simulation uses shares of the prompt); sums are not divided by the
+number of queries that saw an entry; positions are those of the text.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from kvc_trt.reference import Compacted, LayerCache, Selection
 
 SPARE_SLOTS = 1
-"""A step attends to the new token before it drops one."""
+"""Extra slots, since a step attends to the new token before it drops one."""
 
 
 class MostAttended(PromptEviction):
-    """The last tokens of a prompt, and of the others those that all of its queries attended to most."""
+    """Keep the last tokens of a prompt and the others that its queries attended to most."""
 
     name = "heavy-hitters"
     operators = (COMPACT_HEAVY_HITTERS,)
@@ -56,18 +56,18 @@ class MostAttended(PromptEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """The last tokens and the heavy hitters of every prompt longer than the budget; observed are all queries."""
+        """Keep the last tokens and the heavy hitters of longer prompts; `observed` is all queries."""
         from kvc_trt import reference
 
         shares = {"heavy": _heavy(rule), "recent": rule.recent}
         return reference.keep_heavy_hitters(observed, keys, values, prompt_lengths, **shares)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """To the budget, without the slot that a step needs."""
+        """Write compaction to the budget, without the spare slot of a step."""
         prompt.compact(COMPACT_HEAVY_HITTERS, prompt_budget=prompt.rule.capacity - SPARE_SLOTS)
 
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-        """Every query of the prompt counts: they are those of the case's window, again and again."""
+        """Run compaction over a whole prompt of queries: the queries of the case's window, repeated."""
         import torch
 
         slots, window = case.k.shape[2], case.q_window.shape[2]
@@ -83,7 +83,7 @@ class MostAttended(PromptEviction):
 
 
 class HeavyHitters(DecodeSelection):
-    """A step reads everything, and drops the token that has been attended to least of those that are not recent."""
+    """Read everything and drop the token that received the least attention and is not recent."""
 
     name = "heavy-hitters"
     operators = (HEAVY_HITTER_ATTENTION,)
@@ -100,20 +100,20 @@ class HeavyHitters(DecodeSelection):
         return reference.heavy_hitter_attention(query, *state, heavy=_heavy(rule), recent=rule.recent)
 
     def recent_of(self, rule: Constants, budget: int) -> int:
-        """As large a share as in the other layers."""
+        """Return the same share of the budget as in the other layers."""
         whole = rule.capacity - SPARE_SLOTS
         half = rule.recent == whole - whole // 2
         return budget - budget // 2 if half else max(1, budget * rule.recent // whole)
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
-        """What entries have received is random; they are in the order of the text."""
+        """Make random scores, with entries in text order."""
         slots = np.broadcast_to(np.arange(keys.shape[2]), keys.shape[:3])
         present = slots < np.asarray(lengths)[:, None, None]
         scores = np.random.default_rng(7).random(slots.shape, np.float32) * present
         return {"scores": scores, "slot_positions": np.where(present, slots, -1).astype(np.int32)}
 
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-        """Rows have a free slot, and what stays is told by its positions."""
+        """Run a step with a free slot in every row; positions show what stays."""
         import torch
 
         stored = np.minimum(case.cache_lengths, rule.capacity - 1)
@@ -140,12 +140,12 @@ class HeavyHitters(DecodeSelection):
 
 
 def _heavy(rule: Constants) -> int:
-    """Entries that stay for what they received: the budget less the recent ones."""
+    """Return how many entries stay for their score: the budget less the recent tokens."""
     return rule.capacity - SPARE_SLOTS - rule.recent
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Half of the budget recent tokens, rounded up; one slot more than the budget."""
+    """Derive recent tokens as half of the budget, rounded up, and one slot more than the budget."""
     budget = min(inputs.budget, inputs.sequence)
     recent = inputs.value("recent", budget - budget // 2)
     if recent > budget:

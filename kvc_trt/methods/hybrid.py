@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class BestOfPages(DecodeSelection):
-    """The best tokens by the bounds of their pages on the query's largest channels."""
+    """Select the best tokens by the bounds of their pages on the query's largest channels."""
 
     name = "hybrid"
     operators = (HYBRID_ATTENTION,)
     reads_a_part = True
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """One step of hybrid attention: the output and the tokens it read."""
+        """Run one step of hybrid attention; return the output and the tokens it read."""
         from kvc_trt import reference
 
         if cache.page_min is None or cache.page_max is None:
@@ -49,20 +49,20 @@ class BestOfPages(DecodeSelection):
         return reference.Selection(*read)
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
-        """`top_r` channels of one bound of every page."""
+        """Count `top_r` channels of one bound of every page."""
         return -(-entries // rule.page_size) * rule.top_r / (2 * head_size)
 
     def describe(self, rule: Constants) -> str:
-        """Pages and channels."""
+        """Describe pages and channels."""
         return f"page size {rule.page_size}, {rule.top_r} channels"
 
     def ranking(self, rule: Constants) -> ByPages:
-        """Pages, and the channels that score them."""
+        """Return the ranking by pages and their channels."""
         return ByPages(rule.page_size, rule.top_r)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """The whole budget's compression falls to the decode step: pages are larger, channels fewer than RocketKV's."""
+    """Let the decode step do all of the compression: larger pages and fewer channels than RocketKV."""
     return select_from_pages(
         inputs, NOTHING, capacity=inputs.sequence, prompt_budget=inputs.max_input_len, pool_kernel=1
     )
@@ -71,7 +71,7 @@ def resolve(inputs: PolicyInputs) -> PolicyParameters:
 def select_from_pages(
     inputs: PolicyInputs, eviction: PromptEviction, *, capacity: int, prompt_budget: int, pool_kernel: int
 ) -> PolicyParameters:
-    """Parameters of hybrid attention over a cache of `capacity` slots, however those were chosen."""
+    """Return the parameters of hybrid attention over a cache of `capacity` slots."""
     page_size = inputs.value("page_size", default_page_size(capacity, inputs.budget))
     channels = default_channels(capacity, inputs.budget, page_size, inputs.model.head_size)
     return constants(

@@ -1,4 +1,4 @@
-"""What a user asks of a policy, checked before any method sees it."""
+"""The user's settings for a policy, checked before any method sees them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OVERRIDES = (
     "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
     "head_scores",
 )  # fmt: skip
-"""Derived numbers of a policy that may be set by hand, in the order in which a plan lists them."""
+"""Derived numbers of a policy that can be set by hand, in the order of a plan."""
 CHOICES: dict[str, tuple[object, ...]] = {"positions": ("original", "cache"), "reallocate": (True, False)}
 
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """A budget for one model at one maximal length, plus what the user fixed by hand."""
+    """A token budget for one model at one maximum length, and the numbers set by hand."""
 
     policy: str
     model: ModelConfig
@@ -45,25 +45,25 @@ class PolicyInputs:
 
     @property
     def budget(self) -> int:
-        """The token budget; InputError where the policy needs one and none was given."""
+        """Return the token budget; InputError if none was given."""
         if self.token_budget is None:
             raise InputError(f"policy {self.policy} needs a token budget", hint="--token-budget 512")
         return self.token_budget
 
     def value(self, name: str, default: int) -> int:
-        """The override of that name, or the derived default."""
+        """Return the override of that name, or the derived default."""
         chosen: int = self.overrides.get(name, default)
         return chosen
 
     def choice(self, name: str, default: Any) -> Any:
-        """`value` for what is no number."""
+        """Like `value`, for settings that are not numbers."""
         return self.overrides.get(name, default)
 
 
 def constants(
     inputs: PolicyInputs, eviction: PromptEviction, selection: DecodeSelection, *, capacity: int, **numbers: Any
 ) -> PolicyParameters:
-    """The constants of a method: `numbers` as given; what it leaves out is what has no effect on it."""
+    """Return the constants of a method: `numbers` as given; the others have no effect on it."""
     plain = {
         "token_budget": inputs.sequence if inputs.token_budget is None else inputs.token_budget,
         "prompt_budget": inputs.max_input_len,
@@ -88,7 +88,7 @@ def constants(
 
 
 def check_inputs(inputs: PolicyInputs) -> None:
-    """InputError for a length, budget, split or override that cannot be right, naming its range."""
+    """Raise InputError, naming the allowed range, for an invalid length, budget, split or override."""
     model = inputs.model
     _integer("max_input_len", inputs.max_input_len, 1)
     _integer("max_output_len", inputs.max_output_len, 1)

@@ -1,10 +1,10 @@
-"""KeyDiff: of a prompt, the tokens stay whose keys differ most from the mean direction ("KeyDiff: Key Similarity-Based
+"""KeyDiff: keep the prompt tokens whose keys differ most from the mean direction ("KeyDiff: Key Similarity-Based
 KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained Environments", arXiv 2504.15364, section 3).
 
-No query takes part, so it does not matter which question follows. A step attends densely to what is left.
+Queries are not used, so it does not matter which question follows. A step attends densely to what is kept.
 
 Shapes: token budget - new tokens of a prompt per KV head, and room for the new ones. Deviations: a prompt is ranked
-once and whole (the paper reads it in blocks and evicts after each of them), and the answer's tokens all stay.
+once as a whole (the paper reads it in blocks and evicts after each of them), and all tokens of the answer are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DistinctKeys(PromptEviction):
-    """Keys that point where the others do not, one list per KV head."""
+    """Keep the keys that point away from the others, one list per KV head."""
 
     name = "keydiff"
     operators = (COMPACT_KEYDIFF,)
@@ -35,18 +35,18 @@ class DistinctKeys(PromptEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """The prompt budget of every row that is longer; queries are not looked at."""
+        """Compact every row that is longer than the prompt budget; queries are not used."""
         from kvc_trt import reference
 
         return reference.keep_distinct(keys, values, prompt_lengths, prompt_budget=rule.prompt_budget)
 
     def describe(self, rule: Constants) -> str:
-        """By their keys alone."""
+        """Describe the choice by keys alone."""
         return "those of the most distinct keys"
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Prompt budget = token budget - new tokens."""
+    """Derive prompt budget = token budget - new tokens."""
     prompt_budget = min(inputs.value("prompt_budget", inputs.budget - inputs.max_output_len), inputs.max_input_len)
     if prompt_budget < 1:
         raise InputError(

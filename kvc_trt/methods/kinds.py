@@ -1,9 +1,9 @@
-"""What a policy is made of: one kind of prompt eviction, one kind of decode selection.
+"""The two parts of a policy: a kind of prompt eviction and a kind of decode selection.
 
-A method's file defines the kinds that no other has: a subclass of one of these two, and its object. Everything else
-(reference, graphs, plan, verification, backends) asks the object; nothing outside of this package knows its name.
+A method's file defines its new kinds: subclasses of these two, and one object of each. Everything else (reference,
+graphs, plan, verification, backends) asks the object; nothing outside this package knows its name.
 
-The graph pieces of a kind import `onnx`, its reference imports `torch`: inside of the functions that need them.
+The graph pieces of a kind import `onnx` and its reference imports `torch`, inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -38,63 +38,63 @@ if TYPE_CHECKING:
 
 
 class PromptEviction(ABC):
-    """One way to choose which tokens of a prompt stay."""
+    """A way to choose which tokens of a prompt are kept."""
 
     name: str
-    """As `PolicyParameters.prompt_eviction` records it."""
+    """The name that `PolicyParameters.prompt_eviction` records."""
     operators: tuple[Operator, ...] | None = ()
-    """The operators that do all of its work, the usual one first; None where its graph needs nodes of its own."""
+    """The operators that do all of its work, the usual one first; None if its graph needs other nodes too."""
     evicts = True
     cache_per_query_head = False
-    """Whether each query head stores what it keeps for itself, so that a group's keys and values are repeated."""
+    """Whether each query head has its own cache, so that a group's keys and values are repeated."""
     observes_every_query = False
-    """Whether all queries of a prompt decide, not those of the window alone."""
+    """Whether all queries of a prompt decide, not only those of the window."""
     trims = False
     """Whether `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
 
     def observe(self, queries: PromptQueries, prompt_lengths: torch.Tensor, rule: Constants) -> Any:
-        """Reference: what `compact` looks at, the last queries unless a kind says otherwise."""
+        """Reference: return what `compact` observes, by default the last queries."""
         return queries.window
 
     @abstractmethod
     def compact(
         self, observed: Any, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor, rule: Constants
     ) -> Compacted:
-        """Reference: what is left of a prompt's cache; keys and values [B,G,S,D], `observed` usually the last queries
-        [B,H,W,D]."""
+        """Reference: compact a prompt's keys and values [B,G,S,D]; `observed` is usually the last queries [B,H,W,D]."""
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Graph: write k_cache, v_cache and lengths [B] of the cache after a prompt, its page bounds where asked for,
-        and the `indices` kept where tokens are evicted."""
+        """Graph: write k_cache, v_cache and lengths [B] of the cache after a prompt.
+
+        Also its page bounds if `bounds`, and the `indices` kept if tokens are evicted."""
         assert self.operators
         prompt.compact(self.operators[0], bounds=bounds)
 
     def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
-        """Graph: write what `store` writes, of a cache that keeps `budgets` [B] tokens of prompts of `lengths` [B]."""
+        """Graph: write what `store` writes, for a cache that keeps `budgets` [B] tokens of prompts of `lengths` [B]."""
         raise NotImplementedError(f"prompt eviction {self.name} does not trim")
 
     def new_entry(self, step: StepLayer) -> StepLayer:
-        """Graph: the step with its key and value as this eviction's cache stores them."""
+        """Graph: return the step with key and value in the form that this eviction's cache stores."""
         return step
 
     def least(self, rule: Constants) -> int:
-        """Prompt tokens that no layer can do without: by default the observation window."""
+        """Return the fewest prompt tokens that a layer can keep, by default the observation window."""
         return rule.window
 
     def describe(self, rule: Constants) -> str:
-        """How prompt tokens are chosen, after the number that stays; of kinds that evict from prompts alone."""
+        """Describe how prompt tokens are chosen, following their number; only for kinds that evict just prompts."""
         return ""
 
     def ranking(self, rule: Constants) -> ByWindow | None:
-        """How prompt tokens were ranked, where verification can prove a near-tie of that ranking."""
+        """Return how prompt tokens are ranked, if verification can prove a near-tie of that ranking."""
         return None
 
     def runs(self) -> Mapping[str, PromptRun]:
-        """How each of its operators is run alone on a prompt, by the operator's name."""
+        """Return the isolated run of each of its operators on a prompt, by the operator's name."""
         return {operator.name: self.run_alone for operator in self.operators or ()}
 
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-        """Its first operator beside the reference in float64 and in float32: where these differ, rounding decides."""
+        """Run its first operator and the reference in float64 and float32; where these two differ, rounding decides."""
         import torch
 
         from kvc_trt.methods.verification import float32
@@ -110,7 +110,7 @@ class PromptEviction(ABC):
     def judged(
         self, results: Sequence[Array], case: PromptCase, rule: Constants, double: Compacted, single: Compacted
     ) -> Found:
-        """What its first operator gave beside what the reference keeps, one of which it must equal."""
+        """Compare its first operator's result with the two results of the reference; it must equal one of them."""
         from kvc_trt.methods.verification import ExactList, Found, gathered
 
         assert self.operators
@@ -136,66 +136,65 @@ class PromptEviction(ABC):
 
 
 class DecodeSelection(ABC):
-    """One way to choose which cached tokens a step reads, and what it drops."""
+    """A way to choose which cached tokens a step reads and which it drops."""
 
     name: str
-    """As `PolicyParameters.decode_selection` records it."""
+    """The name that `PolicyParameters.decode_selection` records."""
     operators: tuple[Operator, ...] = ()
-    """The operators that a step may call, the usual one first; they also say what the cache carries."""
+    """The operators that a step may call, the usual one first; their state inputs define what the cache carries."""
     evicts_while_decoding = False
     """Whether a step drops one token for each that it appends, so that caches never fill up."""
     drops_before_append = False
-    """Whether it drops the oldest token that is no sink, before the new one is stored."""
+    """Whether a step drops the oldest token that is not a sink before it stores the new one."""
     spare_slots = 0
-    """Slots beyond the budget."""
+    """Number of slots beyond the budget."""
     reads_a_part = False
-    """Whether a step reads some entries of a cache that keeps them all, as long as a row does not fit the budget."""
+    """Whether a step reads only some entries of a cache that keeps them all, once a row exceeds the budget."""
     reads_beside = 0
-    """Tokens that such a step reads beside its `top_k`."""
+    """Number of tokens that such a step reads in addition to `top_k`."""
     oracle = False
-    """Whether it reads everything to find out what matters: the reference alone runs it, no graph can be written."""
+    """Whether it reads everything to find out what matters; then only the reference runs it."""
 
     @abstractmethod
     def select(self, query: torch.Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Reference: one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""
+        """Reference: run one step [B,H,D] over a cache that holds the current token."""
 
     def decode(self, step: StepLayer) -> Value:
         """Graph: append one token, attend, and write the aliased outputs of the cache's state; returns [B,heads,D]."""
         return step.attend(self.operators[0])
 
     def complete(self, prompt: PromptLayer) -> None:  # noqa: B027 (most caches carry nothing else)
-        """Graph: after a prompt, write what the cache carries beside keys, values and page bounds."""
+        """Graph: after a prompt, write what the cache carries in addition to keys, values and page bounds."""
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        """What the cache carries beside keys and values."""
+        """The tensors that the cache carries in addition to keys and values."""
         held = self.operators[0].state if self.operators else ()
         return tuple(tensor for tensor in held if tensor.name not in ("k_cache", "v_cache"))
 
     @property
     def pages(self) -> bool:
-        """Whether it scores pages by the bounds of their keys, which the cache then carries."""
+        """Whether it scores pages by bounds of their keys, which the cache then carries."""
         return any(tensor.name == "bounds" for tensor in self.state)
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
-        """Pairs of key and value per head that choosing among `entries` tokens reads: half a pair for each head-sized
-        vector."""
+        """Return the K+V pairs per head read to choose among `entries` tokens; a head-sized vector is half a pair."""
         return 0.0
 
     def recent_of(self, rule: Constants, budget: int) -> int:
-        """`recent` of a layer that has `budget` tokens of its own."""
+        """Return `recent` for a layer with its own budget of `budget` tokens."""
         return rule.recent
 
     def describe(self, rule: Constants) -> str:
-        """How a step chooses, after "a step reads N tokens"; of kinds that read a part."""
+        """Describe how a step chooses, following "a step reads N tokens"; only for kinds that read a part."""
         return ""
 
     def ranking(self, rule: Constants) -> ByPages | None:
-        """How cached tokens were ranked, where verification can prove a near-tie of that ranking."""
+        """Return how cached tokens are ranked, if verification can prove a near-tie of that ranking."""
         return None
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
-        """What the cache carries beside keys and values [B,G,C,D], of which the first `lengths` [B] slots are used."""
+        """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
         from kvc_trt.methods.verification import page_bounds
 
         return {"bounds": page_bounds(keys, lengths, rule.page_size)} if self.pages else {}
@@ -203,7 +202,7 @@ class DecodeSelection(ABC):
     def layer_cache(
         self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants
     ) -> LayerCache:
-        """Reference: what `select` reads, of keys and values [B,G,C,D] and lengths [B]."""
+        """Reference: return the cache that `select` reads, made from keys and values [B,G,C,D] and lengths [B]."""
         from kvc_trt import reference
 
         cache = reference.LayerCache(keys, values, lengths)
@@ -212,11 +211,11 @@ class DecodeSelection(ABC):
         return cache
 
     def runs(self) -> Mapping[str, StepRun]:
-        """How each of its operators is run alone on a step, by the operator's name."""
+        """Return the isolated run of each of its operators on a step, by the operator's name."""
         return {operator.name: self.run_alone for operator in self.operators}
 
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-        """Its first operator. Of its state, what has the cache's type is moved, anything else computed."""
+        """Run its first operator. State of the cache's type must match exactly, other state up to rounding."""
         import torch
 
         from kvc_trt.methods.verification import Found, ReadByStep, float32
@@ -255,7 +254,7 @@ def decode_selection(name: str) -> DecodeSelection:
 
 
 def stored_bounds(rule: Constants, found: Array, keys: Array, lengths: Array) -> list[tuple[Array, Array]]:
-    """Page bounds that a compaction gave beside those of the keys it stored, where a step reads them."""
+    """Pair a compaction's page bounds with those of the keys it stored, if a step reads them."""
     from kvc_trt.methods.verification import page_bounds
 
     pages = decode_selection(rule.decode_selection).pages
@@ -263,12 +262,12 @@ def stored_bounds(rule: Constants, found: Array, keys: Array, lengths: Array) ->
 
 
 def prompt_runs() -> Mapping[str, PromptRun]:
-    """How every operator of an eviction is run alone, by its name."""
+    """Return the isolated run of every operator of an eviction, by name."""
     kinds = objects(PromptEviction).values()  # type: ignore[type-abstract]
     return {operator: run for kind in kinds for operator, run in kind.runs().items()}
 
 
 def step_runs() -> Mapping[str, StepRun]:
-    """How every operator of a selection is run alone, by its name."""
+    """Return the isolated run of every operator of a selection, by name."""
     kinds = objects(DecodeSelection).values()  # type: ignore[type-abstract]
     return {operator: run for kind in kinds for operator, run in kind.runs().items()}

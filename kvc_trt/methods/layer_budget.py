@@ -1,7 +1,7 @@
-"""Which layers may keep how much: every layer the same, or SqueezeAttention's division, on any eviction.
+"""How much each layer keeps: all the same, or SqueezeAttention's division, for any eviction.
 
-`squeeze` divides once, by cosines that a build measures on calibration prompts; `squeeze-online` divides for each
-prompt, inside the prefill graph: every layer has room for twice the budget, and is trimmed once all cosines are known.
+`squeeze` divides once, by cosines that a build measures on calibration prompts. `squeeze-online` divides for each
+prompt in the prefill graph: every layer has room for twice the budget and is trimmed once all cosines are known.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from kvc_trt.methods.inputs import PolicyInputs
 from kvc_trt.methods.parameters import PolicyParameters
 
 DEFAULT_SHARE = 0.35
-"""Of the paper's 0.3 to 0.4 (arXiv 2404.04793)."""
+"""Default of `squeeze_share`, within the paper's 0.3 to 0.4 (arXiv 2404.04793)."""
 LAYER_BUDGETS = ("uniform", "squeeze", "squeeze-online")
 SETTINGS = ("layer_budget", "squeeze_share", "layer_budgets")
-"""Overrides that go with every policy that evicts."""
+"""Overrides that every policy that evicts accepts."""
 
 
 def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> PolicyParameters:
-    """`parameters` with the layers' own budgets; `squeeze` without measured budgets leaves them as they are.
+    """Return `parameters` with layer budgets; unchanged for `squeeze` without measured budgets.
 
-    InputError where a policy evicts nothing or has layer budgets of its own, and for numbers that cannot be right.
+    InputError if the policy evicts nothing or already has layer budgets, and for invalid numbers.
     """
     kind = inputs.choice("layer_budget", "uniform")
     share = inputs.choice("squeeze_share", DEFAULT_SHARE)
@@ -46,19 +46,19 @@ def with_layer_budget(parameters: PolicyParameters, inputs: PolicyInputs) -> Pol
 
 
 def uniform_budget(parameters: PolicyParameters) -> int:
-    """Tokens that every layer keeps before they are divided: of the prompt, or of everything while decoding."""
+    """Return the tokens per layer before division: of the prompt, or of everything if a step evicts."""
     if parameters.evicts_while_decoding:
         return parameters.capacity - parameters.spare_slots
     return parameters.prompt_budget
 
 
 def smallest_budget(parameters: PolicyParameters) -> int:
-    """What no layer can do without: what its eviction needs, or the sinks and one token."""
+    """Return the smallest budget of a layer: what its eviction needs, or the sinks and one token."""
     return parameters.sinks + 1 if parameters.evicts_while_decoding else parameters.eviction.least(parameters)
 
 
 def largest_budget(parameters: PolicyParameters) -> int:
-    """What no layer can use more than: the longest prompt, or the whole sequence while decoding."""
+    """Return the largest useful budget of a layer: the longest prompt, or the whole sequence if a step evicts."""
     return parameters.max_sequence_len if parameters.evicts_while_decoding else parameters.max_input_len
 
 

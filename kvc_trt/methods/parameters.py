@@ -1,4 +1,4 @@
-"""The resolved constants of a policy: computed once per engine, stored in it, equal on every executor."""
+"""The resolved constants of a policy, computed once per engine and stored in it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from kvc_trt.reference.rules import PromptQueries
 
 DEFAULT = "rocketkv"
-"""The policy of a build that names none."""
+"""The default policy of a build."""
 BASELINE = "full"
-"""The policy that keeps and reads everything: every other one is compared with it."""
+"""The policy that keeps and reads everything, the baseline of all others."""
 
 
 @dataclass(frozen=True)
 class PolicyParameters(Constants):
-    """Prefill eviction x decode selection, with every derived number (algorithms in docs/policies/)."""
+    """A prompt eviction and a decode selection with every derived number (algorithms in docs/policies/)."""
 
     @property
     def eviction(self) -> kinds.PromptEviction:
-        """The kind that chooses what stays of a prompt."""
+        """The kind that chooses what is kept of a prompt."""
         return kinds.prompt_eviction(self.prompt_eviction)
 
     @property
@@ -45,7 +45,7 @@ class PolicyParameters(Constants):
 
     @property
     def drops_before_append(self) -> bool:
-        """Whether it drops the oldest token that is no sink, before the new one is stored."""
+        """Whether a step drops the oldest token that is not a sink before it stores the new one."""
         return self.selection.drops_before_append
 
     @property
@@ -60,7 +60,7 @@ class PolicyParameters(Constants):
 
     @property
     def spare_slots(self) -> int:
-        """Slots beyond the budget."""
+        """Number of slots beyond the budget."""
         return self.selection.spare_slots
 
     @property
@@ -75,7 +75,7 @@ class PolicyParameters(Constants):
 
     @property
     def most_read(self) -> int:
-        """Tokens that a step reads of a row that it does not attend to densely."""
+        """Number of tokens that a sparse step reads of a row."""
         return self.top_k + self.selection.reads_beside
 
     @property
@@ -84,11 +84,11 @@ class PolicyParameters(Constants):
         return max(self.most_read, self.dense_limit)
 
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
-        """What compaction looks at in the reference."""
+        """Return what compaction observes in the reference."""
         return self.eviction.observe(queries, prompt_lengths, self)
 
     def groups(self, layer: int) -> tuple[Group, ...]:
-        """One layer's caches: one under most policies. What differs between layers is settled in a group."""
+        """Return the groups of one layer, one per cache (mostly a single one), with the layer's own numbers."""
         alone = replace(self, skip_layers=0, layer_budgets=None, retrieval_heads=None)
         if layer < self.skip_layers:
             return (Group(None, alone.keeping_everything()),)
@@ -105,11 +105,11 @@ class PolicyParameters(Constants):
         return (Group(None, alone.keeping(budget)),)
 
     def keeping(self, prompt_budget: int) -> PolicyParameters:
-        """The same rule for a cache that keeps another part of a prompt."""
+        """Return the same rule with another prompt budget."""
         return replace(self, prompt_budget=prompt_budget, capacity=prompt_budget + self.max_output_len)
 
     def keeping_everything(self) -> PolicyParameters:
-        """The same lengths under `full`: the dense twin."""
+        """Return the parameters of the dense twin: the same lengths under `full`."""
         length = self.max_sequence_len
         return PolicyParameters(
             policy=BASELINE,
@@ -131,7 +131,7 @@ class PolicyParameters(Constants):
         )
 
     def _by_heads(self, retrieval: tuple[bool, ...]) -> tuple[Group, ...]:
-        """Heads that keep everything, then the others; one group where all are alike."""
+        """Return the group of heads that keep everything, then the others; one group if all are alike."""
         kept = tuple(head for head, keeps in enumerate(retrieval) if keeps)
         others = tuple(head for head, keeps in enumerate(retrieval) if not keeps)
         whole = self.keeping_everything()
@@ -140,17 +140,17 @@ class PolicyParameters(Constants):
         return (Group(None, whole if kept else self),)
 
     def layer_capacity(self, layer: int) -> int:
-        """Cache slots of one layer (of its first group); skipped layers keep the whole sequence."""
+        """Return the cache slots of one layer (of its first group); skipped layers keep the whole sequence."""
         return self.groups(layer)[0].parameters.capacity
 
     def is_compressed(self, layer: int) -> bool:
-        """Whether this layer evicts or selects at all."""
+        """Return whether this layer evicts or selects at all."""
         return any(group.parameters.compresses for group in self.groups(layer))
 
 
 class Group(NamedTuple):
-    """KV heads of one layer that are stored alike: one cache, one row of a graph's `cache_lengths`."""
+    """KV heads of one layer that share a cache and a row of `cache_lengths`."""
 
     kv_heads: tuple[int, ...] | None
-    """Ascending; None is all of them."""
+    """The KV heads, ascending; None for all of the layer."""
     parameters: PolicyParameters

@@ -1,4 +1,4 @@
-"""A policy that a user can name: two kinds, and how a token budget becomes their numbers."""
+"""A named policy: two kinds, and how their numbers are derived from a token budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Formula:
-    """What a paper says of a method: storage and traffic as fractions of dense, of the compression c."""
+    """Published formulas of a method: storage and traffic as fractions of dense, given the compression c."""
 
     storage: Callable[[float], float]
     traffic: Callable[[float], float]
@@ -27,7 +27,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Policy:
-    """One line of `kvc-trt policies`. A method's file defines those that it introduces."""
+    """A policy, one line of `kvc-trt policies`; defined in the file of its method."""
 
     name: str
     summary: str
@@ -35,22 +35,22 @@ class Policy:
     eviction: PromptEviction
     selection: DecodeSelection
     resolve: Callable[[PolicyInputs], PolicyParameters]
-    """All constants of the policy for one engine."""
+    """Derives all constants of the policy for one engine."""
     overrides: tuple[str, ...] = ()
-    """What a user may fix by hand."""
+    """Names of the numbers that a user can set."""
     split: str | None = None
-    """The only division of the budget between two stages that it knows."""
+    """The only supported division of the budget between two stages."""
     fixed: Mapping[str, int] = field(default_factory=dict)
-    """What its name settles: a model's defaults do not change it, only a user does."""
+    """Numbers fixed by the policy's name: only the user can change them, not a model's defaults."""
     published: Formula | None = None
-    """Its line of RocketKV's Table 1 (arXiv 2502.14051)."""
+    """Its formulas in RocketKV's Table 1 (arXiv 2502.14051)."""
 
     def compact(
         self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: Constants
     ) -> Compacted:
-        """What is left of a prompt's cache, [B,G,S,D]; `observed` are usually the last queries, [B,H,W,D]."""
+        """Compact a prompt's cache [B,G,S,D]; `observed` is usually the last queries [B,H,W,D]."""
         return self.eviction.compact(observed, keys, values, prompt_lengths, parameters)
 
     def select(self, query: Tensor, cache: LayerCache, parameters: Constants) -> Selection:
-        """Attention of one step [B,H,D] over a cache that holds the current token; what was read, and what stays."""
+        """Run one step [B,H,D] over a cache that holds the current token."""
         return self.selection.select(query, cache, parameters)

@@ -1,4 +1,4 @@
-"""Quest: read the pages whose bounds promise most, each query head for itself (arXiv 2406.10774).
+"""Quest: each query head reads the pages with the highest bounds (arXiv 2406.10774).
 
 Nothing is evicted. A page is 16 consecutive slots; its score for one query head is the largest product that any key
 within the page's bounds could have with the query. A step attends exactly to t div 16 pages, the newest one always
@@ -34,14 +34,14 @@ SKIPPED_LAYERS = 2
 
 
 class PagesPerQueryHead(DecodeSelection):
-    """The pages whose bounds promise most to each query head, and the newest one."""
+    """Select the pages with the highest bounds for each query head, and the newest page."""
 
     name = "quest"
     operators = (QUEST_ATTENTION,)
     reads_a_part = True
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """One step over the best pages: the output and the tokens that each query head read."""
+        """Run one step over the best pages; return the output and the tokens that each query head read."""
         from kvc_trt import reference
 
         if cache.page_min is None or cache.page_max is None:
@@ -53,16 +53,16 @@ class PagesPerQueryHead(DecodeSelection):
         return reference.Selection(*read)
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
-        """Maximum and minimum of every channel of every page."""
+        """Count maximum and minimum of every channel of every page."""
         return float(-(-entries // rule.page_size))
 
     def describe(self, rule: Constants) -> str:
-        """Whole pages."""
+        """Describe the selection of whole pages."""
         return f"whole pages of {rule.page_size}, each query head its own"
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """As many whole pages as the budget holds. InputError where it holds none."""
+    """Derive the whole pages that fit in the budget; InputError if none fits."""
     page_size = inputs.value("page_size", PAGE_SIZE)
     tokens = inputs.value("top_k", inputs.budget)
     if tokens < page_size:

@@ -2,7 +2,7 @@
 
 A step spends half of the token budget t on scores and half on attention: pages of ceil(S/t) tokens are scored by all
 channels of their bounds, the scores are accumulated over the query heads of a group, and the floor(t/2) best tokens are
-read. That is hybrid attention with every channel, so there is no operator of its own.
+read. That is hybrid attention with every channel, so it needs no new operator.
 
 Deviations: the paper does not say how scores are accumulated; ours is hybrid attention's rule (the group shares the
 sign of its summed query, mean over the group of each head's softmax over tokens), which for one query head per KV head
@@ -22,7 +22,7 @@ from kvc_trt.methods.quest import TABLE_1
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """S/p vectors of bounds are t of them, or t/2 pairs: p = ceil(S/t)."""
+    """Derive p = ceil(S/t), so that the S/p bound vectors are at most t vectors, or t/2 pairs."""
     page_size = inputs.value("page_size", -(-inputs.sequence // inputs.budget))
     parameters = select_from_pages(
         inputs, NOTHING, capacity=inputs.sequence, prompt_budget=inputs.max_input_len, pool_kernel=1

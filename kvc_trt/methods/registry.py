@@ -1,6 +1,6 @@
-"""The policies a user can name: those that the files of this package define.
+"""The policies that the files of this package define.
 
-A new method is one file beside this one; nothing is registered by hand.
+A new method is one new file in this package; nothing is registered by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Description(NamedTuple):
     prompt_eviction: str
     decode_selection: str
     overrides: tuple[str, ...]
-    """What a user may fix by hand."""
+    """Names of the numbers that a user can set."""
 
 
 def resolve(
@@ -36,10 +36,10 @@ def resolve(
 ) -> PolicyParameters:  # fmt: skip
     """Derive every constant of a policy from a token budget and the longest request an engine will serve.
 
-    Overrides (those that `describe` lists for the policy, and layer_budget, squeeze_share, layer_budgets) fix one
-    setting by hand; None, and "auto" for pool_kernel and dense_until, leave it derived. Counts are tokens. Pure.
-    InputError for an unknown policy or override (with the nearest name), one that this policy has no use for, and any
-    value that cannot be right.
+    Overrides (those that `describe` lists for the policy, and layer_budget, squeeze_share, layer_budgets) set a number
+    by hand; None, and "auto" for pool_kernel and dense_until, leave it derived. Counts are tokens. InputError for an
+    unknown policy or override (suggesting the nearest name), for one that the policy does not use, and for invalid
+    values.
     """
     entry = named(policy)
     given = _given(overrides)
@@ -56,23 +56,23 @@ def resolve(
 
 
 def _setting(name: str) -> str:
-    """What a user calls an override: scores of heads are given as a file."""
+    """Return the user's name of an override: scores of heads are given as a file."""
     return "head_pattern" if name == "head_scores" else name
 
 
 def applicable(policy: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The given ones that this policy has a use for: how a model's defaults are offered to any policy."""
+    """Return those overrides that the policy uses, so that a model's defaults can be passed to any policy."""
     names = named(policy).overrides
     return {name: value for name, value in overrides.items() if name in names}
 
 
 def fixed(policy: str) -> Mapping[str, int]:
-    """What a policy's name settles: a model's defaults do not change it, only a user does."""
+    """Return the numbers fixed by a policy's name: only the user can change them, not a model's defaults."""
     return named(policy).fixed
 
 
 def named(policy: str) -> Policy:
-    """The policy of that name. InputError for an unknown one, with the nearest."""
+    """Return the policy of that name; InputError for an unknown one, suggesting the nearest."""
     known = objects(Policy)
     if policy not in known:
         raise InputError(f"unknown policy {policy!r}{did_you_mean(policy, known)}", hint="kvc-trt policies lists them")
@@ -80,17 +80,17 @@ def named(policy: str) -> Policy:
 
 
 def method(parameters: PolicyParameters) -> Policy:
-    """The policy that these parameters were resolved for, with its compact and select."""
+    """Return the policy that these parameters were resolved for."""
     return named(parameters.policy)
 
 
 def available() -> list[tuple[str, str, str]]:
-    """(name, one line, source) of every policy, in the order a user should read them."""
+    """Return (name, summary, source) of every policy, in reading order."""
     return [(one.name, one.summary, one.source) for one in describe()]
 
 
 def describe() -> list[Description]:
-    """Every policy with its composition, in the order a user should read them."""
+    """Return every policy with its kinds, in reading order."""
     return [
         Description(one.name, one.summary, one.source, one.eviction.name, one.selection.name, one.overrides)
         for one in sorted(objects(Policy).values(), key=_place)
@@ -98,15 +98,16 @@ def describe() -> list[Description]:
 
 
 def operators() -> Mapping[str, Operator]:
-    """Every operator by its name, those that methods define in their own files included."""
+    """Return every operator by name, including those defined in the files of methods."""
     from kvc_trt.operators.registry import OPERATORS
 
     return {**OPERATORS, **objects(Operator)}
 
 
 def _place(policy: Policy) -> tuple[int, bool, str]:
-    """What does nothing, what does both, what evicts, what selects, what evicts at every step; oracles last. Among
-    equals those first that RocketKV's paper sets side by side."""
+    """Sort key: policies that do nothing, do both, evict, select, evict at every step; oracles last.
+
+    Within a class, policies compared in RocketKV's paper come first."""
     evicts, selection = policy.eviction.evicts, policy.selection
     families = (
         not evicts and not selection.reads_a_part,

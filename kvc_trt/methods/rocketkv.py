@@ -21,7 +21,7 @@ from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, checked_prompt_
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Divide the token budget between the two stages; a prompt budget given by hand moves the rest with it."""
+    """Divide the token budget between the two stages; a prompt budget set by hand changes the rest accordingly."""
     capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
     prompt_budget = checked_prompt_budget(inputs, capacity - inputs.max_output_len)
     return select_from_pages(

@@ -1,8 +1,8 @@
 """Sliding window: the last `token_budget` tokens and nothing else; StreamingLLM without sinks (arXiv 2309.17453,
 where it is the baseline "window attention").
 
-Shapes and deviations are those of `streaming-llm`: prefill attention is exact, only the cache is windowed. Models that
-were trained with a window of their own (Mistral 7B v0.1) are not meant here.
+Shapes and deviations are those of `streaming-llm`: prefill attention is exact, only the cache is windowed. This is not
+the sliding window that some models are trained with (Mistral 7B v0.1).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvc_trt.methods.streaming_llm import FIRST_AND_LAST, RING, keep_recent
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """The whole budget is recent tokens."""
+    """Use the whole budget for recent tokens."""
     return keep_recent(inputs, 0)
 
 

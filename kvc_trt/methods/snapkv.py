@@ -1,11 +1,11 @@
-"""SnapKV as published: each query head keeps its own part of the prompt.
+"""SnapKV as published: each query head keeps its own prompt tokens.
 
 "SnapKV: LLM Knows What You are Looking for Before Generation", arXiv 2404.14469, with the accounting of RocketKV's
-appendix (arXiv 2502.14051): the prompt keeps (token budget - new tokens) / group tokens per query head, for the cache
-holds one list for each of them.
+appendix (arXiv 2502.14051): the prompt keeps (token budget - new tokens) / group tokens per query head, since the cache
+holds one list per query head.
 
-Shapes: keys and values are repeated to [B,H,C,D], so grouped-query attention saves nothing any more; with one query
-head per KV head it is `snapkv-gqa`. Deviations: max-pooling of width 7, as the paper's LongBench runs (the released
+Shapes: keys and values are repeated to [B,H,C,D], so grouped-query attention saves nothing; with one query head per KV
+head it equals `snapkv-gqa`. Deviations: max-pooling of width 7, as the paper's LongBench runs (the released
 code's default is an average of width 5); scores are float32; a prompt of exactly the budget is kept whole.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ObservedPerQueryHead(PromptEviction):
-    """What the last queries look at most stays, one list and one cache per query head."""
+    """Keep what the last queries attend to most, with one list and one cache per query head."""
 
     name = "snapkv"
     operators = None
@@ -48,26 +48,26 @@ class ObservedPerQueryHead(PromptEviction):
         return OBSERVED_ATTENTION.compact(observed, keys, values, prompt_lengths, rule)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """KvcCompact over repeated heads."""
+        """Write KvcCompact over repeated heads."""
         keys, values = (repeat_heads(prompt.emit, prompt.config, part) for part in (prompt.keys, prompt.values))
         replace(prompt, keys=keys, values=values).compact(COMPACT, bounds=bounds)
 
     def new_entry(self, step: StepLayer) -> StepLayer:
-        """Repeated likewise."""
+        """Return the step with key and value repeated for every query head."""
         key, value = (repeat_heads(step.emit, step.config, part) for part in (step.key, step.value))
         return replace(step, key=key, value=value)
 
     def describe(self, rule: Constants) -> str:
-        """As of those that are observed together."""
+        """Describe the choice like the shared one."""
         return OBSERVED_ATTENTION.describe(rule)
 
     def ranking(self, rule: Constants) -> ByWindow:
-        """By the window's attention, pooled."""
+        """Return the ranking by the window's pooled attention."""
         return ByWindow(rule.pool_kernel)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Prompt budget = (token budget - new tokens) / query heads per KV head."""
+    """Derive prompt budget = (token budget - new tokens) / query heads per KV head."""
     prompt_budget = (inputs.budget - inputs.max_output_len) // inputs.model.group_size
     parameters = evict_then_dense(inputs, prompt_budget, POOL_KERNEL, OBSERVED_PER_QUERY_HEAD)
     return replace(parameters, per_query_head=True)

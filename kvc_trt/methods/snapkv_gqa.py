@@ -21,7 +21,7 @@ TABLE_1 = Formula(lambda c: 1 / c, lambda c: 1 / c)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Prompt budget = token budget - new tokens."""
+    """Derive prompt budget = token budget - new tokens."""
     return evict_then_dense(inputs, inputs.budget - inputs.max_output_len, POOL_KERNEL)
 
 

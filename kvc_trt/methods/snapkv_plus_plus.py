@@ -1,12 +1,12 @@
 """SnapKV++: RocketKV's first stage alone (arXiv 2502.14051, section 3.2).
 
-After prefill, each KV head keeps the `prompt_budget` prompt tokens that the last `window` queries look at most, votes
-summed over the query heads of its group and spread to neighbours by max-pooling; generated tokens are never evicted. A
-step attends densely to what is left.
+After prefill, each KV head keeps the `prompt_budget` prompt tokens that the last `window` queries attend to most: votes
+are summed over the query heads of its group and spread to neighbours by max-pooling. Generated tokens are never
+evicted. A step attends densely to everything kept.
 
 Deviations: the prompt budget is the one RocketKV would use for the same token budget, so a step reads the whole
-compressed cache, which is more than the token budget says. Scores are float32 (released: float16), the softmax includes
-the causal window (the paper's text can be read either way, the released code includes it).
+compressed cache, which is more than the token budget. Scores are float32 (released: float16), and the softmax includes
+the causal window (the paper's text is ambiguous, the released code includes it).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class ObservedAttention(PromptEviction):
-    """What the last queries look at most stays, one list per KV head."""
+    """Keep what the last queries attend to most, one list per KV head."""
 
     name = "snapkv++"
     operators = (COMPACT,)
@@ -56,35 +56,35 @@ class ObservedAttention(PromptEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """The prompt budget of every row that is longer."""
+        """Compact every row that is longer than the prompt budget."""
         from kvc_trt import reference
 
         budget, kernel = rule.prompt_budget, rule.pool_kernel
         return reference.compact(observed, keys, values, prompt_lengths, prompt_budget=budget, pool_kernel=kernel)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """KvcCompact; where budgets are set for each prompt, twice the budget and its ranks, for `trim`."""
+        """Write KvcCompact; if budgets are set per prompt, keep twice the budget with its ranks for `trim`."""
         if prompt.rule.squeeze_share is None:
             prompt.compact(COMPACT, bounds=bounds)
         else:
             prompt.compact(COMPACT_RANKED, prompt_budget=prompt.rule.most_kept)
 
     def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
-        """KvcTrim: the best of what was ranked."""
+        """Write KvcTrim, which keeps the best of what was ranked."""
         kept = {tensor.name: f"{tensor.name}.{cache.name}" for tensor in COMPACT_RANKED.outputs}
         inputs = {**kept, "budgets": budgets, "prompt_lengths": lengths}
         cache.call(TRIM, inputs, cache.stored(TRIM, bounds=bounds))
 
     def describe(self, rule: Constants) -> str:
-        """Which queries observe them, and how far their votes spread."""
+        """Describe which queries observe the tokens, and how far their votes spread."""
         return f"window {rule.window}, pool kernel {rule.pool_kernel}"
 
     def ranking(self, rule: Constants) -> ByWindow:
-        """By the window's attention, pooled."""
+        """Return the ranking by the window's pooled attention."""
         return ByWindow(rule.pool_kernel)
 
     def runs(self) -> Mapping[str, PromptRun]:
-        """Compaction to a budget, and its two halves where the budget comes later."""
+        """Return the isolated runs: compaction to a budget, and its two halves for a budget known later."""
         return {COMPACT.name: _run_compact, COMPACT_RANKED.name: _run_ranked, TRIM.name: _run_trim}
 
 
@@ -107,7 +107,7 @@ def _kept(case: PromptCase, rule: Constants, budget: int, indices: Array) -> Kep
 
 
 def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-    """The best of any smaller budget are those of the smaller ranks: nested, as `reference.compact` chooses them."""
+    """Run KvcCompactRanked: the lowest ranks must be what `reference.compact` keeps to any smaller budget."""
     k_kept, v_kept, kept, ranks = operator.run(**case.inputs())
     each_once = np.sort(ranks, axis=-1), np.broadcast_to(np.arange(ranks.shape[2]), ranks.shape)
     found = Found(moved=((k_kept, gathered(case.k, kept)), (v_kept, gathered(case.v, kept)), each_once))
@@ -120,7 +120,7 @@ def _run_ranked(operator: RunnableAlone, case: PromptCase, rule: Constants) -> F
 
 
 def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
-    """Every row to another budget, from kept tokens and ranks that the reference gives."""
+    """Run KvcTrim, each row to another budget, on the reference's kept tokens and ranks."""
     kept, ranks = _ranked(case, rule)
     budgets = np.linspace(rule.window, rule.most_kept, len(case.prompt_lengths)).astype(np.int64)
     rows = {"k_kept": gathered(case.k, kept), "v_kept": gathered(case.v, kept), "kept": kept, "ranks": ranks}
@@ -140,7 +140,7 @@ def _run_trim(operator: RunnableAlone, case: PromptCase, rule: Constants) -> Fou
 
 
 def _ranked(case: PromptCase, rule: Constants) -> tuple[Array, Array]:
-    """Kept positions ascending and their ranks, INT64 [B,G,n]: window first, then by score, then padding."""
+    """Return kept positions, ascending, and their ranks, INT64 [B,G,n]: window first, then by score, then padding."""
     import torch
 
     from kvc_trt.reference.compaction import scores
@@ -157,7 +157,7 @@ def _ranked(case: PromptCase, rule: Constants) -> tuple[Array, Array]:
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """RocketKV's prompt budget, dense decoding."""
+    """Derive RocketKV's prompt budget with dense decoding."""
     capacity = cache_capacity(inputs.sequence, inputs.budget, inputs.max_output_len, inputs.split)
     pool_kernel = auto_pool_kernel(inputs.model, inputs.max_input_len)
     return evict_then_dense(inputs, capacity - inputs.max_output_len, pool_kernel)
@@ -166,7 +166,7 @@ def resolve(inputs: PolicyInputs) -> PolicyParameters:
 def evict_then_dense(
     inputs: PolicyInputs, prompt_budget: int, pool_kernel: int, eviction: PromptEviction | None = None
 ) -> PolicyParameters:
-    """Parameters of any method that keeps `prompt_budget` prompt tokens and reads all that is cached."""
+    """Return the parameters of a method that keeps `prompt_budget` prompt tokens and reads the whole cache."""
     prompt_budget = checked_prompt_budget(inputs, prompt_budget)
     return constants(
         inputs, eviction or OBSERVED_ATTENTION, DENSE,
@@ -178,7 +178,7 @@ def evict_then_dense(
 
 
 def checked_prompt_budget(inputs: PolicyInputs, derived: int) -> int:
-    """The prompt budget in force, at most the longest prompt; InputError if a prompt's window would not fit in it."""
+    """Return the prompt budget, at most the longest prompt; InputError if the window does not fit in it."""
     budget = min(inputs.value("prompt_budget", derived), inputs.max_input_len)
     window = inputs.value("window", DEFAULT_WINDOW)
     if budget < min(window, inputs.max_input_len):

@@ -1,9 +1,8 @@
 """SparQ attention: score every token by the query's largest channels, read the best (arXiv 2312.04985).
 
-Nothing is evicted. Each step scores every cached token by `top_r` channels, taken where the group's summed |q| is
-largest, attends exactly to the current token and the `top_k` others of the best scores, and gives the attention that
-their scores leave to the others to the mean value of the cache. Keys are stored twice, the second time channel by
-channel, so that r channels are read and no more.
+Nothing is evicted. Each step scores every cached token on the `top_r` channels where the group's summed |q| is largest,
+attends exactly to the current token and the `top_k` best others, and gives the mean value of the cache the remaining
+share of attention. Keys are stored a second time, channel by channel, so that only r channels are read.
 
 Shapes: query [B,H,D], keys and values [B,G,C,D]; `selected` is [B,G,k+1].
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class LargestChannels(DecodeSelection):
-    """The current token and the best others by the query's largest channels; the mean value for the rest."""
+    """Select the current token and the best others on the query's largest channels; the mean value is the rest."""
 
     name = "sparq"
     operators = (SPARQ_ATTENTION,)
@@ -44,7 +43,7 @@ class LargestChannels(DecodeSelection):
     reads_beside = 1
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """One step over the best tokens: the output and what was read."""
+        """Run one step over the best tokens; return the output and what was read."""
         from kvc_trt import reference
 
         read = reference.sparq_attention(
@@ -55,28 +54,28 @@ class LargestChannels(DecodeSelection):
         return reference.Selection(*read)
 
     def complete(self, prompt: PromptLayer) -> None:
-        """The keys once more channel by channel, and the sum of the values."""
+        """Write the keys a second time, channel by channel, and the sum of the values."""
         emit, name = prompt.emit, prompt.name
         emit.Transpose(f"k_cache.{name}", perm=[0, 1, 3, 2], outputs=[f"channels.{name}"])
         emit.ReduceSum(float32(emit, f"v_cache.{name}"), [2], keepdims=0, outputs=[f"value_sum.{name}"])
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
-        """`top_r` channels of every key, and the mean of all values."""
+        """Count `top_r` channels of every key, and the mean of all values."""
         return entries * rule.top_r / (2 * head_size) + 0.5
 
     def describe(self, rule: Constants) -> str:
-        """Channels, and what becomes of the attention that is not read."""
+        """Describe the channels, and what happens to the attention of unread tokens."""
         mean = ", the mean value in place of the others" if rule.reallocate else ""
         return f"and the current one, scored by {rule.top_r} of each key's channels{mean}"
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
-        """Slots that are not in use hold zeros."""
+        """Make channels and value sum, with zeros in unused slots."""
         total = values.sum(axis=2, dtype=np.float64).astype(np.float32)
         return {"channels": np.ascontiguousarray(keys.swapaxes(2, 3)), "value_sum": total}
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """r = D t/S rounded to the nearest channel, at least one."""
+    """Derive r = D t/S, rounded to the nearest channel, at least one."""
     head_size, sequence = inputs.model.head_size, inputs.sequence
     nearest = (2 * head_size * inputs.budget + sequence) // (2 * sequence)
     return constants(

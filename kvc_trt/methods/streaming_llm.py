@@ -1,13 +1,13 @@
 """StreamingLLM: the first tokens of a text and its last ones ("Efficient Streaming Language Models with Attention
 Sinks", arXiv 2309.17453, section 3).
 
-`sinks` first tokens stay for ever, beside them the last `token_budget - sinks`; each step drops the oldest of these
-once the budget is used up, so memory does not grow with the answer. A step attends to all that is cached.
+The first `sinks` tokens are always kept, and the last `token_budget - sinks`. Once the budget is used up, each step
+drops the oldest of these, so memory does not grow with the answer. A step attends to everything cached.
 
-Shapes: a cache holds min(token budget, longest sequence) entries per KV head, equal for all of them. Deviations:
-positions="original" is the default: keys are stored after the rotary embedding at their places in the text, as in
-DuoAttention. positions="cache" is the paper's form: keys are stored before it and rotated at every step by their rank
-among what is cached. Prefill attention is exact, not windowed.
+Shapes: a cache holds min(token budget, longest sequence) entries, the same for all KV heads. Deviations:
+positions="original" is the default: keys are stored rotated to their text positions, as in DuoAttention.
+positions="cache" is the paper's form: keys are stored unrotated and rotated at every step by their rank in the cache.
+Prefill attention is exact, not windowed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SINKS = 4
 
 
 class FirstAndLast(PromptEviction):
-    """The first tokens of a prompt and its last ones."""
+    """Keep the first tokens of a prompt and its last ones."""
 
     name = "recent"
     operators = None
@@ -47,13 +47,13 @@ class FirstAndLast(PromptEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """The sinks and the last tokens of every prompt that is longer than the cache; queries are not looked at."""
+        """Keep the sinks and the last tokens of every prompt that is longer than the cache; queries are not used."""
         from kvc_trt import reference
 
         return reference.keep_recent(keys, values, prompt_lengths, slots=rule.capacity, sinks=rule.sinks)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """Ascending, so that the slot after the sinks is overwritten first; no page bounds."""
+        """Write the kept tokens in ascending order, so that the slot after the sinks is overwritten first."""
         emit, rule, lengths, name = prompt.emit, prompt.rule, prompt.batch.lengths, prompt.name
         rows = emit.Unsqueeze(lengths, [1])
         slots = np.arange(rule.capacity)
@@ -73,7 +73,7 @@ class FirstAndLast(PromptEviction):
 
 
 class Ring(DecodeSelection):
-    """A step overwrites the oldest token that is no sink, then reads everything."""
+    """Overwrite the oldest token that is not a sink, then read everything."""
 
     name = "recent"
     operators = (RECENT_ATTENTION, RANKED_RECENT_ATTENTION)
@@ -81,27 +81,27 @@ class Ring(DecodeSelection):
     drops_before_append = True
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
-        """Attention over all entries."""
+        """Attend to all entries."""
         return DENSE.select(query, cache, rule)
 
     def decode(self, step: StepLayer) -> str:
-        """As the new key comes, or before the rotary embedding where positions are counted in the cache."""
+        """Write the step with rotated keys, or with unrotated ones if positions count entries of the cache."""
         if step.rule.positions == "original":
             return step.attend(RECENT_ATTENTION)
         (query, key), (cosine, sine) = step.plain(), step.batch.rotary_tables()
         return replace(step, query=query, key=key).attend(RANKED_RECENT_ATTENTION, {"cosine": cosine, "sine": sine})
 
     def recent_of(self, rule: Constants, budget: int) -> int:
-        """All but the sinks."""
+        """Return the budget less the sinks."""
         return budget - rule.sinks
 
     def runs(self) -> Mapping[str, StepRun]:
-        """One operator, or the one that counts positions in the cache."""
+        """Return the isolated runs of both operators."""
         return {RECENT_ATTENTION.name: _run, RANKED_RECENT_ATTENTION.name: _run_ranked}
 
 
 def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-    """The ring as it fills, and after it has turned: as many tokens again as it has slots, and a few."""
+    """Run KvcRecentAttention while the ring fills and after it has wrapped."""
     from kvc_trt import reference
 
     found = Found()
@@ -116,7 +116,7 @@ def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
 
 
 def _run_ranked(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-    """As `_run`, of keys that are rotated by their rank: by hand, in the order of the ranks."""
+    """Run KvcRankedRecentAttention, comparing with keys rotated by their rank."""
     from kvc_trt import reference
 
     found, half = Found(), case.query.shape[2] // 2
@@ -137,13 +137,13 @@ def _run_ranked(operator: RunnableAlone, case: StepCase, rule: Constants) -> Fou
 
 
 class _TurnedRing(NamedTuple):
-    """A ring after its append: keys, values [B,G,C,D], lengths [B], and the slots in the order of their ranks."""
+    """A ring after its append: keys, values [B,G,C,D], lengths [B], and the slots in rank order."""
 
     keys: Array
     values: Array
     lengths: Tensor
     by_rank: Array
-    """INT64 [B,1,C,1]"""
+    """INT64 [B,1,C,1]: the slot of each rank."""
 
 
 def _turned(case: StepCase, rule: Constants, turned: int) -> _TurnedRing:
@@ -162,19 +162,19 @@ def _turned(case: StepCase, rule: Constants, turned: int) -> _TurnedRing:
 
 
 def _rotated(rows: Array, tables: dict[str, Array], ranks: Array) -> Array:
-    """Rotary embedding of rows [B,heads,n,D] at `ranks`, which broadcast to [B,heads,n]."""
+    """Apply the rotary embedding to rows [B,heads,n,D] at `ranks`, which broadcast to [B,heads,n]."""
     cosine, sine = tables["cosine"][ranks], tables["sine"][ranks]
     left, right = np.split(rows.astype(np.float32), 2, axis=-1)
     return np.concatenate([left * cosine - right * sine, right * cosine + left * sine], axis=-1)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """Four sinks unless told otherwise; the rest of the budget is recent tokens."""
+    """Derive four sinks by default; the rest of the budget is recent tokens."""
     return keep_recent(inputs, inputs.value("sinks", SINKS))
 
 
 def keep_recent(inputs: PolicyInputs, sinks: int) -> PolicyParameters:
-    """Parameters of a cache of `sinks` first tokens and as many last ones as the budget still holds."""
+    """Return the parameters of a cache of `sinks` first tokens and as many last ones as fit in the budget."""
     recent = inputs.value("recent", max(1, inputs.budget - sinks))
     if sinks + recent > inputs.budget:
         raise InputError(

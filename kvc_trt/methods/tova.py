@@ -1,12 +1,12 @@
-"""TOVA: at every step the token leaves that the newest query attends to least ("Transformers are Multi-State RNNs",
+"""TOVA: every step drops the token that the newest query attends to least ("Transformers are Multi-State RNNs",
 arXiv 2401.06104, section 3).
 
-A prompt keeps the tokens that its last query looks at most. A step attends to all that is cached, the new token
-included, and drops one token once the budget is exceeded. All KV heads of a layer keep the same tokens: what counts is
-the probability that a query pays, summed over all query heads. Nothing is remembered from step to step.
+A prompt keeps the tokens that its last query attends to most. A step attends to everything cached, the new token
+included, and drops one token once the budget is exceeded. All KV heads of a layer keep the same tokens: the score is
+the query's attention probability, summed over all query heads. Scores are not carried from step to step.
 
-Shapes: token budget + 1 entries per KV head. Deviations: the newest token always stays (as published it competes); a
-sum over heads where the paper takes the mean; positions are those of the text.
+Shapes: token budget + 1 entries per KV head. Deviations: the newest token is always kept (as published it competes);
+scores are summed over heads (the paper takes the mean); positions are those of the text.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from kvc_trt.reference import Compacted, LayerCache, Selection
 
 SPARE_SLOTS = 1
-"""A step attends to the new token before it drops one."""
+"""Extra slots, since a step attends to the new token before it drops one."""
 
 
 class LastQuery(PromptEviction):
-    """The last tokens of a prompt, and of the others those that its last query attends to most."""
+    """Keep the last tokens of a prompt and the others that its last query attends to most."""
 
     name = "tova"
     operators = (COMPACT_TOVA,)
@@ -45,18 +45,18 @@ class LastQuery(PromptEviction):
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
     ) -> Compacted:
-        """One list for all KV heads, of every prompt longer than the budget."""
+        """Compact every prompt longer than the budget, with one list for all KV heads."""
         from kvc_trt import reference
 
         return reference.keep_attended(observed, keys, values, prompt_lengths, heavy=_heavy(rule), recent=rule.recent)
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
-        """To the budget, without the slot that a step needs."""
+        """Write compaction to the budget, without the spare slot of a step."""
         prompt.compact(COMPACT_TOVA, prompt_budget=prompt.rule.capacity - SPARE_SLOTS)
 
 
 class LeastAttended(DecodeSelection):
-    """A step reads everything, and drops the token that its query attends to least of those that are not recent."""
+    """Read everything and drop the token that the query attends to least and that is not recent."""
 
     name = "tova"
     operators = (TOVA_ATTENTION,)
@@ -71,18 +71,19 @@ class LeastAttended(DecodeSelection):
         return reference.tova_attention(query, cache.keys, cache.values, cache.lengths, **shares)
 
     def recent_of(self, rule: Constants, budget: int) -> int:
-        """The same in all layers, as far as it fits."""
+        """Return the same number in all layers, if it fits."""
         return min(rule.recent, budget)
 
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
-        """Entries are in the order of the text."""
+        """Make the positions of entries, in text order."""
         slots = np.broadcast_to(np.arange(keys.shape[2]), keys.shape[:3])
         present = slots < np.asarray(lengths)[:, None, None]
         return {"slot_positions": np.where(present, slots, -1).astype(np.int32)}
 
     def run_alone(self, operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:
-        """Rows have a free slot, and what stays is told by its positions; the reference runs in float64 and in float32:
-        where these differ, rounding decides."""
+        """Run a step with a free slot in every row; positions show what stays.
+
+        The reference runs in float64 and in float32; where these differ, rounding decides."""
         import torch
 
         stored = np.minimum(case.cache_lengths, rule.capacity - 1)
@@ -105,12 +106,12 @@ class LeastAttended(DecodeSelection):
 
 
 def _heavy(rule: Constants) -> int:
-    """Entries that stay for the attention that they receive: the budget less the recent ones."""
+    """Return how many entries stay for their attention: the budget less the recent tokens."""
     return rule.capacity - SPARE_SLOTS - rule.recent
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
-    """The newest token stays, the rest of the budget is contested; one slot more than the budget."""
+    """Derive one recent token by default, the rest of the budget contested, and one slot more than the budget."""
     budget = min(inputs.budget, inputs.sequence)
     recent = inputs.value("recent", 1)
     if recent > budget:

@@ -1,7 +1,7 @@
-"""How an operator is run alone: the inputs it is given, what it gives, and what it should have given.
+"""Isolated runs of operators: their inputs, what was found, and what was expected.
 
-Verification makes the cases and judges what is found; a kind says, for each of its operators, which inputs a case
-becomes and what the reference makes of it.
+Verification makes the cases and judges the findings. A kind turns a case into the inputs of each of its operators and
+into the reference's result.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class PromptCase:
 
     name: str
     ties: bool
-    """Whether scores tie exactly: then a higher index in place of a lower one is a broken tie, not rounding."""
+    """Whether scores tie exactly; then a higher index in place of a lower one breaks the tie rule."""
     q_window: Float
     k: Float
     v: Float
     prompt_lengths: Int64
 
     def inputs(self) -> dict[str, Array]:
-        """The inputs that compactions have in common."""
+        """The inputs that all compactions share."""
         return {"q_window": self.q_window, "k": self.k, "v": self.v, "prompt_lengths": self.prompt_lengths}
 
     def row(self, number: int) -> PromptCase:
-        """One prompt of it."""
+        """Return one prompt of the batch."""
         one = slice(number, number + 1)
         return replace(
             self, q_window=self.q_window[one], k=self.k[one], v=self.v[one], prompt_lengths=self.prompt_lengths[one]
@@ -62,12 +62,12 @@ class StepCase:
     cache_lengths: Int64
 
     def inputs(self) -> dict[str, Array]:
-        """The inputs that every step has."""
+        """The inputs that all steps share."""
         names = ("query", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths")
         return {name: getattr(self, name) for name in names}
 
     def appended(self) -> tuple[Array, Array, Array]:
-        """Keys, values and lengths after the append."""
+        """Return keys, values and lengths after the append."""
         keys, values = self.k_cache.copy(), self.v_cache.copy()
         rows = np.arange(len(self.cache_lengths))
         keys[rows, :, self.cache_lengths], values[rows, :, self.cache_lengths] = self.k_new, self.v_new
@@ -78,11 +78,11 @@ class RunnableAlone(Protocol):
     """One operator with an engine's constants."""
 
     def run(self, **inputs: Array) -> list[Array]:
-        """Outputs in the order in which the operator declares them; the inputs stay as they are."""
+        """Return the outputs in the operator's order; the inputs are not changed."""
 
 
 class ByWindow(NamedTuple):
-    """Prompt tokens ranked by the attention that the last queries pay them, spread by max-pooling."""
+    """Prompt tokens ranked by the last queries' attention to them, spread by max-pooling."""
 
     pool_kernel: int
 
@@ -95,7 +95,7 @@ class ByPages(NamedTuple):
 
 
 class ReadByStep(NamedTuple):
-    """What a step read, to be judged by the rule's selection; keys, values and lengths hold the current token."""
+    """What a step read, to be judged by the rule's selection; the cache holds the current token."""
 
     keys: Array
     values: Array
@@ -114,7 +114,7 @@ class KeptOfPrompt(NamedTuple):
 
 
 class ExactList(NamedTuple):
-    """Lists of one row [G,k] that must equal one of those expected to the last entry."""
+    """Lists of one row [G,k] that must equal one of the expected ones exactly."""
 
     row: int
     found: Array
@@ -126,13 +126,13 @@ Choice: TypeAlias = "ReadByStep | KeptOfPrompt | ExactList"
 
 @dataclass(frozen=True)
 class Found:
-    """What an operator gave. Of pairs, the first is found, the second expected."""
+    """The findings of an isolated run, as pairs (found, expected)."""
 
     chosen: Sequence[Choice] = ()
     moved: Sequence[tuple[Array, Array]] = ()
-    """Nothing but equality to the last bit is right."""
+    """Pairs that must be bit-identical."""
     computed: Sequence[tuple[Array, Array]] = ()
-    """Right to within rounding."""
+    """Pairs that must be equal up to rounding."""
 
     def __add__(self, other: Found) -> Found:
         return Found((*self.chosen, *other.chosen), (*self.moved, *other.moved), (*self.computed, *other.computed))
@@ -143,8 +143,9 @@ StepRun: TypeAlias = Callable[[RunnableAlone, StepCase, Constants], Found]
 
 
 def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
-    """Bounds as executors keep them, [B,G,2D,P]: maxima of K and of -K over the first `lengths` [B] slots of `keys`
-    [B,G,C,D], the lowest finite value on empty pages."""
+    """Return an executor's page bounds [B,G,2D,P]: maxima of K and of -K over `lengths` [B] slots of `keys` [B,G,C,D].
+
+    Empty pages have the lowest finite value."""
     batch, heads, slots, size = keys.shape
     pages = -(-slots // page_size)
     used = (np.arange(slots) < np.asarray(lengths)[:, None])[:, None, :, None]
@@ -157,13 +158,13 @@ def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
 
 
 def float32(array: Array) -> Tensor:
-    """The array as the reference takes it."""
+    """Convert an array to a float32 tensor for the reference."""
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
 def gathered(source: Array, indices: Array) -> Array:
-    """Rows of `source` [B,G,S,D] at `indices` [B,G,C], zeros where an index is -1."""
+    """Gather rows of `source` [B,G,S,D] at `indices` [B,G,C], with zeros where an index is -1."""
     picked = np.take_along_axis(source, np.clip(indices, 0, source.shape[2] - 1)[..., None].astype(np.int64), axis=2)
     return np.where(indices[..., None] >= 0, picked, 0).astype(source.dtype)
