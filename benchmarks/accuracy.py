@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import accuracy_page, machine
 from kvc_trt import policies
 from kvc_trt.accuracy.grid import DEFAULT_TASKS, MODES, question_groups, variants
-from kvc_trt.accuracy.measure import Sampling
+from kvc_trt.accuracy.measure import QuestionDraw
 from kvc_trt.accuracy.policy_engines import open_model
 from kvc_trt.accuracy.published import paper_order
 from kvc_trt.accuracy.report import AccuracyReport
@@ -95,11 +95,11 @@ def record_of(spent: Mapping[str, Any]) -> dict[str, Any]:
 def measured(directory: Path, samples: int) -> AccuracyReport:
     """Every policy at every budget, length and mode."""
     names = [*(one.name for one in policies.describe()), *VARIATIONS]
-    sampling = Sampling(samples, 0, LONGEST_ANSWERS)
+    draw = QuestionDraw(samples, 0, LONGEST_ANSWERS)
     progress = progress_on()
     with open_model(MODEL, progress=progress) as model:
         grid = question_groups(DEFAULT_TASKS, LENGTHS, MODES)
-        return evaluate(model, variants(names, BUDGETS), grid, sampling, directory, progress=progress)
+        return evaluate(model, variants(names, BUDGETS), grid, draw, directory, progress=progress)
 
 
 def write_images(report: AccuracyReport) -> list[Path]:

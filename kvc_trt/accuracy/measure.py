@@ -23,7 +23,7 @@ from kvc_trt.tasks.registry import task
 
 
 @dataclass(frozen=True)
-class Sampling:
+class QuestionDraw:
     """How many questions a group has, and which."""
 
     samples: int
@@ -41,14 +41,14 @@ class Sampling:
 class _DataSets:
     """Samples are drawn once per task and length, and kept while that length is asked: both modes ask the same ones."""
 
-    def __init__(self, vocabulary: Vocabulary, sampling: Sampling) -> None:
-        self._vocabulary, self._sampling = vocabulary, sampling
+    def __init__(self, vocabulary: Vocabulary, draw: QuestionDraw) -> None:
+        self._vocabulary, self._draw = vocabulary, draw
         self._drawn: dict[tuple[str, int], DataSet] = {}
 
     def of(self, group: QuestionGroup) -> DataSet:
         """The samples of a group."""
         self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[1] == group.length}
-        key, rule = (group.task, group.length), self._sampling
+        key, rule = (group.task, group.length), self._draw
         if key not in self._drawn:
             self._drawn[key] = draw(
                 *key, self._vocabulary, samples=rule.samples, seed=rule.seed, max_new_tokens=rule.room(group.task)
@@ -120,7 +120,7 @@ def measure(
     model: ModelUnderTest,
     variants: Sequence[Variant],
     groups: Sequence[QuestionGroup],
-    sampling: Sampling,
+    draw: QuestionDraw,
     results: Results,
     progress: Progress | None = None,
 ) -> list[Cell]:
@@ -132,19 +132,19 @@ def measure(
     """
     _check_lengths(model, groups)
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
-    data_sets = _DataSets(vocabulary, sampling)
+    data_sets = _DataSets(vocabulary, draw)
     unfinished = [g for g in groups if any(key_of(g, variant) not in results.cells for variant in variants)]
     missing = sum(key_of(group, variant) not in results.cells for group in unfinished for variant in variants)
     with (progress or NullProgress()).task("accuracy", missing) as advance:
-        for group in sorted(unfinished, key=lambda one: (one.length, one.mode, _answer_room(one, sampling))):
+        for group in sorted(unfinished, key=lambda one: (one.length, one.mode, _answer_room(one, draw))):
             asked = ask(group, data_sets.of(group), vocabulary)
-            for is_new in _ask_all(GroupMeasurement(model, asked, sampling.seed), variants, results):
+            for is_new in _ask_all(GroupMeasurement(model, asked, draw.seed), variants, results):
                 advance(int(is_new))
     return [results.cells[key_of(group, variant)] for group in groups for variant in variants]
 
 
-def _answer_room(group: QuestionGroup, sampling: Sampling) -> int:
-    return sampling.room(group.task) or task(group.task).max_new_tokens
+def _answer_room(group: QuestionGroup, draw: QuestionDraw) -> int:
+    return draw.room(group.task) or task(group.task).max_new_tokens
 
 
 def _ask_all(measured: GroupMeasurement, variants: Sequence[Variant], results: Results) -> Iterable[bool]:

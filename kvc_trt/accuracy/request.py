@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.accuracy.grid import Variant, budgets_of, grid_for, longest_of, policies_of, variants
-from kvc_trt.accuracy.measure import Sampling
+from kvc_trt.accuracy.measure import QuestionDraw
 from kvc_trt.accuracy.model_under_test import BuiltEngine, ModelUnderTest
 from kvc_trt.accuracy.policy_engines import open_model
 from kvc_trt.accuracy.report import AccuracyReport, Bars
@@ -89,9 +89,9 @@ def _measured(
     progress: Progress,
 ) -> AccuracyReport:
     groups = grid_for(longest, asked.tasks, asked.lengths, asked.modes)
-    sampling = Sampling(asked.samples, asked.seed, asked.max_new_tokens)
+    draw = QuestionDraw(asked.samples, asked.seed, asked.max_new_tokens)
     bars = Bars(asked.minimum_accuracy, asked.maximum_loss)
-    return evaluate(model, chosen, groups, sampling, asked.directory_for(name), bars=bars, progress=progress)
+    return evaluate(model, chosen, groups, draw, asked.directory_for(name), bars=bars, progress=progress)
 
 
 def _check_names(asked: AccuracyRequest) -> None:

@@ -14,7 +14,7 @@ from kvc_trt.accuracy.figures import average_curves, task_curves
 from kvc_trt.accuracy.grid import QuestionGroup, Variant, file_name
 from kvc_trt.accuracy.heat_map import heat_map
 from kvc_trt.accuracy.html_page import html_page
-from kvc_trt.accuracy.measure import Sampling, measure
+from kvc_trt.accuracy.measure import QuestionDraw, measure
 from kvc_trt.accuracy.model_under_test import ModelUnderTest
 from kvc_trt.accuracy.report import AccuracyReport, Bars
 from kvc_trt.accuracy.results import Results
@@ -36,7 +36,7 @@ def evaluate(
     model: ModelUnderTest,
     variants: Sequence[Variant],
     groups: Sequence[QuestionGroup],
-    sampling: Sampling,
+    draw: QuestionDraw,
     output_directory: Path,
     *,
     bars: Bars = NO_BARS,
@@ -48,11 +48,11 @@ def evaluate(
     directory with results of other settings.
     """
     progress, started = progress or NullProgress(), time.monotonic()
-    settings = {**model.describe(), **vars(sampling), "tasks_version": VERSION}
+    settings = {**model.describe(), **vars(draw), "tasks_version": VERSION}
     with Results(output_directory / RESULTS_FILE, settings) as results:
         if results.dropped:
             progress.note(f"{results.path}: its last line was cut short, and is measured again")
-        cells = measure(model, variants, groups, sampling, results, progress)
+        cells = measure(model, variants, groups, draw, results, progress)
     report = AccuracyReport(settings, machine_record(), cells, bars, time.monotonic() - started)
     write_files(report, output_directory)
     return report

@@ -27,7 +27,7 @@ class ObservedExecutor(Executor, Protocol):
         """An exposed value of the latest run."""
 
 
-class Operator(Protocol):
+class EngineOperator(Protocol):
     """One kvc operator with the constants that `nodes` places of the engine share, runnable alone."""
 
     @property
@@ -67,7 +67,7 @@ class Harness(Protocol):
     def open_twin(self) -> Executor:
         """The dense twin: the same weights, nothing evicted, everything read."""
 
-    def operators(self) -> list[Operator]:
+    def operators(self) -> list[EngineOperator]:
         """Every distinct operator."""
 
     def compactions(self) -> list[Watched]:

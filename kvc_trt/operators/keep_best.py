@@ -20,7 +20,7 @@ NOT_A_NUMBER, PADDING = np.float32(-2e38), np.float32(-3e38)
 
 
 @dataclass(frozen=True)
-class KeptOfPrompt:
+class KeptValues:
     """The result of a compaction."""
 
     keys: Value
@@ -33,7 +33,7 @@ class KeptOfPrompt:
     """The operator's outputs k_cache, v_cache, cache_lengths and indices."""
 
 
-def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptOfPrompt:
+def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptValues:
     """Keep the `prompt_budget` tokens of highest rank of each row of `k`, `v`; rows that fit keep everything.
 
     `rank` writes FLOAT [B,G,S]; it is not computed if all rows fit. The lowest index wins among equals.
@@ -58,7 +58,7 @@ def keep_best(emit: Emitter, rank: Callable[[Emitter], Value]) -> KeptOfPrompt:
     k_cache, v_cache = (into_slots(emit, rows, emit.Unsqueeze(stored, [3])) for rows in (keys, values))
     indices = pad_end(emit, emit.Where(stored, kept, -1), emit.attribute("capacity"), np.int64(-1))
     outputs = {"k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths, "indices": int32(emit, indices)}
-    return KeptOfPrompt(keys, stored, kept, outputs)
+    return KeptValues(keys, stored, kept, outputs)
 
 
 def among_row(emit: Emitter, scores: Value, contested: Value) -> Value:

@@ -20,7 +20,7 @@ from kvc_trt.profile.floor import StepCost, ceiling_speedup, floor_seconds
 from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.statistics import summarise
-from kvc_trt.profile.sweep import Row, Side, run_sweep
+from kvc_trt.profile.sweep import Side, SweepRow, run_sweep
 from kvc_trt.profile.traffic import row_traffic
 
 if TYPE_CHECKING:
@@ -141,13 +141,13 @@ class Formats:
 
 
 def measurement_rows(
-    rows: Iterable[Row], model: ModelConfig, formats: Formats, bandwidth: float
+    rows: Iterable[SweepRow], model: ModelConfig, formats: Formats, bandwidth: float
 ) -> list[dict[str, Any]]:
     """Flat rows: what CSV holds and what the sections of the JSON are cut from; `bandwidth` in bytes per second."""
     return [line for row in rows for line in _pair(row, model, formats, bandwidth)]
 
 
-def _pair(row: Row, model: ModelConfig, formats: Formats, bandwidth: float) -> list[dict[str, Any]]:
+def _pair(row: SweepRow, model: ModelConfig, formats: Formats, bandwidth: float) -> list[dict[str, Any]]:
     engine_cost = _cost(row.engine, model, formats, row.context)
     engine = _fields(row, row.engine, engine_cost, bandwidth)
     if row.dense is None:
@@ -162,7 +162,7 @@ def _pair(row: Row, model: ModelConfig, formats: Formats, bandwidth: float) -> l
     return [engine, dense]
 
 
-def _fields(row: Row, side: Side, cost: StepCost, bandwidth: float) -> dict[str, Any]:
+def _fields(row: SweepRow, side: Side, cost: StepCost, bandwidth: float) -> dict[str, Any]:
     step = side.decode.steps
     floor = floor_seconds(cost, row.batch, bandwidth)
     return {
@@ -187,7 +187,7 @@ def _fields(row: Row, side: Side, cost: StepCost, bandwidth: float) -> dict[str,
     }
 
 
-def _prefill_fields(row: Row, side: Side) -> dict[str, Any]:
+def _prefill_fields(row: SweepRow, side: Side) -> dict[str, Any]:
     """Time to first token, and its split: compaction is its measured share of a profiled prefill, prefill the rest."""
     names = summarise([0.0]).milliseconds("ttft")
     if side.prefill is None:
@@ -213,7 +213,7 @@ def _cost(side: Side, model: ModelConfig, formats: Formats, context: int) -> Ste
     return StepCost(weight_bytes(model, formats.weights).per_step, traffic.bytes)
 
 
-def memory_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def memory_rows(rows: Iterable[SweepRow]) -> list[dict[str, Any]]:
     """Memory by kind for every context, batch and side."""
     return [
         {"context": row.context, "batch_size": row.batch, "side": side.name, **line.as_json()}

@@ -34,7 +34,7 @@ _FLOAT32 = 4
 
 
 @dataclass(frozen=True)
-class MemoryLine:
+class MeasuredMemory:
     """Bytes of one kind of memory."""
 
     kind: str
@@ -59,31 +59,31 @@ class MemoryLine:
         }
 
 
-def standing_memory(side: ProfiledEngine, rows: int) -> list[MemoryLine]:
+def standing_memory(side: ProfiledEngine, rows: int) -> list[MeasuredMemory]:
     """Weights, cache and what is stored beside it for `rows` rows; the executor's state must be allocated."""
     program, benchmark, executor = side.program, side.benchmark, side.executor
     modelled = cache_bytes(program.model, program.parameters, cache_itemsize(program.weight_format))
     rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
     bounds = benchmark.bounds_bytes(executor)
     lines = [
-        MemoryLine(
+        MeasuredMemory(
             "weights",
             benchmark.weight_copies * (weight_bytes(program.model, benchmark.weight_format(program)).resident + rotary),
             *benchmark.weight_bytes(executor),
         ),
-        MemoryLine("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),
+        MeasuredMemory("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),
     ]
     if modelled.page_bounds:
         kind = "page bounds" if program.parameters.has_pages else "beside keys"
-        lines.append(MemoryLine(kind, rows * modelled.page_bounds, bounds, "allocated buffers"))
+        lines.append(MeasuredMemory(kind, rows * modelled.page_bounds, bounds, "allocated buffers"))
     return lines
 
 
-def prefill_line(side: ProfiledEngine, peak: Peak, rows: int, context: int) -> MemoryLine:
+def prefill_line(side: ProfiledEngine, peak: Peak, rows: int, context: int) -> MeasuredMemory:
     """What a prefill of `rows` prompts of `context` tokens needed for a while, beside what it should need."""
     block = side.executor.limits.prompt_block
     modelled = side.benchmark.prefill_bytes(side.program, rows, -(-context // block) * block)
-    return MemoryLine("prefill", modelled, peak.above, peak.how)
+    return MeasuredMemory("prefill", modelled, peak.above, peak.how)
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class Side:
     parameters: PolicyParameters
     decode: DecodeTimes
     prefill: PrefillTimes | None
-    memory: list[MemoryLine]
+    memory: list[MeasuredMemory]
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One context and batch."""
 
     context: int
@@ -114,7 +114,7 @@ class Row:
 class Sweep:
     """Everything that was measured, and what was left out and why."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SweepRow] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -164,7 +164,7 @@ class _Sweeper:
             Side(side.name, side.parameters, times, prefill, lines)
             for side, times, prefill, lines in zip(running, decodes, prefills, memory, strict=True)
         ]
-        self.sweep.rows.append(Row(context, batch, sides[0], sides[1] if len(sides) > 1 else None, compaction))
+        self.sweep.rows.append(SweepRow(context, batch, sides[0], sides[1] if len(sides) > 1 else None, compaction))
 
     def _prefills(self, running: list[ProfiledEngine], context: int, batch: int) -> list[PrefillTimes | None]:
         expected = self._expected_prefill(running[-1], context, batch)

@@ -18,7 +18,7 @@ from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.layers import Rotary
 from kvc_trt.reference.recent import make_room
-from kvc_trt.reference.rules import Group, Method, PromptQueries, Rule
+from kvc_trt.reference.rules import HeadGroup, Method, PromptQueries, Rule
 
 
 class Projected(NamedTuple):
@@ -53,7 +53,7 @@ class LayerCaches:
             output[:, heads] = self._select(group, new, cache)
         return output
 
-    def _of_group(self, group: Group, projected: Projected) -> tuple[Projected, list[int]]:
+    def _of_group(self, group: HeadGroup, projected: Projected) -> tuple[Projected, list[int]]:
         """Return the projections of one group's heads, and the indices of its query heads."""
         size = self._config.num_attention_heads // self._config.num_key_value_heads
         kv_heads = list(range(self._config.num_key_value_heads) if group.kv_heads is None else group.kv_heads)
@@ -62,7 +62,7 @@ class LayerCaches:
         mine = query[:, heads], keys[:, kv_heads], values[:, kv_heads], plain_query[:, heads], plain_keys[:, kv_heads]
         return Projected(*mine), heads
 
-    def _append(self, group: Group, cache: LayerCache, new: Projected, positions: Tensor) -> None:
+    def _append(self, group: HeadGroup, cache: LayerCache, new: Projected, positions: Tensor) -> None:
         """Append one token per row to a cache in place; a sliding window drops its oldest entry first."""
         if group.parameters.drops_before_append:
             make_room(cache, slots=group.parameters.capacity, sinks=group.parameters.sinks)
@@ -77,7 +77,7 @@ class LayerCaches:
         cache.lengths = cache.lengths + 1
 
     def _compact(
-        self, group: Group, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
+        self, group: HeadGroup, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
     ) -> LayerCache:
         """Compact as the policy says, or to one budget per prompt, and leave room for the tokens to come."""
         parameters, longest = group.parameters, max(len(row.keys) for row in projected)
@@ -125,11 +125,11 @@ class LayerCaches:
             torch.cat([r.lengths for r in rows]),
         )
 
-    def _is_exempt(self, group: Group) -> bool:
+    def _is_exempt(self, group: HeadGroup) -> bool:
         """Return whether the policy leaves these heads uncompressed (skipped layers, heads that keep everything)."""
         return group.parameters.policy != self._parameters.policy
 
-    def _select(self, group: Group, new: Projected, cache: LayerCache) -> Tensor:
+    def _select(self, group: HeadGroup, new: Projected, cache: LayerCache) -> Tensor:
         """Attend to what the policy reads, [B,heads,D]; then drop what it evicts."""
         if self._is_exempt(group):
             return dense_attention(new.query, cache.keys, cache.values, cache.lengths)

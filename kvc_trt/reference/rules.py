@@ -89,7 +89,7 @@ class Rule(Protocol):
     def squeeze_share(self) -> float | None:
         """Share of the prompt budget that unimportant layers keep, if budgets are set per prompt."""
 
-    def groups(self, layer: int) -> Sequence[Group]:
+    def groups(self, layer: int) -> Sequence[HeadGroup]:
         """Return the groups of one layer, one per cache."""
 
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor) -> Any:
@@ -99,7 +99,7 @@ class Rule(Protocol):
         """Return the same rule with another prompt budget."""
 
 
-class Group(Protocol):
+class HeadGroup(Protocol):
     """KV heads of one layer that share a cache and a rule."""
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvc_trt import reference
-from kvc_trt.backends.harness import Array, Harness, Operator
+from kvc_trt.backends.harness import Array, EngineOperator, Harness
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.kinds import prompt_runs, step_runs
 from kvc_trt.methods.verification import Choice, ExactList, Found, KeptOfPrompt, PromptCase, StepCase, float32
@@ -59,7 +59,7 @@ def check_operators(
     return checks, admitted
 
 
-def run_case(operator: Operator, case: Case, parameters: PolicyParameters) -> Outcome:
+def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters) -> Outcome:
     """One operator on one case."""
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
@@ -78,7 +78,7 @@ def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
 
 
 def _cases(
-    model: ModelConfig, parameters: PolicyParameters, operator: Operator, dtype: str, seed: int
+    model: ModelConfig, parameters: PolicyParameters, operator: EngineOperator, dtype: str, seed: int
 ) -> Sequence[Case]:
     if operator.name == PREFILL_ATTENTION.name:
         return list(attention_cases(model, dtype, seed))
@@ -87,7 +87,7 @@ def _cases(
     return list(step_cases(model, parameters, dtype, seed))
 
 
-def _checks(operator: Operator, names: Sequence[str], outcome: Outcome, bar: float) -> list[Check]:
+def _checks(operator: EngineOperator, names: Sequence[str], outcome: Outcome, bar: float) -> list[Check]:
     where, cases = f"{operator.nodes} nodes: {', '.join(names)}", len(names)
     checks = []
     if outcome.indices.compared:
@@ -115,14 +115,14 @@ def _strict(case: PromptCase | StepCase, outcome: Outcome) -> Outcome:
     return replace(outcome, indices=replace(found, wrong=(*found.wrong, broken)))
 
 
-def _run_prefill_attention(operator: Operator, case: AttentionCase) -> Outcome:
+def _run_prefill_attention(operator: EngineOperator, case: AttentionCase) -> Outcome:
     (output,) = operator.run(q=case.q, k=case.k, v=case.v)
     rows = zip(float32(case.q), float32(case.k), float32(case.v), strict=True)
     expected = torch.stack([causal_attention(*row) for row in rows])
     return Outcome(value_error=maximum_error(output, expected.numpy()), computes=True)
 
 
-def _run_layer_budgets(operator: Operator, case: PromptCase, rule: PolicyParameters, layers: int) -> Outcome:
+def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyParameters, layers: int) -> Outcome:
     """Cosines at random and in eighths, which repeat; the integers must be the reference's."""
     share, lengths = rule.squeeze_share, case.prompt_lengths
     assert share is not None

@@ -21,7 +21,7 @@ _MOST_CHANNEL_CHOICES = 256
 
 
 @dataclass(frozen=True)
-class PromptScores:
+class ExactPromptScores:
     """Stage 1 before the window: `summed` [n-W] and `pooled` [n-W]; `magnitude` is M of the tolerance 2^-20 (1+M)."""
 
     summed: Float64
@@ -34,7 +34,7 @@ class PromptScores:
         return RELATIVE_ROUNDING * (1 + self.magnitude)
 
 
-def prompt_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> PromptScores:
+def prompt_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> ExactPromptScores:
     """Scores of prompt eviction for one KV head (RocketKV, stage 1).
 
     q_window [g, W, D]: the last W queries of the group; keys [n, D]: the row's prompt, padding removed.
@@ -51,7 +51,7 @@ def prompt_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> PromptS
     summed = weights[:, :, : n - window].sum(axis=(0, 1))
 
     magnitude = float((np.abs(queries) @ np.abs(keys).T).max() / np.sqrt(head_size))
-    return PromptScores(summed, _max_pool(summed, pool_kernel), magnitude)
+    return ExactPromptScores(summed, _max_pool(summed, pool_kernel), magnitude)
 
 
 def _max_pool(values: Float64, kernel: int) -> Float64:
@@ -112,7 +112,7 @@ def _sign_choices(query: Float64, channels: Int64, slack: float) -> Iterator[Cha
 
 @dataclass(frozen=True)
 class PageScores:
-    """Stage 2: `token_weight` [pages] is f of every token of a page; M of the tolerance as in `PromptScores`."""
+    """Stage 2: `token_weight` [pages] is f of every token of a page; M of the tolerance as in `ExactPromptScores`."""
 
     token_weight: Float64
     magnitude: float

@@ -9,7 +9,7 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
-from kvc_trt.accuracy.measure import Sampling, measure
+from kvc_trt.accuracy.measure import QuestionDraw, measure
 from kvc_trt.accuracy.questions import Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
@@ -19,7 +19,7 @@ from tests.accuracy.cells import SETTINGS
 
 MODEL = load_preset("retrieval-tiny").config
 VARIANTS = [Variant("full", None), Variant("rocketkv", 64), Variant("snapkv-gqa", 16)]
-SAMPLING = Sampling(4, 0)
+DRAW = QuestionDraw(4, 0)
 
 
 class Fake:
@@ -67,9 +67,9 @@ def groups(key_value):
     return [QuestionGroup(key_value, mode, 128) for mode in ("query-aware", "query-agnostic")]
 
 
-def run(model, groups, path, sampling=SAMPLING, variants=VARIANTS):
+def run(model, groups, path, draw=DRAW, variants=VARIANTS):
     with Results(path, SETTINGS) as results:
-        return measure(model, variants, groups, sampling, results)
+        return measure(model, variants, groups, draw, results)
 
 
 def test_cells_say_what_was_answered_and_what_does_not_apply(drawn, groups, tmp_path):
@@ -89,10 +89,10 @@ def test_room_is_the_answer_and_the_question_where_it_is_late(drawn, groups, tmp
 
 
 def test_the_longest_answer_may_be_told_by_task(drawn, groups, tmp_path, key_value):
-    sampling = Sampling(4, 0, {key_value: 8, "lines": 99})
-    (cell,) = run(Fake(drawn), groups[:1], tmp_path / "r", sampling, VARIANTS[:1])
+    draw = QuestionDraw(4, 0, {key_value: 8, "lines": 99})
+    (cell,) = run(Fake(drawn), groups[:1], tmp_path / "r", draw, VARIANTS[:1])
     assert cell.max_new_tokens == 8
-    assert (sampling.room("passkey"), Sampling(4, 0, 7).room("passkey"), SAMPLING.room("passkey")) == (None, 7, None)
+    assert (draw.room("passkey"), QuestionDraw(4, 0, 7).room("passkey"), DRAW.room("passkey")) == (None, 7, None)
 
 
 def test_a_second_run_asks_only_what_is_missing(drawn, groups, tmp_path):

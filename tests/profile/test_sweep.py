@@ -7,7 +7,7 @@ import pytest
 from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 from kvc_trt.engine.program import engine_program, twin_program
 from kvc_trt.profile.profiled_engine import DecodeRun, open_profiled
-from kvc_trt.profile.sweep import MemoryLine, standing_memory
+from kvc_trt.profile.sweep import MeasuredMemory, standing_memory
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -24,5 +24,5 @@ def test_modelled_memory_is_what_is_allocated(engine, rows, dense):
 
 
 def test_differences_in_percent():
-    assert MemoryLine("cache", 100.0, 125.0, "allocated").difference_percent == 25
-    assert MemoryLine("cache", 0.0, 5.0, "allocated").difference_percent == 0
+    assert MeasuredMemory("cache", 100.0, 125.0, "allocated").difference_percent == 25
+    assert MeasuredMemory("cache", 0.0, 5.0, "allocated").difference_percent == 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvc_trt import policies
-from kvc_trt.backends.harness import Operator
+from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.methods.registry import operators
 from kvc_trt.runtime.batch import batch_of
@@ -35,7 +35,7 @@ OUTPUTS = {
 class Damaged:
     """An operator with one element of one output changed."""
 
-    operator: Operator
+    operator: EngineOperator
     output: int
     damage: str
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.backends.harness import Operator, Watched
+from kvc_trt.backends.harness import EngineOperator, Watched
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.graph.state import CacheSite, cache_sites
 
@@ -36,7 +36,7 @@ class OnnxRuntimeHarness:
 
         return OnnxRuntimeExecutor(twin_program(self._engine), threads=self._threads)
 
-    def operators(self) -> list[Operator]:
+    def operators(self) -> list[EngineOperator]:
         """The graphs' nodes, with the graphs' function bodies."""
         engine = self._engine
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype

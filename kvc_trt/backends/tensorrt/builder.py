@@ -91,7 +91,7 @@ def keep_timings(config: tensorrt.IBuilderConfig, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """What went into a plan."""
 
     notes: tuple[tuple[str, str], ...]
@@ -126,7 +126,7 @@ def write_plan(
     *,
     options: PlanOptions | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> PlanReport:
     """Write the plan of `model`, one of our two graphs as they are in an engine directory, into `file`.
 
     `weights` is the file that its initializers refer to; None where none does. The plugins must be in the registry.
@@ -139,7 +139,7 @@ def write_plan(
         _build(trt, network, config, file, progress)
         if options.timing_cache is not None:
             keep_timings(config, options.timing_cache)
-        return Report(network.notes, expected_plugins(network.lowered), tuple(network.messages.warnings))
+        return PlanReport(network.notes, expected_plugins(network.lowered), tuple(network.messages.warnings))
 
 
 def _build(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvc_trt.backends.harness import Array, Operator, Watched
+from kvc_trt.backends.harness import Array, EngineOperator, Watched
 from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 from kvc_trt.errors import InputError
 
@@ -85,7 +85,7 @@ class TensorRtHarness:
 
         return self._built(twin_program(self._engine), ())
 
-    def operators(self) -> list[Operator]:
+    def operators(self) -> list[EngineOperator]:
         """The graphs' nodes, each alone."""
         from kvc_trt.backends.single_operator import single_operators
 

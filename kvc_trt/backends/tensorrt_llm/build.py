@@ -15,7 +15,7 @@ from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
 from kvc_trt.backends.tensorrt.requirements import missing_here, refuse
 from kvc_trt.backends.tensorrt_llm.builder_api import PACKAGES, BuilderApi, installed, load_builder_api, require_builder
-from kvc_trt.backends.tensorrt_llm.layers import Layers
+from kvc_trt.backends.tensorrt_llm.layers import NetworkLayers
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
 from kvc_trt.engine.build import Maker
 from kvc_trt.engine.model_choice import ModelSource
@@ -42,8 +42,8 @@ def makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> 
     """Return what makes the plans; TensorRT-LLM is imported when the first one is made."""
     parameters, batch = resolved.parameters, resolved.config.max_batch_size
 
-    def layers() -> Layers:
-        return Layers(_api_with_plugins(), resolved.model, source.weights, parameters.max_sequence_len)
+    def layers() -> NetworkLayers:
+        return NetworkLayers(_api_with_plugins(), resolved.model, source.weights, parameters.max_sequence_len)
 
     def prefill(path: Path, *, finished: Path) -> None:
         with progress.task("building the prefill engine", None):

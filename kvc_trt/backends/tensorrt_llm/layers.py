@@ -27,7 +27,7 @@ EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "mo
 Angles = tuple[Tensor, Tensor]
 
 
-class Layers:
+class NetworkLayers:
     """Adds layers to the network of the enclosing net_guard; `model.dtype` is the type of weights and activations."""
 
     def __init__(self, api: BuilderApi, model: ModelConfig, weights: WeightSource, length: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvc_trt.backends.tensorrt.profiles import Range, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt_llm.builder_api import BuilderApi, Tensor
-from kvc_trt.backends.tensorrt_llm.layers import Angles, Layers, add_plugin, compact, own_attributes
+from kvc_trt.backends.tensorrt_llm.layers import Angles, NetworkLayers, add_plugin, compact, own_attributes
 from kvc_trt.graph.state import state_tensors, uses_pages
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
@@ -20,7 +20,7 @@ Dynamic = tuple[str, Sequence[tuple[int, int, int]]]
 """A dimension whose size a call decides: its name; smallest, fastest and largest size in every profile."""
 
 
-def define_prefill(layers: Layers, parameters: PolicyParameters, max_batch_size: int) -> None:
+def define_prefill(layers: NetworkLayers, parameters: PolicyParameters, max_batch_size: int) -> None:
     """input_ids INT64 [B,S], prompt_lengths INT64 [B] -> logits, cache_lengths and every state tensor."""
     f, model = layers.api.functional, layers.model
     profiles = prefill_profiles(parameters.max_input_len, max_batch_size)
@@ -50,7 +50,7 @@ def define_prefill(layers: Layers, parameters: PolicyParameters, max_batch_size:
     layers.head(final).mark_output("logits", "float32")
 
 
-def define_decode(layers: Layers, parameters: PolicyParameters, max_batch_size: int, slice_until: int) -> None:
+def define_decode(layers: NetworkLayers, parameters: PolicyParameters, max_batch_size: int, slice_until: int) -> None:
     """token, positions INT64 [B], cache_lengths INT64 [caches,B] and the state -> logits and the state, in place."""
     f, model = layers.api.functional, layers.model
     rows = _dynamic("batch", [profile.batch for profile in decode_profiles(max_batch_size)])
@@ -95,18 +95,18 @@ def _input(api: BuilderApi, name: str, dtype: str, axes: Sequence[int | Dynamic]
     return api.make_tensor(name, dtype, [axis if isinstance(axis, int) else -1 for axis in axes], ranges)
 
 
-def _project(layers: Layers, normed: Tensor, name: str, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+def _project(layers: NetworkLayers, normed: Tensor, name: str, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
     """Queries FLOAT [T,H,D], keys and values [T,G,D]."""
     return layers.query(normed, name, angles), layers.key(normed, name, angles), layers.value(normed, name)
 
 
-def _by_head(layers: Layers, part: Tensor, grid: Sequence[Tensor], heads: int) -> Tensor:
+def _by_head(layers: NetworkLayers, part: Tensor, grid: Sequence[Tensor], heads: int) -> Tensor:
     """[T,heads,D] -> [B,heads,S,D]"""
     shape = layers.api.functional.concat([*grid, heads, layers.model.head_size])
     return part.view(shape).permute([0, 2, 1, 3])
 
 
-def _after_attention(layers: Layers, x: Tensor, attended: Tensor, name: str) -> Tensor:
+def _after_attention(layers: NetworkLayers, x: Tensor, attended: Tensor, name: str) -> Tensor:
     """Output projection, residuals and the feed-forward half; `attended` has one row of all heads per token."""
     model = layers.model
     flat = attended.view([-1, model.num_attention_heads * model.head_size])
@@ -127,7 +127,7 @@ def _window(api: BuilderApi, lengths: Tensor, width: int) -> Tensor:
     return api.functional.maximum(lengths.view([-1, 1]) + offsets, 0).view([-1, width, 1])
 
 
-def _last_queries(layers: Layers, query: Tensor, grid: Sequence[Tensor], window: Tensor, width: int) -> Tensor:
+def _last_queries(layers: NetworkLayers, query: Tensor, grid: Sequence[Tensor], window: Tensor, width: int) -> Tensor:
     """FLOAT queries [T,H,D] -> those of the observation window, [B,H,W,D]."""
     f, model = layers.api.functional, layers.model
     rows = query.cast(model.dtype).view(f.concat([*grid, model.num_attention_heads * model.head_size]))
@@ -135,7 +135,7 @@ def _last_queries(layers: Layers, query: Tensor, grid: Sequence[Tensor], window:
     return chosen.view([0, width, model.num_attention_heads, model.head_size]).permute([0, 2, 1, 3])
 
 
-def _store(layers: Layers, parameters: PolicyParameters, layer: int, inputs: Mapping[str, Tensor]) -> Tensor:
+def _store(layers: NetworkLayers, parameters: PolicyParameters, layer: int, inputs: Mapping[str, Tensor]) -> Tensor:
     """Compact the layer's prompt, mark its state as outputs, return its cache lengths [B]."""
     pages, dtype = uses_pages(parameters, layer), layers.model.dtype
     made = compact(layers.api, parameters, layer, inputs, pages)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvc_trt.backends.harness import Array, Operator, Watched
+from kvc_trt.backends.harness import Array, EngineOperator, Watched
 from kvc_trt.backends.torch.decoder import prefill_attention
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
@@ -70,7 +70,7 @@ class TorchHarness:
         """In memory once, whatever runs."""
         return TorchExecutor(self._engine).weights
 
-    def operators(self) -> list[Operator]:
+    def operators(self) -> list[EngineOperator]:
         """Each operator that a layer of this engine calls."""
         layers, device = range(self._engine.model.num_hidden_layers), kernel_device()
         parameters = self._engine.parameters

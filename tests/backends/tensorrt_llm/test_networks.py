@@ -13,7 +13,7 @@ import pytest
 
 from kvc_trt import policies
 from kvc_trt.backends.tensorrt_llm.build import build_plan
-from kvc_trt.backends.tensorrt_llm.layers import Layers
+from kvc_trt.backends.tensorrt_llm.layers import NetworkLayers
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode, build_prefill, slice_limit
@@ -44,7 +44,7 @@ def _case(name):
 
 
 def _layers(api, model, parameters):
-    return Layers(api, model, RandomWeights(model, 0), parameters.max_sequence_len)
+    return NetworkLayers(api, model, RandomWeights(model, 0), parameters.max_sequence_len)
 
 
 def _run(feeds, define, dtype="float32", registry=None):
