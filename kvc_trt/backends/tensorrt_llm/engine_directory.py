@@ -6,9 +6,7 @@ decoder: DIR/prefill and DIR/decode.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +14,12 @@ from kvc_trt.atomic_files import write_durably
 from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.profiles import prefill_profiles
 from kvc_trt.engine import EngineDirectory
-from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
 
 PHASES = ("prefill", "decode")
 CONFIG_FILE, PLAN_FILE = "config.json", "rank0.engine"
-SECTIONS = frozenset(("version", "pretrained_config", "build_config"))
-LARGEST_CONFIG = 16 << 20
-
-
-@dataclass(frozen=True)
-class StoredEngine:
-    """One engine as TensorRT-LLM stores it."""
-
-    config: Mapping[str, Any]
-    plan: Path
 
 
 def directory_config(engine_config: Mapping[str, Any], version: str, max_num_tokens: int) -> dict[str, Any]:
@@ -85,24 +72,3 @@ def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, An
             (directory / phase).mkdir()
             write_durably(directory / phase / CONFIG_FILE, canonical(configs[phase]))
             place(plans[phase], directory / phase / PLAN_FILE)
-
-
-def read_engine_directory(path: Path) -> StoredEngine:
-    """Read one directory and check its shape, without TensorRT; InputError says what is wrong."""
-    content = read_bytes(path / CONFIG_FILE, LARGEST_CONFIG)
-    try:
-        config = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path / CONFIG_FILE} is not valid JSON") from error
-    if not isinstance(config, dict) or set(config) != SECTIONS:
-        found = ", ".join(sorted(config)) if isinstance(config, dict) else "no object"
-        raise InputError(f"{path / CONFIG_FILE}: expected {', '.join(sorted(SECTIONS))}, found {found}")
-    if not isinstance(config["version"], str):
-        raise InputError(f"{path / CONFIG_FILE}: version is {config['version']!r}, expected text")
-    for section in ("pretrained_config", "build_config"):
-        if not isinstance(config[section], dict):
-            raise InputError(f"{path / CONFIG_FILE}: {section} is no object")
-    plan = path / PLAN_FILE
-    if plan.is_symlink() or not plan.is_file():
-        raise InputError(f"{plan} is missing or no regular file")
-    return StoredEngine(config, plan)

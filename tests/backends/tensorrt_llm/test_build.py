@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from kvc_trt.backends.tensorrt.format import plan_file
 from kvc_trt.backends.tensorrt.machine import Gpu, GpuMachine
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary
 from kvc_trt.backends.tensorrt_llm import build, builder_api
-from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES, read_engine_directory
+from kvc_trt.backends.tensorrt_llm.engine_directory import PHASES
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import build_engine
@@ -148,14 +150,14 @@ def test_a_build_is_an_engine_directory_that_can_be_exported(request_and_source,
     engine = result.engine
     assert open_engine(engine.path).backend == "tensorrt-llm"
     assert run(["export", "tensorrt-llm", str(engine.path), "-o", str(tmp_path / "out")]) == 0
+    tokens = []
     for phase in PHASES:
-        read = read_engine_directory(tmp_path / "out" / phase)
-        assert read.plan.read_bytes() == (engine.path / plan_file(phase)).read_bytes()
-        assert read.config["version"] == "1.2.1"
-        assert read.config["pretrained_config"] == engine.config["pretrained_config"]
-    tokens = [
-        read_engine_directory(tmp_path / "out" / phase).config["build_config"]["max_num_tokens"] for phase in PHASES
-    ]
+        exported = tmp_path / "out" / phase
+        assert (exported / "rank0.engine").read_bytes() == (engine.path / plan_file(phase)).read_bytes()
+        config = json.loads((exported / "config.json").read_bytes())
+        assert config["version"] == "1.2.1"
+        assert config["pretrained_config"] == engine.config["pretrained_config"]
+        tokens.append(config["build_config"]["max_num_tokens"])
     assert tokens == [8 * 128, 8]
     assert run(["export", "llm-api", str(engine.path)]) == 0
     capfd.readouterr()

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's engine directory: what is written is read back, and nothing is ever half there."""
+"""TensorRT-LLM's engine directory: both plans with their configuration, and nothing is ever half there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from kvc_trt.backends.tensorrt_llm.engine_directory import (
     PHASES,
     directory_config,
     export_engine,
-    read_engine_directory,
     write_engine_directories,
 )
 from kvc_trt.errors import InputError
@@ -40,16 +39,15 @@ def _configs():
     return {phase: directory_config(OURS, "1.2.1", 1024) for phase in PHASES}
 
 
-def test_round_trip(tmp_path, plans):
+def test_both_phases_are_written_whole(tmp_path, plans):
     target = tmp_path / "engine"
     write_engine_directories(target, _configs(), plans)
     assert sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()) == [
         "decode/config.json", "decode/rank0.engine", "prefill/config.json", "prefill/rank0.engine",
     ]  # fmt: skip
     for phase in PHASES:
-        read = read_engine_directory(target / phase)
-        assert read.config == _configs()[phase]
-        assert read.plan.read_bytes() == plans[phase].read_bytes()
+        assert json.loads((target / phase / "config.json").read_bytes()) == _configs()[phase]
+        assert (target / phase / "rank0.engine").read_bytes() == plans[phase].read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.engine", "engine", "prefill.engine"]
 
 
@@ -85,38 +83,8 @@ def test_a_failure_leaves_nothing(tmp_path, plans, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decode.engine", "prefill.engine"]
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: (path / "config.json").write_text("{"), "not valid JSON"),
-        (lambda path: (path / "config.json").write_text("[]"), "found no object"),
-        (lambda path: (path / "config.json").write_text("{}"), "expected build_config, pretrained_config, version"),
-        (lambda path: (path / "config.json").unlink(), "cannot read"),
-        (lambda path: _change(path, version=3), "version is 3, expected text"),
-        (lambda path: _change(path, build_config=[]), "build_config is no object"),
-        (lambda path: (path / "rank0.engine").unlink(), "rank0.engine is missing"),
-        (lambda path: _link(path / "rank0.engine"), "rank0.engine is missing or no regular file"),
-    ],
-)
-def test_what_is_damaged_is_named(damage, message, tmp_path, plans):
-    write_engine_directories(tmp_path / "engine", _configs(), plans)
-    damage(tmp_path / "engine" / "decode")
-    with pytest.raises(InputError, match=message):
-        read_engine_directory(tmp_path / "engine" / "decode")
-
-
 def test_an_engine_of_another_backend_is_refused(tiny_engine, tmp_path):
     with pytest.raises(InputError, match="was built for onnxruntime, expected tensorrt-llm") as caught:
         export_engine(open_engine(tiny_engine), tmp_path / "out")
     assert "export llm-api" in caught.value.hint
     assert not (tmp_path / "out").exists()
-
-
-def _change(path, **fields):
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, **fields}))
-
-
-def _link(path):
-    path.rename(path.with_suffix(".moved"))
-    path.symlink_to(path.with_suffix(".moved"))
