@@ -129,7 +129,7 @@ def _run_ranked(operator: RunnableAlone, case: StepCase, rule: Constants) -> Fou
         newest = ring.lengths.numpy() - 1
         query = _rotated(case.query[:, :, None], tables, newest[:, None, None])[:, :, 0]
         turned_keys = _rotated(keys, tables, np.arange(rule.capacity)[None, None])
-        expected = reference.dense_attention(float32(query), float32(turned_keys), float32(values), ring.lengths)
+        expected = reference.dense_attention(query, turned_keys, float32(values), ring.lengths)
         found += Found(
             moved=((result[1], ring.keys), (result[2], ring.values)), computed=((result[0], expected.numpy()),)
         )
@@ -161,11 +161,12 @@ def _turned(case: StepCase, rule: Constants, turned: int) -> _TurnedRing:
     return _TurnedRing(keys, values, lengths, order[:, None, :, None])
 
 
-def _rotated(rows: Array, tables: dict[str, Array], ranks: Array) -> Array:
+def _rotated(rows: Array, tables: dict[str, Array], ranks: Array) -> Tensor:
     """Apply the rotary embedding to rows [B,heads,n,D] at `ranks`, which broadcast to [B,heads,n]."""
-    cosine, sine = tables["cosine"][ranks], tables["sine"][ranks]
-    left, right = np.split(rows.astype(np.float32), 2, axis=-1)
-    return np.concatenate([left * cosine - right * sine, right * cosine + left * sine], axis=-1)
+    from kvc_trt.reference.layers import rotated
+
+    cosine, sine = (float32(tables[name][ranks]) for name in ("cosine", "sine"))
+    return rotated(float32(rows), cosine, sine)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

@@ -16,6 +16,7 @@ from torch import Tensor
 from kvc_trt.reference import checks
 from kvc_trt.reference.compaction import Compacted
 from kvc_trt.reference.kept import check_prompts, everything, gather_kept
+from kvc_trt.reference.layers import rotated
 from kvc_trt.reference.selection import best_ascending, dot_products, sum_in_order
 
 
@@ -103,10 +104,9 @@ def keep_expected(
 
 
 def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """The last axis of x [B,...,D] rotated row by row, its halves forming the pairs."""
+    """`x` [B,...,D], each row under its own rotation."""
     cosine, sine = (table.reshape(len(x), *[1] * (x.ndim - 2), -1) for table in rotation)
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1)
+    return rotated(x, cosine, sine)
 
 
 def expected_attention(

@@ -32,6 +32,12 @@ def mlp(weights: Weights, x: Tensor) -> Tensor:
     return linear(weights, "mlp.down_proj", gate * linear(weights, "mlp.up_proj", x))
 
 
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate the last axis of `x`, whose two halves form the pairs, by angles that broadcast to [...,D/2]."""
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1)
+
+
 class Rotary:
     """Rotary position embedding (arXiv 2104.09864); the two halves of a head form the pairs."""
 
@@ -41,8 +47,7 @@ class Rotary:
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [N,heads,D] to its logical positions [N]."""
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
-        left, right = x.chunk(2, dim=-1)
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+        return rotated(x, cos, sin)
 
 
 class DecoderWeights:
