@@ -40,7 +40,7 @@ def verify(
     engine: EngineDirectory,
     *,
     level: str = "quick",
-    backend: str = "onnxruntime",
+    backend: str | None = None,
     kernels: str | Path | None = None,
     steps: int | None = None,
     samples: int | None = None,
@@ -51,11 +51,12 @@ def verify(
     """Check an opened engine against the PyTorch reference and say what was found.
 
     `level` is quick, full, or one rung (ops, logits, tokens, retrieval); `steps` and `samples` override its sizes;
-    `checkpoint` is a Hugging Face directory with the unquantised weights. `backend` runs the engine: onnxruntime its
-    graphs, torch its weights with the kernels of library `kernels` (None: KVC_TRT_KERNELS, the package's own, or the
-    reference on the CPU). A failed check is in the report, not raised. Raises InputError for a request that cannot be
-    right.
+    `checkpoint` is a Hugging Face directory with the unquantised weights. `backend` runs the engine (None: the one it
+    was built for); one that calls kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the package's own,
+    or the reference on the CPU). A failed check is in the report, not raised. Raises InputError for a request that
+    cannot be right.
     """
+    backend = backend or registry.runner(engine.backend)
     if kernels is not None and not registry.backend(backend).calls_kernels:
         able = [f"--backend {name}" for name, each in registry.backends().items() if each.calls_kernels]
         raise InputError(f"--kernels {kernels}: --backend {backend} does not call it", hint=" or ".join(able))
