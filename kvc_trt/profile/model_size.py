@@ -24,9 +24,6 @@ _MATRIX_BYTES = {
 _EMBEDDING_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 2, "int4": 2}
 _ACTIVATION_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 4, "int4": 4}
 
-WEIGHT_FORMATS = tuple(_MATRIX_BYTES)
-"""Every weight format an engine can have."""
-
 
 @dataclass(frozen=True)
 class ParameterCount:
@@ -75,7 +72,7 @@ class WeightBytes:
 
 
 def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
-    """Bytes of the weights in one of `WEIGHT_FORMATS` (rotary tables and scales of rows, a few MB, left out).
+    """Bytes of the weights in a format, fp32 to int4 (rotary tables and scales of rows, a few MB, left out).
 
     Of a model in fp8 the output matrix is in bf16, as checkpoints have it.
     """

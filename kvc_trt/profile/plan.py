@@ -44,7 +44,7 @@ class _Costs:
 def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) -> dict[str, Any]:
     """Return the plan as a JSON-able mapping; sizes in bytes, times in milliseconds.
 
-    `weights` is one of `model_size.WEIGHT_FORMATS`; it decides the cache's element size as well.
+    `weights` is the format of an engine's weights, fp32 to int4; it decides the cache's element size as well.
     """
     itemsize = cache_itemsize(weights)
     tokens = parameters.max_sequence_len
