@@ -62,7 +62,7 @@ def test_every_committed_result_is_listed_with_the_code_it_came_from():
     assert listed.keys() == results.keys()
     dirty = {name for name, result in results.items() if "-dirty" in result["machine"]["commit"]}
     assert dirty == {name for name, code in listed.items() if "-dirty" in code}
-    assert dirty <= {"accuracy-retrieval-text.json", "squeeze_prefill.json"}
+    assert dirty <= {"squeeze_prefill.json"}
 
 
 def test_accuracy_names_every_commit_that_a_cell_was_measured_at(tmp_path):
