@@ -1,1 +1,1 @@
-"""What builds and runs engines: one folder per backend, each with its object in `backend.py`; `registry` finds them."""
+"""The backends, which build and run engines: one folder each, with an object in `backend.py` for `registry`."""

@@ -1,7 +1,7 @@
-"""What a backend is: one object that answers everything the rest of kvc-trt asks of it.
+"""The base class of backends: one object answers everything that the rest of kvc-trt asks.
 
-A backend lives in one folder, `kvc_trt/backends/<name>/`, whose `backend.py` assigns an object of a subclass to
-`BACKEND`; `registry` finds it there. Importing that file imports no heavy library: methods import what they use.
+A backend is one folder, `kvc_trt/backends/<name>/`, whose `backend.py` assigns an object of a subclass to `BACKEND`;
+`registry` finds it there. Importing that file imports no heavy library: methods import what they use.
 """
 
 from __future__ import annotations
@@ -32,57 +32,57 @@ FP8 = "TensorRT alone multiplies matrices in fp8; any other kind is made of them
 
 
 class Backend(ABC):
-    """One backend. The defaults are those of one that compiles nothing: it runs the graphs' weights as they are."""
+    """A backend. The defaults fit a backend that compiles nothing and runs the graphs' weights as they are."""
 
     name: ClassVar[str]
-    """As the user and config.json write it: the folder's name, a hyphen for every underscore."""
+    """The name for users and in config.json: that of the folder, with hyphens for underscores."""
     purpose: ClassVar[str]
-    """What it is for, in a few words: doctor's table."""
+    """Its purpose in a few words, for doctor's table."""
     automatic: ClassVar[int | None] = None
-    """Its place among those that `--backend auto` tries, the smallest first; None: it is taken only when asked for."""
+    """Its place in the order in which `--backend auto` tries backends, smallest first; None if auto never takes it."""
     executes: ClassVar[bool] = True
-    """Whether it runs engines, its own and maybe others'; one that does not builds them for somebody else."""
+    """Whether it runs engines; a backend that does not only builds them for another program."""
     instead: ClassVar[str | None] = None
-    """Where it does not run its engines: what does."""
+    """What runs its engines, if it does not."""
     profile_instead: ClassVar[str | None] = None
-    """Where it does not run its engines: what measures them."""
+    """What measures its engines, if it does not run them."""
     calls_kernels: ClassVar[bool] = False
-    """Whether it calls a kernel library that the user may name (`verify --kernels`)."""
+    """Whether it calls a kernel library that the user can choose (`verify --kernels`)."""
 
     files: ClassVar[Mapping[str, str]] = GRAPH_FILES
-    """Stage of a build -> the one file that it makes, in order."""
+    """Stage of a build -> the file it makes, in order."""
     architecture: ClassVar[str] = "any"
-    """What the manifest names as architecture, for a backend that compiles nothing."""
+    """The manifest's architecture, for a backend that compiles nothing."""
     libraries: ClassVar[tuple[str, ...]] = ()
     """Python packages whose versions go into the manifest, besides those of every build."""
     weight_copies: ClassVar[int] = 1
-    """How many of the files hold all weights."""
+    """Number of engine files that hold all weights."""
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("bf16", "fp16", "fp32")
-    """Kinds of weights that it runs, the one to advise first."""
+    """Weight formats that it runs, the recommended one first."""
     refused_weights: ClassVar[Mapping[str, str]] = {"int8": QUANTISED, "int4": QUANTISED, "fp8": FP8}
-    """Kind of weights -> why it does not run them."""
+    """Weight format -> why it does not run it."""
     own_settings: ClassVar[tuple[str, ...]] = ()
-    """Settings of a build that mean something to it and to no other backend."""
+    """Build settings that only this backend uses."""
     every_operator: ClassVar[bool] = False
-    """Whether it runs whatever a graph can be written for; one that does not needs a kernel for each operator."""
+    """Whether it runs every graph; other backends need a kernel for each operator."""
     measures_break_even: ClassVar[bool] = False
-    """Whether `--dense-until auto` means something to it."""
+    """Whether it supports `--dense-until auto`."""
 
     @abstractmethod
     def probe(self) -> Probe:
-        """Say whether it can be used on this machine, and what is missing. Never raises for what is not there."""
+        """Return whether it can be used on this machine, and what is missing. Never raises for missing things."""
 
     def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
-        """What it lacks that the policy needs in some of `layers` layers; None where it has everything."""
+        """Return what the policy needs in any of `layers` layers and the backend lacks; None if nothing."""
         missing = missing_graph(parameters, layers)
         return missing if missing is not None or self.every_operator else missing_kernel(parameters, layers)
 
     def why_no_weights(self, kind: str) -> str:
-        """Why it does not run a kind of weights."""
+        """Return why it does not run weights of this format."""
         return self.refused_weights.get(kind, f"{self.name} does not run them")
 
     def default_weights(self, choice: ModelChoice) -> WeightKind:
-        """The kind of weights that a build takes where the user names none."""
+        """Return the weight format of a build for which the user gives none."""
         return checkpoint_weights(choice)
 
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
@@ -93,45 +93,45 @@ class Backend(ABC):
         )
 
     def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
-        """`target` of the manifest; UnsupportedEnvironment where this machine cannot build for it."""
+        """Return the manifest's `target`; UnsupportedEnvironment if this machine cannot build for it."""
         return self._portable_target
 
     def target_problem(self, target: Any) -> str | None:
-        """What is wrong with `target` of a manifest; None if nothing is."""
+        """Return what is wrong with a manifest's `target`, or None."""
         return None if target == self._portable_target else f"expected {self._portable_target}"
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-        """What makes each stage's file. Heavy libraries are imported when the first is called."""
+        """Return what makes the file of each stage. Heavy libraries are imported on the first call."""
         return graph_makers(resolved, source, progress)
 
     def sources(self) -> Iterable[Path]:
-        """Its sources that decide what is in its engines: where one changes, an engine is not up to date."""
+        """Return the source files that determine its engines; if one changes, engines are out of date."""
         return ()
 
     def runs(self, other: Backend) -> bool:
-        """Whether it runs engines that were built for another backend."""
+        """Return whether it runs engines that were built for another backend."""
         return False
 
     def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> Executor:
-        """An executor of the engine; nothing is loaded yet. `threads` None leaves the number to it."""
+        """Return an executor of the engine, without loading anything. `threads` None leaves the number to it."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
     def harness(self, engine: EngineDirectory, threads: int | None) -> Harness:
-        """What verification needs of an engine here."""
+        """Return what verification needs of an engine on this backend."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
     def benchmark(self, engine: EngineDirectory, threads: int) -> Benchmark:
-        """What profiling needs of an engine here."""
+        """Return what profiling needs of an engine on this backend."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.profile_instead)
 
     def check_verifiable(self, rows: int, what: str) -> None:
-        """InputError where an engine of so many rows can be built and not verified, said before it is built."""
+        """Raise InputError if an engine of so many rows could be built but not verified."""
         return
 
     def device_memory(
         self, model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
     ) -> dict[str, Any] | None:
-        """The GPU memory of an engine before there is one, as plain data; None where it needs none of its own.
+        """Return the modelled GPU memory of an engine as plain data; None if it needs none.
 
         `model` has the type that the engine computes in, `weights` is the size of one copy of its weights, `gpus` the
         usable bytes of known GPUs.

@@ -1,6 +1,6 @@
-"""What profiling needs from a backend: engines opened and timed, the memory they take, and how fast that memory is.
+"""What profiling needs from a backend: open and time engines, measure their memory and its bandwidth.
 
-Each backend that executes has a `benchmark.py` that says how; on a processor `host_memory` does most of it.
+Each backend that executes implements it in `benchmark.py`; on a CPU `host_memory` does most of the work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class CopyBandwidth:
-    """How fast a memory is copied, bytes per second, read and written together."""
+    """Copy bandwidth of a memory in bytes per second, reads and writes together."""
 
     median: float
     spread: float
@@ -37,33 +37,33 @@ class CopyBandwidth:
 
     @classmethod
     def of(cls, rates: Sequence[float], buffer_bytes: int, threads: int, cache: int | None) -> CopyBandwidth:
-        """From the rates of several copies of one buffer."""
+        """Summarise the rates of several copies of one buffer."""
         return cls(statistics.median(rates), statistics.stdev(rates), len(rates), buffer_bytes, threads, cache)
 
     @property
     def beyond_cache(self) -> bool:
-        """Whether source and target together are at least twice the last-level cache, which then serves neither."""
+        """Whether source and target together are at least twice the last-level cache, so that it does not help."""
         return self.last_level_cache_bytes is None or self.buffer_bytes >= self.last_level_cache_bytes
 
 
 @dataclass
 class Peak:
-    """Memory in use around a piece of work, bytes."""
+    """Memory in use before and during a piece of work, in bytes."""
 
     before: int
     highest: int = field(default=0)
     how: str = "resident memory above rest, sampled every 2 ms"
-    """What the figures are."""
+    """How the figures were measured."""
 
     @property
     def above(self) -> int:
-        """What the work needed beyond what was there before it."""
+        """Bytes that the work needed beyond what was in use before."""
         return max(0, self.highest - self.before)
 
 
 @dataclass(frozen=True)
 class PartOfRun:
-    """How long a run took, and one part of it, seconds."""
+    """Seconds of a run and of one part of it."""
 
     run: float
     part: float
@@ -75,51 +75,51 @@ class PartOfRun:
 
 
 class Benchmark(Protocol):
-    """One kind of place to measure. Executors that it opened are what its other methods take."""
+    """Measures engines on one kind of device. Its methods take the executors that it opened."""
 
     @property
     def weight_copies(self) -> int:
-        """How often an engine holds its weights."""
+        """Number of copies of the weights in an engine."""
 
     def open(self, program: Program) -> Any:
-        """An executor of the engine, or of a twin of it."""
+        """Return an executor of the engine or of its twin."""
 
     def fill(self, executor: Any, rows: Mapping[str, Array]) -> None:
-        """Give every row of each state tensor these contents."""
+        """Fill every row of each state tensor with these contents."""
 
     def weight_format(self, program: Program) -> str:
-        """The format in which a step reads the weights: that of the file, or a wider one that they were brought to."""
+        """Return the format in which a step reads the weights: that of the file, or a wider one after conversion."""
 
     def weight_bytes(self, executor: Any) -> tuple[int, str]:
-        """Bytes of the executor's weights, and what that figure is."""
+        """Return the bytes of the executor's weights, and how they were measured."""
 
     def bounds_bytes(self, executor: Any) -> int:
-        """Bytes of the page bounds, or what else a policy stores beside keys and values, in the executor's state."""
+        """Return the bytes of state tensors other than keys and values, such as page bounds."""
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
-        """What a prefill of `rows` prompts of `tokens` tokens should need beyond the weights, by a model of it."""
+        """Return the modelled bytes of a prefill of `rows` prompts of `tokens` tokens, without the weights."""
 
     def watch(self, executor: Any) -> AbstractContextManager[Peak]:
-        """What a prefill inside of the block needs for a while."""
+        """Measure the peak memory of a prefill inside the block."""
 
     def free_bytes(self) -> int:
-        """Memory that caches may still take."""
+        """Return the bytes that are free for caches."""
 
     def copy_bandwidth(self) -> CopyBandwidth:
-        """How fast the memory is that holds weights and caches."""
+        """Measure the bandwidth of the memory that holds weights and caches."""
 
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
-        """Of `repeats` prefills of `prompts` [B, S] the one with the median share of compaction.
+        """Run `repeats` prefills of `prompts` [B, S] and return the one with the median share of compaction.
 
-        None where nothing is compacted, or nobody can tell.
+        None if nothing is compacted or the share cannot be measured.
         """
 
     def describe(self) -> dict[str, Any]:
-        """What joins the record of the machine."""
+        """Return what is added to the record of the machine."""
 
 
 def prefill_seconds(executor: Any, prompts: NDArray[np.int64]) -> float:
-    """One prefill of `prompts` [B, S] (all S tokens real), timed; its result is dropped."""
+    """Time one prefill of `prompts` [B, S] (all S tokens real) in seconds; its result is dropped."""
     batch = batch_of(prompts.tolist(), executor.limits.prompt_block)
     started = time.perf_counter()
     executor.prefill(batch.input_ids, batch.prompt_lengths)
@@ -127,10 +127,10 @@ def prefill_seconds(executor: Any, prompts: NDArray[np.int64]) -> float:
 
 
 def compacts(program: Program) -> bool:
-    """Whether a prefill of the program compacts anything."""
+    """Return whether a prefill of the program compacts anything."""
     return any(program.parameters.is_compressed(layer) for layer in range(program.model.num_hidden_layers))
 
 
 def median_share(runs: Sequence[PartOfRun]) -> PartOfRun:
-    """The run whose part has the median share."""
+    """Return the run whose part has the median share."""
     return sorted(runs, key=lambda run: run.share)[len(runs) // 2]

@@ -1,8 +1,8 @@
 """`--dense-until auto`: the length up to which a dense step is at least as fast as a sparse one, on any backend.
 
-A few layers of the model's attention shape, with next to no weights around them, are decoded both ways at growing cache
-lengths. The answer depends on the machine, so it is measured once per machine and shape and then kept in the cache:
-building the same engine again must give the same engine.
+A few layers with the model's attention shape and almost no other weights are decoded both ways at growing cache
+lengths. The answer depends on the machine, so it is measured once per machine and shape and kept in the cache
+directory: building the same engine again must give the same engine.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from kvc_trt.runtime.executor import Executor
 
 GROWTH = 1.25
-"""Ratio of neighbouring lengths that are tried."""
+"""Ratio of consecutive lengths that are tried."""
 REPEATS = 9
 WARM_UP = 3
 
 
 def remembered(identity: Mapping[str, Any], measure: Callable[[], int]) -> int:
-    """Return what was measured for this `identity` (model, constants, machine) before, or measure and keep it."""
+    """Return the value kept for this `identity` (model, constants, machine), or measure and keep it."""
     directory = cache_root() / "break-even"
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / f"{hashlib.sha256(canonical(identity)).hexdigest()}.json"
@@ -47,7 +47,7 @@ def remembered(identity: Mapping[str, Any], measure: Callable[[], int]) -> int:
 
 
 def compared(parameters: PolicyParameters, open_form: Callable[[str, PolicyParameters], Executor]) -> int:
-    """Measure both forms of a step. `open_form(name, parameters)`: an executor whose one row's caches are filled."""
+    """Measure both forms of a step. `open_form(name, parameters)` returns an executor with one row of filled caches."""
     if parameters.capacity <= parameters.token_budget:
         return parameters.token_budget
     forms = {"sparse": parameters.token_budget, "dense": parameters.capacity}
@@ -78,7 +78,7 @@ def lengths_to_try(parameters: PolicyParameters) -> list[int]:
 
 
 def attention_only(model: ModelConfig, parameters: PolicyParameters, dtype: str, state_bytes: int) -> ModelConfig:
-    """The model's attention and little else; layers are added until their caches reach `state_bytes`."""
+    """Return a model with this attention and little else, with enough layers for `state_bytes` of caches."""
     slot = 2 * model.num_key_value_heads * model.head_size * numpy_dtype(dtype).itemsize
     layers = max(1, min(model.num_hidden_layers, state_bytes // (slot * parameters.capacity)))
     narrow: dict[str, Any] = {
@@ -92,7 +92,7 @@ def attention_only(model: ModelConfig, parameters: PolicyParameters, dtype: str,
 
 
 def step_seconds(executor: Executor, length: int) -> float:
-    """Median of a step of one row that attends to `length` tokens, its own included."""
+    """Return the median seconds of a step of one row that attends to `length` tokens, its own included."""
     token, position = np.zeros(1, np.int64), np.zeros(1, np.int64)
     lengths = np.full((len(executor.limits.capacities), 1), length - 1, np.int64)
     samples = []

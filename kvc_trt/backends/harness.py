@@ -1,6 +1,6 @@
-"""What verification needs from a backend: the engine run whole, its dense twin, its operators alone, and a look inside.
+"""What verification needs from a backend: the whole engine, its dense twin, its operators alone, and internal values.
 
-The rungs know nothing else of where an engine runs; each backend that executes has a `harness.py` that says how.
+The rungs know nothing else about where an engine runs; each backend that executes implements it in `harness.py`.
 """
 
 from __future__ import annotations
@@ -17,64 +17,64 @@ Array = NDArray[Any]
 
 
 class ObservedExecutor(Executor, Protocol):
-    """An executor whose state, and whose values named at its making, can be read."""
+    """An executor whose state, and whose exposed values, can be read."""
 
     @property
     def buffers(self) -> Mapping[str, Array]:
-        """The state by tensor name, [max_batch_size, ...]."""
+        """Return the state by tensor name, [max_batch_size, ...]."""
 
     def exposed(self, name: str) -> Array:
-        """An exposed value of the latest run."""
+        """Return an exposed value of the latest run."""
 
 
 class EngineOperator(Protocol):
-    """One kvc operator with the constants that `nodes` places of the engine share, runnable alone."""
+    """One kvc operator with the constants that `nodes` nodes of the engine share, runnable alone."""
 
     @property
     def name(self) -> str:
-        """KvcPrefillAttention, KvcCompact, KvcHybridAttention, KvcDenseAttention, or that of a method of its own."""
+        """Name of the operator, such as KvcCompact."""
 
     @property
     def nodes(self) -> int:
-        """How often the engine has it."""
+        """Number of the engine's nodes with it."""
 
     @property
     def cache(self) -> int | None:
-        """Number of a cache that it serves; None where all caches have the same constants."""
+        """Number of a cache that it serves; None if all caches have the same constants."""
 
     def run(self, **inputs: Array) -> list[Array]:
-        """Outputs in the order in which the operator declares them; the inputs stay as they are."""
+        """Return the outputs in the operator's order; the inputs are not changed."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Names under which one operator of the running engine exposes what it got and gave."""
+    """Names under which one operator of the running engine exposes its inputs and outputs."""
 
     cache: int
-    """Row of `cache_lengths`."""
+    """Row of `cache_lengths` of its cache."""
     inputs: tuple[str, ...]
-    """q_window, k, v of a compaction; query of a step; nothing where a choice is not judged on its inputs."""
+    """q_window, k, v of a compaction; query of a step; empty if the choice is not judged by its inputs."""
     outputs: tuple[str, ...]
     """indices of a compaction; output and selected of a step."""
 
 
 class Harness(Protocol):
-    """An engine on one backend."""
+    """An engine on one backend, as verification uses it."""
 
     def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
-        """The engine as it will be run, with `expose` readable."""
+        """Open the engine as users run it, with the values `expose` readable."""
 
     def open_twin(self) -> Executor:
-        """The dense twin: the same weights, nothing evicted, everything read."""
+        """Open the dense twin: the same weights, nothing evicted, everything read."""
 
     def operators(self) -> list[EngineOperator]:
-        """Every distinct operator."""
+        """Return every distinct operator of the engine."""
 
     def compactions(self) -> list[Watched]:
-        """What chooses the tokens of a prompt that stay, one for every cache that does not keep them all."""
+        """Return the operators that choose which prompt tokens are kept, one per cache that does not keep all."""
 
     def selections(self) -> list[Watched]:
-        """What chooses the tokens that a step reads, one for every cache that is not read whole."""
+        """Return the operators that choose which tokens a step reads, one per cache that is not read whole."""
 
     def describe(self) -> dict[str, str]:
-        """What runs: `backend`, and for kernels of our own `kernels`."""
+        """Describe what runs: `backend`, and `kernels` if our kernels run."""

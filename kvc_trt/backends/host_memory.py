@@ -1,9 +1,8 @@
-"""This machine's own memory: how fast it is copied, which a decode step is judged against, and what a run takes.
+"""This machine's main memory: its copy bandwidth, the yardstick of a decode step, and the memory a run needs.
 
 One buffer is copied to another, each as large as the last-level cache or larger, by as many threads as the engine uses:
-streaming through both leaves nothing to find in the cache. Every byte counts twice, once read and once written (as
-STREAM counts). Reading alone can be a little faster, so a floor from it is no bound to the
-percent; it is the same yardstick on every machine.
+streaming through both defeats the cache. Every byte counts twice, once read and once written (as in STREAM). Reading
+alone can be a little faster, so the floor is not an exact bound, but it is the same yardstick on every machine.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from kvc_trt.backends.benchmark import CopyBandwidth, Peak
 
 LEAST_BUFFER, LARGEST_BUFFER = 256 << 20, 1 << 30
 LARGEST_SHARE_OF_MEMORY = 0.125
-"""Both buffers together take at most a quarter of the free memory."""
+"""Share of the free memory that one buffer may take: both take at most a quarter."""
 SAMPLING_SECONDS = 0.002
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def measure_copy_bandwidth(threads: int, *, repeats: int = 9, buffer_bytes: int | None = None) -> CopyBandwidth:
-    """Times `repeats` copies of one buffer (default: as large as the last-level cache, memory permitting)."""
+    """Time `repeats` copies of one buffer (default: as large as the last-level cache, memory permitting)."""
     cache = last_level_cache_bytes()
     size = buffer_bytes or _buffer_size(cache)
     source = np.ones(size, np.uint8)
@@ -42,7 +41,7 @@ def measure_copy_bandwidth(threads: int, *, repeats: int = 9, buffer_bytes: int 
 
 
 def last_level_cache_bytes() -> int | None:
-    """Size of the largest processor cache; None where the system does not tell."""
+    """Return the size of the largest CPU cache in bytes; None if unknown."""
     sizes = []
     for entry in _CACHES.glob("index*/size"):
         text = entry.read_text(encoding="ascii", errors="replace").strip()
@@ -100,6 +99,6 @@ def watch_memory() -> Iterator[Peak]:
 
 
 def _return_free_memory() -> None:
-    """Give what the allocator keeps for later back to the system, so that it does not hide what is needed next."""
+    """Return the allocator's free memory to the system, so that it does not hide what is needed next."""
     with suppress(OSError, AttributeError):  # no glibc: the figure is then a lower bound
         ctypes.CDLL("libc.so.6").malloc_trim(0)

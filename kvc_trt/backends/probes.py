@@ -1,6 +1,6 @@
-"""What this machine offers a backend: found versions, what is missing, and the command that installs it.
+"""Probe what this machine offers a backend: versions found, what is missing, and the command that installs it.
 
-A probe imports what it reports on, because an installed package is not yet one that loads.
+A probe imports the packages it reports, because an installed package may fail to load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INSTALL_VERIFY = "pip install 'kvc-trt[verify]'"
 
 @dataclass(frozen=True)
 class Probe:
-    """One backend on this machine."""
+    """The result of probing one backend on this machine."""
 
     name: str
     purpose: str
@@ -25,7 +25,7 @@ class Probe:
     versions: dict[str, str]
     missing: tuple[str, ...]
     install: tuple[str, ...]
-    """Commands that provide what is missing, where commands can."""
+    """Commands that install what is missing, if any can."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -33,7 +33,7 @@ class Probe:
 
 
 def probe_reference() -> Probe:
-    """PyTorch's eager reference: the oracle of `verify`, and no backend."""
+    """Probe PyTorch for the reference, which is the oracle of `verify` and not a backend."""
     versions, missing = import_package("torch")
     install = (INSTALL_VERIFY,) if missing else ()
     return Probe("reference", "the oracle that verify compares with", not missing, versions, missing, install)
@@ -50,7 +50,7 @@ def import_package(package: str) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def nvidia_gpu() -> str | None:
-    """The GPU that NVIDIA's own tool sees, which needs the driver alone; None where there is none."""
+    """Return the GPU that nvidia-smi reports, which needs only the driver; None if there is none."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None

@@ -1,6 +1,4 @@
-"""The backends there are, and the choice between them. Nothing is substituted silently: what was asked for is taken,
-or refused with a reason.
-"""
+"""Find and choose backends. Nothing is substituted silently: the requested backend is used or refused with a reason."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all backends, those of the folders beside this file; none of them is imported."""
+    """Return the names of all backends from the folders beside this file, without importing them."""
     folders = (
         module.name for module in pkgutil.iter_modules(importlib.import_module(__package__).__path__) if module.ispkg
     )
@@ -36,12 +34,12 @@ def names() -> tuple[str, ...]:
 
 @cache
 def backends() -> Mapping[str, Backend]:
-    """Every backend by name."""
+    """Return every backend by name."""
     return MappingProxyType({name: _load(name) for name in names()})
 
 
 def backend(name: str) -> Backend:
-    """The backend of a name; InputError, with the nearest, for an unknown one."""
+    """Return the backend of that name; InputError for an unknown one, suggesting the nearest."""
     found = backends().get(name)
     if found is None:
         known = ", ".join(names())
@@ -51,7 +49,7 @@ def backend(name: str) -> Backend:
 
 @dataclass(frozen=True)
 class ChosenBackend:
-    """The backend that was taken, and why."""
+    """The chosen backend, and why."""
 
     name: str
     versions: dict[str, str]
@@ -59,7 +57,7 @@ class ChosenBackend:
 
 
 def select_backend(name: str = "auto") -> ChosenBackend:
-    """Return the backend to build for; `auto` takes the first that can really run here.
+    """Return the backend to build for; `auto` takes the first that can run here.
 
     Raises InputError for an unknown name, UnsupportedEnvironment (with what is missing) for one that cannot run here.
     """
@@ -79,14 +77,14 @@ def probe_all() -> list[Probe]:
 
 
 def runners(built_for: str) -> tuple[str, ...]:
-    """The backends that run engines of a backend, its own first."""
+    """Return the backends that run engines built for a backend, the backend itself first."""
     own = backend(built_for)
     others = (each for each in backends().values() if each is not own and each.runs(own))
     return tuple(each.name for each in (own, *others) if each.executes)
 
 
 def runner(built_for: str, name: str | None = None) -> str:
-    """The backend that runs an engine: `name`, or with None the one it was built for; InputError where it cannot."""
+    """Return the backend that runs an engine: `name`, or else the one it was built for; InputError if it cannot."""
     chosen, able = name or built_for, runners(built_for)
     if chosen not in able:
         message = f"an engine built for {built_for} does not run on backend {chosen}; expected {' or '.join(able)}"
@@ -95,7 +93,7 @@ def runner(built_for: str, name: str | None = None) -> str:
 
 
 def open_engine(path: str | PathLike[str], *, progress: Progress | None = None) -> EngineDirectory:
-    """Check an engine directory of any backend whole, and return it; InputError as `EngineDirectory.open` says."""
+    """Check and open an engine directory of any backend; InputError as in `EngineDirectory.open`."""
     from kvc_trt.engine import EngineDirectory
 
     return EngineDirectory.open(Path(path), backends(), progress=progress)
@@ -110,12 +108,12 @@ def open_session(
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
-    """A session over an engine directory, which is checked whole before anything is loaded.
+    """Open a session over an engine directory, which is checked before anything is loaded.
 
     `backend` None is the one that the engine was built for; torch runs the weights of any engine in PyTorch around the
-    kernels, and onnxruntime the graphs of those that keep theirs for it. `threads` None leaves the number to the
-    executor (all cores). Further options go to the executor. Raises InputError for an engine that is not intact or
-    cannot run there, UnsupportedEnvironment where this machine cannot run it.
+    kernels, and onnxruntime runs the graphs of engines that have them in its types. `threads` None leaves the number to
+    the executor (all cores). Further options go to the executor. Raises InputError for an engine that is damaged or
+    cannot run there, UnsupportedEnvironment if this machine cannot run it.
     """
     engine = open_engine(engine_dir, progress=progress)
     return session_of(engine, backend=backend, max_batch_size=max_batch_size, threads=threads, **executor_options)
@@ -129,7 +127,7 @@ def session_of(
     threads: int | None = None,
     **executor_options: Any,
 ) -> Session:
-    """A session over an engine that is open already; otherwise like `open_session`."""
+    """Open a session over an open engine directory; otherwise like `open_session`."""
     from kvc_trt.runtime import Session, load_tokenizer
 
     chosen = _supporting(runner(engine.backend, backend), engine)
@@ -144,12 +142,12 @@ def session_of(
 
 
 def harness_for(engine: EngineDirectory, backend: str, threads: int | None) -> Harness:
-    """What verification needs of the engine on a backend; InputError for one that lacks the policy's kernels."""
+    """Return the engine's harness on a backend; InputError for a backend without the policy's kernels."""
     return _supporting(backend, engine).harness(engine, threads)
 
 
 def benchmark_for(engine: EngineDirectory, threads: int) -> Benchmark:
-    """Where an engine is measured; UnsupportedEnvironment for a backend that runs none."""
+    """Return the engine's benchmark; UnsupportedEnvironment for a backend that does not run engines."""
     built_for = backend(engine.backend)
     if not built_for.executes:
         *others, last = (name for name, each in backends().items() if each.executes)
@@ -161,7 +159,7 @@ def benchmark_for(engine: EngineDirectory, threads: int) -> Benchmark:
 
 
 def _supporting(name: str, engine: EngineDirectory) -> Backend:
-    """The backend; InputError where it is unknown, or cannot have an engine of the policy."""
+    """Return the backend; InputError if it is unknown or does not support the policy."""
     from kvc_trt.engine.supported import check_supported
 
     found = backend(name)

@@ -1,6 +1,6 @@
-"""An engine's own kvc operators, each cut out of its graph and made runnable alone.
+"""Cut an engine's kvc operators out of its graph and make each runnable alone.
 
-Node attributes and function bodies come from the artefact itself, not from the builder: what is tested is what runs.
+Node attributes and function bodies come from the graph file, not from the builder: what is tested is what runs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class SingleOperator:
     inputs: tuple[str, ...]
     model: ModelProto
     cache: int | None = None
-    """The number of one of the caches that the operator serves."""
+    """The number of one cache that the operator serves."""
 
     def run(self, **inputs: Array) -> list[Array]:
-        """Outputs in the order in which the operator declares them."""
+        """Return the outputs in the operator's order."""
         results: list[Array] = self._session.run(None, {name: inputs[name] for name in self.inputs})
         return results
 
@@ -52,9 +52,9 @@ class SingleOperator:
 
 
 def single_operators(graph: Path, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOperator]:
-    """Every distinct kvc operator of a graph file; `dtype` is the engine's cache and activation type.
+    """Return every distinct kvc operator of a graph file; `dtype` is the engine's cache and activation type.
 
-    Nodes are distinct by their attributes and, where the engine's `sites` are given, by the shape of their cache.
+    Nodes differ by their attributes and, if the engine's `sites` are given, by the shape of their cache.
     """
     model = onnx.load(str(graph), load_external_data=False)
     by_name = {site.name: site for site in sites}
@@ -71,7 +71,7 @@ def single_operators(graph: Path, dtype: str, sites: Sequence[CacheSite] = ()) -
 
 
 def _site(node: NodeProto, by_name: Mapping[str, CacheSite]) -> CacheSite | None:
-    """The cache that a node writes, by the name after the point in one of its outputs."""
+    """Return the cache that a node writes, identified by the suffix of an output's name."""
     names = (output.partition(".")[2] for output in node.output)
     return next((by_name[name] for name in names if name in by_name), None)
 
@@ -96,7 +96,7 @@ def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int,
 
 
 def _input_types(operator: str, float_type: int) -> dict[str, int]:
-    """Types of an operator's inputs, by name."""
+    """Return the types of an operator's inputs, by name."""
     fixed = {FLOAT: TensorProto.FLOAT, INT64: TensorProto.INT64, INT32: TensorProto.INT32}
     return {one.name: fixed.get(one.element, float_type) for one in operators()[operator].inputs}
 

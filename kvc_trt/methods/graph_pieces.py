@@ -132,9 +132,9 @@ class DecodeBatch:
     angles: tuple[Value, Value]
     """Cosine and sine of the positions, [B,1,D/2]"""
     cache_lengths: Value
-    """[caches,B]"""
+    """[caches,B]: entries before this step."""
     positions: Value
-    """[B]"""
+    """[B]: logical position of each row's token."""
     slice_until: int
     """Largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
     rotary_tables: Callable[[], tuple[Value, Value]]

@@ -36,7 +36,7 @@ class OnnxRuntimeBackend(Backend):
     measures_break_even = True
 
     def probe(self) -> Probe:
-        """The package, in a version whose scatter works in place."""
+        """Check for the package in a version whose scatter works in place."""
         versions, missing = import_package("onnxruntime")
         if not missing and _numbers(versions["onnxruntime"]) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
@@ -45,33 +45,33 @@ class OnnxRuntimeBackend(Backend):
         return Probe(self.name, self.purpose, not missing, versions, missing, install)
 
     def default_weights(self, choice: ModelChoice) -> WeightKind:
-        """fp32, where it fits the memory."""
+        """Return fp32 if it fits in memory."""
         return host_weights(choice)
 
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
-        """On this processor; from the cache if known."""
+        """Measure on this CPU, or return the cached result."""
         from kvc_trt.backends.onnxruntime.benchmark import break_even
 
         return break_even(model, parameters, dtype)
 
     def runs(self, other: Backend) -> bool:
-        """The graphs of engines that consist of graphs; compiled ones may be of a type that its kernels lack."""
+        """Return whether the other backend's engines consist of graphs in types that its kernels support."""
         return other.files == self.files
 
     def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> OnnxRuntimeExecutor:
-        """Each graph is loaded when it is first needed."""
+        """Return an executor that loads each graph when it is first needed."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
         return OnnxRuntimeExecutor(engine, threads=threads, **options)
 
     def harness(self, engine: EngineDirectory, threads: int | None) -> OnnxRuntimeHarness:
-        """The graphs, and operators cut out of them."""
+        """Return a harness over the graphs and the operators cut out of them."""
         from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 
         return OnnxRuntimeHarness(engine, threads)
 
     def benchmark(self, engine: EngineDirectory, threads: int) -> OnnxRuntimeBenchmark:
-        """This machine's processor and memory."""
+        """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
         return OnnxRuntimeBenchmark(threads)

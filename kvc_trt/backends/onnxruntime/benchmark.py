@@ -1,8 +1,8 @@
-"""ONNX Runtime on this machine's processor as a place to measure.
+"""Measure ONNX Runtime on this machine's CPU.
 
-What compaction takes is read from ONNX Runtime's own profile: a model-local function is inlined when a graph is loaded,
-and what were its nodes carry the function's name in front. Loops and branches report their bodies as well as
-themselves, so time is the union of intervals, never their sum.
+The time of compaction is read from ONNX Runtime's profile: loading a graph inlines model-local functions, and prefixes
+the names of their nodes with the function's name. Loops and branches report their bodies as well as themselves, so time
+is the union of intervals, never their sum.
 
 `break_even` is what `--dense-until auto` measures here.
 """
@@ -35,7 +35,7 @@ from kvc_trt.operators import PROMPT_BLOCK
 _INLINED = "_inlfunc_"
 _FLOAT32 = 4
 STATE_BYTES = 256 << 20
-"""Caches that no longer fit a processor's own."""
+"""Bytes of caches, too large for a CPU's cache."""
 Interval = tuple[float, float]
 
 
@@ -48,47 +48,47 @@ class OnnxRuntimeBenchmark:
         self._threads = threads
 
     def open(self, program: Program) -> Any:
-        """Graphs are loaded when they are first run."""
+        """Return an executor; graphs are loaded when they are first run."""
         return OnnxRuntimeExecutor(program, threads=self._threads)
 
     def fill(self, executor: Any, rows: Mapping[str, Array]) -> None:
-        """Write into the buffers."""
+        """Write the rows into the buffers."""
         for name, row in rows.items():
             executor.buffers[name][:] = row
 
     def weight_format(self, program: Program) -> str:
-        """The file's, which a run reads in place."""
+        """Return the format of the file, which a run reads in place."""
         return program.weight_format
 
     def weight_bytes(self, executor: Any) -> tuple[int, str]:
-        """The weight file, which is mapped."""
+        """Return the size of the weight file, which is mapped."""
         return executor.program.weights_path.stat().st_size, "size of the file"
 
     def bounds_bytes(self, executor: Any) -> int:
-        """The arrays that are neither keys nor values."""
+        """Return the bytes of the arrays that are neither keys nor values."""
         stored = ("k_cache", "v_cache")
         return sum(buffer.nbytes for name, buffer in executor.buffers.items() if not name.startswith(stored))
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
-        """By the blocks that the graph works in."""
+        """Return the modelled bytes, by the blocks that the graph works in."""
         return prefill_memory(program, rows, tokens)
 
     def watch(self, executor: Any) -> AbstractContextManager[Peak]:
-        """The process's resident memory, sampled."""
+        """Sample the process's resident memory."""
         return watch_memory()
 
     def free_bytes(self) -> int:
-        """What the system has left."""
+        """Return the bytes that the system has free."""
         import psutil
 
         return int(psutil.virtual_memory().available)
 
     def copy_bandwidth(self) -> CopyBandwidth:
-        """The machine's memory, copied by as many threads as the engine uses."""
+        """Measure this machine's memory with as many threads as the engine uses."""
         return measure_copy_bandwidth(self._threads)
 
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
-        """From ONNX Runtime's own profile. Recording costs time, so only the share of the run is of use."""
+        """Read it from ONNX Runtime's profile. Recording costs time, so only the share of the run is meaningful."""
         if not compacts(program):
             return None
         with TemporaryDirectory() as directory:
@@ -99,15 +99,15 @@ class OnnxRuntimeBenchmark:
             return median_share(function_times(executor.end_profiling()["prefill"], *prompt_runs())[1:])
 
     def describe(self) -> dict[str, Any]:
-        """The number of threads."""
+        """Return the number of threads."""
         return {"threads": self._threads}
 
 
 def prefill_memory(program: Program, rows: int, tokens: int) -> float:
-    """Bytes a prefill of the graph needs beyond the weights at its largest moment; `tokens`: the padded prompt length.
+    """Return the peak bytes of a prefill without the weights; `tokens` is the padded prompt length.
 
-    The caches it gives out, the residual stream, and whichever is larger of attention (queries, keys and values in two
-    layouts; one block's scores, masked scores and weights; its output in blocks and in order) and of the gated MLP.
+    It counts the caches it returns, the residual stream, and the larger of attention (queries, keys and values in two
+    layouts; one block's scores, masked scores and weights; the output in blocks and in order) and the gated MLP.
     """
     model = program.model
     positions = rows * tokens
@@ -121,7 +121,7 @@ def prefill_memory(program: Program, rows: int, tokens: int) -> float:
 
 
 def function_times(profile: Path, *functions: str) -> list[PartOfRun]:
-    """For every run in an ONNX Runtime profile: its length, and the time inside calls of `functions`."""
+    """Return, for every run in an ONNX Runtime profile, its duration and the time inside calls of `functions`."""
     events = json.loads(profile.read_text(encoding="utf-8"))
     prefixes = tuple(f"{_INLINED}{function}_" for function in functions)
     runs = [_interval(event) for event in events if event.get("name") == "model_run"]

@@ -1,7 +1,7 @@
-"""Runs an engine's graphs with ONNX Runtime on the CPU; every decode step works in place on one buffer per tensor.
+"""Run an engine's graphs with ONNX Runtime on the CPU; every decode step updates one buffer per tensor in place.
 
-ONNX Runtime skips its copy of a cache where the scatter node's input and output are the same memory. The same pointer
-is therefore bound as both, once per number of rows, and the small inputs are written where they were bound.
+ONNX Runtime does not copy a cache if the scatter node's input and output are the same memory. So the same pointer is
+bound as both, once per number of rows, and the small inputs are written to the memory that is bound.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class OnnxRuntimeExecutor:
     """The `Executor` of one engine, or of a `Program` derived from one. Each graph is loaded when it is first needed.
 
     `threads` None takes ONNX Runtime's default (all cores). `profile` is a directory for ONNX Runtime's own profile.
-    `expose` names internal values that `exposed` then gives: index lists (`indices.{layer}` of prefill,
-    `selected.{layer}` of decode), or any other value of either graph.
+    `expose` names internal values for `exposed`: index lists (`indices.{layer}` of prefill, `selected.{layer}` of
+    decode), or any other value of either graph.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class OnnxRuntimeExecutor:
 
     @property
     def limits(self) -> Limits:
-        """The engine's bounds."""
+        """The engine's limits."""
         return self._limits
 
     @property
     def runs(self) -> int:
-        """Decode runs so far."""
+        """Number of decode steps run so far."""
         return self._runs
 
     @cached_property
     def prefill_session(self) -> InferenceSession:
         """The prefill graph; its weights stay mapped from the file.
 
-        Prepacking would gain under 10%. Quantised weights are unpacked once per run, which costs little beside a long
+        Prepacking would gain under 10%. Quantised weights are unpacked once per run, which costs little for a long
         prompt; packed copies for both graphs would take more memory than the model.
         """
         return self._load("prefill", self.program.prefill, self._expose_prefill, prepack=False)
@@ -95,7 +95,7 @@ class OnnxRuntimeExecutor:
 
     @property
     def prepacks_decode(self) -> bool:
-        """Whether decode copies its weights. Quantised ones must be: a step takes 50 times as long without it."""
+        """Whether decode copies its weights. It must copy quantised ones: a step takes 50 times as long otherwise."""
         return self._quantised or self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
 
     @property
@@ -104,7 +104,7 @@ class OnnxRuntimeExecutor:
         return self._buffers
 
     def allocate(self, max_batch_size: int) -> None:
-        """Make the state buffers and the small inputs and outputs of a step."""
+        """Allocate the state buffers and the small inputs and outputs of a step."""
         try:
             self._buffers = {tensor.name: filled(tensor, max_batch_size) for tensor in self.program.state}
             self._tokens = np.zeros(max_batch_size, np.int64)
@@ -120,11 +120,11 @@ class OnnxRuntimeExecutor:
         self._bound_rows = 0
 
     def state_bytes(self) -> int:
-        """Bytes of the allocated state buffers."""
+        """Return the size of the allocated state buffers in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
-        """Run the prompts; the rows' state is [B, ...] per state tensor, in memory of its own."""
+        """Run the prompts; the rows' state is a new array [B, ...] per state tensor."""
         rows, session = len(prompt_lengths), self.prefill_session
         outputs: dict[str, NDArray[Any]] = {
             "logits": np.empty((rows, self._limits.vocab_size), np.float32),
@@ -159,7 +159,7 @@ class OnnxRuntimeExecutor:
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """One step of the first len(tokens) rows, in place; the logits are valid until the next call."""
+        """Run one step of the first len(tokens) rows in place; the logits are valid until the next call."""
         rows = len(tokens)
         if rows != self._bound_rows:
             self._bind(rows)
@@ -171,7 +171,7 @@ class OnnxRuntimeExecutor:
         return self._logits[:rows]
 
     def exposed(self, name: str) -> NDArray[Any]:
-        """An exposed value of the latest run of its graph; index lists are INT32 [B,G,width]."""
+        """Return an exposed value of the latest run of its graph; index lists are INT32 [B,G,width]."""
         return self._exposed[name]
 
     def end_profiling(self) -> dict[str, Path]:
@@ -209,10 +209,10 @@ class OnnxRuntimeExecutor:
 
 
 def _shrinking() -> RunOptions:
-    """A run that keeps its buffers while it lasts and returns them at its end.
+    """Return options for a run that frees its buffers at its end.
 
-    Without an arena a long prefill spends 40% of its time on fresh pages; with one, what a prompt needed for a moment
-    would stay for good.
+    Without an arena a long prefill spends 40% of its time on fresh pages; with one, the memory of a prompt's prefill
+    would never be freed.
     """
     from onnxruntime import RunOptions
 
@@ -222,16 +222,16 @@ def _shrinking() -> RunOptions:
 
 
 def return_freed_memory() -> None:
-    """Give what a prefill freed back to the system; the C library keeps hundreds of megabytes otherwise."""
+    """Return freed memory to the system; otherwise the C library keeps hundreds of megabytes of a prefill."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
 
 def filled(tensor: StateTensor, rows: int) -> NDArray[Any]:
-    """A state buffer [rows, ...] that holds the tensor's fill value."""
+    """Return a state buffer [rows, ...] that holds the tensor's fill value."""
     shape = (rows, *tensor.shape)
-    # Zeros come from the system untouched: rows that are never used then cost no memory.
+    # The system provides zeros lazily: rows that are never used cost no memory.
     return np.zeros(shape, tensor.dtype) if tensor.fill == 0 else np.full(shape, tensor.fill, tensor.dtype)
 
 

@@ -1,4 +1,4 @@
-"""An engine on ONNX Runtime: its two graphs, and every operator as the graphs contain it."""
+"""Verify an engine on ONNX Runtime: its two graphs, and every operator as the graphs contain it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 class OnnxRuntimeHarness:
-    """The engine's own graphs; operators are cut out of them."""
+    """The engine's graphs; operators are cut out of them."""
 
     def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
         self._engine, self._threads = engine, threads
 
     def open(self, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:
-        """The graphs; exposed values become outputs of an in-memory copy."""
+        """Open the graphs; exposed values become outputs of an in-memory copy."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
         return OnnxRuntimeExecutor(self._engine, threads=self._threads, expose=expose)
 
     def open_twin(self) -> OnnxRuntimeExecutor:
-        """Graphs derived from config.json and the same weight file, in memory."""
+        """Open graphs that are built in memory from config.json over the same weight file."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
         from kvc_trt.engine.program import twin_program
 
         return OnnxRuntimeExecutor(twin_program(self._engine), threads=self._threads)
 
     def operators(self) -> list[EngineOperator]:
-        """The graphs' nodes, with the graphs' function bodies."""
+        """Return the operators of the graphs' nodes, with the graphs' function bodies."""
         engine = self._engine
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
         return [
@@ -45,7 +45,7 @@ class OnnxRuntimeHarness:
         ]
 
     def compactions(self) -> list[Watched]:
-        """The lists of kept positions of the prefill graph; a KvcCompact is judged on what it was given."""
+        """Return the prefill nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""
         found = []
         for site, node in self._writers(self._engine.prefill_path, "indices"):
             inputs = tuple(node.input[:3]) if node.op_type == "KvcCompact" else ()
@@ -53,12 +53,12 @@ class OnnxRuntimeHarness:
         return found
 
     def selections(self) -> list[Watched]:
-        """The nodes of the decode graph that choose."""
+        """Return the nodes of the decode graph that choose tokens."""
         writers = self._writers(self._engine.decode_path, "selected")
         return [Watched(s.cache, (node.input[0],), (node.output[0], node.output[-1])) for s, node in writers]
 
     def _writers(self, graph: Path, kind: str) -> list[tuple[CacheSite, NodeProto]]:
-        """Each cache whose list of that kind a node of the graph writes, and the node."""
+        """Return each cache for which a node of the graph writes a list of that kind, and the node."""
         import onnx
 
         nodes = onnx.load(str(graph), load_external_data=False).graph.node
@@ -67,7 +67,7 @@ class OnnxRuntimeHarness:
         return [(s, by_output[name]) for s in sites if (name := f"{kind}.{s.name}") in by_output]
 
     def describe(self) -> dict[str, str]:
-        """ONNX Runtime executes the operators' ONNX bodies."""
+        """Return the backend; ONNX Runtime executes the operators' ONNX bodies."""
         import onnxruntime
 
         return {"backend": f"onnxruntime {onnxruntime.__version__}"}

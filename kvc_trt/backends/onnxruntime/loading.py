@@ -1,4 +1,4 @@
-"""Opening the graphs of an engine as ONNX Runtime sessions, and running them."""
+"""Open the graphs of an engine as ONNX Runtime sessions, and run them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _OUT_OF_MEMORY = "Failed to allocate memory"  # how ONNX Runtime's arena says it
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How one graph is loaded."""
+    """Options for loading one graph."""
 
     threads: int | None
-    """None: ONNX Runtime's default, all cores."""
+    """Number of threads; None for ONNX Runtime's default, all cores."""
     prepack: bool
-    """Copy weights into the layout that the kernels like best; without it they stay mapped from the file."""
+    """Copy weights into the kernels' preferred layout; otherwise they stay mapped from the file."""
     profile_prefix: Path | None = None
-    """Write ONNX Runtime's own profile to a file whose name begins so."""
+    """Write ONNX Runtime's profile to a file with this prefix."""
 
 
 def load_graph(
     graph: Graph, weights_directory: Path, options: LoadOptions, expose: Sequence[str] = ()
 ) -> InferenceSession:
-    """An inference session of one graph, from a file or built in memory.
+    """Return an inference session of one graph, from a file or built in memory.
 
-    `expose` names internal values to give out as well: of an in-memory copy, a file stays as it is.
-    Raises UnsupportedEnvironment where this ONNX Runtime cannot load the graph.
+    `expose` names internal values that become outputs of an in-memory copy.
+    Raises UnsupportedEnvironment if this ONNX Runtime cannot load the graph.
     """
     import onnxruntime
 
     session_options = _session_options(options)
-    # A graph in memory has no folder of its own to find its weights in.
+    # A graph in memory has no folder in which to find its weights.
     session_options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(weights_directory)
     )
@@ -57,7 +57,7 @@ def load_graph(
 
 
 def run_bound(session: InferenceSession, binding: IOBinding, options: RunOptions | None = None) -> None:
-    """Run a session on what is bound; UnsupportedEnvironment where the machine has too little memory for it."""
+    """Run a session on its binding; UnsupportedEnvironment if the machine has too little memory."""
     try:
         session.run_with_iobinding(binding, options)
     except Exception as error:  # as above
@@ -75,7 +75,7 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = options.threads or 0
     session_options.log_severity_level = _ERRORS_ONLY
-    # The graph's own order. By default nodes nobody waits for, compaction among them, run last of all, and the full
+    # Keep the graph's order. By default nodes without consumers, compaction among them, run last, and the full
     # caches of all layers are alive until then.
     session_options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     if not options.prepack:

@@ -1,4 +1,4 @@
-"""The TensorRT executor: the same two graphs, compiled by NVIDIA's builder with our CUDA plugins.
+"""The TensorRT backend: the same two graphs, compiled by NVIDIA's builder with our CUDA plugins.
 
-Nothing here imports TensorRT when it is imported; only what builds or runs an engine does.
+Importing the package does not import TensorRT; only building or running an engine does.
 """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvc_trt.progress import Progress
 
 COMPILING = ("lowering/*.py", "build.py", "builder.py", "network.py", "profiles.py")
-"""Sources of this folder that decide what a plan does."""
+"""Source files of this folder that determine a plan."""
 
 
 class TensorRtBackend(Backend):
@@ -41,7 +41,7 @@ class TensorRtBackend(Backend):
     own_settings = ("compatibility",)
 
     def probe(self) -> Probe:
-        """Packages, driver, GPU and plugin library, as a build or a run would check them."""
+        """Check packages, driver, GPU and plugin library as a build or a run does."""
         from kvc_trt.backends.tensorrt.requirements import FOR_GRAPHS, probe_machine
 
         versions, missing = probe_machine(FOR_GRAPHS)
@@ -49,49 +49,49 @@ class TensorRtBackend(Backend):
         return Probe(self.name, self.purpose, not missing, versions, tuple(map(str, missing)), hints)
 
     def default_weights(self, choice: ModelChoice) -> WeightKind:
-        """The checkpoint's own type; an fp8 checkpoint stays what it is."""
+        """Return the checkpoint's own type, also for fp8."""
         return "fp8" if choice.quantised else super().default_weights(choice)
 
     def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
-        """The architecture, the TensorRT and the plugin library that the plans are for."""
+        """Return the architecture, the TensorRT version and the plugin library that the plans are for."""
         from kvc_trt.backends.tensorrt.build import target
 
         return target(resolved)
 
     def target_problem(self, target: Any) -> str | None:
-        """Whether all of that is named."""
+        """Return what `target` lacks, or None."""
         return target_problem(target, self.name, frozenset({"tensorrt"}))
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-        """The graphs' makers, and a plan and its description of each graph."""
+        """Return what makes the graphs, and a plan and its description for each graph."""
         from kvc_trt.backends.tensorrt.build import makers
 
         return {**super().makers(resolved, source, progress), **makers(resolved, progress)}
 
     def sources(self) -> Iterable[Path]:
-        """What lowers and compiles the graphs."""
+        """Return the source files that lower and compile the graphs."""
         return (path for pattern in COMPILING for path in Path(__file__).parent.glob(pattern))
 
     def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> TensorRtExecutor:
-        """Plans are loaded onto the GPU when they are first needed."""
+        """Return an executor that loads the plans onto the GPU when they are first needed."""
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 
         return TensorRtExecutor(engine, threads=threads, **options)
 
     def harness(self, engine: EngineDirectory, threads: int | None) -> TensorRtHarness:
-        """The plans, and what is built in memory to look into them."""
+        """Return a harness over the plans, and over graphs built in memory to expose their values."""
         from kvc_trt.backends.tensorrt.harness import TensorRtHarness
 
         return TensorRtHarness(engine, threads)
 
     def benchmark(self, engine: EngineDirectory, threads: int) -> TensorRtBenchmark:
-        """The GPU that the plans are for."""
+        """Return the benchmark of the GPU that the plans are for."""
         from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
 
         return TensorRtBenchmark(engine)
 
     def check_verifiable(self, rows: int, what: str) -> None:
-        """A plan is compiled for a number of rows, and the rungs run several at once."""
+        """Raise InputError for plans compiled for fewer rows than the rungs run at once."""
         from kvc_trt.backends.tensorrt.harness import check_rows
 
         check_rows(rows, what)
@@ -99,7 +99,7 @@ class TensorRtBackend(Backend):
     def device_memory(
         self, model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
     ) -> dict[str, Any] | None:
-        """Planned by the formulas that the executor plans by."""
+        """Return the memory planned by the executor's formulas."""
         from kvc_trt.backends.tensorrt.forecast import device_memory
 
         return device_memory(model, parameters, weights, rows, gpus)

@@ -1,4 +1,4 @@
-"""TensorRT on a GPU as a place to measure. The dense twin of each context is built in memory, which takes minutes."""
+"""Measure TensorRT on a GPU. The dense twin of each context is built in memory, which takes minutes."""
 
 from __future__ import annotations
 
@@ -24,59 +24,59 @@ if TYPE_CHECKING:
 
 COPIED_BYTES = 1 << 30
 COPIES_PER_SAMPLE, SAMPLES = 8, 9
-"""One copy takes half a millisecond: several of them hide what a launch takes."""
+"""Copies per sample, and samples. One copy takes half a millisecond; several of them hide the cost of a launch."""
 
 
 class TensorRtBenchmark:
-    """The GPU that the engine is for."""
+    """Measures on the GPU that the engine is for."""
 
     weight_copies = 2
-    """Each of the two engines has its own."""
+    """Each of the two plans has its own copy."""
 
     def __init__(self, engine: EngineDirectory) -> None:
         self._engine = engine
 
     def open(self, program: Program) -> TensorRtExecutor:
-        """The engine's own plans for its own program, plans built now for another one."""
+        """Open the engine's plans for its own program, or build plans for another one."""
         if program == engine_program(self._engine):
             return TensorRtExecutor(self._engine)
         loaded = build_program(self._tools, program, self._engine.build.max_batch_size)
         return TensorRtExecutor(program, loaded=loaded)
 
     def fill(self, executor: TensorRtExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Copy to the GPU."""
+        """Copy the rows to the GPU."""
         executor.fill_rows(rows)
 
     def weight_format(self, program: Program) -> str:
-        """The file's: TensorRT keeps the type that a graph is written in."""
+        """Return the file's format: TensorRT keeps the types of a graph."""
         return program.weight_format
 
     def weight_bytes(self, executor: TensorRtExecutor) -> tuple[int, str]:
-        """The plans, which hold little else."""
+        """Return the size of the plans, which hold little else."""
         return executor.load().plan_bytes, "size of both plans"
 
     def bounds_bytes(self, executor: TensorRtExecutor) -> int:
-        """The regions that were allocated for them."""
+        """Return the size of the regions allocated for page bounds and other extra state."""
         bounds = sum(t.bytes_per_row() for t in executor.program.state if t.name.startswith("bounds"))
         return executor.rows * bounds
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
-        """What the graph needs in ONNX Runtime: an order of magnitude here, where attention is fused."""
+        """Return what the graph needs in ONNX Runtime, only an order of magnitude here: attention is fused."""
         from kvc_trt.backends.onnxruntime.benchmark import prefill_memory
 
         return prefill_memory(program, rows, tokens)
 
     @contextmanager
     def watch(self, executor: TensorRtExecutor) -> Iterator[Peak]:
-        """Nothing is allocated during a prefill: what it may need was set aside before."""
+        """Report the memory set aside for a prefill, which allocates nothing while it runs."""
         yield Peak(0, executor.prefill_bytes(), "memory set aside for activations, and the state it returns")
 
     def free_bytes(self) -> int:
-        """What the GPU has left."""
+        """Return the free memory of the GPU in bytes."""
         return free_memory()[0]
 
     def copy_bandwidth(self) -> CopyBandwidth:
-        """Copies on the device; every byte counts twice, read and written."""
+        """Time copies on the device; every byte counts twice, read and written."""
         stream, source, target = Stream(), DeviceBlock(COPIED_BYTES), DeviceBlock(COPIED_BYTES)
         rates = []
         try:
@@ -94,11 +94,11 @@ class TensorRtBenchmark:
         return CopyBandwidth.of(rates, COPIED_BYTES, 1, int(properties.l2CacheSize))
 
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
-        """TensorRT tells layers' times only outside of normal runs; compare the engine's prefill with the twin's."""
+        """Return None: TensorRT reports layer times only outside normal runs. Compare prefills of engine and twin."""
         return None
 
     def describe(self) -> dict[str, Any]:
-        """The GPU and the library that its plugins are of."""
+        """Return the GPU and the plugin library."""
         tools = self._tools
         return {"gpu": tools.gpu, "tensorrt": tools.tensorrt.__version__, "plugins": tools.library.record()}
 

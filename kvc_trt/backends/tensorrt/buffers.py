@@ -1,7 +1,7 @@
-"""The one block of device memory behind an engine's rows, its pinned mirrors on the host, and the copies between.
+"""The block of device memory for an engine's rows, its pinned mirrors on the host, and the copies between them.
 
-The rows of a prefill wait in the last rows of the buffers, which nobody decodes yet: a session never asks for more
-prompts than there are free rows, and its active rows are the prefix. So a prefill needs no second set of caches.
+The rows of a prefill wait in the last rows of the buffers, which are free: a session never prefills more prompts than
+there are free rows, and its active rows come first. So a prefill needs no second set of caches.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class StagedRows:
-    """The rows of one prefill, from `first` on."""
+    """The rows of one prefill, starting at row `first`."""
 
     first: int
     count: int
     _lost: set[int] = field(default_factory=set)
-    """Rows of the prefill whose place was taken by another."""
+    """Rows of the prefill that were overwritten."""
 
     def take(self, source_row: int, row: int) -> int | None:
-        """Row to copy to `row` for prefilled row `source_row`; None where it is there already.
+        """Return the row to copy to `row` for prefilled row `source_row`; None if it is already there.
 
-        Inserted one after another, after the active rows, no row ever takes the place of one that is still waited
-        for. ValueError for one whose place was taken.
+        Rows inserted in order after the active rows never overwrite a row that is still needed. ValueError for a row
+        that was overwritten.
         """
         if not 0 <= source_row < self.count:
             raise ValueError(f"prefilled row {source_row}: the prefill had {self.count} rows")
@@ -53,10 +53,10 @@ Array = NDArray[Any]
 
 
 class Buffers:
-    """Everything that one number of rows needs on the device, laid out by `memory.regions`; freed as a whole.
+    """All device memory for a number of rows, laid out by `memory.regions` and freed as a whole.
 
-    Offsets of rows inside of a buffer have no alignment, which TensorRT demands of every address: so engines are bound
-    to the beginnings of buffers alone, and rows move by copies.
+    TensorRT needs aligned addresses, and rows inside a buffer are not aligned. So engines are bound only to the start
+    of buffers, and rows move by copies.
     """
 
     def __init__(self, program: Program, sizes: BufferSizes, activations: int, stream: Stream) -> None:
@@ -67,11 +67,11 @@ class Buffers:
         self._regions, total = lay_out(wanted)
         self._block = DeviceBlock(total)
         self.logits = PinnedArray((sizes.rows, program.model.vocab_size), np.float32)
-        """[rows, vocab] of the latest step. Rows still wait to be sampled from it while others are prefilled."""
+        """[rows, vocab]: logits of the latest step. Rows may be sampled from it after others are prefilled."""
         self.prompt_logits = PinnedArray((sizes.prefill_rows, program.model.vocab_size), np.float32)
-        """[prompts, vocab] of the latest prefill run."""
+        """[prompts, vocab]: logits of the latest prefill."""
         self.best = PinnedArray((sizes.rows,), np.int32)
-        """[rows], the best token of each in the latest step."""
+        """[rows]: the best token of each row in the latest step."""
         self._step = PinnedArray((self._regions["step"].size // 8,), np.int64)
         self._prompt = PinnedArray((self._regions["prompt"].size // 8,), np.int64)
         self._lengths = PinnedArray((self._regions["lengths"].size // 8,), np.int64)
@@ -80,17 +80,18 @@ class Buffers:
         stream.synchronise()
 
     def address(self, name: str) -> int:
-        """Where a region begins: a state tensor, STAGED + its name, step, prompt, logits, best, lengths,
-        activations."""
+        """Return the address of a region.
+
+        Regions are a state tensor, STAGED + its name, step, prompt, logits, best, lengths, activations."""
         return self._block.address + self._regions[name].offset
 
     @property
     def activations(self) -> tuple[int, int]:
-        """Address and size of what execution contexts work in."""
+        """Return address and size of the memory in which execution contexts work."""
         return self.address("activations"), self._regions["activations"].size
 
     def step_addresses(self) -> dict[str, int]:
-        """Addresses of the small inputs of decode; each is aligned, and they are copied in together."""
+        """Return the addresses of the small inputs of decode, which are aligned and copied in together."""
         return dict(zip(("token", "positions", "cache_lengths"), self._step_parts(self.address("step")), strict=True))
 
     def write_step(self, tokens: Array, positions: Array, cache_lengths: Array) -> None:
@@ -125,7 +126,7 @@ class Buffers:
         self.stream.copy_out(self._lengths.address, self.address("lengths"), self._caches * rows * 8)
 
     def lengths(self, rows: int) -> NDArray[np.int64]:
-        """[caches, rows], as `queue_lengths_out` copied them."""
+        """Return the lengths [caches, rows] that `queue_lengths_out` copied."""
         found: NDArray[np.int64] = self._lengths.array[: self._caches * rows].reshape(self._caches, rows)
         return found
 
@@ -151,19 +152,19 @@ class Buffers:
             row = np.full(tensor.shape, tensor.fill, numpy_dtype(tensor.dtype))
         contiguous = np.ascontiguousarray(row, numpy_dtype(tensor.dtype)).reshape(tensor.shape)
         self.stream.copy_in(base, contiguous.ctypes.data, size)
-        self.stream.synchronise()  # before the array may go
+        self.stream.synchronise()  # before the array is freed
         for index in range(1, self.sizes.rows):
             self.stream.copy(base + index * size, base, size)
 
     def read(self, tensor: StateTensor) -> Array:
-        """A copy of a state tensor, [rows, ...]."""
+        """Return a copy of a state tensor, [rows, ...]."""
         found = np.empty((self.sizes.rows, *tensor.shape), numpy_dtype(tensor.dtype))
         self.stream.copy_out(found.ctypes.data, self.address(tensor.name), found.nbytes)
         self.stream.synchronise()
         return found
 
     def check_rows(self, rows: int) -> None:
-        """InputError for more rows than were allocated."""
+        """Raise InputError for more rows than were allocated."""
         if not 1 <= rows <= self.sizes.rows:
             raise InputError(
                 f"{rows} rows at once: expected 1 to {self.sizes.rows}, for which memory was planned",
@@ -171,7 +172,7 @@ class Buffers:
             )
 
     def free(self) -> None:
-        """Give everything back; nothing may be running on it."""
+        """Free all buffers; nothing may be running on them."""
         pinned = (self.logits, self.prompt_logits, self.best, self._step, self._prompt, self._lengths)
         for part in (self._block, *pinned):
             part.free()

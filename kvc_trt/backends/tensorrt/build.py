@@ -1,6 +1,6 @@
-"""The stages of a TensorRT engine: a plan of each graph, and what TensorRT says about it.
+"""The stages of a TensorRT engine: a plan for each graph, and TensorRT's description of it.
 
-A plan is asked for its layers, and whether it updates its state in place, once it is loaded, which takes a GPU. Host
+Listing a plan's layers and checking that it updates its state in place requires loading it, which needs a GPU. Host
 code in plans is never allowed to run.
 """
 
@@ -39,7 +39,7 @@ GRAPHS = {"prefill": PREFILL_FILE, "decode": DECODE_FILE}
 
 
 def target(resolved: ResolvedBuild) -> dict[str, Any]:
-    """What the manifest says the engine is for. UnsupportedEnvironment where this machine cannot build it."""
+    """Return the manifest's `target`; UnsupportedEnvironment if this machine cannot build the engine."""
     machine = _here()
     assert machine.gpu is not None
     return {
@@ -52,7 +52,7 @@ def target(resolved: ResolvedBuild) -> dict[str, Any]:
 
 
 def makers(resolved: ResolvedBuild, progress: Progress) -> dict[str, Maker]:
-    """Return what makes the plans and their descriptions; TensorRT and the plugins are loaded with the first one."""
+    """Return what makes the plans and their descriptions; the first call loads TensorRT and the plugins."""
     stages: dict[str, Maker] = {}
     for name in GRAPHS:
         stages[f"{name}.engine"] = partial(_make_plan, name=name, resolved=resolved, progress=progress)
@@ -61,7 +61,7 @@ def makers(resolved: ResolvedBuild, progress: Progress) -> dict[str, Maker]:
 
 
 def profiles_of(resolved: ResolvedBuild, name: str) -> tuple[Profile, ...]:
-    """Profiles of the prefill or the decode engine."""
+    """Return the profiles of the prefill or the decode plan."""
     batch = resolved.config.max_batch_size
     return prefill_profiles(resolved.parameters.max_input_len, batch) if name == "prefill" else decode_profiles(batch)
 
@@ -91,7 +91,7 @@ def _make_description(path: Path, *, finished: Path, name: str, progress: Progre
 def check_memory(
     resolved: ResolvedBuild, name: str, weight_bytes: int, machine: GpuMachine, progress: Progress
 ) -> None:
-    """Say what building one engine needs; UnsupportedEnvironment, saying by how much, where it does not fit here."""
+    """Report the memory that building one plan needs; UnsupportedEnvironment if it does not fit."""
     import psutil
 
     from kvc_trt.graph.state import state_tensors
@@ -108,7 +108,7 @@ def check_memory(
 
 
 def timing_cache_path(machine: GpuMachine) -> Path:
-    """Timings are of one TensorRT on one kind of GPU; TensorRT refuses those of another."""
+    """Return the file of kernel timings, one per TensorRT version and kind of GPU: TensorRT refuses others."""
     assert machine.gpu is not None
     kind = "".join(letter if letter.isalnum() else "-" for letter in machine.gpu.name)
     return cache_root() / "tensorrt" / f"timings-{machine.tensorrt}-{kind}.bin"
@@ -122,12 +122,12 @@ def _here() -> GpuMachine:
 
 
 def _library(machine: GpuMachine) -> PluginLibrary:
-    """The plugins that a build takes: the C++ ones where they are; `missing_here` has made sure that one is usable."""
+    """Return the plugin library for a build, the C++ one if present; `missing_here` checked that one is usable."""
     return next(library for library in machine.libraries if library.executor == "cuda")
 
 
 def _tensorrt_with_plugins() -> tuple[TensorRT, frozenset[str]]:
-    """TensorRT with the plugins in its registry, and their names."""
+    """Return TensorRT with the plugins in its registry, and their names."""
     trt = load_tensorrt()
     return trt, load_plugins(_library(_here()), trt).names
 
@@ -140,10 +140,10 @@ def _graph(finished: Path, name: str) -> ModelProto:
 
 
 def inspect_plan(trt: TensorRT, plan: Path, graph: ModelProto) -> dict[str, Any]:
-    """The engine inspector's description of a plan that was built from `graph`; the plugins must be in the registry.
+    """Return the engine inspector's description of a plan built from `graph`; the plugins must be registered.
 
-    Never call it without a driver: TensorRT's runtime then comes back whole, and ends the process when it is used.
-    Raises UnsupportedEnvironment where the plan does not load, or copies its state instead of updating it in place.
+    Never call it without a driver: TensorRT then creates a runtime without an error, and its use ends the process.
+    Raises UnsupportedEnvironment if the plan does not load, or copies its state instead of updating it in place.
     """
     messages = Messages()
     logger = messages.logger(trt)

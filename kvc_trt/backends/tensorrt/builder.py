@@ -1,9 +1,9 @@
-"""From a graph to a plan: a checked network, built in pieces onto the disk.
+"""Build a plan from a graph: check the network and stream the plan to disk.
 
 Polygraphy's loaders are not used: they allow host code in engines, do not see plugin libraries that export
-`getCreators` alone, and read weights into memory.
+only `getCreators`, and read weights into memory.
 
-The module of TensorRT is an argument everywhere, so that tests can put NVIDIA's other builder in its place.
+The TensorRT module is always an argument, so that tests can pass NVIDIA's other builder instead.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ LARGEST_TIMING_CACHE = 256 << 20
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How plans are built."""
+    """Options for building plans."""
 
     compatibility: Compatibility = "none"
-    """"hardware": the plan also runs on later architectures, with kernels that suit all of them."""
+    """"hardware": the plan also runs on later architectures, with kernels that all of them support."""
     timing_cache: Path | None = None
     """Timings of kernels from earlier builds of this TensorRT on this GPU; written back afterwards."""
     plugins: frozenset[str] = PLUGINS
-    """Operators in the plugin registry."""
+    """Names of the operators in the plugin registry."""
 
 
 def configuration(
     trt: TensorRT, network: Network, profiles: Sequence[Profile], options: PlanOptions
 ) -> tensorrt.IBuilderConfig:
-    """The builder's configuration: profiles, in-place state, exact fp32, details for the inspector, timings."""
+    """Return the builder's configuration: profiles, in-place state, exact fp32, details for the inspector, timings."""
     config = network.builder.create_builder_config()
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
     config.clear_flag(trt.BuilderFlag.TF32)
@@ -58,7 +58,7 @@ def configuration(
         _add_profile(trt, network, config, profile)
     if options.timing_cache is not None:
         timings = config.create_timing_cache(_earlier_timings(options.timing_cache))
-        if not config.set_timing_cache(timings, False):  # of another GPU or TensorRT: begun anew
+        if not config.set_timing_cache(timings, False):  # of another GPU or TensorRT version: start an empty one
             config.set_timing_cache(config.create_timing_cache(b""), False)
     return config
 
@@ -73,7 +73,7 @@ def _add_profile(trt: TensorRT, network: Network, config: tensorrt.IBuilderConfi
 
 
 def _earlier_timings(path: Path) -> bytes:
-    """Timings of earlier builds; none where there are none, or where the file is no timing cache by its size."""
+    """Return the timings of earlier builds; empty if there are none or the file cannot be a timing cache."""
     with contextlib.suppress(OSError):
         if path.stat().st_size <= LARGEST_TIMING_CACHE:
             return path.read_bytes()
@@ -81,7 +81,7 @@ def _earlier_timings(path: Path) -> bytes:
 
 
 def keep_timings(config: tensorrt.IBuilderConfig, path: Path) -> None:
-    """Write the timings beside the old ones and put them in their place. Losing them costs time, not a build."""
+    """Replace the timings file atomically. Losing it costs time, not a build."""
     timings = bytes(config.get_timing_cache().serialize())
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,14 +92,14 @@ def keep_timings(config: tensorrt.IBuilderConfig, path: Path) -> None:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What went into a plan."""
+    """What was built into a plan."""
 
     notes: tuple[tuple[str, str], ...]
-    """(pass of the lowering, what it did)"""
+    """(lowering pass, what it did)"""
     plugins: dict[str, int]
     """Plugin layers by operator."""
     warnings: tuple[str, ...]
-    """The last things that TensorRT warned of."""
+    """TensorRT's last warnings."""
 
 
 def build_plan(
@@ -111,7 +111,7 @@ def build_plan(
     options: PlanOptions | None = None,
     progress: Progress | None = None,
 ) -> bytes:
-    """The plan of one graph, in memory: for small graphs. `write_plan` is for engines."""
+    """Build the plan of a small graph in memory; engines use `write_plan`."""
     plan = io.BytesIO()
     write_plan(trt, model, weights, profiles, plan, options=options, progress=progress)
     return plan.getvalue()
@@ -129,9 +129,9 @@ def write_plan(
 ) -> PlanReport:
     """Write the plan of `model`, one of our two graphs as they are in an engine directory, into `file`.
 
-    `weights` is the file that its initializers refer to; None where none does. The plugins must be in the registry.
-    Raises InputError for a graph that TensorRT does not run as intended, and UnsupportedEnvironment, with what TensorRT
-    said, where it cannot be built here.
+    `weights` is the file that its initializers refer to, or None. The plugins must be in the registry. Raises
+    InputError for a graph that TensorRT does not run as intended, and UnsupportedEnvironment, with TensorRT's messages,
+    if it cannot be built here.
     """
     options, progress = options or PlanOptions(), progress or NullProgress()
     with parsed_network(trt, model, weights, options.plugins) as network:

@@ -1,4 +1,4 @@
-"""Execution contexts: a graph whose shapes and addresses are fixed, ready to be queued, and its further outputs."""
+"""Execution contexts: graphs with fixed shapes and addresses that are ready to be queued, and extra outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """An IExecutionContext that works in memory of the caller's; contexts that never run together may share it."""
+    """An IExecutionContext that works in the caller's memory; contexts that never run together can share it."""
 
     def __init__(
         self, engine: trt.ICudaEngine, tensorrt: TensorRT, profile: int, memory: tuple[int, int], stream: Stream
@@ -45,7 +45,7 @@ class Context:
             _accepted(self._context.set_tensor_address(name, address), f"address of {name}")
 
     def check_in_place(self, aliases: Mapping[str, str]) -> None:
-        """Raise unless every output (key) has the very address of the input (value) that it updates."""
+        """Raise unless every output (key) has the same address as the input (value) that it updates."""
         for output, source in aliases.items():
             found, expected = self._context.get_tensor_address(output), self._context.get_tensor_address(source)
             if found != expected or not found:
@@ -54,7 +54,7 @@ class Context:
                 )
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Shape of an output, once the inputs' shapes are set."""
+        """Return the shape of an output, once the inputs' shapes are set."""
         return sizes_of(self._context.get_tensor_shape(name))
 
     def enqueue(self) -> None:
@@ -64,7 +64,7 @@ class Context:
 
 
 def sizes_of(dims: trt.Dims) -> tuple[int, ...]:
-    """TensorRT's dimensions as plain integers."""
+    """Convert TensorRT's dimensions to plain integers."""
     return tuple(int(dims[index]) for index in range(len(dims)))
 
 
@@ -74,11 +74,11 @@ def _accepted(accepted: bool, what: str) -> None:
 
 
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
-"""From TensorRT's names."""
+"""TensorRT's type names -> numpy's."""
 
 
 class ExtraOutputs:
-    """Buffers for these outputs in the shapes of one context, bound to it. Empty for an engine as it is built."""
+    """Buffers for extra outputs in the shapes of one context, bound to it. Empty for a normal engine."""
 
     def __init__(self, engine: trt.ICudaEngine, context: Context, usual: Collection[str]) -> None:
         self._places: dict[str, tuple[DeviceBlock, tuple[int, ...], np.dtype[Any]]] = {}
@@ -92,7 +92,7 @@ class ExtraOutputs:
         return bool(self._places)
 
     def read(self, stream: Stream) -> dict[str, NDArray[Any]]:
-        """Copies of all values, waited for."""
+        """Return copies of all values after waiting for the stream."""
         found = {name: np.empty(shape, dtype) for name, (_, shape, dtype) in self._places.items()}
         for name, value in found.items():
             stream.copy_out(value.ctypes.data, self._places[name][0].address, value.nbytes)
@@ -101,7 +101,7 @@ class ExtraOutputs:
         return found
 
     def free(self) -> None:
-        """Give the buffers back."""
+        """Free the buffers."""
         for block, _, _ in self._places.values():
             block.free()
         self._places = {}

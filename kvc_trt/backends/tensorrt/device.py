@@ -1,6 +1,6 @@
-"""The few calls of the CUDA runtime that running an engine takes, through cuda-bindings, imported when first used.
+"""The CUDA runtime calls needed to run an engine, through cuda-bindings, which is imported on first use.
 
-Every call gives its error back; `call` turns it into the user's error. Addresses are plain integers.
+`call` turns the status of every call into the user's error. Addresses are plain integers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DeviceOutOfMemory(UnsupportedEnvironment):
 
 @cache
 def runtime() -> Any:
-    """cuda.bindings.runtime; UnsupportedEnvironment where the package is not there or does not load."""
+    """Return cuda.bindings.runtime; UnsupportedEnvironment if the package is missing or does not load."""
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except Exception as error:  # a broken installation raises whatever its loader raises
@@ -37,7 +37,7 @@ def runtime() -> Any:
 
 
 def call(function: Callable[..., tuple[Any, ...]], *arguments: Any, doing: str) -> tuple[Any, ...]:
-    """Call a function of the CUDA runtime and return what follows its status; raises `failure` of any other status."""
+    """Call a CUDA runtime function and return its results after the status; raise `failure` if it failed."""
     status, *values = function(*arguments)
     if int(status) != 0:
         raise failure(int(status), status.name, doing)
@@ -45,7 +45,7 @@ def call(function: Callable[..., tuple[Any, ...]], *arguments: Any, doing: str) 
 
 
 def failure(status: int, name: str, doing: str) -> KvcError:
-    """The user's error for a status of the CUDA runtime; `doing` is what was tried."""
+    """Return the user's error for a CUDA runtime status; `doing` is what was attempted."""
     message = f"CUDA, {doing}: {name} ({status})"
     if status == _OUT_OF_MEMORY:
         return DeviceOutOfMemory(message, hint="take fewer rows at once; `kvc-trt plan --backend tensorrt` says why")
@@ -57,7 +57,7 @@ def failure(status: int, name: str, doing: str) -> KvcError:
 
 
 def free_memory() -> tuple[int, int]:
-    """(free, all) bytes of the current device."""
+    """Return (free, total) bytes of the current device."""
     free, total = call(runtime().cudaMemGetInfo, doing="asking for free memory")
     return int(free), int(total)
 
@@ -71,7 +71,7 @@ class DeviceBlock:
         self.address = int(address)
 
     def free(self) -> None:
-        """Give it back; nothing may be running on it."""
+        """Free the block; nothing may be running on it."""
         if self.address:
             address, self.address = self.address, 0
             call(runtime().cudaFree, address, doing="freeing device memory")
@@ -88,31 +88,31 @@ class PinnedArray:
         self.array: NDArray[Any] = np.frombuffer(memory, dtype).reshape(shape)
 
     def free(self) -> None:
-        """Give it back; views of `array` are invalid from then on."""
+        """Free the memory; views of `array` are then invalid."""
         if self.address:
             address, self.address = self.address, 0
             call(runtime().cudaFreeHost, address, doing="freeing pinned memory")
 
 
 class Graph:
-    """Work of a stream, recorded once and repeated with one call."""
+    """A CUDA graph: work of a stream, recorded once and replayed with one call."""
 
     def __init__(self, executable: Any) -> None:
         self._executable = executable
 
     def launch(self, stream: Stream) -> None:
-        """Queue all of it."""
+        """Queue the whole graph."""
         call(runtime().cudaGraphLaunch, self._executable, stream.native, doing="launching a CUDA graph")
 
     def free(self) -> None:
-        """Give it back; it must not be running."""
+        """Free the graph; it must not be running."""
         if self._executable is not None:
             executable, self._executable = self._executable, None
             call(runtime().cudaGraphExecDestroy, executable, doing="freeing a CUDA graph")
 
 
 class Stream:
-    """A queue of device work that waits for no other queue."""
+    """A CUDA stream that waits for no other stream."""
 
     def __init__(self) -> None:
         flags = runtime().cudaStreamNonBlocking
@@ -120,15 +120,15 @@ class Stream:
         self.handle = int(self.native)
 
     def synchronise(self) -> None:
-        """Wait until everything queued is done; errors of kernels show here."""
+        """Wait until all queued work is done; kernel errors are raised here."""
         call(runtime().cudaStreamSynchronize, self.native, doing="running on the device")
 
     def free(self) -> None:
-        """Give it back; nothing uses it any more."""
+        """Free the stream, which must not be in use."""
         call(runtime().cudaStreamDestroy, self.native, doing="freeing a stream")
 
     def copy_in(self, address: int, source: int, size: int) -> None:
-        """Queue a copy from the host; the source stays untouched until the next synchronisation."""
+        """Queue a copy from the host; the source must not change until the next synchronisation."""
         self._copy(address, source, size, runtime().cudaMemcpyKind.cudaMemcpyHostToDevice)
 
     def copy_out(self, destination: int, address: int, size: int) -> None:
@@ -136,11 +136,11 @@ class Stream:
         self._copy(destination, address, size, runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def copy(self, destination: int, address: int, size: int) -> None:
-        """Queue a copy on the device; the ranges do not overlap."""
+        """Queue a copy on the device; the ranges must not overlap."""
         self._copy(destination, address, size, runtime().cudaMemcpyKind.cudaMemcpyDeviceToDevice)
 
     def zero(self, address: int, size: int) -> None:
-        """Queue zeros."""
+        """Queue filling a range with zeros."""
         call(runtime().cudaMemsetAsync, address, 0, size, self.native, doing="clearing device memory")
 
     def capture(self, work: Callable[[], None]) -> Graph:
@@ -149,7 +149,7 @@ class Stream:
         call(runtime().cudaStreamBeginCapture, self.native, mode, doing="beginning a CUDA graph")
         try:
             work()
-        finally:  # a stream left in capture would be of no use any more; its own error is the lesser one then
+        finally:  # a stream left in capture mode is unusable, so end it; its own error matters less
             status, graph = runtime().cudaStreamEndCapture(self.native)
         if int(status) != 0:
             raise failure(int(status), status.name, "recording a CUDA graph")

@@ -1,9 +1,9 @@
-"""Runs a TensorRT engine directory: caches stay on the GPU and are updated in place, a decode step is one CUDA graph.
+"""Run a TensorRT engine: caches stay on the GPU and are updated in place; a decode step is one CUDA graph.
 
 Device memory is planned once per number of rows (`memory.py`) and allocated as one block; nothing is allocated while
 rows run. A step copies its tokens and lengths in, runs, and copies each row's best token out into pinned memory, all
-recorded in one CUDA graph per batch size. The host waits once per step: for the best tokens where every row is greedy,
-else for the logits that it samples from, copied after the graph.
+recorded in one CUDA graph per batch size. The host waits once per step: for the best tokens if every row is greedy,
+otherwise for the logits that it samples from, which are copied after the graph.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ Array = NDArray[Any]
 
 @dataclass
 class PreparedStep:
-    """Decode for one number of rows."""
+    """A decode step prepared for a number of rows."""
 
     context: Context
     extra_outputs: ExtraOutputs
     graph: Graph | None = None
-    """None until it ran once, and where graphs are off."""
+    """None until the step has run once, and if graphs are off."""
 
 
 class TensorRtExecutor:
     """The `GreedyExecutor` of one engine directory, or of a `Program` whose engines are `loaded` already.
 
-    A prefill works in the last rows of the state buffers: by the session's contract active rows are their prefix, and
-    there are as many free ones as prompts. Its rows are therefore gone with the next prefill, and a row that is
-    inserted over another one's place ends that one; both are refused, not passed over. `threads` is the CPU's and
-    means nothing here. `cuda_graphs=False` queues every kernel anew, to look for what a graph hides.
+    A prefill works in the last rows of the state buffers: by the session's contract the active rows come first, and
+    there are at least as many free rows as prompts. So the next prefill overwrites its rows, and so may inserting
+    another row; inserting an overwritten row is an error. `threads` is for CPUs and is ignored. `cuda_graphs=False`
+    queues every kernel separately, for debugging.
     """
 
     def __init__(
@@ -68,25 +68,25 @@ class TensorRtExecutor:
 
     @property
     def limits(self) -> Limits:
-        """The engine's bounds."""
+        """The engine's limits."""
         return self._limits
 
     @property
     def runs(self) -> int:
-        """Decode runs so far."""
+        """Number of decode steps run so far."""
         return self._runs
 
     def load(self) -> LoadedEngine:
-        """Bring both engines onto the GPU, once."""
+        """Load both plans onto the GPU, once."""
         if self._loaded is None:
             assert not isinstance(self._engine, Program), "a program is run with engines that are loaded already"
             self._loaded = load(self._engine)
         return self._loaded
 
     def allocate(self, max_batch_size: int) -> None:
-        """Plan the memory of this many rows, check that it fits, and make all buffers; former ones are given back.
+        """Plan the memory for this many rows, check that it fits, and allocate all buffers, freeing earlier ones.
 
-        InputError for more rows than the engine's profiles allow, UnsupportedEnvironment where they do not fit.
+        InputError for more rows than the engine's profiles allow, UnsupportedEnvironment if they do not fit.
         """
         loaded = self.load()
         decode, prefill = profiles_of(loaded.decode, "token"), profiles_of(loaded.prefill, "input_ids")
@@ -100,7 +100,7 @@ class TensorRtExecutor:
         self._buffers = Buffers(self.program, sizes, engine.activations, self._stream)
 
     def release(self) -> None:
-        """Give back everything but the engines."""
+        """Free everything except the plans."""
         if self._stream is not None:
             self._stream.synchronise()
         for step in self._steps.values():
@@ -115,21 +115,21 @@ class TensorRtExecutor:
         self._buffers = self._stream = None
 
     def state_bytes(self) -> int:
-        """Bytes of the allocated state buffers."""
+        """Return the size of the allocated state buffers in bytes."""
         return self.rows * sum(tensor.bytes_per_row() for tensor in self.program.state)
 
     @property
     def rows(self) -> int:
-        """Rows that are allocated."""
+        """Number of allocated rows."""
         return self._allocated.sizes.rows
 
     def prefill_bytes(self) -> int:
-        """Bytes that a prefill works in besides the rows' own state, allocated before the first one."""
+        """Bytes that a prefill needs in addition to the rows' state, allocated before the first one."""
         staged = self._allocated.sizes.prefill_rows * sum(tensor.bytes_per_row() for tensor in self.program.state)
         return staged + self._allocated.activations[1]
 
     def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
-        """Run the prompts, in as many runs as the engine's profiles need; their rows wait in the last ones."""
+        """Run the prompts, in as many runs as the engine's profiles require; their rows wait in the last rows."""
         buffers, rows = self._allocated, len(prompt_lengths)
         buffers.check_rows(rows)
         staged, self._staged = StagedRows(buffers.sizes.rows - rows, rows), None
@@ -165,7 +165,7 @@ class TensorRtExecutor:
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """One step of the first len(tokens) rows, in place; the logits are valid until the next call."""
+        """Run one step of the first len(tokens) rows in place; the logits are valid until the next call."""
         step, buffers, rows = self._start(tokens, positions, cache_lengths), self._allocated, len(tokens)
         buffers.queue_logits_out(buffers.logits, rows)
         self._finish(step, rows)
@@ -175,9 +175,9 @@ class TensorRtExecutor:
     def decode_greedy(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """`decode`, of which only each row's best token [rows] comes to the host, the lowest of equals, or NOT_FINITE.
+        """Like `decode`, but return only each row's best token [rows], the lowest among equals, or NOT_FINITE.
 
-        The engine's own answer (`lowering/best_token.py`): the logits stay on the device.
+        The plan computes it (`lowering/outputs.py`); the logits stay on the device.
         """
         step, rows = self._start(tokens, positions, cache_lengths), len(tokens)
         self._finish(step, rows)
@@ -186,18 +186,18 @@ class TensorRtExecutor:
 
     @property
     def buffers(self) -> Mapping[str, Array]:
-        """A copy of the state by tensor name, [max_batch_size, ...]."""
+        """Return a copy of the state by tensor name, [max_batch_size, ...]."""
         return {tensor.name: self._allocated.read(tensor) for tensor in self.program.state}
 
     def fill_rows(self, rows: Mapping[str, Array]) -> None:
-        """Give every row of the named state tensors these contents, one row's shape each."""
+        """Fill every row of the named state tensors with these contents, each of one row's shape."""
         for tensor in self.program.state:
             if tensor.name in rows:
                 self._allocated.fill(tensor, rows[tensor.name])
         self._allocated.stream.synchronise()
 
     def exposed(self, name: str) -> Array:
-        """An output that the engine was built with beyond the usual ones, of the latest run."""
+        """Return an extra output of the engine, from the latest run."""
         return self._exposed[name]
 
     @property
@@ -221,17 +221,17 @@ class TensorRtExecutor:
         return step
 
     def _finish(self, step: PreparedStep, rows: int) -> None:
-        """Wait for the step and whatever was queued after it; the first one of its rows is recorded then."""
+        """Wait for the step and everything queued after it; the first step of its rows is recorded afterwards."""
         stream = self._allocated.stream
         stream.synchronise()
         self._exposed |= step.extra_outputs.read(stream)
         if step.graph is None and self._cuda_graphs and not step.extra_outputs:
-            # It has run once, so nothing is left for TensorRT to set up; recording runs nothing.
+            # After one run TensorRT has nothing left to set up; recording runs nothing.
             step.graph = stream.capture(lambda: self._queue_step(step.context, rows))
         self._runs += 1
 
     def _make_step(self, rows: int) -> PreparedStep:
-        """A context of its own for each number of rows: what a graph recorded must never change afterwards."""
+        """Make a context for this number of rows; it must never change once a graph has recorded it."""
         loaded, buffers = self.load(), self._allocated
         profile = choose_profile(profiles_of(loaded.decode, "token"), rows)
         context = Context(loaded.decode, loaded.tensorrt, profile, buffers.activations, buffers.stream)
@@ -255,7 +255,7 @@ class TensorRtExecutor:
         buffers.queue_best_out(rows)
 
     def _run_prefill(self, profile: int, input_ids: Array, prompt_lengths: Array, seen: dict[str, list[Array]]) -> None:
-        """One run, finished; its state is staged, its logits and lengths are on the host."""
+        """Run and wait; the state is staged, logits and lengths are on the host."""
         loaded, buffers, state = self.load(), self._allocated, self.program.state
         if profile not in self._prefills:
             context = Context(loaded.prefill, loaded.tensorrt, profile, buffers.activations, buffers.stream)
@@ -278,7 +278,7 @@ class TensorRtExecutor:
 
 
 def _activation_bytes(loaded: LoadedEngine, decode: Sequence[Profile], rows: int) -> int:
-    """What either graph may need for its largest run; they never run at the same time."""
+    """Return the bytes of the larger graph's largest run; the two never run at the same time."""
     step = loaded.decode.get_device_memory_size_for_profile_v2(choose_profile(decode, rows))
     prefill = loaded.prefill
     prompts = [

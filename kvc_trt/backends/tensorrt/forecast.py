@@ -1,9 +1,9 @@
-"""What building one engine needs, told before hours of work: from shapes alone, checked against this free.
+"""Estimate the memory for building an engine from shapes alone, before hours of work, and compare it with what is free.
 
 Host memory was measured with NVIDIA's builder on a CPU (TensorRT-RTX 1.7.1, 305 MB of bf16 weights, both graphs): the
-weight file stays mapped, so the system may drop its pages at any time; the builder itself holds up to 2.0 times its
-size while it lays weights out for its kernels; the plan goes to the disk in pieces. Device memory is modelled: no build
-was measured on a GPU.
+weight file stays mapped, so the system may drop its pages at any time; the builder holds up to 2.0 times its size while
+it lays weights out for its kernels; the plan is streamed to disk. Device memory is modelled: no build was measured on a
+GPU.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from kvc_trt.sizes import readable_size
 
 COPIES_IN_BUILDER = 2.0
 HOST_BASE_BYTES = 2 << 30
-"""TensorRT's own libraries and kernels, loaded on the host."""
+"""Host memory of TensorRT's libraries and kernels, in bytes."""
 DEVICE_BASE_BYTES = 1 << 30
-"""CUDA context and kernels on the device, and room for timing."""
+"""Device memory of the CUDA context, kernels and timing runs, in bytes."""
 FLOAT32 = 4
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes that building one engine needs at its largest moment."""
+    """Peak memory of building one plan, in bytes."""
 
     host: int
-    """Memory of the process that cannot be dropped."""
+    """Process memory that cannot be dropped."""
     mapped: int
     """Weights, mapped from their file: read when needed, dropped when memory is short."""
     device: int
     disk: int
 
     def as_text(self) -> str:
-        """One line for the build's log."""
+        """Return one line for the build's log."""
         return (
             f"{readable_size(self.host)} of memory (and {readable_size(self.mapped)} of weights mapped from the disk), "
             f"{readable_size(self.device)} on the GPU, {readable_size(self.disk)} on the disk"
@@ -49,7 +49,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """What is free here; None where that is not known."""
+    """Free memory of this machine in bytes; None if unknown."""
 
     host: int | None
     device: int | None
@@ -59,7 +59,7 @@ class FreeMemory:
 def estimate(
     model: ModelConfig, state: Sequence[StateTensor], profiles: Sequence[Profile], weight_file_bytes: int
 ) -> Estimate:
-    """What building the engine of one graph needs; `profiles` say whether it is prefill or decode."""
+    """Estimate building the plan of one graph; `profiles` tell whether it is prefill or decode."""
     activations = max(activation_bytes(model, profile) for profile in profiles)
     rows = max(profile.batch.largest for profile in profiles)
     caches = rows * sum(tensor.bytes_per_row() for tensor in state)
@@ -72,7 +72,7 @@ def estimate(
 
 
 def activation_bytes(model: ModelConfig, profile: Profile) -> int:
-    """Activations of the largest run: the residual stream twice, and the wider of attention and MLP; fp32 logits.
+    """Return the bytes of the largest run: residual stream twice, the wider of attention and MLP, fp32 logits.
 
     fp32 has no fused attention: all scores of a layer are then in memory twice, before and after the softmax.
     """
@@ -87,7 +87,7 @@ def activation_bytes(model: ModelConfig, profile: Profile) -> int:
 
 
 def check_fits(needed: Estimate, free: FreeMemory, what: str) -> None:
-    """Raise UnsupportedEnvironment, saying by how much, where a build needs more than is free here."""
+    """Raise UnsupportedEnvironment, with the shortfall, if a build needs more memory than is free."""
     for kind, found, expected, hint in (
         ("memory", free.host, needed.host, "build on a machine with more memory, or a smaller --model"),
         (
@@ -108,7 +108,7 @@ def check_fits(needed: Estimate, free: FreeMemory, what: str) -> None:
 def modelled_engine(
     model: ModelConfig, parameters: PolicyParameters, weights: float, prefill: Sequence[Profile], rows: int
 ) -> EngineBytes:
-    """What the engine would say, roughly, where there is none: each of the two has the weights of its own.
+    """Estimate what the engine would report; each of the two plans has its own copy of the weights.
 
     `model` has the type that the engine computes in, `weights` is the size of one copy of the model.
     """
@@ -123,7 +123,7 @@ def modelled_engine(
 
 
 def plan_device(model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int) -> DevicePlan:
-    """The memory of an engine before there is one, built for `rows` rows, with all of them active.
+    """Plan the memory of an engine that is not built yet, for `rows` active rows.
 
     `model` has the type that the engine computes in, `weights` is the size of one copy of its weights.
     """
@@ -136,7 +136,7 @@ def plan_device(model: ModelConfig, parameters: PolicyParameters, weights: float
 def device_memory(
     model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int, gpus: Mapping[str, int]
 ) -> dict[str, Any]:
-    """`plan_device` as plain data, held against the usable bytes of known GPUs."""
+    """Return `plan_device` as plain data, compared with the usable bytes of known GPUs."""
     plan = plan_device(model, parameters, weights, rows)
     return {
         "rows": rows,

@@ -1,4 +1,4 @@
-"""The directory of an engine that TensorRT compiled: its plans beside the graphs, and how the manifest names it."""
+"""The directory of a TensorRT engine: plans beside the graphs, and the manifest's target."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SHA256, _ARCHITECTURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"sm_\d+[af]?")
 
 
 def plan_file(graph: str) -> str:
-    """File of the plan (TensorRT's engine) of the `prefill` or the `decode` graph."""
+    """Return the file of the plan (TensorRT's engine) of the `prefill` or `decode` graph."""
     return f"{graph}.engine"
 
 
 def inspector_file(graph: str) -> str:
-    """File of what TensorRT's inspector said about that plan."""
+    """Return the file of the inspector's description of that plan."""
     return f"{INSPECTOR_DIRECTORY}/{graph}.json"
 
 
@@ -27,7 +27,7 @@ WITH_DESCRIPTIONS = {**WITH_PLANS, **{f"{graph}.inspector": inspector_file(graph
 
 
 def target_problem(target: Any, backend: str, versions: frozenset[str]) -> str | None:
-    """What is wrong with `target` of a manifest that names the `versions` of these packages; None if nothing is."""
+    """Return what is wrong with a manifest's `target`, which must name the `versions` of these packages, or None."""
     names = {"backend", "architecture", "plugins", "compatibility", *versions}
     if not isinstance(target, Mapping) or set(target) != names or target["backend"] != backend:
         return f"expected backend {backend} with {', '.join(sorted(names))}"

@@ -1,8 +1,8 @@
-"""An engine on TensorRT. What verification looks into is built for it in memory, from the engine's graphs and weights:
-the graphs with their inner values as outputs, the dense twin, and every operator alone.
+"""Verify an engine on TensorRT. Further plans are built in memory from its graphs and weights: the graphs with internal
+values as outputs, the dense twin, and every operator alone.
 
-Each of these is a build of its own, with weights of its own on the GPU: a verification takes minutes, and up to three
-times the memory of a run.
+Each is a separate build with its own weights on the GPU, so verification takes minutes and up to three times the memory
+of a run.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
 
 FEWEST_ROWS = 8
-"""Rows that the rungs run at once."""
+"""Number of rows that the rungs run at once."""
 
 
 @dataclass(frozen=True)
 class TensorRtOperator:
-    """One operator of the engine, built and run for the very shapes of each case."""
+    """One operator of the engine, built and run for the exact shapes of each case."""
 
     single: SingleOperator
     toolkit: Toolkit
 
     @property
     def name(self) -> str:
-        """KvcPrefillAttention, KvcCompact, KvcHybridAttention or KvcDenseAttention."""
+        """Name of the operator, such as KvcCompact."""
         return self.single.name
 
     @property
     def nodes(self) -> int:
-        """How often the engine has it."""
+        """Number of the engine's nodes with it."""
         return self.single.nodes
 
     @property
     def cache(self) -> int | None:
-        """One of the caches it serves."""
+        """Number of one cache it serves."""
         return self.single.cache
 
     def run(self, **inputs: Array) -> list[Array]:
-        """Outputs in the order in which the operator declares them; caches are copied to the GPU first."""
+        """Return the outputs in the operator's order; caches are copied to the GPU first."""
         from kvc_trt.backends.tensorrt.in_memory import run_once
 
         wanted = {name: inputs[name] for name in self.single.inputs}
@@ -68,10 +68,10 @@ class TensorRtHarness:
         check_rows(engine.build.max_batch_size, str(engine.path))
         self._engine = engine
         self._graphs = OnnxRuntimeHarness(engine, threads)
-        """The engine's graphs, which hold the operators whatever runs them."""
+        """Harness over the engine's graphs, which contain the operators."""
 
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
-        """The engine as it is; with `expose` its graphs, built once more with these values as outputs."""
+        """Open the engine's plans, or with `expose` new plans that have these values as outputs."""
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
         from kvc_trt.engine.program import engine_program
 
@@ -80,35 +80,35 @@ class TensorRtHarness:
         return self._built(engine_program(self._engine), expose)
 
     def open_twin(self) -> TensorRtExecutor:
-        """Graphs derived from config.json and the same weight file, built in memory."""
+        """Build plans in memory from config.json and the same weight file."""
         from kvc_trt.engine.program import twin_program
 
         return self._built(twin_program(self._engine), ())
 
     def operators(self) -> list[EngineOperator]:
-        """The graphs' nodes, each alone."""
+        """Return the operators of the graphs' nodes."""
         from kvc_trt.backends.single_operator import single_operators
 
         dtype, graphs = self._engine.state[0].dtype, (self._engine.prefill_path, self._engine.decode_path)
         return [TensorRtOperator(op, self._toolkit) for graph in graphs for op in single_operators(graph, dtype)]
 
     def compactions(self) -> list[Watched]:
-        """The nodes of the prefill graph."""
+        """Return the nodes of the prefill graph that choose tokens."""
         return self._graphs.compactions()
 
     def selections(self) -> list[Watched]:
-        """The nodes of the decode graph."""
+        """Return the nodes of the decode graph that choose tokens."""
         return self._graphs.selections()
 
     def describe(self) -> dict[str, str]:
-        """TensorRT's version, the GPU, and the library that the plugins are of."""
+        """Return TensorRT's version, the GPU, and the plugin library."""
         toolkit = self._toolkit
         library = f"{toolkit.library.path} ({toolkit.library.kind}, sha256 {toolkit.library.sha256[:16]})"
         return {"backend": f"tensorrt {toolkit.tensorrt.__version__} on {toolkit.gpu}", "kernels": library}
 
     @cached_property
     def _toolkit(self) -> Toolkit:
-        """The engine's own TensorRT, GPU and plugins, checked against its manifest."""
+        """TensorRT, GPU and plugins, checked against the engine's manifest."""
         from kvc_trt.backends.tensorrt.loading import open_toolkit
 
         return open_toolkit(self._engine)
@@ -122,7 +122,7 @@ class TensorRtHarness:
 
 
 def check_rows(rows: int, what: str) -> None:
-    """InputError for engines of too few rows, which can be told before one is built."""
+    """Raise InputError for engines of too few rows, before one is built."""
     if rows < FEWEST_ROWS:
         raise InputError(
             f"{what} takes {rows} rows at once; verification needs {FEWEST_ROWS}",
@@ -131,10 +131,9 @@ def check_rows(rows: int, what: str) -> None:
 
 
 def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """A copy of an operator's graph whose inputs have exactly these shapes, and whose outputs have their types.
+    """Return a copy of an operator's graph whose inputs have exactly these shapes and whose outputs have types.
 
-    Attention over a prompt also gives its keys back, as `k_cache`: the lowering reads type and head size off a graph's
-    caches.
+    Prefill attention also outputs its keys as `k_cache`: the lowering reads type and head size from a graph's caches.
     """
     from onnx import ModelProto, helper
 

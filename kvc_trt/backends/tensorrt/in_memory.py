@@ -1,4 +1,4 @@
-"""Engines that are built now, in memory, and gone with the process: twins, graphs to look into, operators alone."""
+"""Build engines in memory for one process: dense twins, graphs with exposed values, single operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collection[str] = ()) -> LoadedEngine:
-    """Both graphs built and loaded for up to `rows` rows, with the inner values `expose` as further outputs."""
+    """Build and load both graphs for up to `rows` rows, with the internal values `expose` as extra outputs."""
     from kvc_trt.engine.program import read_graph, split_by_graph
     from kvc_trt.graph.expose import expose as exposed
     from kvc_trt.graph.layers import ELEMENT_TYPES
@@ -40,10 +40,10 @@ def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collect
 
 
 def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> ModelProto:
-    """`model`, every output of it that says no type given one: NVIDIA's parser infers none.
+    """Return `model` with a type for every output: NVIDIA's parser infers none.
 
-    `declared` maps an output's name to the one that its operator gives it, where they differ; what is no list of
-    indices or lengths has the type of the activations, `element`.
+    `declared` maps an output's name to its operator's name for it, if they differ; outputs that are not lists of
+    indices or lengths have the activations' type `element`.
     """
     from onnx import TensorProto
 
@@ -60,7 +60,7 @@ Array = NDArray[Any]
 
 
 def run_once(toolkit: Toolkit, model: ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs by name; an output that the engine updates in place is read from its input's buffer."""
+    """Return the outputs by name; an output that is updated in place is read from its input's buffer."""
     engine = toolkit.deserialise(toolkit.build(model, None, ()), model.graph.name)
     aliases, stream = engine_aliases(engine), Stream()
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]

@@ -1,8 +1,8 @@
-"""A TensorRT engine directory, brought onto the GPU: everything is checked first, and only then is a byte of it loaded.
+"""Load a TensorRT engine directory onto the GPU, after checking everything.
 
 An engine is executable code, and so is a plugin library. Before TensorRT sees either: the directory's hashes
 (`EngineDirectory.open`), this machine against what the manifest recorded (`requirements`), and the plugin library's own
-hash. Host code inside of an engine is not allowed to run.
+hash. Host code inside an engine is not allowed to run.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ GRAPHS = ("prefill", "decode")
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """Both graphs on the GPU, and what must live as long as they do."""
+    """Both plans on the GPU, and the objects that must live as long as they do."""
 
     prefill: trt.ICudaEngine
     decode: trt.ICudaEngine
     toolkit: Toolkit
     plan_bytes: int
-    """Of both plans."""
+    """Size of both plans in bytes."""
 
     @property
     def tensorrt(self) -> TensorRT:
-        """The module that they are of."""
+        """The TensorRT module that loaded them."""
         return self.toolkit.tensorrt
 
 
@@ -60,21 +60,21 @@ class TensorInfo:
     name: str
     is_input: bool
     dtype: str
-    """TensorRT's name of it: FLOAT, HALF, BF16, INT32, INT64."""
+    """TensorRT's name of the type: FLOAT, HALF, BF16, INT32, INT64."""
     shape: tuple[int, ...]
-    """-1: open."""
+    """Dimensions, -1 for an open one."""
     on_device: bool
 
 
 DTYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int64": "INT64", "int32": "INT32"}
-"""TensorRT's names of the types that state tensors and the small inputs have."""
+"""TensorRT's names of the types of state tensors and small inputs."""
 
 
 def check_engine(engine: EngineDirectory, machine: GpuMachine) -> PluginLibrary:
-    """The plugin library to run this engine with, of a directory whose hashes hold.
+    """Return the plugin library for this engine, whose directory has been checked.
 
     Raises for the first thing that keeps this machine from running it, with what was expected, what was found and what
-    to do. Pure: nothing is loaded.
+    to do. Nothing is loaded.
     """
     target = BuiltFor.of(engine.manifest, str(engine.path))
     refuse(missing_for(target, machine, rebuild_hint(engine.path)))
@@ -83,24 +83,24 @@ def check_engine(engine: EngineDirectory, machine: GpuMachine) -> PluginLibrary:
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A TensorRT that may load this machine's engines: versions, GPU and plugin library are checked and in place."""
+    """TensorRT with the checked GPU and plugin library, ready to load engines."""
 
     tensorrt: TensorRT
     library: PluginLibrary
     gpu: str
     hint: str
-    """The command that builds the engine in question anew."""
+    """The command that rebuilds the engine."""
     runtime: trt.Runtime
     messages: Messages
     keep: tuple[Any, ...]
-    """The plugins and the logger, which everything made here uses."""
+    """The plugins and the logger, which must outlive everything made here."""
 
     def build(self, model: ModelProto, weights: Path | None, profiles: Sequence[Profile]) -> bytes:
-        """The plan of a graph in memory."""
+        """Build the plan of a graph in memory."""
         return build_plan(self.tensorrt, model, weights, profiles)
 
     def deserialise(self, plan: bytes | mmap.mmap, name: str) -> trt.ICudaEngine:
-        """A plan as an engine on the GPU; UnsupportedEnvironment with TensorRT's reason where it refuses it."""
+        """Load a plan onto the GPU; UnsupportedEnvironment with TensorRT's reason if it is refused."""
         engine = self.runtime.deserialize_cuda_engine(plan)
         if engine is None:
             message = f"TensorRT {self.tensorrt.__version__} cannot load the {name} engine: {self.messages.reason()}"
@@ -108,7 +108,7 @@ class Toolkit:
         return engine
 
     def load(self, prefill: bytes | mmap.mmap, decode: bytes | mmap.mmap, state: Sequence[StateTensor]) -> LoadedEngine:
-        """Both plans on the GPU, with exactly this state."""
+        """Load both plans onto the GPU; they must have exactly this state."""
         engines = self.deserialise(prefill, "prefill"), self.deserialise(decode, "decode")
         loaded = LoadedEngine(*engines, self, len(prefill) + len(decode))
         check_state(loaded, state)
@@ -116,14 +116,14 @@ class Toolkit:
 
 
 def open_toolkit(engine: EngineDirectory) -> Toolkit:
-    """Check the machine against the engine and bring TensorRT and the plugins up."""
+    """Check the machine against the engine, then load TensorRT and the plugins."""
     machine = inspect_machine(ask_libraries=False)
     library = check_engine(engine, machine)
     assert machine.gpu is not None
     check_fits(plan_before_loading(engine), machine.gpu.free_bytes)
     tensorrt, messages = load_tensorrt(), Messages()
     plugins, logger = load_plugins(library, tensorrt), messages.logger(tensorrt)
-    runtime = tensorrt.Runtime(logger)  # there is a driver: without one it would crash later
+    runtime = tensorrt.Runtime(logger)  # safe, since there is a driver; without one it would crash later
     if runtime.engine_host_code_allowed:
         raise UnsupportedEnvironment("TensorRT's runtime would run host code of an engine; expected it not to")
     hint = rebuild_hint(engine.path)
@@ -131,14 +131,14 @@ def open_toolkit(engine: EngineDirectory) -> Toolkit:
 
 
 def load(engine: EngineDirectory) -> LoadedEngine:
-    """Check and load; UnsupportedEnvironment where TensorRT refuses what every check let pass."""
+    """Check and load an engine; UnsupportedEnvironment if TensorRT refuses it after all checks."""
     toolkit = open_toolkit(engine)
     prefill, decode = (_mapped(engine.path / plan_file(name)) for name in GRAPHS)
     return toolkit.load(prefill, decode, engine.state)
 
 
 def plan_before_loading(engine: EngineDirectory) -> DevicePlan:
-    """The memory of one row, of which everything but the activations is known from the directory."""
+    """Plan the memory for one row; all but the activations is known from the directory."""
     sizes = {name: engine.files[plan_file(name)].size for name in GRAPHS}
     weights = EngineBytes(sizes["prefill"], sizes["decode"], 0, "size of the file")
     return plan_memory(
@@ -147,7 +147,7 @@ def plan_before_loading(engine: EngineDirectory) -> DevicePlan:
 
 
 def check_state(loaded: LoadedEngine, state: Sequence[StateTensor]) -> None:
-    """Raise unless both engines carry exactly this state, on the device, and decode updates it in place and answers."""
+    """Raise unless both plans have exactly this state on the device and decode updates it in place and has `best`."""
     outputs = {tensor.name for tensor in tensors_of(loaded.decode) if not tensor.is_input}
     problems = [
         *(f"decode: {name} is missing" for name in (LOGITS, BEST) if name not in outputs),
@@ -167,7 +167,7 @@ def check_state(loaded: LoadedEngine, state: Sequence[StateTensor]) -> None:
 def state_problems(
     graph: str, found: Iterable[TensorInfo], wanted: Iterable[tuple[str, StateTensor, bool]]
 ) -> list[str]:
-    """What is wrong with a graph's tensors, given (name, state tensor, whether it is an input) of each expected one."""
+    """Return the problems of a graph's tensors, given (name, state tensor, whether an input) of each expected one."""
     by_name = {tensor.name: tensor for tensor in found}
     problems = [f"{graph}: {name} is on the host" for name, tensor in by_name.items() if not tensor.on_device]
     for name, tensor, is_input in wanted:
@@ -180,7 +180,7 @@ def state_problems(
 
 
 def tensors_of(engine: trt.ICudaEngine) -> list[TensorInfo]:
-    """Inputs and outputs of an engine."""
+    """Return the inputs and outputs of an engine."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     return [
         TensorInfo(
@@ -195,7 +195,7 @@ def tensors_of(engine: trt.ICudaEngine) -> list[TensorInfo]:
 
 
 def profiles_of(engine: trt.ICudaEngine, name: str) -> tuple[Profile, ...]:
-    """The optimisation profiles of an engine, read from the ranges of one input: [batch] or [batch,sequence]."""
+    """Return an engine's optimisation profiles, read from the ranges of one input: [batch] or [batch,sequence]."""
     profiles = []
     for index in range(engine.num_optimization_profiles):
         least, best, most = (sizes_of(dims) for dims in engine.get_tensor_profile_shape(name, index))
@@ -205,7 +205,7 @@ def profiles_of(engine: trt.ICudaEngine, name: str) -> tuple[Profile, ...]:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The file's bytes where they are: an engine of 16 GB is not copied into memory to be copied to the GPU."""
+    """Map a file: an engine of 16 GB need not be copied into host memory first."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

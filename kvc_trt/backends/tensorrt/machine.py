@@ -1,7 +1,7 @@
-"""What this machine has, as far as a TensorRT engine is concerned: facts alone, judged by `requirements`.
+"""The facts about this machine that matter for a TensorRT engine; `requirements` judges them.
 
-Looking is harmless on any machine. In particular no object of TensorRT is made: its runtime, made without a driver,
-comes back whole and ends the process when it is first used.
+Inspecting is harmless on any machine. In particular it makes no TensorRT object: a runtime made without a driver
+reports no error and ends the process on first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device as CUDA describes it."""
+    """One GPU as CUDA describes it."""
 
     name: str
     capability: Version
@@ -31,32 +31,32 @@ class Gpu:
 
     @property
     def architecture(self) -> str:
-        """As nvcc and the manifest write it: sm_90."""
+        """Architecture as in nvcc and the manifest: sm_90."""
         major, minor = self.capability
         return f"sm_{major}{minor}"
 
 
 @dataclass(frozen=True)
 class GpuMachine:
-    """The facts; where one is None, the `..._problem` beside it may say why."""
+    """The facts about this machine; if one is None, its `..._problem` may say why."""
 
     tensorrt: str | None = None
-    """Version of the package that loads, as the package tells it: 11.4.0.106."""
+    """Version that the loaded package reports: 11.4.0.106."""
     tensorrt_problem: str | None = None
     cuda_runtime: Version | None = None
-    """CUDA version of the runtime in cuda-bindings; None where the package is not there or does not load."""
+    """CUDA version of the runtime in cuda-bindings; None if the package is missing or does not load."""
     cuda_problem: str | None = None
     driver: Version | None = None
-    """Newest CUDA version that the driver serves; None: there is no driver."""
+    """Newest CUDA version that the driver supports; None without a driver."""
     gpu: Gpu | None = None
     gpu_problem: str | None = None
     libraries: tuple[PluginLibrary, ...] = ()
-    """What offers the plugins: the C++ library, and the kernel library that the plugins in Python call."""
+    """Libraries with the plugins: the C++ library, and the kernel library that the Python plugins call."""
     library_problem: str | None = None
 
 
 def inspect_machine(*, ask_libraries: bool = True) -> GpuMachine:
-    """Find out. Imports tensorrt and cuda-bindings where they are; `ask_libraries` is that of `find_libraries`."""
+    """Inspect this machine. Imports tensorrt and cuda-bindings if installed; `ask_libraries`: see `find_libraries`."""
     facts: dict[str, Any] = {}
     tensorrt, facts["tensorrt_problem"] = _import("tensorrt", "tensorrt")
     if tensorrt is not None:
@@ -77,7 +77,7 @@ def inspect_machine(*, ask_libraries: bool = True) -> GpuMachine:
 
 
 def current_gpu(runtime: Any) -> Gpu:
-    """The device that CUDA calls of this thread go to. Makes CUDA's context on it, as any allocation would."""
+    """Return the current CUDA device of this thread. Creates its CUDA context, as any allocation would."""
     from kvc_trt.backends.tensorrt.device import call
 
     (device,) = call(runtime.cudaGetDevice, doing="asking for the device")
@@ -88,7 +88,7 @@ def current_gpu(runtime: Any) -> Gpu:
 
 
 def cuda_version(runtime: Any) -> Version:
-    """Of the CUDA runtime inside cuda-bindings; asks no driver."""
+    """Return the version of the CUDA runtime inside cuda-bindings, without a driver."""
     from kvc_trt.backends.tensorrt.device import call
 
     (number,) = call(runtime.cudaRuntimeGetVersion, doing="asking for the CUDA version")
@@ -96,7 +96,7 @@ def cuda_version(runtime: Any) -> Version:
 
 
 def driver_version() -> Version | None:
-    """What the driver serves, asked of the driver itself, so that no package is needed; None where there is none."""
+    """Return the CUDA version that the driver supports, without any package; None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -108,7 +108,7 @@ def driver_version() -> Version | None:
 
 
 def _split(number: int) -> Version:
-    """CUDA's 13050 is 13.5."""
+    """Split CUDA's version number: 13050 is 13.5."""
     return int(number) // 1000, int(number) % 1000 // 10
 
 
@@ -121,7 +121,7 @@ def _problem_in(facts: dict[str, Any], name: str) -> Iterator[None]:
 
 
 def _import(module: str, package: str) -> tuple[Any, str | None]:
-    """(module, None), or (None, why not)."""
+    """Import a module: (module, None), or (None, why it failed)."""
     try:
         return importlib.import_module(module), None
     except Exception as error:  # a broken installation raises whatever its loader raises

@@ -1,8 +1,7 @@
-"""Device memory of an engine, planned once, before anything is allocated: what for, how much, and whether it fits.
+"""Plan the device memory of an engine before anything is allocated: what for, how much, and whether it fits.
 
 Everything that stays (weights, caches, bounds, buffers, activations) is counted; nothing is allocated while rows run.
-BufferSizes of caches and buffers are exact. Weights and activations are modelled where there is no engine yet, and the
-engine's own figures take their place once it is loaded.
+Sizes of caches and buffers are exact. Weights and activations are modelled until the engine is loaded and reports them.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from kvc_trt.graph.state import StateTensor
 from kvc_trt.sizes import readable_size
 
 ALIGNMENT = 512
-"""Of every region, bytes: TensorRT demands 256 of tensors, and the device's texture alignment of its own memory."""
+"""Alignment of every region in bytes: TensorRT needs 256 for tensors and the texture alignment for its workspace."""
 STAGED = "staged "
-"""Before the name of a state tensor: the region that a prefill writes it to."""
+"""Prefix to the name of a state tensor: the region to which a prefill writes it."""
 STAGED_STATE = "state of prompts being prefilled"
 ACTIVATIONS, BUFFERS = "activations and workspace", "token, length and logit buffers"
 GRAPH_BYTES = 8 << 20
-"""Assumed for one batch size: its CUDA graph and its execution context."""
+"""Assumed bytes per batch size, for its CUDA graph and its execution context."""
 STAGED_SHARE = 8
-"""One row in so many can be prefilled at a time (at least one): each takes the memory of another row of caches."""
+"""One in so many rows can be prefilled at a time (at least one); each needs the memory of another row of caches."""
 _INT64, _INT32, _FLOAT32 = 8, 4, 4
 
 
@@ -36,7 +35,7 @@ class MemoryLine:
     kind: str
     bytes: int
     known: str
-    """Where the figure is from: `exact`, `modelled`, `assumed`, or `engine`, which was asked."""
+    """Origin of the figure: `exact`, `modelled`, `assumed`, or reported by the `engine`."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,20 @@ class CacheLine:
     last_layer: int
     slots: int
     pages: int
-    """0: no page bounds."""
+    """Number of pages; 0 without page bounds."""
     bytes_per_row: int
-    """Of one of the layers: keys, values and bounds."""
+    """Bytes of keys, values and bounds of one layer and row."""
 
 
 @dataclass(frozen=True)
 class BufferSizes:
-    """How much is to run at once."""
+    """How much runs at once."""
 
     rows: int
     prefill_rows: int
-    """Most prompts of one prefill run."""
+    """Largest number of prompts of one prefill run."""
     prefill_tokens: int
-    """Most padded tokens of one prefill run, all its prompts together."""
+    """Largest number of padded tokens of one prefill run, over all its prompts."""
 
 
 @dataclass(frozen=True)
@@ -71,39 +70,39 @@ class DevicePlan:
     lines: tuple[MemoryLine, ...]
     caches: tuple[CacheLine, ...]
     row_bytes: int
-    """What one more row takes: its caches, its place in the small buffers, its CUDA graph."""
+    """Bytes of one more row: caches, small buffers, CUDA graph."""
 
     @property
     def total(self) -> int:
-        """Bytes of everything."""
+        """Total bytes."""
         return sum(line.bytes for line in self.lines)
 
     def of(self, *kinds: str) -> int:
-        """Bytes of some kinds."""
+        """Return the bytes of some kinds of memory."""
         return sum(line.bytes for line in self.lines if line.kind in kinds)
 
 
 @dataclass(frozen=True)
 class EngineBytes:
-    """What only an engine knows."""
+    """Sizes that only an engine knows, in bytes."""
 
     prefill_weights: int
     decode_weights: int
     activations: int
-    """Of the larger of the two graphs: they never run at the same time and share it."""
+    """Activations of the larger graph; the two never run at the same time and share the memory."""
     known: str
 
 
 @dataclass(frozen=True)
 class Region:
-    """A part of the one block that is allocated for an engine's rows."""
+    """A region of the block that is allocated for an engine's rows."""
 
     offset: int
     size: int
 
 
 def plan_memory(vocab_size: int, state: Sequence[StateTensor], engine: EngineBytes, sizes: BufferSizes) -> DevicePlan:
-    """Everything that is on the GPU while `sizes.rows` rows decode and prompts are prefilled."""
+    """Plan everything that is on the GPU while `sizes.rows` rows decode and prompts are prefilled."""
     caches = len({tensor.cache for tensor in state})
     bytes_of: dict[str, int] = {}
     for name, size in regions(vocab_size, caches, state, sizes, engine.activations):
@@ -122,7 +121,7 @@ def plan_memory(vocab_size: int, state: Sequence[StateTensor], engine: EngineByt
 def regions(
     vocab_size: int, caches: int, state: Sequence[StateTensor], sizes: BufferSizes, activations: int
 ) -> list[tuple[str, int]]:
-    """Name and bytes of every part of the one block that is allocated, in order."""
+    """Return name and bytes of every region of the allocated block, in order."""
     staged = min(sizes.rows, sizes.prefill_rows)
     small = 2 * aligned(_INT64 * sizes.rows) + aligned(_INT64 * caches * sizes.rows)
     return [
@@ -138,19 +137,19 @@ def regions(
 
 
 def sizes_for(prefill: Sequence[Profile], rows: int) -> BufferSizes:
-    """The most that runs at once: `rows` rows in decode, and as many prompts as profiles and memory allow."""
+    """Return the most that runs at once: `rows` rows in decode, and as many prompts as profiles and memory allow."""
     staged = min(max(1, rows // STAGED_SHARE), max(profile.batch.largest for profile in prefill))
     tokens = max(min(staged, p.batch.largest) * (p.sequence.largest if p.sequence else 1) for p in prefill)
     return BufferSizes(rows, staged, tokens)
 
 
 def row_buffer_bytes(vocab_size: int, caches: int) -> int:
-    """Bytes that one row takes in the buffers of a run: token, position, a length per cache, logits, best token."""
+    """Return the bytes of one row in the buffers of a run: token, position, cache lengths, logits, best token."""
     return _INT64 * (2 + caches) + _FLOAT32 * vocab_size + _INT32
 
 
 def cache_lines(state: Iterable[StateTensor]) -> tuple[CacheLine, ...]:
-    """The caches' shapes, equal neighbours together."""
+    """Return the caches' shapes; consecutive layers of equal shape are one line."""
     layers = [(layer, *_shape_of(tensors)) for layer, tensors in groupby(state, key=lambda tensor: tensor.layer)]
     lines = []
     for shape, group in groupby(layers, key=lambda entry: entry[1:]):
@@ -170,7 +169,7 @@ def _kind_of(region: str) -> str:
 
 
 def _shape_of(tensors: Iterable[StateTensor]) -> tuple[int, int, int]:
-    """Slots, pages and bytes per row of one layer."""
+    """Return slots, pages and bytes per row of one layer."""
     slots = pages = size = 0
     for tensor in tensors:
         size += tensor.bytes_per_row()
@@ -182,12 +181,12 @@ def _shape_of(tensors: Iterable[StateTensor]) -> tuple[int, int, int]:
 
 
 def aligned(size: int) -> int:
-    """Bytes up to where the next region may begin."""
+    """Round bytes up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def lay_out(sizes: Iterable[tuple[str, int]]) -> tuple[dict[str, Region], int]:
-    """Regions one after another, each aligned, and the bytes of all of them."""
+    """Place regions one after another, each aligned; also return the total bytes."""
     regions: dict[str, Region] = {}
     offset = 0
     for name, size in sizes:
@@ -197,7 +196,7 @@ def lay_out(sizes: Iterable[tuple[str, int]]) -> tuple[dict[str, Region], int]:
 
 
 def check_fits(plan: DevicePlan, free_bytes: int, what: str = "the engine") -> None:
-    """Raise UnsupportedEnvironment where the plan needs more than is free: by how much, and which settings help."""
+    """Raise UnsupportedEnvironment, with the shortfall and settings that help, if the plan does not fit."""
     missing = -fits_by(plan, free_bytes)
     if missing <= 0:
         return
@@ -213,12 +212,12 @@ def check_fits(plan: DevicePlan, free_bytes: int, what: str = "the engine") -> N
 
 
 def fits_by(plan: DevicePlan, free_bytes: int) -> int:
-    """Bytes that would be left; below zero, what is missing."""
+    """Return the bytes that would be left; negative if some are missing."""
     return free_bytes - plan.total
 
 
 def remedies(plan: DevicePlan, missing: int) -> list[str]:
-    """Settings that would make the plan smaller by `missing` bytes, the mildest first; never empty."""
+    """Return settings that would save `missing` bytes, the mildest first; never empty."""
     found = []
     rows = _rows_that_fit(plan, missing)
     if rows >= 1:

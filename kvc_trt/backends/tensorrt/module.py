@@ -1,4 +1,4 @@
-"""The Python package `tensorrt`, imported where an engine is built or run, and what it says while it works."""
+"""The Python package `tensorrt`, imported when an engine is built or run, and its messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTALL = "pip install 'kvc-trt[tensorrt]'"
 
 
 class TensorRT(Protocol):
-    """What this package uses of the module, which is always handed in as an argument.
+    """The part of the module that is used here; the module is always passed as an argument.
 
     Its members have the types of the real module: the check against its stubs covers every name and every call.
     """
@@ -40,7 +40,7 @@ class TensorRT(Protocol):
 
 
 def load_tensorrt() -> TensorRT:
-    """Import `tensorrt`; UnsupportedEnvironment (found, expected, command) where it is absent, broken or too old."""
+    """Import `tensorrt`; UnsupportedEnvironment (found, expected, command) if it is missing, broken or too old."""
     try:
         module = importlib.import_module(PACKAGE)
     except ImportError as error:
@@ -59,7 +59,7 @@ def load_tensorrt() -> TensorRT:
 
 
 def version_of(trt: TensorRT) -> tuple[int, int]:
-    """Major and minor version, as the lowering wants it."""
+    """Return major and minor version, as the lowering needs them."""
     numbers = re.match(r"(\d+)\.(\d+)", trt.__version__)
     if numbers is None:
         raise UnsupportedEnvironment(f"TensorRT calls its version {trt.__version__!r}; expected numbers", hint=INSTALL)
@@ -74,18 +74,18 @@ MESSAGES_KEPT = 20
 
 
 class Messages:
-    """What TensorRT said: warnings and errors, the last ones. `logger` hands it over."""
+    """TensorRT's last warnings and errors, collected by `logger`."""
 
     def __init__(self) -> None:
         self.errors: deque[str] = deque(maxlen=MESSAGES_KEPT)
         self.warnings: deque[str] = deque(maxlen=MESSAGES_KEPT)
 
     def reason(self) -> str:
-        """The last errors in one line; what plugins said is on stderr."""
+        """Return the last errors in one line; messages of plugins are on stderr."""
         return "; ".join(" ".join(message.split()) for message in list(self.errors)[-3:]) or "it gave no reason"
 
     def logger(self, trt: TensorRT) -> tensorrt.ILogger:
-        """An ILogger of `trt`; the builder wants it to outlive everything else."""
+        """Return an ILogger of `trt`, which must outlive everything else."""
         base: Any = trt.ILogger
         severity, messages = base.Severity, self
 

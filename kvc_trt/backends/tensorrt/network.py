@@ -1,7 +1,6 @@
-"""From a graph to a checked network: lowered, parsed with its weights in place, plugins and attention counted.
+"""Turn a graph into a checked network: lower it, parse it with mapped weights, count plugins and attention layers.
 
-Weights are mapped from their file and handed to the parser by address: nothing reads or copies them before TensorRT
-does.
+Weights are mapped from their file and passed to the parser by address: nothing reads them before TensorRT does.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Network:
-    """A parsed network with everything that has to live as long as it."""
+    """A parsed network with everything that must live as long as it."""
 
     builder: tensorrt.Builder
     definition: tensorrt.INetworkDefinition
@@ -40,7 +39,7 @@ class Network:
 def parsed_network(
     trt: TensorRT, model: ModelProto, weights: Path | None, plugins: frozenset[str] = PLUGINS
 ) -> Iterator[Network]:
-    """The network of a graph behind lowering, parser and checks; `weights` stays mapped while the block runs."""
+    """Lower, parse and check a graph; `weights` stays mapped while the block runs."""
     done = lower_with_notes(model, tensorrt=version_of(trt), plugins=plugins)
     messages = Messages()
     logger = messages.logger(trt)
@@ -60,7 +59,7 @@ def parsed_network(
 
 
 def external_data(model: ModelProto, file: str | None) -> list[tuple[str, int, int]]:
-    """(name, offset, bytes) of every initializer stored in the file of this name; InputError for another file."""
+    """Return (name, offset, bytes) of every initializer, which must be stored in `file`; InputError otherwise."""
     places = []
     for tensor in model.graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
@@ -88,7 +87,7 @@ def _hand_over_weights(
 
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[mmap.mmap]:
-    """The file's bytes, read-only. Views of it must be gone at the end."""
+    """Map a file read-only; views of it must be gone at the end."""
     try:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,7 +1,7 @@
-"""The libraries that offer the plugins, found, fingerprinted and loaded.
+"""Find, fingerprint and load the libraries with the plugins.
 
-A plugin library is executable code. It is taken from the package, or from an absolute path that the user named, and
-from nowhere else; an engine is run with the very file it was built with, known by its SHA-256.
+A plugin library is executable code. It is taken only from the package or from an absolute path given by the user; an
+engine runs with the same file it was built with, identified by its SHA-256.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ Kind = Literal["plugins", "python"]
 
 @dataclass(frozen=True)
 class PluginLibrary:
-    """One file that offers the plugins."""
+    """A library file with the plugins."""
 
     kind: Kind
-    """"plugins": the C++ plugins. "python": the kernels alone, called by the plugins in Python."""
+    """"plugins": the C++ plugins. "python": only the kernels, called by the Python plugins."""
     path: Path
     sha256: str
     abi: int | None = None
-    """Version of the C ABI of the kernels inside; None: not asked, which takes loading it."""
+    """Version of the kernels' C ABI; None until the library is loaded."""
     executor: str | None = None
-    """"cuda", or "emulation": then it runs on no GPU. None: not asked."""
+    """"cuda", or "emulation" for a CPU; None until the library is loaded."""
 
     def record(self) -> dict[str, Any]:
-        """What a manifest keeps of it, under `target.plugins`."""
+        """Return its record for the manifest's `target.plugins`."""
         return {"file": self.path.name, "sha256": self.sha256, "abi": self.abi}
 
 
 def find_libraries(*, ask: bool) -> tuple[PluginLibrary, ...]:
-    """Every library that offers the plugins here, the C++ ones first; empty where there is none.
+    """Return every library with the plugins on this machine, the C++ one first.
 
-    Owner and mode are checked, the fingerprint is taken. With `ask` each is then loaded and says its ABI: for who
-    chooses one to build with, never before an engine's manifest was compared. InputError or UnsupportedEnvironment for
-    a named one that is not there or not to be trusted.
+    Owner and mode are checked and the fingerprint is taken. With `ask` each is then loaded for its ABI: only to choose
+    one for a build, never before an engine's manifest is compared. InputError or UnsupportedEnvironment if the user
+    named a library that is missing or not trusted.
     """
     found: list[PluginLibrary] = []
     if (plugins := named_path(os.environ.get(VARIABLE), PACKAGED)) is not None:
@@ -65,7 +65,7 @@ def find_libraries(*, ask: bool) -> tuple[PluginLibrary, ...]:
 
 
 def named_path(named: str | None, packaged: Path) -> Path | None:
-    """The path that the user named, else the packaged one where it exists. InputError for a relative one."""
+    """Return the user's path, or else the packaged one if it exists. InputError for a relative path."""
     if named:
         if not os.path.isabs(named):
             raise InputError(f"{VARIABLE} is {named!r}: expected an absolute path")
@@ -74,13 +74,13 @@ def named_path(named: str | None, packaged: Path) -> Path | None:
 
 
 def fingerprint(path: Path, kind: Kind) -> PluginLibrary:
-    """The file, nothing of it executed yet."""
+    """Hash a library file without executing it."""
     check_trusted(path)
     return PluginLibrary(kind, path, sha256(path.resolve()))
 
 
 def asked(library: PluginLibrary) -> PluginLibrary:
-    """The library with its ABI and executor, for which it is loaded."""
+    """Load the library and return it with its ABI and executor."""
     try:
         loaded = ctypes.CDLL(str(library.path.resolve()), mode=ctypes.RTLD_LOCAL)
         loaded.kvc_executor.restype = ctypes.c_char_p
@@ -91,7 +91,7 @@ def asked(library: PluginLibrary) -> PluginLibrary:
 
 
 def check_trusted(path: Path) -> None:
-    """Raise unless only its owner, who is this user or root, can change the file and its folder."""
+    """Raise unless only this user or root can change the file and its folder."""
     try:
         real = path.resolve(strict=True)
     except OSError as error:
@@ -110,7 +110,7 @@ def check_trusted(path: Path) -> None:
 
 
 def untrusted(owner: int, mode: int, user: int, *, sticky: bool = False) -> str | None:
-    """Why code with this owner and mode is not loaded by `user`; None where it may be."""
+    """Return why `user` does not load code with this owner and mode; None if trusted."""
     if owner not in (user, 0):
         return f"belongs to user {owner}"
     if mode & stat.S_IWOTH and not sticky:
@@ -122,22 +122,22 @@ def untrusted(owner: int, mode: int, user: int, *, sticky: bool = False) -> str 
 
 @dataclass(frozen=True)
 class LoadedPlugins:
-    """Plugins in TensorRT's registry, kept alive: what is built or run with them uses them."""
+    """Plugins in TensorRT's registry, kept alive for what is built or run with them."""
 
     names: frozenset[str]
-    """Operators of ours that the registry serves."""
+    """Our operators in the registry."""
     keep: Any
-    """The library's handle, or the registration of the plugins in Python."""
+    """The library's handle, or the registration of the Python plugins."""
 
 
 _loaded: dict[tuple[str, PluginLibrary], LoadedPlugins] = {}
 
 
 def load_plugins(library: PluginLibrary, trt: TensorRT) -> LoadedPlugins:
-    """Put the library's plugins into TensorRT's registry, once per process, for good.
+    """Register the library's plugins with TensorRT, once per process.
 
-    UnsupportedEnvironment where TensorRT does not take it: it answers None to a missing file, to one without plugins
-    and to plugins that are there already.
+    UnsupportedEnvironment if TensorRT refuses: it returns None for a missing file, a file without plugins, and plugins
+    that are already registered.
     """
     module: Any = trt
     key = (str(module.__name__), library)

@@ -1,10 +1,10 @@
-"""Optimisation profiles: for which sizes TensorRT chooses kernels, and how much memory one run may need.
+"""Optimisation profiles: the sizes for which TensorRT chooses kernels, which also limit the memory of one run.
 
 Prefill has one profile per range of prompt lengths, decode one per range of batch sizes. An engine stores its weights
-once per layout that its kernels want, and a range of batch one alone wants a layout of its own (measured with NVIDIA's
-builder: half as much again for every weight), so there is no such range beside others.
+once per layout that its kernels need, and a range of only batch one needs another layout (measured with NVIDIA's
+builder: 50% more for every weight), so there is no such range.
 
-Ranges follow from the build's configuration by these functions alone; who runs the engine calls them again.
+Ranges follow from the build's configuration by these functions alone; running an engine calls them again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LENGTHS = (2048, 8192, 32768, 131072)
 """Prompt lengths at which a range ends, unless the engine's own longest one comes first."""
 BATCHES = (8, 64, 512)
-"""Batch sizes at which a range ends, likewise."""
+"""Batch sizes at which a range ends, unless the engine's largest one comes first."""
 TOKENS_PER_PREFILL = 16384
 """Prompts are prefilled together up to this many padded tokens, or those of one longest prompt: enough to fill a GPU,
 and the activations do not grow with the batch."""
@@ -30,7 +30,7 @@ and the activations do not grow with the batch."""
 
 @dataclass(frozen=True)
 class Range:
-    """BufferSizes of one dimension that a profile allows, and the one it is fast for."""
+    """Sizes of one dimension that a profile allows, and the one it is optimised for."""
 
     smallest: int
     fastest: int
@@ -47,11 +47,11 @@ class Profile:
 
     @property
     def largest_tokens(self) -> int:
-        """Most tokens of one run."""
+        """Largest number of tokens of one run."""
         return self.batch.largest * (self.sequence.largest if self.sequence is not None else 1)
 
     def allows(self, batch: int, sequence: int | None = None) -> bool:
-        """Whether one run of these sizes fits."""
+        """Return whether the profile allows a run of these sizes."""
         if not self.batch.smallest <= batch <= self.batch.largest:
             return False
         if self.sequence is None or sequence is None:
@@ -60,7 +60,7 @@ class Profile:
 
 
 def prefill_profiles(max_input_len: int, max_batch_size: int) -> tuple[Profile, ...]:
-    """Ranges of padded prompt lengths up to the longest; the longer the prompts, the fewer of them at once."""
+    """Return ranges of padded prompt lengths up to the longest; the longer the prompts, the fewer run at once."""
     longest = -(-max_input_len // PROMPT_BLOCK) * PROMPT_BLOCK
     profiles = []
     for before, end in _ranges(LENGTHS, longest):
@@ -70,12 +70,12 @@ def prefill_profiles(max_input_len: int, max_batch_size: int) -> tuple[Profile, 
 
 
 def decode_profiles(max_batch_size: int) -> tuple[Profile, ...]:
-    """Ranges of batch sizes up to the largest."""
+    """Return ranges of batch sizes up to the largest."""
     return tuple(Profile(Range(before + 1, end, end)) for before, end in _ranges(BATCHES, max_batch_size))
 
 
 def choose_profile(profiles: Sequence[Profile], batch: int, sequence: int | None = None) -> int:
-    """Index of the profile for one run; InputError saying what the engine was built for where there is none."""
+    """Return the index of the profile for one run; InputError, with what the engine was built for, if none fits."""
     for index, profile in enumerate(profiles):
         if profile.allows(batch, sequence):
             return index
@@ -87,7 +87,7 @@ def choose_profile(profiles: Sequence[Profile], batch: int, sequence: int | None
 
 
 def input_shapes(model: ModelProto, profile: Profile) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Smallest, fastest and largest shape of every input of a graph that has open dimensions."""
+    """Return smallest, optimal and largest shape of every input with open dimensions."""
     ranges = {"batch": profile.batch, "sequence": profile.sequence}
     shapes = {}
     for value in model.graph.input:

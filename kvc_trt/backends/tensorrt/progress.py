@@ -1,7 +1,7 @@
-"""TensorRT's phases as progress: it reports from several threads, and what goes wrong in a report must not reach it.
+"""Show TensorRT's build phases as progress. It reports from several threads, and exceptions must not reach it.
 
-An exception that leaves a callback ends the process, for C++ calls it. So whatever is raised there, an interrupt
-included, is kept, the build is asked to stop, and the exception is raised again where the build was called from.
+C++ calls the callbacks, so an exception that leaves one ends the process. Every exception, also an interrupt, is kept,
+the build is asked to stop, and the exception is raised again by the caller of the build.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt.module import TensorRT
 
 STEPS_WORTH_SHOWING = 10
-"""The builder opens hundreds of short phases; they are counted by the ones around them."""
+"""Fewest steps of a phase that is shown; the builder opens hundreds of shorter ones."""
 
 
 class CallbackErrors:
-    """Exceptions of callbacks, kept until Python is on its own again."""
+    """Exceptions of callbacks, kept until the builder has returned."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
 
     def keep(self, error: BaseException) -> None:
-        """Keep the first."""
+        """Keep the first exception."""
         self.error = self.error or error
 
     def raise_again(self) -> None:
-        """Raise what was kept."""
+        """Raise the kept exception, if any."""
         if self.error is not None:
             raise self.error
 
@@ -46,7 +46,7 @@ class _Open:
 
 
 class Phases:
-    """Long phases as tasks of a `Progress`, in whatever order they end. TensorRT's part of it is `monitor`."""
+    """Shows long phases as tasks of a `Progress`, in any order; `monitor` connects it to TensorRT."""
 
     def __init__(self, progress: Progress, kept: CallbackErrors) -> None:
         self._progress, self._kept = progress, kept
@@ -54,7 +54,7 @@ class Phases:
         self._open: dict[str, _Open] = {}
 
     def start(self, name: str, steps: int) -> None:
-        """A phase of `steps` steps begins."""
+        """Begin a phase of `steps` steps."""
         with self._lock:
             if steps < STEPS_WORTH_SHOWING or name in self._open:
                 return
@@ -62,7 +62,7 @@ class Phases:
             self._open[name] = _Open(task, task.__enter__())
 
     def step(self, name: str, step: int) -> bool:
-        """Step `step` (from 0) of a phase is done; False asks the builder to stop."""
+        """Record that step `step` (from 0) of a phase is done; False asks the builder to stop."""
         with self._lock:
             found = self._open.get(name)
             if found is not None and step >= found.done:
@@ -71,20 +71,20 @@ class Phases:
         return self._kept.error is None
 
     def finish(self, name: str) -> None:
-        """A phase has ended, maybe before its last step."""
+        """End a phase, maybe before its last step."""
         with self._lock:
             found = self._open.pop(name, None)
         if found is not None:
             found.task.__exit__(None, None, None)
 
     def close(self) -> None:
-        """End what a failed build left open."""
+        """End the phases that a failed build left open."""
         for name in list(self._open):
             self.finish(name)
 
 
 def monitor(trt: TensorRT, phases: Phases, kept: CallbackErrors) -> tensorrt.IProgressMonitor:
-    """An IProgressMonitor that reports to `phases`; it must live as long as the builder uses it."""
+    """Return an IProgressMonitor that reports to `phases`; it must live as long as the builder uses it."""
     base: Any = trt.IProgressMonitor
 
     class Monitor(base):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What an engine needs of a machine, held against what the machine has: one table for doctor, build and load."""
+"""Compare what an engine needs with what the machine has: one table for doctor, build and load."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from kvc_trt.sizes import readable_size
 
 OLDEST_CUDA = (12, 0)
 OLDEST_CAPABILITY = (8, 0)
-"""The oldest architecture that the kernels are compiled for."""
+"""The oldest architecture for which the kernels are compiled."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """One thing that is missing or does not fit."""
+    """One thing that is missing or does not fit the machine."""
 
     what: str
     expected: str
     found: str
     hint: str
-    """The next command, or the way out."""
+    """The next command or another remedy."""
 
     def __str__(self) -> str:
         return f"{self.what}: expected {self.expected}, found {self.found}"
 
     def error(self) -> UnsupportedEnvironment:
-        """As the user's error: the request is valid, this machine cannot carry it out."""
+        """Return it as an error: the request is valid, but this machine cannot carry it out."""
         return UnsupportedEnvironment(str(self), hint=self.hint)
 
 
 @dataclass(frozen=True)
 class Packages:
-    """Which TensorRT a backend takes, and the commands that bring what it needs from Python."""
+    """The TensorRT version that a backend needs, and the commands that install its Python packages."""
 
     oldest: tuple[int, int]
     install: str
@@ -50,12 +50,12 @@ class Packages:
 
 
 FOR_GRAPHS = Packages(FIRST_FOR_GRAPHS, INSTALL, f"{INSTALL} --upgrade", INSTALL)
-"""For TensorRT's own parser, which reads our graphs."""
+"""The packages for TensorRT's parser, which reads our graphs."""
 
 
 @dataclass(frozen=True)
 class BuiltFor:
-    """What an engine's manifest says it was built for."""
+    """The target that an engine's manifest records."""
 
     architecture: str
     tensorrt: str
@@ -63,11 +63,11 @@ class BuiltFor:
     library_sha256: str
     library_abi: int
     portable: bool
-    """Built for every architecture from OLDEST_CAPABILITY on."""
+    """Whether it was built for every architecture from OLDEST_CAPABILITY on."""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], where: str) -> BuiltFor:
-        """Read `target` of a manifest; InputError where it is not that of a TensorRT engine."""
+        """Read a manifest's `target`; InputError if it is not that of a TensorRT engine."""
         target = manifest.get("target")
         try:
             if target["backend"] != "tensorrt":  # type: ignore[index]
@@ -86,23 +86,23 @@ class BuiltFor:
 
 
 def probe_machine(packages: Packages) -> tuple[dict[str, str], list[Missing]]:
-    """The facts about this machine as doctor shows them, and everything that is missing."""
+    """Return the facts about this machine for doctor, and everything that is missing."""
     machine = looking.inspect_machine()
     versions = describe(machine)
     if "gpu" not in versions and (seen := nvidia_gpu()) is not None:
-        versions["gpu"] = seen  # the driver's own tool sees it before the packages are there
+        versions["gpu"] = seen  # nvidia-smi reports it even without the packages
     return versions, missing_here(machine, packages)
 
 
 def missing_here(machine: GpuMachine, packages: Packages = FOR_GRAPHS) -> list[Missing]:
-    """Everything that keeps this machine from building or running engines at all, the first cause first."""
+    """Return everything that keeps this machine from building or running any engine, the first cause first."""
     return [*_software(machine, packages), *_gpu(machine), *_library(machine)]
 
 
 def missing_for(target: BuiltFor, machine: GpuMachine, rebuild: str) -> list[Missing]:
-    """Everything that keeps this machine from running this engine; `rebuild` is the command that builds it anew here.
+    """Return everything that keeps this machine from running this engine; `rebuild` is the command that rebuilds it.
 
-    Of the plugin library only the one that the engine was built with is accepted, so what else is there is not judged.
+    Only the plugin library that the engine was built with is accepted; others are not judged.
     """
     missing = [*_software(machine, FOR_GRAPHS), *_gpu(machine)]
     if machine.tensorrt is not None and machine.tensorrt != target.tensorrt:
@@ -121,12 +121,12 @@ def missing_for(target: BuiltFor, machine: GpuMachine, rebuild: str) -> list[Mis
 
 
 def library_of(target: BuiltFor, machine: GpuMachine) -> PluginLibrary:
-    """The library that the engine was built with; `missing_for` has nothing against it."""
+    """Return the library that the engine was built with, which `missing_for` accepts."""
     return next(library for library in machine.libraries if library.sha256 == target.library_sha256)
 
 
 def describe(machine: GpuMachine) -> dict[str, str]:
-    """The facts as doctor shows them."""
+    """Return the facts about the machine for doctor."""
     found: dict[str, str] = {}
     if machine.tensorrt is not None:
         found["tensorrt"] = machine.tensorrt
@@ -143,7 +143,7 @@ def describe(machine: GpuMachine) -> dict[str, str]:
 
 
 def refuse(missing: Sequence[Missing]) -> None:
-    """Raise the first one."""
+    """Raise the first missing thing as an error."""
     for one in missing:
         raise one.error()
 
@@ -161,14 +161,14 @@ def _software(machine: GpuMachine, packages: Packages) -> Iterator[Missing]:
     if machine.driver is None:
         yield Missing("NVIDIA driver", f"one for CUDA {needed[0]}", "none", "install NVIDIA's driver; then nvidia-smi")
     elif machine.driver[0] < needed[0]:
-        # Within a major version an older driver serves a newer runtime.
+        # Within a major version an older driver supports a newer runtime.
         way_out = f"update NVIDIA's driver, or install the packages for CUDA {machine.driver[0]}"
         yield Missing("NVIDIA driver", f"one for CUDA {needed[0]}", f"one for CUDA {_dotted(machine.driver)}", way_out)
 
 
 def _gpu(machine: GpuMachine) -> Iterator[Missing]:
     if machine.driver is None or machine.cuda_runtime is None:
-        return  # said already, and nobody can ask
+        return  # already reported, and the version is unknown
     oldest = f"sm_{OLDEST_CAPABILITY[0]}{OLDEST_CAPABILITY[1]}"
     if machine.gpu is None:
         yield Missing("NVIDIA GPU", f"{oldest} or newer", machine.gpu_problem or "none", "nvidia-smi")

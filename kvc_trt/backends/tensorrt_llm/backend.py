@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class TensorRtLlmBackend(Backend):
-    """Builds engines and runs none.
+    """Builds engines but does not run them.
 
-    TensorRT 10.14, which builds them, cannot be asked which outputs of a plan share the buffers of which inputs
-    (get_aliased_input_tensor came with 10.15), and a cache that is bound wrongly is read while it is written.
+    TensorRT 10.14, which builds them, cannot report which outputs of a plan share the buffers of which inputs
+    (get_aliased_input_tensor came with 10.15), and a wrongly bound cache would be read while it is written.
     """
 
     name = "tensorrt-llm"
@@ -38,7 +38,7 @@ class TensorRtLlmBackend(Backend):
     weight_copies = 3
 
     def probe(self) -> Probe:
-        """All that TensorRT needs besides, but an older TensorRT: it reads no graph."""
+        """Check what the tensorrt backend needs, but with an older TensorRT, since it reads no graph."""
         from kvc_trt.backends.tensorrt.requirements import probe_machine
         from kvc_trt.backends.tensorrt_llm.builder_api import PACKAGES, probe
 
@@ -49,23 +49,23 @@ class TensorRtLlmBackend(Backend):
         return Probe(self.name, self.purpose, not missing, found, missing, tuple(dict.fromkeys(hints)))
 
     def target(self, resolved: ResolvedBuild) -> Mapping[str, Any]:
-        """The architecture, the packages and the plugin library that the plans are for."""
+        """Return the architecture, the packages and the plugin library that the plans are for."""
         from kvc_trt.backends.tensorrt_llm.build import target
 
         return target(resolved)
 
     def target_problem(self, target: Any) -> str | None:
-        """Whether all of that is named."""
+        """Return what `target` lacks, or None."""
         return target_problem(target, self.name, frozenset({"tensorrt", "tensorrt_llm"}))
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-        """The graphs' makers, and a plan of each graph."""
+        """Return what makes the graphs, and a plan for each graph."""
         from kvc_trt.backends.tensorrt_llm.build import makers
 
         return {**super().makers(resolved, source, progress), **makers(resolved, source, progress)}
 
     def sources(self) -> Iterable[Path]:
-        """This folder, and the profiles that its plans share with TensorRT's."""
+        """Return the sources of this folder, and of the profiles shared with the tensorrt backend."""
         return (*Path(__file__).parent.glob("*.py"), Path(profiles.__file__))
 
 

@@ -1,7 +1,7 @@
 """The stages of an engine that TensorRT-LLM's builder makes: the graphs and the weights, then a plan for each graph.
 
-The plans have the inputs, outputs and profiles of those of the tensorrt backend. Not executed anywhere yet:
-docs/tensorrt-llm.md says what was checked and what was not.
+The plans have the same inputs, outputs and profiles as those of the tensorrt backend. They have not been executed yet:
+docs/tensorrt-llm.md lists what was checked and what was not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvc_trt.progress import Progress
 
 
 def target(resolved: ResolvedBuild) -> dict[str, Any]:
-    """What the manifest says the engine is for. UnsupportedEnvironment where this machine cannot build it."""
+    """Return the manifest's `target`; UnsupportedEnvironment if this machine cannot build the engine."""
     machine = _here()
     assert machine.gpu is not None
     return {
@@ -39,7 +39,7 @@ def target(resolved: ResolvedBuild) -> dict[str, Any]:
 
 
 def makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> dict[str, Maker]:
-    """Return what makes the plans; TensorRT-LLM is imported when the first one is made."""
+    """Return what makes the plans; the first call imports TensorRT-LLM."""
     parameters, batch = resolved.parameters, resolved.config.max_batch_size
 
     def layers() -> NetworkLayers:
@@ -60,9 +60,9 @@ def makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> 
 
 
 def build_plan(api: BuilderApi, dtype: str, define: Callable[[], None]) -> Any:
-    """Build the network that `define` adds layers to; the plan is a buffer.
+    """Build the network to which `define` adds layers; return the plan as a buffer.
 
-    Raises UnsupportedEnvironment where TensorRT refuses it; its log, above, says why.
+    Raises UnsupportedEnvironment if TensorRT refuses it; its log says why.
     """
     builder = api.make_builder()
     network = builder.create_network()
@@ -87,7 +87,7 @@ def _write_plan(path: Path, dtype: str, define: Callable[[], None]) -> None:
 
 @cache
 def _here() -> GpuMachine:
-    """This machine, which has all that a build takes."""
+    """Return this machine, which has everything that a build needs."""
     require_builder()
     machine = inspect_machine()
     refuse(missing_here(machine, PACKAGES))
@@ -95,13 +95,13 @@ def _here() -> GpuMachine:
 
 
 def _library(machine: GpuMachine) -> PluginLibrary:
-    """The plugins that a build takes: the C++ ones where they are; `missing_here` has made sure that one is usable."""
+    """Return the plugin library for a build, the C++ one if present; `missing_here` checked that one is usable."""
     return next(library for library in machine.libraries if library.executor == "cuda")
 
 
 @cache
 def _api_with_plugins() -> BuilderApi:
-    """The builder with our plugins in TensorRT's registry, once per process: a library cannot be loaded twice."""
+    """Return the builder with our plugins registered, once per process: a library cannot be loaded twice."""
     library, api = _library(_here()), load_builder_api()
     load_plugins(library, api.tensorrt)
     return api

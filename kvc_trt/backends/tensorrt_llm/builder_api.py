@@ -1,7 +1,7 @@
-"""Which TensorRT-LLM is installed, and the part of its builder API (up to 1.2) that the adapter calls, as types.
+"""The installed TensorRT-LLM, and types for the part of its builder API (up to 1.2) that the adapter calls.
 
-Signatures as in its public source; the package itself has no type information and is imported when it is used. Element
-types are given by name ("float16"), which its functions accept.
+Signatures follow its public source; the package has no type information and is imported on use. Element types are given
+by name ("float16"), which its functions accept.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Builder(Protocol):
 
 @dataclass(frozen=True)
 class BuilderApi:
-    """All that the adapter uses of an installation."""
+    """The parts of an installation that the adapter uses."""
 
     version: str
     functional: Functional
@@ -145,11 +145,11 @@ class BuilderApi:
     """tensorrt_llm.functional._create_tensor(output, layer), which its own functions call for every layer they add."""
     make_builder: Callable[[], Builder]
     net_guard: Callable[[Any], AbstractContextManager[Any]]
-    """Makes a network the one that functions add layers to."""
+    """Makes a network the one to which functions add layers."""
     default_net: Callable[[], Any]
     """The network of the enclosing net_guard (tensorrt_llm.Network)."""
     default_trtnet: Callable[[], tensorrt.INetworkDefinition]
-    """The same as TensorRT sees it."""
+    """The same network as a TensorRT object."""
     tensorrt: Any
     """The tensorrt module."""
 
@@ -160,21 +160,21 @@ INSTEAD = "kvc-trt build --backend tensorrt, or kvc-trt export llm-api for Tenso
 REMOVAL = "https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html"
 
 PACKAGES = Packages(FIRST_FOR_PLUGINS, INSTALL, INSTALL, "pip install cuda-bindings")
-"""tensorrt_llm pins its TensorRT, so nothing of `kvc-trt[tensorrt]`, which brings the newest one, is advised here."""
+"""tensorrt_llm pins its TensorRT, so `kvc-trt[tensorrt]`, which installs the newest one, is not suggested here."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a probe can tell without importing the package, which would initialise MPI and CUDA."""
+    """What a probe finds without importing the package, which would initialise MPI and CUDA."""
 
     versions: dict[str, str]
     missing: tuple[str, ...]
     hint: str | None
-    """The next command, where something is missing."""
+    """The next command, if something is missing."""
 
 
 def probe() -> Facts:
-    """Look at what is installed; nothing is imported."""
+    """Inspect what is installed without importing it."""
     versions = {name: found for name in ("tensorrt_llm", "tensorrt") if (found := installed(name)) is not None}
     if "tensorrt_llm" not in versions:
         return Facts(versions, ("Python package tensorrt_llm 1.2.x",), INSTALL)
@@ -187,7 +187,7 @@ def probe() -> Facts:
 
 
 def installed(package: str) -> str | None:
-    """Version of an installed distribution, None where there is none."""
+    """Return the version of an installed distribution, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -195,7 +195,7 @@ def installed(package: str) -> str | None:
 
 
 def removed(version: str) -> str | None:
-    """Why this version cannot build engines; None where it can."""
+    """Return why this version cannot build engines; None if it can."""
     numbers = version.split(".")[:2]
     if all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) <= LAST_WITH_BUILDER:
         return None
@@ -204,7 +204,7 @@ def removed(version: str) -> str | None:
 
 
 def require_builder() -> str:
-    """Version of the installed TensorRT-LLM; UnsupportedEnvironment where it is absent or newer than 1.2."""
+    """Return the version of the installed TensorRT-LLM; UnsupportedEnvironment if it is missing or newer than 1.2."""
     facts = probe()
     if facts.missing:
         raise UnsupportedEnvironment(f"backend tensorrt-llm needs {'; '.join(facts.missing)}", hint=facts.hint)
@@ -212,9 +212,9 @@ def require_builder() -> str:
 
 
 def load_builder_api() -> BuilderApi:
-    """Import TensorRT-LLM's builder.
+    """Import TensorRT-LLM's builder API.
 
-    Raises UnsupportedEnvironment where it is absent, newer than 1.2, or does not load.
+    Raises UnsupportedEnvironment if it is missing, newer than 1.2, or does not load.
     """
     found = require_builder()
     try:

@@ -1,7 +1,7 @@
 """TensorRT-LLM's engine directory: config.json {version, pretrained_config, build_config} and rank0.engine.
 
-It holds one plan, ours are two; so there are two of them side by side, as TensorRT-LLM itself does it for encoder and
-decoder: DIR/prefill and DIR/decode.
+It holds one plan, and our engines have two, so there are two directories, as TensorRT-LLM has for encoder and decoder:
+DIR/prefill and DIR/decode.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CONFIG_FILE, PLAN_FILE = "config.json", "rank0.engine"
 
 
 def directory_config(engine_config: Mapping[str, Any], version: str, max_num_tokens: int) -> dict[str, Any]:
-    """TensorRT-LLM's config.json from that of an engine of ours; `version` is the tensorrt_llm that built it.
+    """Return TensorRT-LLM's config.json, made from that of our engine; `version` is the tensorrt_llm that built it.
 
-    build_config gets what its reader demands; the compression goes along, as a key of its own.
+    build_config gets what its reader requires; the compression is an extra key.
     """
     ours = {name: value for name, value in engine_config["build_config"].items() if name != "kvc_trt"}
     build = {
@@ -60,9 +60,9 @@ def export_engine(engine: EngineDirectory, target: Path) -> None:
 
 
 def write_engine_directories(target: Path, configs: Mapping[str, Mapping[str, Any]], plans: Mapping[str, Path]) -> None:
-    """Write target/prefill and target/decode, whole or not at all; plans are linked, or copied between file systems.
+    """Write target/prefill and target/decode atomically; plans are linked, or copied between file systems.
 
-    Raises InputError where `target` exists.
+    Raises InputError if `target` exists.
     """
     target = writable_target(target)
     if target.exists() or target.is_symlink():

@@ -1,4 +1,4 @@
-"""Layers of a Llama-like decoder out of TensorRT-LLM's functions, and our plugins as layers.
+"""Layers of a Llama-like decoder made with TensorRT-LLM's functions, and our plugins as layers.
 
 Activations are token-major, [T, width].
 """
@@ -37,45 +37,45 @@ class NetworkLayers:
         self._constants: dict[str, Tensor] = {}
 
     def embed(self, ids: Tensor) -> Tensor:
-        """INT64 [T] -> [T,hidden]"""
+        """Look up token ids: INT64 [T] -> [T,hidden]."""
         return self._f.embedding(ids, self._weight(EMBEDDING))
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        """RMSNorm over the last dimension."""
+        """Apply RMSNorm over the last dimension."""
         weight, size = self._weight(name), self._weights.shape(name)[0]
         return self._f.rms_norm(x, size, weight=weight, eps=self.model.norm_epsilon)
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """`x` [T,in] times NAME.weight [out,in], plus NAME.bias [out] where the model has one."""
+        """Multiply `x` [T,in] by NAME.weight [out,in] and add NAME.bias [out] if the model has one."""
         product = self._f.matmul(x, self._weight(f"{name}.weight"), transb=True)
         return product + self._weight(f"{name}.bias") if self._has_bias(name) else product
 
     def feed_forward(self, x: Tensor, layer: str) -> Tensor:
-        """SwiGLU: down(silu(gate(x)) * up(x))."""
+        """Apply SwiGLU: down(silu(gate(x)) * up(x))."""
         gate, up = self.linear(x, f"{layer}.mlp.gate_proj"), self.linear(x, f"{layer}.mlp.up_proj")
         return self.linear(self._f.silu(gate) * up, f"{layer}.mlp.down_proj")
 
     def head(self, x: Tensor) -> Tensor:
-        """Logits [T,vocab] of hidden states [T,hidden]."""
+        """Return the logits [T,vocab] of hidden states [T,hidden]."""
         name = EMBEDDING if self.model.tie_word_embeddings else HEAD
         return self._f.matmul(self.norm(x, FINAL_NORM), self._weight(name), transb=True)
 
     def angles(self, positions: Tensor) -> Angles:
-        """Cosine and sine, FLOAT [T,1,D/2], of INT64 positions [T]; all layers share them."""
+        """Return cosine and sine, FLOAT [T,1,D/2], of INT64 positions [T]; all layers share them."""
         tables = [self._f.constant(table) for table in rotary_tables(self.model, self._length)]
         cosine, sine = (self._f.embedding(positions, t).view([-1, 1, self.model.head_size // 2]) for t in tables)
         return cosine, sine
 
     def query(self, x: Tensor, layer: str, angles: Angles) -> Tensor:
-        """Rotated queries FLOAT [T,H,D] of normed activations."""
+        """Return rotated queries FLOAT [T,H,D] of normed activations."""
         return self._rotated(x, layer, "q", self.model.num_attention_heads, angles)
 
     def key(self, x: Tensor, layer: str, angles: Angles) -> Tensor:
-        """Rotated keys [T,G,D]."""
+        """Return rotated keys [T,G,D]."""
         return self._rotated(x, layer, "k", self.model.num_key_value_heads, angles).cast(self.model.dtype)
 
     def value(self, x: Tensor, layer: str) -> Tensor:
-        """Values [T,G,D]."""
+        """Return values [T,G,D]."""
         model = self.model
         flat = self.linear(x, f"{layer}.self_attn.v_proj")
         return flat.view([-1, model.num_key_value_heads, model.head_size])
@@ -83,8 +83,8 @@ class NetworkLayers:
     def causal_attention(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """TensorRT's own attention of FLOAT queries [B,H,S,D] and keys, values [B,G,S,D] -> [B,H,S,D].
 
-        It applies no scale. Only in fp32, for which it has no fused kernel, may it be taken apart: the scores of a long
-        prompt do not fit into memory.
+        It applies no scale. It may be decomposed only in fp32, for which it has no fused kernel: the scores of a long
+        prompt do not fit in memory.
         """
         operation = self.api.tensorrt.AttentionNormalizationOp.SOFTMAX
         scaled = (query * (1 / math.sqrt(self.model.head_size))).cast(self.model.dtype)
@@ -92,7 +92,7 @@ class NetworkLayers:
             scaled.trt_tensor, keys.trt_tensor, values.trt_tensor, operation, True
         )
         attention.decomposable = self.model.dtype == "float32"
-        # An attention is no layer, so `_create_tensor`, which names the layer, cannot wrap it.
+        # An attention is not a layer, so `_create_tensor`, which names the layer, cannot wrap it.
         output = attention.get_output(0)
         return self.api.make_tensor(trt_tensor=output, network=self.api.default_net(), is_network_input=False)
 
@@ -147,16 +147,16 @@ def add_plugin(
 
 
 def own_attributes(operator: Operator, parameters: PolicyParameters) -> dict[str, int]:
-    """The attributes of an operator as a policy's parameters have them."""
+    """Return the attributes of an operator from a policy's parameters."""
     return {attribute.name: getattr(parameters, attribute.name) for attribute in operator.attributes}
 
 
 def compact(
     api: BuilderApi, parameters: PolicyParameters, layer: int, inputs: Mapping[str, Tensor], pages: bool
 ) -> dict[str, Tensor]:
-    """KvcCompact for one layer.
+    """Add KvcCompact for one layer.
 
-    A layer that is not compressed has a slot for every token and keeps all; without pages its bounds are one page.
+    An uncompressed layer has a slot for every token and keeps all; without pages its bounds are one page.
     """
     rule = parameters.groups(layer)[0].parameters
     attributes = own_attributes(COMPACT, rule)

@@ -1,9 +1,9 @@
 """Our RocketKV in the units of TensorRT-LLM's: the `sparse_attention_config` of its LLM API.
 
-Three of its fields count otherwise than ours. Its pages are powers of two, so ours are moved to the nearest one (by
-ratio: 3 becomes 4, 5 becomes 4); channels move with them, which keeps the bytes read for scoring, because halving the
-pages doubles the channels that one step can afford. And `topk` counts pages in its TRTLLM attention, tokens in its
-VANILLA one, where ours are always tokens.
+Three of its fields have other units than ours. Its page sizes are powers of two, so ours are rounded to the nearest one
+(by ratio: 3 becomes 4, 5 becomes 4). Channels are scaled accordingly, which keeps the bytes read for scoring: half the
+pages allow twice the channels. And `topk` counts pages in its TRTLLM attention, tokens in its VANILLA attention; ours
+are always tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Strict(BaseModel):
 
 
 class RocketSparseAttention(_Strict):
-    """Fields of its RocketSparseAttentionConfig; it refuses every other."""
+    """Fields of TensorRT-LLM's RocketSparseAttentionConfig, which refuses others."""
 
     algorithm: Literal["rocket"] = "rocket"
     window_size: Positive
@@ -57,13 +57,13 @@ class RocketSparseAttention(_Strict):
 
 
 class KvCache(_Strict):
-    """What RocketKV forces on the cache: blocks of an evicted prompt cannot serve another request."""
+    """Cache settings that RocketKV requires: blocks of an evicted prompt cannot be reused by another request."""
 
     enable_block_reuse: Literal[False] = False
 
 
 class LlmApiConfiguration(_Strict):
-    """Arguments of `LLM(...)`, as far as an export sets them."""
+    """The arguments of `LLM(...)` that an export sets."""
 
     backend: Literal["pytorch"] = "pytorch"
     attn_backend: AttentionBackend
@@ -73,7 +73,7 @@ class LlmApiConfiguration(_Strict):
     max_batch_size: Positive
     max_seq_len: Positive
     max_num_tokens: Positive
-    """Without chunks a prompt is one forward pass, so it must fit here."""
+    """Without chunking a prompt is one forward pass, so this must be at least its length."""
 
 
 def changes(
@@ -155,13 +155,13 @@ DEFAULT_MAX_NUM_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one step reads of the cache per layer and KV head, in K/V pairs of 16 bits, at a full cache."""
+    """What one step reads of a full cache per layer and KV head, in 16-bit K/V pairs."""
 
     ours: float
     theirs: float
     """The same count for the exported numbers."""
     at_most: float | None
-    """Counted for its kernels: both bounds of every channel, and every block that a selected page touches, whole.
+    """Count for its kernels: both bounds of every channel, and all blocks that selected pages touch.
 
     None for its VANILLA attention, which is a reference and has no kernels of its own.
     """
@@ -169,7 +169,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Export:
-    """A configuration, and all that a reader must know about it."""
+    """A configuration, and everything that a reader must know about it."""
 
     configuration: LlmApiConfiguration
     parameters: PolicyParameters
@@ -177,7 +177,7 @@ class Export:
     """Numbers that differ from the policy's own, and why."""
     traffic: Traffic
     limits: tuple[str, ...]
-    """What TensorRT-LLM's RocketKV cannot do, whatever is configured."""
+    """What TensorRT-LLM's RocketKV cannot do with any configuration."""
     differences: tuple[str, ...]
     """Where it computes something else than the policy."""
     warnings: tuple[str, ...]
@@ -194,7 +194,7 @@ def export_llm_api(
 ) -> Export:
     """Express a policy as TensorRT-LLM's RocketKV.
 
-    Raises InputError, naming what to use instead, for a policy that it cannot express.
+    Raises InputError, naming an alternative, for a policy that it cannot express.
     """
     _check_expressible(parameters)
     if attention == "VANILLA" and kt_cache_dtype != "bfloat16":
@@ -219,7 +219,7 @@ def export_llm_api(
 
 
 def nearest_page_size(page_size: int) -> int:
-    """The power of two whose ratio to `page_size` is nearest to one, at most one block of the cache."""
+    """Return the power of two nearest to `page_size` by ratio, at most one block of the cache."""
     lower = 1 << (page_size.bit_length() - 1)
     upper = lower if lower == page_size else 2 * lower
     return min(lower if page_size * page_size <= lower * upper else upper, TOKENS_PER_BLOCK)

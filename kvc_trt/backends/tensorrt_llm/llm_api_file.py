@@ -1,7 +1,7 @@
-"""What is exported, and the file that it becomes.
+"""The YAML file of an export.
 
-The policy of an engine directory, of a build's YAML file, or of an engine's config.json is written as a YAML file that
-says what it is, what it cannot do and where it differs.
+The policy of an engine directory, of a build's YAML file, or of an engine's config.json is written to a YAML file that
+states what it is, what it cannot do and where it differs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LARGEST_CONFIG = 16 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """One resolved policy and the model it was resolved for."""
+    """A resolved policy and its model."""
 
     description: str
     model: ModelConfig
     parameters: PolicyParameters
     max_batch_size: int
     checkpoint: str
-    """What TensorRT-LLM would load: a Hugging Face name, a directory, or MODEL where neither is known."""
+    """What TensorRT-LLM would load: a Hugging Face name, a directory, or MODEL if neither is known."""
 
 
 def read_source(path: Path) -> Source:
@@ -48,7 +48,7 @@ def read_source(path: Path) -> Source:
 
 
 def _from_engine(path: Path) -> Source:
-    """Only config.json is read, so it alone is hashed: an engine may hold a hundred gigabytes."""
+    """Read config.json and check only its hash: an engine may hold a hundred gigabytes."""
     from kvc_trt.engine.files import read_bytes
     from kvc_trt.engine.manifest import MANIFEST_FILE, file_records, read_manifest, rebuild_hint
 
@@ -113,7 +113,7 @@ _COLUMN = 34
 def yaml_text(export: Export, *, source: str, model: str) -> str:
     """Return the file: `source` is what was exported, `model` what trtllm-serve would be given.
 
-    Whatever these two hold ends in a comment, and the text is read back before it is returned.
+    Both appear only in comments, and the text is parsed again before it is returned.
     """
     configuration = export.configuration
     text = "\n".join((*_heading(export, _one_line(source), _one_line(model)), *_settings(configuration), ""))
@@ -123,7 +123,7 @@ def yaml_text(export: Export, *, source: str, model: str) -> str:
 
 
 def parse(text: str) -> LlmApiConfiguration:
-    """Read an exported file strictly; InputError for anything that an export does not write."""
+    """Parse an exported file strictly; InputError for anything that an export does not write."""
     import yaml
 
     return validated(LlmApiConfiguration, yaml.safe_load(text), "exported configuration")

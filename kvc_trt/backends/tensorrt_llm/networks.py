@@ -1,4 +1,4 @@
-"""The two networks of an engine, with the inputs and outputs of `kvc_trt.graph.build`, name by name."""
+"""Define the two networks of an engine, with the same inputs and outputs as `kvc_trt.graph.build`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 
 Dynamic = tuple[str, Sequence[tuple[int, int, int]]]
-"""A dimension whose size a call decides: its name; smallest, fastest and largest size in every profile."""
+"""A dynamic dimension: its name, and smallest, optimal and largest size in every profile."""
 
 
 def define_prefill(layers: NetworkLayers, parameters: PolicyParameters, max_batch_size: int) -> None:
@@ -84,7 +84,7 @@ def _dynamic(name: str, ranges: Sequence[Range]) -> Dynamic:
 
 
 def _input(api: BuilderApi, name: str, dtype: str, axes: Sequence[int | Dynamic]) -> Tensor:
-    """A network input. Equal names promise equal sizes, so a static dimension is named after place and size."""
+    """Add a network input. Equal names mean equal sizes, so a static dimension is named after place and size."""
     profiles = next(len(axis[1]) for axis in axes if not isinstance(axis, int))
     ranges: OrderedDict[str, list[Any]] = OrderedDict()
     for place, axis in enumerate(axes):
@@ -96,18 +96,18 @@ def _input(api: BuilderApi, name: str, dtype: str, axes: Sequence[int | Dynamic]
 
 
 def _project(layers: NetworkLayers, normed: Tensor, name: str, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries FLOAT [T,H,D], keys and values [T,G,D]."""
+    """Project to queries FLOAT [T,H,D], keys and values [T,G,D]."""
     return layers.query(normed, name, angles), layers.key(normed, name, angles), layers.value(normed, name)
 
 
 def _by_head(layers: NetworkLayers, part: Tensor, grid: Sequence[Tensor], heads: int) -> Tensor:
-    """[T,heads,D] -> [B,heads,S,D]"""
+    """Reshape [T,heads,D] -> [B,heads,S,D]."""
     shape = layers.api.functional.concat([*grid, heads, layers.model.head_size])
     return part.view(shape).permute([0, 2, 1, 3])
 
 
 def _after_attention(layers: NetworkLayers, x: Tensor, attended: Tensor, name: str) -> Tensor:
-    """Output projection, residuals and the feed-forward half; `attended` has one row of all heads per token."""
+    """Apply output projection, residuals and feed-forward; `attended` has one row of all heads per token."""
     model = layers.model
     flat = attended.view([-1, model.num_attention_heads * model.head_size])
     x = x + layers.linear(flat, f"{name}.self_attn.o_proj")
@@ -115,20 +115,20 @@ def _after_attention(layers: NetworkLayers, x: Tensor, attended: Tensor, name: s
 
 
 def _positions(api: BuilderApi, ids: Tensor, last: int) -> Tensor:
-    """INT64 [B*S]: 0, 1, ... of every row. Padding may reach beyond `last`; what is computed there is never used."""
+    """Return the positions 0, 1, ... of every row, INT64 [B*S]. Padding beyond `last` is never used."""
     f = api.functional
     counted = f.arange(f.constant(np.array(0, np.int64)), f.shape(ids, 1), "int64")
     return f.expand(f.minimum(counted, last).view([1, -1]), f.shape(ids)).view([-1])
 
 
 def _window(api: BuilderApi, lengths: Tensor, width: int) -> Tensor:
-    """INT64 [B,W,1]: positions of each row's last W queries; rows before its start point at 0."""
+    """Return the positions of each row's last W queries, INT64 [B,W,1]; 0 for those before its start."""
     offsets = api.functional.constant(np.arange(-width, 0, dtype=np.int64).reshape(1, width))
     return api.functional.maximum(lengths.view([-1, 1]) + offsets, 0).view([-1, width, 1])
 
 
 def _last_queries(layers: NetworkLayers, query: Tensor, grid: Sequence[Tensor], window: Tensor, width: int) -> Tensor:
-    """FLOAT queries [T,H,D] -> those of the observation window, [B,H,W,D]."""
+    """Gather the queries of the observation window: FLOAT [T,H,D] -> [B,H,W,D]."""
     f, model = layers.api.functional, layers.model
     rows = query.cast(model.dtype).view(f.concat([*grid, model.num_attention_heads * model.head_size]))
     chosen = f.gather_nd(rows, window, batch_dims=1)
@@ -136,7 +136,7 @@ def _last_queries(layers: NetworkLayers, query: Tensor, grid: Sequence[Tensor], 
 
 
 def _store(layers: NetworkLayers, parameters: PolicyParameters, layer: int, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Compact the layer's prompt, mark its state as outputs, return its cache lengths [B]."""
+    """Compact the layer's prompt, mark its state as outputs, and return its cache lengths [B]."""
     pages, dtype = uses_pages(parameters, layer), layers.model.dtype
     made = compact(layers.api, parameters, layer, inputs, pages)
     for name in ("k_cache", "v_cache", *(["bounds"] if pages else [])):

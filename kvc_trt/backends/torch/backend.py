@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TorchBackend(Backend):
-    """Runs the weights of an engine; the graphs are not read."""
+    """Runs an engine from its weights, without reading its graphs."""
 
     name = "torch"
     purpose = "NVIDIA GPU through PyTorch and CUDA kernels; any CPU, slowly"
@@ -27,7 +27,7 @@ class TorchBackend(Backend):
     measures_break_even = True
 
     def probe(self) -> Probe:
-        """Usable wherever PyTorch is; on a CPU the kernels' reference runs in their place, and the probe says so."""
+        """Check for PyTorch; without a GPU and kernels the reference runs in their place, and the probe says so."""
         versions, missing = import_package("torch")
         if missing:
             return Probe(self.name, self.purpose, False, versions, missing, (INSTALL_VERIFY,))
@@ -42,36 +42,36 @@ class TorchBackend(Backend):
         return Probe(self.name, self.purpose, True, versions, (), ())
 
     def break_even(self, model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
-        """On the GPU that the build has; from the cache if known."""
+        """Measure on this machine's GPU, or return the cached result."""
         from kvc_trt.backends.torch.benchmark import break_even
 
         return break_even(model, parameters, dtype)
 
     def runs(self, other: Backend) -> bool:
-        """Every engine that keeps its weights in the weight file."""
+        """Return whether the other backend's engines keep their weights in the weight file."""
         return WEIGHTS_FILE in other.files.values()
 
     def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> TorchExecutor:
-        """On the device of the kernel library in use."""
+        """Return an executor on the device of the kernel library in use."""
         from kvc_trt.backends.torch.executor import TorchExecutor
 
         return TorchExecutor(engine, threads=threads, **options)
 
     def harness(self, engine: EngineDirectory, threads: int | None) -> TorchHarness:
-        """The weights, and the kernels alone."""
+        """Return a harness over the weights and the kernels."""
         from kvc_trt.backends.torch.harness import TorchHarness
 
         return TorchHarness(engine, threads)
 
     def benchmark(self, engine: EngineDirectory, threads: int) -> TorchBenchmark:
-        """The device of the kernel library in use."""
+        """Return the benchmark of the kernel library's device."""
         from kvc_trt.backends.torch.benchmark import TorchBenchmark
 
         return TorchBenchmark(engine, threads)
 
 
 def _kernels() -> tuple[str | None, str | None]:
-    """The kernel library that would be called, and what keeps it from running on a GPU."""
+    """Return the kernel library that would be called, and why it cannot run on a GPU."""
     from kvc_trt.kernels.c_library import KernelLibraryError
     from kvc_trt.kernels.loading import VARIABLE, library_path, load
 

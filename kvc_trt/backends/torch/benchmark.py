@@ -1,8 +1,8 @@
-"""PyTorch around the kernels as a place to measure: a GPU, or a CPU that stands in for one and says so.
+"""Measure PyTorch around the kernels, on a GPU or, with a note in the result, on a CPU.
 
-Engine and twin share their weights, as they are resident: on a CPU in float32 whatever the file holds, so that the
-floor counts the bytes that are really read there. Steps and prefills are timed on the host's clock, as both end with a
-wait for the device; the parts of a prefill are timed by the device's own events.
+Engine and twin share their weights in memory: on a CPU always in float32, so that the floor counts the bytes that are
+actually read. Steps and prefills are timed by the host's clock, since both end with a wait for the device; parts of a
+prefill are timed by the device's events.
 
 `break_even` is what `--dense-until auto` measures here.
 """
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
 
 STATE_BYTES = 2 << 30
-"""Caches of many layers: a step then takes long beside what the host adds to it, and no cache of a GPU holds them."""
+"""Bytes of caches: enough for a step to take much longer than its host overhead, and more than a GPU's L2 cache."""
 
 
 class TimedDecoder(TorchDecoder):
-    """`marks` holds the times before and after every compaction since it was last cleared."""
+    """A decoder that appends the times before and after every compaction to `marks`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.marks: list[tuple[Any, Any]] = []
 
     def compaction_seconds(self) -> float:
-        """All compactions together. On a GPU: once the device has finished them."""
+        """Return the seconds of all compactions together; waits for a GPU."""
         if self.on_gpu:
             return sum(float(start.elapsed_time(end)) for start, end in self.marks) / 1e3
         return float(sum(end - start for start, end in self.marks))
@@ -76,11 +76,11 @@ class TimedDecoder(TorchDecoder):
 FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 COPIED_BYTES = 1 << 30
 COPIES_PER_SAMPLE, SAMPLES = 8, 9
-"""One copy takes half a millisecond: several of them hide what a launch takes."""
+"""Copies per sample, and samples. One copy takes half a millisecond; several of them hide the cost of a launch."""
 
 
 class TorchBenchmark:
-    """The device of the kernel library in use; the CPU, on the reference operators, where there is none."""
+    """Measures on the device of the kernel library in use, or on the CPU with reference operators."""
 
     weight_copies = 1
 
@@ -89,32 +89,32 @@ class TorchBenchmark:
         self._device = choose_device()
 
     def open(self, program: Program) -> TorchExecutor:
-        """With the weights that are resident already."""
+        """Return an executor that shares the weights in memory."""
         return TorchExecutor(program, threads=self._threads, weights=self._weights)
 
     def fill(self, executor: TorchExecutor, rows: Mapping[str, NDArray[Any]]) -> None:
-        """One row of each tensor is copied to the device, and from there into all rows."""
+        """Copy one row of each tensor to the device, and there into all rows."""
         executor.fill_rows(rows)
 
     def weight_format(self, program: Program) -> str:
-        """The resident tensors'."""
+        """Return the format of the tensors in memory."""
         return FORMATS[self._weights.embedding.dtype]
 
     def weight_bytes(self, executor: TorchExecutor) -> tuple[int, str]:
-        """The tensors of engine and twin together, and this executor's rotary tables."""
+        """Return the bytes of the tensors shared by engine and twin, and of this executor's rotary tables."""
         return self._weights.nbytes + executor.decoder.rotary_bytes, "resident tensors"
 
     def bounds_bytes(self, executor: TorchExecutor) -> int:
-        """The tensors of page bounds."""
+        """Return the bytes of the page bounds."""
         return sum(tensor.nbytes for name, tensor in executor.state.items() if name.startswith("bounds"))
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
-        """The bound that is checked before a prefill."""
+        """Return the bound that is checked before a prefill."""
         itemsize = self._weights.embedding.dtype.itemsize
         return memory.prefill_bytes(program.model, program.state, rows, tokens, itemsize=itemsize, block=PREFILL_BLOCK)
 
     def watch(self, executor: TorchExecutor) -> AbstractContextManager[Peak]:
-        """On a GPU PyTorch's own count, on a CPU the process's resident memory."""
+        """Report PyTorch's count on a GPU, the process's resident memory on a CPU."""
         return self._watch_allocator() if self._on_gpu else watch_memory()
 
     @contextmanager
@@ -126,27 +126,27 @@ class TorchBenchmark:
         peak.highest = torch.cuda.max_memory_allocated(self._device)
 
     def free_bytes(self) -> int:
-        """What the device has left."""
+        """Return the free memory of the device in bytes."""
         return memory.free_bytes(self._device)
 
     def copy_bandwidth(self) -> CopyBandwidth:
-        """The device's memory; every byte counts twice, read and written."""
+        """Measure the device's memory; every byte counts twice, read and written."""
         return device_copy_bandwidth(self._device) if self._on_gpu else measure_copy_bandwidth(self._threads)
 
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
-        """`compact` in a decoder that times it."""
+        """Time `compact` in a `TimedDecoder`."""
         if not compacts(program):
             return None
         executor = TorchExecutor(program, weights=self._weights, decoder_class=TimedDecoder)
         decoder, found = cast(TimedDecoder, executor.decoder), []
-        for _ in range(repeats + 1):  # the first one touches what the others find
+        for _ in range(repeats + 1):  # the first one warms up
             decoder.marks.clear()
             seconds = prefill_seconds(executor, prompts)
             found.append(PartOfRun(seconds, decoder.compaction_seconds()))
         return median_share(found[1:])
 
     def describe(self) -> dict[str, Any]:
-        """The device, what runs the operators, and on a CPU that no figure is one of a GPU."""
+        """Return the device, what runs the operators, and on a CPU a note that no figure is from a GPU."""
         library = current_library()
         kernels = "reference operators" if library is None else f"{library.executor} library"
         found: dict[str, Any] = {"threads": self._threads, "torch_device": self._device.type, "kernels": kernels}
@@ -164,7 +164,7 @@ class TorchBenchmark:
 
 
 def device_copy_bandwidth(device: torch.device) -> CopyBandwidth:
-    """Copies of a gigabyte on a GPU, timed by its events."""
+    """Time copies of a gigabyte on a GPU by its events."""
     source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device=device)
     target, rates = torch.empty_like(source), []
     for sample in range(SAMPLES + 1):
@@ -187,7 +187,7 @@ def _event() -> Any:
 def break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> int:
     """Return the length in tokens up to which attending densely is at least as fast; from the cache if known.
 
-    UnsupportedEnvironment without a GPU and its kernels: a CPU's reference operators break even elsewhere.
+    UnsupportedEnvironment without a GPU and its kernels: reference operators on a CPU break even elsewhere.
     """
     device, library = choose_device(), current_library()
     if device.type != "cuda" or library is None:
@@ -210,13 +210,13 @@ def break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> 
 def measure(
     model: ModelConfig, parameters: PolicyParameters, dtype: str, device: torch.device, state_bytes: int = STATE_BYTES
 ) -> int:
-    """Measure on a device, whatever it is."""
+    """Measure the break-even length on any device."""
     thin = attention_only(model, parameters, dtype, state_bytes)
     return compared(parameters, lambda _, form: _executor(thin, form, dtype, device))
 
 
 def _executor(model: ModelConfig, parameters: PolicyParameters, dtype: str, device: torch.device) -> TorchExecutor:
-    """Random weights and caches; nothing is read from a file."""
+    """Return an executor with random weights and caches; nothing is read from a file."""
     state, none = state_tensors(model, parameters, dtype), Path("none")
     weights = TorchWeights.read(model, RandomWeights(model, 0), device, getattr(torch, dtype))
     executor = TorchExecutor(Program(model, parameters, state, none, none, none), weights=weights, device=device.type)

@@ -1,9 +1,9 @@
 """One model under one policy in PyTorch, batched: the layers of the reference around `torch.ops.kvc`.
 
 A batch is [T, width] throughout, with T = batch * sequence in prefill and T = batch in a step. Prefill works layer by
-layer: a layer's keys and values are compacted before the next layer makes its own, so one full cache lives at a time,
-and what belongs to single tokens (projections, feed-forward) runs over blocks of them. A step has fixed shapes, asks
-the device nothing and writes its state in place, so that it can be captured in a CUDA graph.
+layer: a layer's keys and values are compacted before the next layer computes its own, so only one full cache is in
+memory; projections and feed-forward run over blocks of tokens. A step has fixed shapes, never waits for the device and
+updates its state in place, so that it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ if TYPE_CHECKING:
 from kvc_trt.models.rope import rotary_tables
 
 State = Mapping[str, Tensor]
-"""The state tensors by name: k_cache.L, v_cache.L [B,G,C,D] and, where a layer has pages, bounds.L [B,G,2D,P]."""
+"""The state tensors by name: k_cache.L, v_cache.L [B,G,C,D] and, if the layer has pages, bounds.L [B,G,2D,P]."""
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")
 PREFILL_BLOCK = 8192
-"""Tokens that go through the projections and the feed-forward block at once: large enough to keep a GPU busy."""
+"""Tokens per block of projections and feed-forward, enough to keep a GPU busy."""
 
 
 class PromptResult(NamedTuple):
-    """What a prefill leaves."""
+    """The result of a prefill."""
 
     logits: Tensor
-    """float32 [B,vocab], of each row's last token."""
+    """float32 [B,vocab]: the logits of each row's last token."""
     state: dict[str, Tensor]
     cache_lengths: Tensor
-    """int64 [layers,B]"""
+    """int64 [layers,B]: tokens stored per layer and row."""
 
 
 class TorchDecoder:
-    """The arithmetic around the kernels, in the type of the weights and on their device; caches are `cache_dtype`.
+    """The computation around the kernels, in the type and on the device of the weights; caches have `cache_dtype`.
 
-    `expose` names values that each run leaves in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
-    query.L, attended.L and selected.L of a step. `elementwise` is what runs between the products, `dense_attention`
-    the step of layers that read their whole cache (None: our kernel), `block` the tokens of a block in prefill.
+    `expose` names values that each run stores in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
+    query.L, attended.L and selected.L of a step. `elementwise` has the functions between the products,
+    `dense_attention` attends in layers that read their whole cache (None: our kernel), `block` is the tokens per block
+    of prefill.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class TorchDecoder:
 
     @property
     def rotary_bytes(self) -> int:
-        """Bytes of the tables of cosines and sines."""
+        """Size of the rotary tables in bytes."""
         return self._cos.nbytes + self._sin.nbytes
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
-        """Prompts [B,S], right padded, of lengths [B], each compacted right after its layer's attention."""
+        """Run prompts [B,S], right padded, of lengths [B], compacting each layer's cache after its attention."""
         batch, length = input_ids.shape
         state: dict[str, Tensor] = {}
         lengths = []
@@ -94,7 +95,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
-        """One step of every row, in place in `state`: tokens, positions [B], cache_lengths [layers,B] -> [B,vocab]."""
+        """Run one step, updating `state` in place: tokens, positions [B], cache_lengths [layers,B] -> [B,vocab]."""
         layers = self._weights.layers
         norms = [layer["input_layernorm.weight"] for layer in layers[1:]] + [self._weights.norm]
         cos, sin = self._angles(positions)
@@ -110,7 +111,7 @@ class TorchDecoder:
     def _prefill_layer(
         self, layer: int, hidden: Tensor, batch: int, prompt_lengths: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The residual stream [T,hidden] through one layer, in place; what the layer stores, and how much of it."""
+        """Pass the residual stream [T,hidden] through one layer in place; return its stored tensors and lengths."""
         query, keys, values = (x.transpose(1, 2) for x in self._project(layer, hidden, batch))
         attended = prefill_attention(query, keys, values)
         keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
@@ -121,12 +122,12 @@ class TorchDecoder:
         else:
             del query
             stored = self._store_whole(layer, keys, values, prompt_lengths), prompt_lengths
-        del keys, values  # the feed-forward block needs the room
+        del keys, values  # free memory for the feed-forward block
         self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         return stored
 
     def _project(self, layer: int, hidden: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B,S,H,D], keys and values [B,S,G,D] of whole prompts, block by block."""
+        """Project whole prompts, block by block, to queries [B,S,H,D], keys and values [B,S,G,D]."""
         (heads, kv_heads), size = self._heads, self.config.head_size
         length = len(hidden) // batch
         parts = [hidden.new_empty(len(hidden), count, size) for count in (heads, kv_heads, kv_heads)]
@@ -140,7 +141,7 @@ class TorchDecoder:
         return query, keys, values
 
     def _finish(self, layer: int, hidden: Tensor, attended: Tensor) -> None:
-        """The rest of a layer, in place: output projection and feed-forward, each added to the residual stream."""
+        """Add output projection and feed-forward to the residual stream, in place."""
         weights = self._weights.layers[layer]
         for rows in self._blocks(len(hidden)):
             update = linear(weights, "self_attn.o_proj", attended[rows])
@@ -150,7 +151,7 @@ class TorchDecoder:
     def _decode_attention(
         self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State
     ) -> Tensor:
-        """What one token per row attends to [B,H,D], after it was stored."""
+        """Store one token per row and attend [B,H,D]."""
         query, keys, values = (x.to(self.cache_dtype) for x in made)
         inputs = query, keys, values, state[f"k_cache.{layer}"], state[f"v_cache.{layer}"]
         if not uses_pages(self.parameters, layer):
@@ -163,14 +164,14 @@ class TorchDecoder:
         return found
 
     def _split(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N,H,D], keys and values [N,G,D] of N normed tokens, rotated to their positions."""
+        """Project N normed tokens to queries [N,H,D], keys and values [N,G,D], rotated to their positions."""
         weights = self._weights.layers[layer]
         norms = weights.get("self_attn.q_norm.weight"), weights.get("self_attn.k_norm.weight")
         joined = linear(weights, "self_attn.qkv_proj", x)
         return self._run.rotated_heads(joined, cos, sin, *norms, self._heads, self.config.norm_epsilon)
 
     def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
-        """The gated block: [N,hidden] -> [N,hidden]."""
+        """Apply the gated block: [N,hidden] -> [N,hidden]."""
         weights = self._weights.layers[layer]
         return linear(weights, "mlp.down_proj", self._run.gated(linear(weights, "mlp.gate_up_proj", x)))
 
@@ -180,14 +181,14 @@ class TorchDecoder:
         rule, paged = self.parameters.groups(layer)[0].parameters, uses_pages(self.parameters, layer)
         numbers = numbers_of(COMPACT, rule)
         if not paged:
-            numbers["page_size"] = rule.capacity  # one page, where nobody will ask for it
+            numbers["page_size"] = rule.capacity  # one page, since the bounds are not used
         k_cache, v_cache, bounds, lengths, indices = kvc.compact(q_window, keys, values, prompt_lengths, **numbers)
         self._see(layer, q_window=q_window, keys=keys, values=values, indices=indices)
         kept = {f"k_cache.{layer}": k_cache, f"v_cache.{layer}": v_cache}
         return kept | ({f"bounds.{layer}": bounds} if paged else {}), lengths
 
     def _store_whole(self, layer: int, keys: Tensor, values: Tensor, prompt_lengths: Tensor) -> dict[str, Tensor]:
-        """The whole prompt in a cache with room for all that follows; padding becomes zero."""
+        """Store the whole prompt in a cache with room for the answer; padding becomes zero."""
         batch, heads, length, size = keys.shape
         padding = (torch.arange(length, device=keys.device) >= prompt_lengths[:, None])[:, None, :, None]
         kept = {}
@@ -205,7 +206,7 @@ class TorchDecoder:
         return self._run.added_and_normed(hidden, update, weight, self.config.norm_epsilon)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [N,D/2] of positions [N]."""
+        """Return cosines and sines [N,D/2] of positions [N]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _blocks(self, tokens: int) -> Iterator[slice]:
@@ -220,14 +221,14 @@ class TorchDecoder:
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Exact causal attention over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,H,S,D].
 
-    On a GPU only kernels that never hold S x S scores may run: a prompt of 32K tokens would need 64 GB for them.
+    On a GPU only kernels without S x S scores may run: these would need 64 GB for a prompt of 32K tokens.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     if query.device.type == "cpu":
         return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
-    if query.dtype == torch.float32:  # the flash kernels are for 16-bit types, and this one wants equal heads
+    if query.dtype == torch.float32:  # flash kernels need 16-bit types, and this one needs equal heads
         group = query.shape[1] // keys.shape[1]
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
@@ -237,7 +238,7 @@ def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def float_product(x: Tensor, matrix: Tensor) -> Tensor:
-    """x [N,in] times matrix [out,in] as float32 [N,out]: logits rounded to 16 bits would tie where they do not."""
+    """Multiply x [N,in] by matrix [out,in] to float32 [N,out]: logits rounded to 16 bits would have false ties."""
     if x.dtype == torch.float32:
         return x @ matrix.T
     if x.device.type == "cpu":
@@ -246,7 +247,7 @@ def float_product(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def last_queries(query: Tensor, prompt_lengths: Tensor, window: int) -> Tensor:
-    """Each row's last `window` queries, number i at n-W+i; before its start, the first: [B,H,S,D] -> [B,H,W,D]."""
+    """Gather each row's last W queries, query i at max(0, n-W+i): [B,H,S,D] -> [B,H,W,D]."""
     offsets = torch.arange(window, device=query.device) - window
     index = (prompt_lengths[:, None] + offsets).clamp(min=0)
     return query.gather(2, index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3]))

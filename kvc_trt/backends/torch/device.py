@@ -1,4 +1,4 @@
-"""On which device an engine runs in PyTorch, by the kernel library in use, and arrays that become tensors there."""
+"""Choose PyTorch's device by the kernel library in use, and convert between arrays and tensors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kvc_trt.kernels.loading import VARIABLE, current_library
 log = logging.getLogger(__name__)
 DEVICES = ("auto", "cpu", "cuda")
 OLDEST_FOR_CUDA = (2, 8)
-"""PyTorch's first version whose 16-bit products can be returned in float32."""
+"""First PyTorch version that can return 16-bit products in float32."""
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """`auto`: the kernel library's device, the CPU where there is none; `cpu`, `cuda`: that one, or a refusal.
+    """Return a device: `auto` is the kernel library's, or the CPU without one; `cpu` and `cuda` are never replaced.
 
     InputError for another name, UnsupportedEnvironment for a GPU that cannot be used, with what is missing.
     """
@@ -39,7 +39,7 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def kernel_device() -> torch.device:
-    """Where the kernel library in use runs; the CPU, on the reference, where there is none."""
+    """Return the device of the kernel library in use; the CPU, with the reference, without one."""
     library = current_library()
     if library is None or library.device_type == "cpu":
         return torch.device("cpu")
@@ -61,7 +61,7 @@ def kernel_device() -> torch.device:
 
 
 def say_if_slow(device: torch.device) -> None:
-    """One line in the log, once per process and reason, where the CPU stands in for a GPU."""
+    """Log one line, once per process and reason, if the CPU runs in place of a GPU."""
     if device.type == "cpu":
         library = current_library()
         kernels = "the reference operators" if library is None else f"the kernels' {library.executor}"
@@ -78,7 +78,7 @@ def _version() -> tuple[int, ...]:
 
 
 def from_numpy(array: NDArray[Any]) -> Tensor:
-    """The array as a tensor on the CPU, in its own memory where that is contiguous and writable."""
+    """Return the array as a CPU tensor, which shares its memory if that is contiguous and writable."""
     usable = np.require(array, requirements=["C", "W"])
     if usable.dtype.name == "bfloat16":
         return torch.from_numpy(usable.view(np.int16)).view(torch.bfloat16)
@@ -86,7 +86,7 @@ def from_numpy(array: NDArray[Any]) -> Tensor:
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
-    """The tensor as an array, in its own memory where it is contiguous and on the CPU."""
+    """Return the tensor as an array, which shares its memory if it is contiguous and on the CPU."""
     here = tensor.detach().cpu()
     if here.dtype != torch.bfloat16:
         found: NDArray[Any] = here.numpy()

@@ -1,7 +1,7 @@
-"""What happens between a layer's products: norms, rotation, gating. Pure functions, as written or compiled.
+"""The operations between a layer's products: norms, rotation, gating. Pure functions, eager or compiled.
 
-As written each is a handful of kernels on a GPU, which at a small batch would cost as much as the products between
-them; compiled (by `torch.compile`) each is one.
+Eager, each is several GPU kernels, which at a small batch cost as much as the products; compiled by `torch.compile`,
+each is one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Root-mean-square norm of x [N,width]; in float32 inside, whatever the type: squares of half types overflow."""
+    """Apply the root-mean-square norm to x [N,width], computed in float32: squares of half types overflow."""
     return functional.rms_norm(x, (x.shape[-1],), weight, epsilon)
 
 
 def added_and_normed(hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The residual stream after an update [N,hidden], and its norm, which the next product reads."""
+    """Return the residual stream after an update [N,hidden], and its norm, which the next product reads."""
     hidden = hidden + update
     return hidden, normed(hidden, weight, epsilon)
 
@@ -34,9 +34,9 @@ def rotated_heads(
     joined: Tensor, cos: Tensor, sin: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, heads: tuple[int, int],
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """joined [N,(H+2G)*D], as the joined matrix makes it, into queries [N,H,D], keys and values [N,G,D], contiguous.
+    """Split the product [N,(H+2G)*D] of the joined matrix into contiguous queries [N,H,D], keys, values [N,G,D].
 
-    Queries and keys are normed where the model norms heads, then rotated in float32: cos, sin [N,D/2]; heads (H, G).
+    Queries and keys are normed if the model norms heads, then rotated in float32: cos, sin [N,D/2]; heads (H, G).
     """
     size = 2 * cos.shape[-1]
     query, keys, values = torch.split(joined.view(len(joined), -1, size), [heads[0], heads[1], heads[1]], dim=1)
@@ -46,13 +46,13 @@ def rotated_heads(
 
 
 def gated(joined: Tensor) -> Tensor:
-    """SwiGLU (arXiv 2002.05202): [N,2*inner], gate before up, to [N,inner]."""
+    """Apply SwiGLU (arXiv 2002.05202): [N,2*inner], gate before up, to [N,inner]."""
     gate, up = joined.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding (arXiv 2104.09864), the two halves of a head [N,heads,D] forming the pairs."""
+    """Apply the rotary embedding (arXiv 2104.09864); the two halves of a head [N,heads,D] form the pairs."""
     left, right = x.float().chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
@@ -60,7 +60,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """The functions above, in the form that a device wants."""
+    """The functions above, eager or compiled."""
 
     normed: Callable[..., Tensor]
     added_and_normed: Callable[..., tuple[Tensor, Tensor]]
@@ -69,9 +69,9 @@ class Elementwise:
 
 
 class Compiled:
-    """A pure function through `compile`; as written, for good, once that fails, with the reason in the log.
+    """A compiled pure function; if compiling fails, it stays eager and logs the reason.
 
-    What can be missing on a user's machine: Triton, or the C compiler that Triton calls.
+    A user's machine may lack Triton, or the C compiler that Triton calls.
     """
 
     def __init__(self, function: Callable[..., Any], compile: Callable[..., Callable[..., Any]]) -> None:
@@ -79,7 +79,7 @@ class Compiled:
         self._run = compile(function)
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it; a failure of the compiler changes the speed, never the result."""
+        """Call the function; a compiler failure changes the speed, never the result."""
         try:
             return self._run(*arguments)
         except torch.OutOfMemoryError:
@@ -102,7 +102,7 @@ AS_WRITTEN = Elementwise(normed, added_and_normed, rotated_heads, gated)
 
 @cache
 def compiled() -> Elementwise:
-    """Each function as one kernel or two; compiled when it is first called, once per process."""
+    """Return the compiled functions; each is compiled on its first call, once per process."""
     functions: list[Any] = [
         Compiled(function, torch.compile) for function in (normed, added_and_normed, rotated_heads, gated)
     ]

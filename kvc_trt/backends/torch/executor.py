@@ -1,8 +1,8 @@
-"""Runs an engine directory's model in PyTorch: its weights, its state tensors, and the kernels through `torch.ops.kvc`.
+"""Run an engine's model in PyTorch: its weights, its state tensors, and the kernels through `torch.ops.kvc`.
 
-The engine may have been built for any backend that keeps its weights in the weight file. On a GPU the weights are
-resident in the cache's type and a decode step is one CUDA graph per number of rows. On a CPU this is slow: it is there
-to run the kernels (emulated, or their reference) inside a whole model.
+The engine can be of any backend that keeps its weights in the weight file. On a GPU the weights are in memory in the
+cache's type, and a decode step is one CUDA graph per number of rows. On a CPU this is slow: its purpose is to run the
+kernels (emulated, or their reference) inside a whole model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchExecutor", "kernel_device"]
 
 PREFILL_TOKENS = 131072
-"""Tokens, padding included, of the prompts that run through prefill together; more are run one group after another."""
+"""Largest number of tokens, padding included, that run through prefill together; more run in groups."""
 SHORTER = "take shorter prompts, or fewer rows"
 SMALLER = "take a smaller batch, or build the engine with a smaller token budget or length"
 
@@ -39,11 +39,11 @@ SMALLER = "take a smaller batch, or build the engine with a smaller token budget
 class TorchExecutor:
     """The `Executor` of one engine, or of a `Program` derived from one.
 
-    `device` is auto (that of the kernel library in use, the CPU where there is none), cpu or cuda. `threads` is
-    PyTorch's number for the whole process; None leaves it. `expose` names values that `exposed` then gives: q_window.L,
-    keys.L, values.L, indices.L of prefill, query.L, attended.L, selected.L of decode; nothing is captured then.
-    `weights` shares another executor's; `dense_attention` replaces our kernel in layers that read their whole cache;
-    `decoder_class` is a decoder that does something besides.
+    `device` is auto (that of the kernel library in use, or the CPU), cpu or cuda. `threads` is PyTorch's number of
+    threads for the whole process; None keeps it. `expose` names values for `exposed`: q_window.L, keys.L, values.L,
+    indices.L of prefill, query.L, attended.L, selected.L of decode; steps are then not captured. `weights` shares those
+    of another executor; `dense_attention` replaces our kernel in layers that read their whole cache; `decoder_class`
+    replaces the decoder.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class TorchExecutor:
 
     @property
     def limits(self) -> Limits:
-        """The engine's bounds."""
+        """The engine's limits."""
         return self._limits
 
     @property
     def runs(self) -> int:
-        """Decode runs so far."""
+        """Number of decode steps run so far."""
         return self._runs
 
     @cached_property
     def weights(self) -> TorchWeights:
-        """On the device: float32 on a CPU, the cache's type on a GPU."""
+        """The weights on the device: float32 on a CPU, the cache's type on a GPU."""
         if self._weights is not None:
             return self._weights
         model, source, dtype = self.program.model, EngineWeights(self.program.weights_path), self._dtype
@@ -99,7 +99,7 @@ class TorchExecutor:
 
     @cached_property
     def capturer(self) -> Capturer:
-        """What makes CUDA graphs of steps; its `refused` says why there are none, None where there are."""
+        """Captures steps in CUDA graphs; its `refused` says why not, or is None."""
         return Capturer(self.device, "inner values of every step are to be kept" if self._expose else None)
 
     def load(self) -> None:
@@ -108,21 +108,21 @@ class TorchExecutor:
 
     @property
     def buffers(self) -> dict[str, NDArray[Any]]:
-        """The state by tensor name, [max_batch_size, ...]; on a CPU the memory that `decode` writes, else a copy."""
+        """Return the state by tensor name, [max_batch_size, ...]; a copy on a GPU, shared memory on a CPU."""
         return {name: to_numpy(buffer) for name, buffer in self._buffers.items()}
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The state tensors themselves: written in place by `decode`, wherever they are."""
+        """The state tensors themselves, which `decode` updates in place."""
         return self._buffers
 
     def fill_rows(self, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Give every row of the named state tensors these contents, one row's shape each."""
+        """Fill every row of the named state tensors with these contents, each of one row's shape."""
         for name, row in rows.items():
             self._buffers[name][:] = from_numpy(row).to(self.device)
 
     def allocate(self, max_batch_size: int) -> None:
-        """Make the state buffers: one tensor each, in place for good. UnsupportedEnvironment if they do not fit."""
+        """Allocate the state buffers, one tensor each. UnsupportedEnvironment if they do not fit."""
         self._buffers, self._steps = {}, {}
         state, model = self.program.state, self.program.model
         needed = memory.cache_bytes(state, max_batch_size) + memory.step_bytes(
@@ -137,11 +137,11 @@ class TorchExecutor:
         }
 
     def state_bytes(self) -> int:
-        """Bytes of the allocated state buffers."""
+        """Return the size of the allocated state buffers in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
-        """Run the prompts; the rows' state is [B, ...] per state tensor, in memory of its own."""
+        """Run the prompts; the rows' state is a new tensor [B, ...] per state tensor."""
         rows, longest = len(prompt_lengths), int(prompt_lengths.max())
         together = rows if self._expose else max(1, self._prefill_tokens // longest)
         found = []
@@ -168,26 +168,26 @@ class TorchExecutor:
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """One step of the first len(tokens) rows, in place."""
+        """Run one step of the first len(tokens) rows in place."""
         return self._step(tokens, positions, cache_lengths).logits(len(tokens))
 
     def decode_greedy(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """`decode`, of which only each row's best token [rows] comes to the host: the logits stay on the device.
+        """Like `decode`, but return only each row's best token [rows]; the logits stay on the device.
 
-        Of equal logits the lowest id, as `numpy.argmax`; NOT_FINITE for a row whose logits are not finite.
+        The lowest id among equal logits, as `numpy.argmax`; NOT_FINITE for a row whose logits are not finite.
         """
         return self._step(tokens, positions, cache_lengths).best(len(tokens))
 
     def exposed(self, name: str) -> NDArray[Any]:
-        """An exposed value of the latest run; index lists are INT32 [B,G,width]."""
+        """Return an exposed value of the latest run; index lists are INT32 [B,G,width]."""
         return to_numpy(self.decoder.exposed[name])
 
     def _step(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> StaticStep:
-        """Queue one step. On a GPU a graph may serve fewer rows than it has; on a CPU rows cost what they cost."""
+        """Queue one step. On a GPU a graph may have more rows than the step; on a CPU the numbers are equal."""
         rows = len(tokens)
         if self.device.type == "cuda" and self.capturer.refused is None:
             rows = rows_captured(rows, len(next(iter(self._buffers.values()))))
@@ -212,7 +212,7 @@ class TorchExecutor:
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Of the weights and of all arithmetic between them."""
+        """Type of the weights and of all computation between them."""
         return torch.float32 if self.device.type == "cpu" else self._cache_dtype
 
     def _moved(self, array: NDArray[np.int64]) -> Tensor:
@@ -220,7 +220,7 @@ class TorchExecutor:
 
 
 def joined(parts: list[PromptResult]) -> PromptResult:
-    """Groups of rows, joined in order; each group's tensor is freed as soon as it was copied."""
+    """Join groups of rows in order, freeing each group's tensor as soon as it is copied."""
     state = {name: torch.cat([part.state.pop(name) for part in parts]) for name in list(parts[0].state)}
     logits = torch.cat([part.logits for part in parts])
     return PromptResult(logits, state, torch.cat([part.cache_lengths for part in parts], dim=1))

@@ -1,7 +1,7 @@
-"""An engine's weights and parameters in PyTorch, with `torch.ops.kvc` in place of the graphs' operators.
+"""Verify an engine's weights and parameters in PyTorch, with `torch.ops.kvc` in place of the graphs' operators.
 
-This is how the kernels, on a GPU or emulated, run inside a whole model: the ladder then judges them as it judges ONNX
-Runtime. Operators take their constants from config.json; the engine's graphs are not read.
+So the kernels, on a GPU or emulated, run inside a whole model, and verification judges them like ONNX Runtime.
+Operators take their constants from config.json; the engine's graphs are not read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TorchOperator:
     cache: int | None = None
 
     def run(self, **inputs: Array) -> list[Array]:
-        """Outputs in the order in which the ONNX operator declares them; caches are copied first."""
+        """Return the outputs in the operator's order; caches are copied first."""
         copies = {name: from_numpy(np.array(value, order="C")).to(self.device) for name, value in inputs.items()}
         with torch.inference_mode():
             return [to_numpy(output) for output in self.body(**copies)]
@@ -56,18 +56,18 @@ class TorchHarness:
         self._engine, self._threads = engine, threads
 
     def open(self, expose: Collection[str] = ()) -> TorchExecutor:
-        """The engine's weights and state."""
+        """Open an executor of the engine's weights and state."""
         return TorchExecutor(self._engine, threads=self._threads, expose=expose, weights=self._weights)
 
     def open_twin(self) -> TorchExecutor:
-        """The same weights under the policy that evicts nothing and reads everything."""
+        """Open the same weights under the policy that evicts nothing and reads everything."""
         from kvc_trt.engine.program import twin_program
 
         return TorchExecutor(twin_program(self._engine), threads=self._threads, weights=self._weights)
 
     @cached_property
     def _weights(self) -> TorchWeights:
-        """In memory once, whatever runs."""
+        """The weights, loaded once and shared by all executors."""
         return TorchExecutor(self._engine).weights
 
     def operators(self) -> list[EngineOperator]:

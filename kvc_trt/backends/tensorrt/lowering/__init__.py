@@ -1,4 +1,4 @@
-"""From the one ONNX artefact to what NVIDIA's parser reads: a list of passes, in memory, without weights.
+"""Lower an ONNX graph to what NVIDIA's parser reads: a list of passes, in memory, without weights.
 
 lowered = lower(onnx.load("engine/decode.onnx", load_external_data=False), tensorrt=(11, 4), plugins=PLUGINS)
 ... parse lowered.SerializeToString() into `network` ...

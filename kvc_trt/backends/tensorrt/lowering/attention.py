@@ -1,18 +1,17 @@
-"""Attention over a prompt as TensorRT's own, fused layer.
+"""Map attention over a prompt to TensorRT's fused layer.
 
-The ONNX operator Attention, which every TensorRT that reads these graphs takes in the same form. (The parser's own
-TRT_Attention names its causal mask differently from version to version, and is silently not causal where it does not
-know the name.) `is_causal` anchors the mask at the upper left corner there; a prompt attends to itself, so the mask
-is square and the corner does not matter. Queries may have more heads than keys.
+It becomes the ONNX operator Attention, which every supported TensorRT reads in the same form. (The parser's own
+TRT_Attention names its causal mask differently from version to version, and is silently not causal if it does not know
+the name.) `is_causal` anchors the mask at the upper left corner; a prompt attends to itself, so the mask is square and
+the corner does not matter. Queries may have more heads than keys.
 
-Scale: left to itself the parser multiplies queries and keys by 1/sqrt(sqrt(D)), which it computes by two square roots
-and a reciprocal in the type of the activations. In bfloat16 and for D = 128 the product comes out 0.3 % too small,
-for every score alike: a temperature. So queries are scaled beforehand, in fp32 and rounded once, and the operator
-scales by one.
+Scale: by default the parser multiplies queries and keys by 1/sqrt(sqrt(D)), which it computes with two square roots and
+a reciprocal in the activations' type. In bfloat16 with D = 128 every score is then 0.3 % too small, like a temperature.
+So queries are scaled beforehand, in fp32 and rounded once, and the operator scales by one.
 
-TensorRT has fused attention for 16-bit types only, and refuses to build an fp32 one unless it may use several
-kernels, which keep scores of the size of the prompt squared. For 16-bit types that permission is not given: there a
-build without a fused kernel has to fail, not to become slow and large.
+TensorRT has fused attention only for 16-bit types, and refuses to build an fp32 one unless it may decompose it into
+several kernels, whose scores need memory quadratic in the prompt. For 16-bit types this is not allowed: a build without
+a fused kernel must fail instead of becoming slow and large.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def fuse_prefill_attention(model: ModelProto, at_hand: Installation) -> list[str
 
 
 def _attention(node: NodeProto, element: int) -> list[NodeProto]:
-    """(q [B,H,S,D], k, v [B,G,S,D]) -> o [B,H,S,D], all of type `element`."""
+    """Return the nodes for (q [B,H,S,D], k, v [B,G,S,D]) -> o [B,H,S,D], all of type `element`."""
     query, keys, values = node.input
     wide, product, scaled = (f"{node.name}.{part}" for part in ("wide", "product", "scaled"))
     if element == TensorProto.FLOAT:
@@ -68,7 +67,7 @@ def _scale(head_size: int) -> NodeProto:
 
 
 def _cache_type(model: ModelProto) -> tuple[int, int]:
-    """Element type and head size of the caches that the graph returns; queries and keys have the same."""
+    """Return element type and head size of the graph's output caches, which queries and keys share."""
     for output in model.graph.output:
         if output.name.startswith("k_cache"):
             tensor = output.type.tensor_type

@@ -1,11 +1,10 @@
-"""What a parsed network and a built engine are asked: plugin layers, fused attention, and buffers shared in place.
+"""Check a parsed network and a built engine: plugin layers, fused attention, and buffers shared in place.
 
-NVIDIA's parser replaces a plugin that it does not find without a word, so nobody may rely on the absence of errors:
-what was expected is counted in the graph, what is there in the network.
+NVIDIA's parser silently replaces a plugin that it does not find, so the absence of errors proves nothing: expected
+layers are counted in the graph and compared with those of the network.
 
-A cache that is not updated in place is a copy of the whole cache in every layer of every step, and an executor that
-binds one buffer to both ends would read what it writes. TensorRT does not object to a missing alias, so it is
-compared.
+Without in-place updates every layer of every step copies its whole cache, and an executor that binds one buffer to
+input and output would read what it writes. TensorRT does not report a missing alias, so aliases are compared too.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from kvc_trt.operators import KVC_DOMAIN
 
 
 def check_network(network: Any, lowered: ModelProto) -> None:
-    """Everything that can be asked of a network after parsing: plugin layers and fused attention, by number."""
+    """Check a parsed network by the number of its plugin layers and fused attention layers."""
     check_plugin_layers(network, expected_plugins(lowered))
     check_attention_layers(network, expected_attention(lowered))
 
 
 def expected_plugins(model: ModelProto) -> dict[str, int]:
-    """Operators of ours in a lowered graph, and how many of each."""
+    """Count the nodes of each of our operators in a lowered graph."""
     return dict(Counter(node.op_type for node in model.graph.node if node.domain == KVC_DOMAIN))
 
 
 def plugin_layers(network: Any) -> dict[str, int]:
-    """Plugin layers of a parsed network (INetworkDefinition), counted by the operator that their names tell."""
+    """Count the plugin layers of a parsed network (INetworkDefinition) by the operator in their names."""
     layers = (network.get_layer(index) for index in range(network.num_layers))
     return dict(Counter(_operator(layer.name) for layer in layers if layer.type.name == "PLUGIN_V3"))
 
@@ -54,15 +53,15 @@ def check_plugin_layers(network: Any, expected: Mapping[str, int]) -> None:
 
 
 def expected_attention(model: ModelProto) -> int:
-    """Attention layers of a lowered graph that TensorRT provides itself."""
+    """Count the attention nodes of a lowered graph that become TensorRT's own layers."""
     return sum(node.domain == "" and node.op_type == "Attention" for node in model.graph.node)
 
 
 def check_attention_layers(network: Any, expected: int) -> None:
     """Raise UnsupportedEnvironment unless the parser made one causal attention layer of every Attention.
 
-    Taken apart into products and a softmax, attention to a long prompt needs memory with the square of its length. And
-    the parser passes over attributes that its version does not know: one of them could be the causal mask.
+    Decomposed into products and a softmax, attention needs memory quadratic in the prompt. And the parser ignores
+    attributes that its version does not know, one of which could be the causal mask.
     """
     module = sys.modules[type(network).__module__]
     layers = [network.get_layer(index) for index in range(network.num_layers)]
@@ -76,7 +75,7 @@ def check_attention_layers(network: Any, expected: int) -> None:
 
 
 def _attention(layer: Any, module: Any) -> Any:
-    """The IAttention of the layer that marks its inputs."""
+    """Return the IAttention of the layer that marks its inputs."""
     layer.__class__ = module.IAttentionInputLayer
     return layer.attention
 
@@ -95,16 +94,16 @@ def expected_aliases(model: ModelProto) -> dict[str, str]:
 
 
 def engine_aliases(engine: Any) -> dict[str, str]:
-    """What an ICudaEngine reports: output -> aliased input."""
+    """Return what an ICudaEngine reports: output -> aliased input."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     pairs = {name: engine.get_aliased_input_tensor(name) for name in names}
     return {output: name for output, name in pairs.items() if name}
 
 
 def network_aliases(network: Any) -> dict[str, str]:
-    """What the plugins of a parsed network report, output -> aliased input.
+    """Return what the plugins of a parsed network report: output -> aliased input.
 
-    Only plugins that are written in Python can be asked before there is an engine; of others nothing is reported.
+    Before there is an engine, only Python plugins can be asked; others are left out.
     """
     aliases: dict[str, str] = {}
     for layer in (network.get_layer(index) for index in range(network.num_layers)):
@@ -135,7 +134,7 @@ def _layer_aliases(layer: Any, trt: Any) -> dict[str, str]:
     for index in range(layer.num_outputs):
         try:
             source = build.get_aliased_input(index)
-        except TypeError:  # a plugin in C++: the binding offers its methods to TensorRT alone
+        except TypeError:  # a C++ plugin: Python cannot call its methods
             return {}
         if source >= 0:
             aliases[layer.get_output(index).name] = layer.get_input(source).name

@@ -1,8 +1,8 @@
-"""Which operators a TensorRT reads, and how it finds ours.
+"""Check which operators a TensorRT version reads, and make it find ours.
 
-First what must hold before anything is rewritten. At the end nodes of ours become what the plugins want: named, with
-the fields that the plugin has and nothing else. Their bodies go: with them a missing plugin silently becomes a
-hundred slow layers, without them it is an error.
+The first pass checks the graph before anything is rewritten. The last ones give our nodes exactly the fields of their
+plugins and remove their bodies: with a body, a missing plugin silently becomes a hundred slow layers; without one it is
+an error.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import PLUGIN_ATTRIBUTES
 
 FIRST_FOR_GRAPHS = (10, 15)
-"""From here on the parser reads RMSNormalization and RotaryEmbedding."""
+"""First version whose parser reads RMSNormalization and RotaryEmbedding."""
 
 FIRST_FOR_PLUGINS = (10, 14)
-"""From here on a network without a parser has all that ours need: plugins that alias, and attention as a layer."""
+"""First version with all that networks without a parser need: plugins with aliases, and an attention layer."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """One TensorRT and the plugins at hand."""
+    """A TensorRT version and the available plugins."""
 
     tensorrt: tuple[int, int]
     """Major and minor version."""
     plugins: frozenset[str]
-    """Operators that the plugin library offers, or the Python plugins in the registry."""
+    """Operators with a plugin in the library, or with a Python plugin in the registry."""
 
 
 REFUSED = {
@@ -73,14 +73,14 @@ def _check(node: NodeProto) -> None:
 FIELDS: dict[str, tuple[str, ...]] = {
     operator.name: tuple(attribute.name for attribute in operator.attributes) for operator in KERNEL_OPERATORS
 }
-"""Attributes of each operator that its plugin takes as fields; all of them, each one INT."""
+"""Attributes of each operator that are fields of its plugin; all are required INTs."""
 
 PLUGINS = frozenset(FIELDS)
 """Every operator with a plugin."""
 
 
 def name_plugins(model: ModelProto, at_hand: Installation) -> list[str]:
-    """Give every node of ours `plugin_namespace` and `plugin_version`, and drop attributes that are no fields."""
+    """Give each of our nodes `plugin_namespace` and `plugin_version`, and drop attributes that are not fields."""
     counts: dict[str, int] = {}
     for node in model.graph.node:
         if node.domain == KVC_DOMAIN:
@@ -110,7 +110,7 @@ def _rewrite(node: NodeProto, at_hand: Installation) -> None:
 
 
 def drop_functions(model: ModelProto, at_hand: Installation) -> list[str]:
-    """Remove every model-local function. The artefact on disk keeps them: they are the program of other executors."""
+    """Remove every model-local function; the file on disk keeps them for other executors."""
     dropped = [body.name for body in model.functions]
     del model.functions[:]
     return [f"dropped the body of {name}" for name in dropped]

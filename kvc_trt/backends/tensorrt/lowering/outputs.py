@@ -1,12 +1,11 @@
-"""What leaves a graph: cache shapes that the parser can see, and one more output of a decode graph.
+"""Passes on a graph's outputs: cache shapes that the parser can infer, and an extra output of the decode graph.
 
-A layer that keeps the whole prompt pads it to its capacity by a computed amount. What comes out has the right size,
-but the parser reports it as unknown, and nothing could be planned from it: a Reshape to the declared size costs
-nothing.
+A layer that keeps the whole prompt pads it to its capacity by a computed amount. The result has the right size, but to
+the parser it is unknown, so no memory could be planned. A Reshape to the declared size costs nothing.
 
-A decode graph also says each row's best token, so that a greedy step copies nothing else to the host. ArgMax becomes
-TensorRT's TopK, of which nothing says which of equal values it takes, nor what it makes of a NaN. The lowest position
-of those that equal the largest logit is the same token whoever computes it.
+A decode graph also returns each row's best token, so that a greedy step copies nothing else to the host. ArgMax would
+become TensorRT's TopK, which does not document ties or NaN. The lowest position among those equal to the largest logit
+is well defined.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ def _fixed(node: NodeProto, output: ValueInfoProto) -> list[NodeProto]:
 
 
 BEST = "best"
-"""INT32 [batch]: of equal logits the lowest token, or NOT_FINITE for a row that none can be drawn from."""
+"""INT32 [batch]: the best token, the lowest among equal logits; NOT_FINITE if none can be drawn."""
 LOGITS = "logits"
 
 
 def add_best_token(model: ModelProto, at_hand: Installation) -> list[str]:
-    """Give a decode graph the output `best`. A prompt's logits are always asked for, and no other graph has any."""
+    """Add the output `best` to a decode graph; prefill always returns its logits."""
     logits = next((output for output in model.graph.output if output.name == LOGITS), None)
     if logits is None or not any(value.name == "token" for value in model.graph.input):
         return []
@@ -68,7 +67,7 @@ def add_best_token(model: ModelProto, at_hand: Installation) -> list[str]:
 def _best_token(vocab: int) -> list[NodeProto]:
     """FLOAT logits [B,vocab] -> INT32 best [B].
 
-    A NaN counts as position NOT_FINITE, which is below every token: it is what a row that holds one answers.
+    A NaN counts as position NOT_FINITE, which is below every token, so a row with a NaN returns it.
     """
     emit, columns = Emitter(), [1]
     broken, none = np.int32(NOT_FINITE), np.int32(vocab)

@@ -1,4 +1,4 @@
-"""The passes in their order, and how they run."""
+"""The passes in order, and functions to run them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token, fix_outpu
 from kvc_trt.backends.tensorrt.lowering.widths import write_out_widths
 
 Pass = Callable[[ModelProto, Installation], list[str]]
-"""Changes the model in place and says what it did, a line for each kind of change."""
+"""Changes the model in place and returns what it did, one line per kind of change."""
 
 EXECUTABLE_PASSES: tuple[Pass, ...] = (
     check_operators,
@@ -22,10 +22,10 @@ EXECUTABLE_PASSES: tuple[Pass, ...] = (
     fuse_prefill_attention,
     add_best_token,
 )
-"""After these ONNX Runtime still executes the graph."""
+"""Passes after which ONNX Runtime can still execute the graph."""
 
 PASSES: tuple[Pass, ...] = (*EXECUTABLE_PASSES, let_fp32_attention_decompose, name_plugins, drop_functions)
-"""Every graph takes all of them. The last three leave what only NVIDIA's parser reads."""
+"""All passes, run on every graph. After the last three only NVIDIA's parser reads it."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Lowered:
 
 
 def lower(model: ModelProto, *, tensorrt: tuple[int, int], plugins: frozenset[str]) -> ModelProto:
-    """The graph that NVIDIA's parser of this version reads; `model` stays as it is and its weights are not touched.
+    """Return the graph for NVIDIA's parser of this version; `model` and its weights are not changed.
 
-    `plugins` are the operators that the registry offers. Raises InputError for a graph that no TensorRT runs, and
-    UnsupportedEnvironment for a TensorRT too old or a plugin that is not there.
+    `plugins` are the operators in the registry. Raises InputError for a graph that no TensorRT runs, and
+    UnsupportedEnvironment for a TensorRT that is too old or a missing plugin.
     """
     return lower_with_notes(model, tensorrt=tensorrt, plugins=plugins).model
 
 
 def lower_with_notes(model: ModelProto, *, tensorrt: tuple[int, int], plugins: frozenset[str]) -> Lowered:
-    """`lower`, with what each pass did, for a build's log."""
+    """Like `lower`, but also return what each pass did, for a build's log."""
     copy = ModelProto()
     copy.CopyFrom(model)
     at_hand = Installation(tensorrt, plugins)

@@ -1,11 +1,10 @@
-"""Widths that the prefill graph leaves to be counted (-1), written out.
+"""Write out the widths that the prefill graph leaves to Reshape (-1).
 
-After `Reshape(x, [batch, sequence, -1])` NVIDIA's parser no longer knows how wide a row is, and then refuses rotary
-embedding ("hiddenSize must be divisible by num_heads"), and plugins do not see the number of heads. The widths follow
-from the weights, so they become numbers. A wrong number could not change a result: the Reshape would fail.
+After `Reshape(x, [batch, sequence, -1])` NVIDIA's parser does not know the width of a row: it refuses rotary embedding
+("hiddenSize must be divisible by num_heads"), and plugins do not see the number of heads. The widths follow from the
+weights, so they become numbers. A wrong number could not change a result: the Reshape would fail.
 
-Batch and sequence stay open. ONNX's own shape inference cannot be used here: it loses the width wherever batch and
-sequence are computed.
+Batch and sequence stay open. ONNX's shape inference is no help: it loses the width if batch and sequence are computed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
 
 def write_out_widths(model: ModelProto, at_hand: Installation) -> list[str]:
-    """Replace the -1 in the shape of every Reshape whose width the weights fix."""
+    """Replace the -1 in the shape of every Reshape whose width follows from the weights."""
     graph, known, lists = model.graph, KnownShapes(model), _Lists()
     nodes: list[NodeProto] = []
     written = 0
@@ -42,7 +41,7 @@ def write_out_widths(model: ModelProto, at_hand: Installation) -> list[str]:
 
 
 def _written_out(node: NodeProto, known: KnownShapes) -> Shape | None:
-    """The sizes that the Reshape asks for, its -1 replaced; None where there is nothing to replace it with."""
+    """Return the sizes of a Reshape with its -1 replaced; None if the width is unknown."""
     data, sizes = known.shape(node.input[0]), known.elements(node.input[1])
     if data is None or sizes is None or sizes.count(-1) != 1:
         return None
@@ -58,12 +57,12 @@ class _Lists:
         self._parts: dict[str, list[str]] = {}
 
     def visit(self, node: NodeProto) -> None:
-        """Remember what a list of dimensions was put together from."""
+        """Remember the parts of a list of dimensions."""
         if node.op_type == "Concat":
             self._parts[node.output[0]] = list(node.input)
 
     def name(self, sizes: Shape, replaced: str, nodes: list[NodeProto]) -> str:
-        """The value that holds `sizes`. Where some are computed, they are taken from the list that it replaces."""
+        """Return the value that holds `sizes`; computed sizes are taken from the list that it replaces."""
         if None not in sizes:
             return self._constant(sizes, nodes)
         parts = (*self._parts[replaced][:-1], self._constant(sizes[-1:], nodes))
@@ -82,7 +81,7 @@ class _Lists:
 
 
 def _used(nodes: list[NodeProto], wanted: set[str]) -> list[NodeProto]:
-    """`nodes` without the lists of dimensions that nobody reads any more."""
+    """Return `nodes` without the lists of dimensions that are no longer read."""
     kept: list[NodeProto] = []
     for node in reversed(nodes):
         if node.op_type not in ("Concat", "Constant") or wanted.intersection(node.output):
@@ -100,11 +99,11 @@ _LISTS = frozenset(("Reshape", "Unsqueeze"))
 """Operators whose second input is a list of dimensions or axes, read by its elements."""
 
 Shape = tuple[int | None, ...]
-"""Dimensions of a value, or the elements of a list of dimensions; None for one that is not known."""
+"""Dimensions of a value, or elements of a list of dimensions; None for an unknown one."""
 
 
 class KnownShapes:
-    """Walks the nodes of a graph in order. A value that is not known is not looked up wrongly: it is None."""
+    """Infers shapes by walking the nodes of a graph in order; what cannot be inferred is None."""
 
     def __init__(self, model: ModelProto) -> None:
         self._shapes: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
@@ -114,15 +113,15 @@ class KnownShapes:
             self._shapes[value.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims)
 
     def shape(self, name: str) -> Shape | None:
-        """Dimensions of a value; None where not even their number is known."""
+        """Return the dimensions of a value; None if not even their number is known."""
         return self._shapes.get(name)
 
     def elements(self, name: str) -> Shape | None:
-        """Elements of a list of dimensions."""
+        """Return the elements of a list of dimensions."""
         return self._lists.get(name)
 
     def follow(self, node: NodeProto) -> None:
-        """Note what is known of the first output of `node`, the next one in the order of the graph."""
+        """Infer the shape of the first output of `node`, the next one in graph order."""
         if (elements := self._elements_of(node)) is not None:
             self._lists[node.output[0]] = elements
         if (shape := self._shape_of(node)) is not None:
@@ -155,7 +154,7 @@ class KnownShapes:
 
 
 def reshaped(data: Shape, sizes: Shape) -> Shape:
-    """`data` after a Reshape to `sizes`, in which 0 keeps a dimension and -1 takes what is left."""
+    """Return `data` after a Reshape to `sizes`, in which 0 keeps a dimension and -1 takes the rest."""
     kept = {axis for axis, size in enumerate(sizes) if size == 0}
     left = [size for axis, size in enumerate(data) if axis not in kept]
     others = [size for size in sizes if size not in (0, -1)]

@@ -1,12 +1,12 @@
-"""The plugins of plugins_cuda/tensorrt/ once more, in Python: the same fields, types, shapes, aliases and refusals.
+"""The plugins of plugins_cuda/tensorrt/ in Python, with the same fields, types, shapes, aliases and refusals.
 
-They prove graphs where no TensorRT header is, and run engines where the C++ library was not built: `enqueue` calls the
-kernels' C ABI on the stream that TensorRT gives. A step that replays a captured CUDA graph runs no Python.
+They check graphs without TensorRT's headers, and run engines without the C++ library: `enqueue` calls the kernels' C
+ABI on TensorRT's stream. A step that replays a captured CUDA graph runs no Python.
 
     with register(trt.get_plugin_registry(), trt):
         ... parse, build, run ...
 
-No module of TensorRT is imported here: the caller hands one in.
+Nothing here imports TensorRT: the caller passes the module.
 """
 
 from __future__ import annotations

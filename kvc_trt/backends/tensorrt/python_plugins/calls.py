@@ -1,4 +1,4 @@
-"""What follows from an operator's schema for TensorRT: shapes while a network is built, and calls of the C ABI."""
+"""Derive from an operator's schema what TensorRT needs: shapes while a network is built, and calls of the C ABI."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class Kernels(Protocol):
-    """What is called of a kernel library (kvc_trt.kernels.c_library.CLibrary)."""
+    """The functions used of a kernel library (kvc_trt.kernels.c_library.CLibrary)."""
 
     def workspace_bytes(self, operation: str, params: Parameters) -> int:
-        """Scratch memory for these sizes."""
+        """Return the scratch memory for these sizes, in bytes."""
 
     def call(
         self, operation: str, params: Parameters, workspace: int | None, workspace_bytes: int, stream: int | None = None
     ) -> None:
-        """One call of the C ABI as it is."""
+        """Make one call of the C ABI."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the C ABI wants to know besides addresses."""
+    """The arguments of a C ABI call except addresses."""
 
     operator: Operator
     attributes: Mapping[str, int]
@@ -38,7 +38,7 @@ class Call:
     dtype: Dtype
 
     def workspace_bytes(self, kernels: Kernels) -> int:
-        """Scratch memory; KernelError with the C ABI's reason where it refuses the sizes."""
+        """Return the scratch memory in bytes; KernelError with the C ABI's reason if it refuses the sizes."""
         return kernels.workspace_bytes(kernel_of(self.operator).operation, self._parameters({}))
 
     def launch(
@@ -59,7 +59,7 @@ class Call:
 
 
 def addresses(operator: Operator, inputs: Sequence[int], outputs: Sequence[int]) -> dict[str, int]:
-    """Pointers of the struct: what is updated in place has the input's name there, and the output's address."""
+    """Return the struct's pointers; state that is updated in place has the input's name and the output's address."""
     named = dict(zip((tensor.name for tensor in operator.inputs), inputs, strict=True))
     for tensor, address in zip(operator.outputs, outputs, strict=True):
         named[tensor.alias or tensor.name] = address
@@ -73,9 +73,9 @@ def output_shapes(
     builder: tensorrt.IExprBuilder,
     product: tensorrt.DimensionOperation,
 ) -> list[list[tensorrt.IDimensionExpr]]:
-    """Shape of every output from those of the inputs, whose sizes may still be open: TensorRT's expressions.
+    """Return the shape of every output as expressions of the inputs' sizes, which may still be open.
 
-    Raises Refusal where the inputs contradict one another.
+    Raises Refusal if the inputs contradict each other.
     """
     expressions: dict[str, tensorrt.IDimensionExpr] = {}
     sizes = Dimensions()
@@ -91,7 +91,7 @@ def _bind(
     expressions: dict[str, tensorrt.IDimensionExpr],
     sizes: Dimensions,
 ) -> None:
-    """Take the expressions that a shape gives to its symbols; those that are constant go to `sizes` too."""
+    """Bind the symbols of a shape to its expressions; constant ones also go to `sizes`."""
     check_rank(tensor.name, tensor.shape, len(shape))
     for axis, symbol in enumerate(tensor.shape):
         expression = expressions[symbol] = shape[axis]

@@ -1,7 +1,7 @@
-"""The methods that TensorRT calls, the same for all operators; what differs is in their schemas.
+"""The plugin methods that TensorRT calls, the same for all operators; differences are in their schemas.
 
-A plugin keeps no state but its attributes: what a call needs follows from the tensor descriptions that TensorRT passes
-with it, so clones, contexts and profiles cannot disagree.
+A plugin keeps no state but its attributes: a call uses only the tensor descriptions that TensorRT passes, so clones,
+contexts and profiles cannot disagree.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     import tensorrt
 
 CACHE_TYPES: Mapping[str, Dtype] = {"FLOAT": Dtype.FLOAT32, "HALF": Dtype.FLOAT16, "BF16": Dtype.BFLOAT16}
-"""Types of TensorRT that a cache may have."""
+"""TensorRT types that a cache can have."""
 
 IMPOSSIBLE_WORKSPACE = 2**62
-"""What is answered instead of an error, which this question has no way to return: more than any GPU has, so that no
-engine is made whose workspace would be too small."""
+"""Returned instead of an error, which the workspace query cannot report: more than any GPU has, so that no engine is
+built whose workspace would be too small."""
 
 NOT_ALIASED = -1
 
 
 class PluginMethods:
-    """Everything of a plugin but its base classes, which belong to TensorRT's own module (`registration.py`)."""
+    """A plugin without its base classes, which belong to TensorRT's module (`registration.py`)."""
 
     def __init__(
         self, trt: ModuleType, operator: Operator, fields: Mapping[str, int], kernels: Callable[[], Kernels]
@@ -41,7 +41,7 @@ class PluginMethods:
         self._trt, self._operator, self._fields, self._kernels = trt, operator, dict(fields), kernels
         self.plugin_name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, KVC_DOMAIN
         self.num_outputs = len(operator.outputs)
-        # A collection points into its fields, and TensorRT reads it after the call has returned: both are kept.
+        # A collection points into its fields, and TensorRT reads it after the call returns: keep both.
         self._serialised_fields = [
             trt.PluginField(name, np.array([value], np.int32), trt.PluginFieldType.INT32)
             for name, value in self._fields.items()
@@ -49,24 +49,24 @@ class PluginMethods:
         self._serialised = trt.PluginFieldCollection(self._serialised_fields)
 
     def get_capability_interface(self, kind: tensorrt.PluginCapabilityType) -> PluginMethods:
-        """One object is all three of them."""
+        """Return the plugin itself, which has all three capabilities."""
         return self
 
     def clone(self) -> PluginMethods:
-        """A plugin of the same attributes."""
+        """Return a plugin with the same attributes."""
         return type(self)(self._trt, self._operator, self._fields, self._kernels)
 
     def attach_to_context(self, context: Any) -> PluginMethods:
-        """A plugin for one execution context."""
+        """Return a plugin for one execution context."""
         return self.clone()
 
     def get_fields_to_serialize(self) -> tensorrt.PluginFieldCollection:
-        """The attributes, from which the engine makes the plugin again."""
+        """Return the attributes, from which an engine recreates the plugin."""
         fields: tensorrt.PluginFieldCollection = self._serialised
         return fields
 
     def get_output_data_types(self, input_types: Sequence[tensorrt.DataType]) -> list[tensorrt.DataType]:
-        """Raise Refusal unless every input has its type."""
+        """Return the types of the outputs; Refusal unless every input has its type."""
         with reporting(self.plugin_name):
             self._check_inputs(len(input_types))
             _dtype_of(input_types[0])
@@ -82,7 +82,7 @@ class PluginMethods:
         shape_inputs: Sequence[tensorrt.DimsExprs],
         builder: tensorrt.IExprBuilder,
     ) -> list[tensorrt.DimsExprs]:
-        """Shapes of the outputs in expressions of those of the inputs."""
+        """Return the shapes of the outputs as expressions of the inputs' shapes."""
         with reporting(self.plugin_name):
             self._check_inputs(len(inputs))
             if len(shape_inputs) != 0:
@@ -94,7 +94,7 @@ class PluginMethods:
     def supports_format_combination(
         self, position: int, tensors: Sequence[tensorrt.DynamicPluginTensorDesc], inputs: int
     ) -> bool:
-        """Linear tensors of the types in the schema; the first one says which the cache's is."""
+        """Accept linear tensors of the schema's types; the first tensor determines the cache's type."""
         specs = (*self._operator.inputs, *self._operator.outputs)
         if inputs != len(self._operator.inputs) or len(tensors) != len(specs) or not 0 <= position < len(specs):
             return False
@@ -103,14 +103,14 @@ class PluginMethods:
         return linear and cache_type.name in CACHE_TYPES and desc.type == self._type_of(specs[position], cache_type)
 
     def get_aliased_input(self, output: int) -> int:
-        """The input whose buffer an output is."""
+        """Return the input whose buffer an output shares."""
         alias = self._operator.outputs[output].alias if 0 <= output < len(self._operator.outputs) else None
         return NOT_ALIASED if alias is None else [tensor.name for tensor in self._operator.inputs].index(alias)
 
     def configure_plugin(
         self, inputs: Sequence[tensorrt.DynamicPluginTensorDesc], outputs: Sequence[tensorrt.DynamicPluginTensorDesc]
     ) -> None:
-        """Raise Refusal unless the kernels serve both ends of the profile."""
+        """Raise Refusal unless the kernels support both ends of the profile."""
         with reporting(self.plugin_name):
             self._check_counts(len(inputs), len(outputs))
             for end in ("min", "max"):
@@ -119,7 +119,7 @@ class PluginMethods:
     def get_workspace_size(
         self, inputs: Sequence[tensorrt.DynamicPluginTensorDesc], outputs: Sequence[tensorrt.DynamicPluginTensorDesc]
     ) -> int:
-        """Scratch memory at the largest sizes of the profile. TensorRT asks while the optimum is still unknown."""
+        """Return the scratch memory at the largest sizes of the profile; TensorRT asks before the optimum is known."""
         try:
             self._check_counts(len(inputs), len(outputs))
             return self._call_at(inputs, "max").workspace_bytes(self._kernels())
@@ -128,16 +128,16 @@ class PluginMethods:
             return IMPOSSIBLE_WORKSPACE
 
     def get_valid_tactics(self) -> list[int]:
-        """None but the one that is always there."""
+        """Return no tactics besides the default one."""
         return []
 
     def set_tactic(self, tactic: int) -> None:
-        """There is one."""
+        """Ignore the tactic: there is only one."""
 
     def on_shape_change(
         self, inputs: Sequence[tensorrt.PluginTensorDesc], outputs: Sequence[tensorrt.PluginTensorDesc]
     ) -> None:
-        """Raise Refusal unless the kernels serve these shapes."""
+        """Raise Refusal unless the kernels support these shapes."""
         with reporting(self.plugin_name):
             self._check_counts(len(inputs), len(outputs))
             self._call_with(inputs, outputs).workspace_bytes(self._kernels())
@@ -151,7 +151,7 @@ class PluginMethods:
         workspace: int,
         stream: int,
     ) -> None:
-        """Queue the kernels on `stream`. Raises Refusal where a cache was copied, or with the C ABI's reason."""
+        """Queue the kernels on `stream`. Raises Refusal if a cache was copied, or with the C ABI's reason."""
         with reporting(self.plugin_name):
             self._check_counts(len(input_desc), len(output_desc))
             call = self._call_with(input_desc, output_desc)
@@ -167,7 +167,7 @@ class PluginMethods:
             raise Refusal(f"expected {expected[0]} inputs and {expected[1]} outputs, found {inputs} and {outputs}")
 
     def _call_at(self, inputs: Sequence[tensorrt.DynamicPluginTensorDesc], end: str) -> Call:
-        """The call at one end ("min" or "max") of an optimisation profile."""
+        """Return the call at one end ("min" or "max") of an optimisation profile."""
         call = self._empty_call(inputs[0].desc.type)
         for tensor, found in zip(self._operator.inputs, inputs, strict=True):
             self._check_type(tensor, found.desc, inputs[0].desc.type)
@@ -178,7 +178,7 @@ class PluginMethods:
     def _call_with(
         self, inputs: Sequence[tensorrt.PluginTensorDesc], outputs: Sequence[tensorrt.PluginTensorDesc]
     ) -> Call:
-        """The call with the concrete shapes of its inputs and outputs."""
+        """Return the call for concrete shapes of inputs and outputs."""
         call = self._empty_call(inputs[0].type)
         for tensor, found in zip(self._operator.inputs, inputs, strict=True):
             self._check_type(tensor, found, inputs[0].type)

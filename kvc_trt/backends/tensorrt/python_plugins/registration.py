@@ -1,6 +1,6 @@
-"""The plugins in a plugin registry: the classes that TensorRT sees, what makes them, and the attributes that it reads.
+"""Register the plugins: the classes that TensorRT sees, their creators, and reading of attributes.
 
-The bases of these classes belong to a module of the TensorRT family, which is an argument here.
+The base classes belong to a module of the TensorRT family, which is an argument.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _INT32 = 5  # PluginFieldType.INT32, for the message
 
 
 class Registration:
-    """Creators in a registry, which does not keep them alive itself; as a context manager it takes them out again."""
+    """Creators in a registry, which does not keep them alive. Use it as a context manager to deregister them."""
 
     def __init__(self, registry: tensorrt.IPluginRegistry, creators: list[Any]) -> None:
         self._registry, self._creators = registry, creators
 
     @property
     def names(self) -> frozenset[str]:
-        """Operators that the registry serves through this."""
+        """Operators registered by this object."""
         return frozenset(creator.name for creator in self._creators)
 
     def close(self) -> None:
-        """Take the creators out of the registry. Engines and networks made with them must be gone."""
+        """Deregister the creators. Engines and networks made with them must be gone."""
         while self._creators:
             self._registry.deregister_creator(self._creators.pop())
 
@@ -62,9 +62,9 @@ def register(
 ) -> Registration:
     """Put the plugins into `registry`, a registry of the module `trt` (tensorrt, or another one of its family).
 
-    `kernels` is the library that they call; without it the CUDA library of kvc_trt.kernels.loading, looked for when a
-    profile is first checked. Raises UnsupportedEnvironment where the registry has such a plugin already. The result
-    must live as long as the registry may use what is in it.
+    `kernels` is the library that they call, by default the CUDA library of kvc_trt.kernels.loading, found when a
+    profile is first checked. Raises UnsupportedEnvironment if the registry already has such a plugin. The result must
+    live as long as the registry uses the plugins.
     """
     find: Callable[[], Kernels] = _cuda_kernels if kernels is None else lambda: kernels
     registration = Registration(registry, [])
@@ -81,7 +81,7 @@ def register(
 
 
 def _cuda_kernels() -> Kernels:
-    """TensorRT hands out addresses on the GPU, which the emulation must never follow."""
+    """Return the CUDA library: TensorRT passes GPU addresses, which the emulation must never dereference."""
     found = current_c_library()
     if found is None:
         raise KernelLibraryError(f"no kernel library: expected {VARIABLE} or the package's own")
@@ -91,7 +91,7 @@ def _cuda_kernels() -> Kernels:
 
 
 def make_creator(trt: ModuleType, operator: Operator, kernels: Callable[[], Kernels]) -> Any:
-    """What a registry takes for one operator (trt.IPluginCreatorV3One)."""
+    """Return the creator of one operator's plugins (trt.IPluginCreatorV3One)."""
     return _creator_class(trt)(operator, kernels)
 
 
@@ -101,7 +101,7 @@ def _creator_class(trt: ModuleType) -> Any:
     plugin = plugin_class(trt)
 
     class Creator(base):  # type: ignore[misc, valid-type]
-        """Makes the plugins of one operator."""
+        """Creates the plugins of one operator."""
 
         def __init__(self, operator: Operator, kernels: Callable[[], Kernels]) -> None:
             base.__init__(self)
@@ -114,7 +114,7 @@ def _creator_class(trt: ModuleType) -> Any:
             self.field_names = trt.PluginFieldCollection(self._named)
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> PluginMethods | None:
-            """A plugin, or None and a line that says why not."""
+            """Return a plugin; None, with the reason reported, if that is impossible."""
             try:
                 return plugin(trt, self._operator, read_fields(self._operator, fields), self._kernels)
             except Exception as error:
@@ -126,7 +126,7 @@ def _creator_class(trt: ModuleType) -> Any:
 
 @cache
 def plugin_class(trt: ModuleType) -> type[PluginMethods]:
-    """The class of all plugins under this module."""
+    """Return the class of all plugins for this TensorRT module."""
     bases = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime)
 
     def initialise(self: Any, *arguments: Any) -> None:
@@ -139,19 +139,19 @@ def plugin_class(trt: ModuleType) -> type[PluginMethods]:
 
 
 def _keep_for_ever(plugin: object) -> None:
-    """Add a reference that nobody gives back.
+    """Add a reference that is never released.
 
-    When a build fails, NVIDIA's builder and Python both free a network's plugins: the process ends by a broken heap and
-    not by the error (seen with TensorRT-RTX 1.7.1, two nodes of any plugin in Python). A plugin is small.
+    When a build fails, NVIDIA's builder and Python both free a network's plugins, and the process ends with a broken
+    heap instead of the error (seen with TensorRT-RTX 1.7.1, two nodes of any Python plugin). A plugin is small.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(plugin))
 
 
 def read_fields(operator: Operator, collection: tensorrt.PluginFieldCollection | None) -> dict[str, int]:
-    """Value of every attribute; Refusal with the field, what was expected and what was found.
+    """Return the value of every attribute; Refusal with the field, what was expected and what was found.
 
-    An engine file and a network are hostile input. Every attribute of ours is an INT in ONNX, which TensorRT hands over
-    as one INT32; all of them must be there, once each, and nothing else.
+    Engine files and networks are untrusted input. Every attribute is an INT in ONNX, which TensorRT passes as one
+    INT32; each must be there exactly once, and nothing else.
     """
     if collection is None:
         raise Refusal("no fields")
@@ -173,7 +173,7 @@ def read_fields(operator: Operator, collection: tensorrt.PluginFieldCollection |
 
 
 def _value(attribute: Attribute, found: tensorrt.PluginField) -> int:
-    # Type and length first: the bindings read as many bytes from `data` as these two say.
+    # Check type and length first: they determine how many bytes the bindings read from `data`.
     if found.type.name != "INT32" or found.size != 1:
         raise Refusal(
             f"field {attribute.name}: expected one INT32 (type {_INT32}, length 1), "

@@ -1,7 +1,7 @@
 """Why a plugin refused something: one line, on stderr and through `last_refusal()`.
 
-The lines are those of the C++ plugins (plugins_cuda/tensorrt/report.h), and a test compares them; a reason of the C ABI
-comes with the name of its function here.
+The lines equal those of the C++ plugins (plugins_cuda/tensorrt/report.h), which a test checks; here a reason of the C
+ABI includes the name of its function.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _thread = threading.local()
 
 
 def last_refusal() -> str:
-    """The last line reported on the calling thread; "" before the first."""
+    """Return the last line reported on the calling thread; "" before the first."""
     return getattr(_thread, "line", "")
 
 
 def report(where: str, error: Exception) -> None:
-    """Keep and print the reason, for answers that have no room for an exception."""
+    """Keep and print the reason, for callbacks that cannot raise an exception."""
     print(_keep(where, error), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def reporting(where: str) -> Iterator[None]:
-    """Keep what the block raises, and raise it as a Refusal: TensorRT's bindings print it and report a failure."""
+    """Keep what the block raises and raise it as a Refusal: TensorRT's bindings print it and report a failure."""
     try:
         yield
     except Exception as error:
@@ -36,7 +36,7 @@ def reporting(where: str) -> Iterator[None]:
 
 
 def _keep(where: str, error: Exception) -> str:
-    """ "kvc plugin: <where>: <reason>"; control characters in it become '?'."""
+    """Keep and return "kvc plugin: <where>: <reason>", with '?' for control characters."""
     reason = str(error) or type(error).__name__
     line = "".join(c if c.isprintable() else "?" for c in f"kvc plugin: {where}: {reason}")
     _thread.line = line
