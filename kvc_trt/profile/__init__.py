@@ -1,1 +1,1 @@
-"""What an engine costs: the physical floor, and what was measured beside it."""
+"""What an engine costs: the physical floor, and the measurements compared with it."""

@@ -1,4 +1,4 @@
-"""A profile as the bytes of files: a table as CSV, and latency per token against context as PNG."""
+"""Render a profile: a table as CSV, and latency per token against context as PNG."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvc_trt.machine import place
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, told apart by every kind of colour vision; the shape of the marker tells them apart in grey.
+# Okabe and Ito's colours, distinct for every kind of colour vision; markers are distinct in grey.
 _STYLE = {"engine": ("#0072B2", "o"), "dense": ("#D55E00", "s")}
 
 
 def csv_bytes(result: Mapping[str, Any]) -> bytes:
-    """One line per context, batch and side; what was not measured is empty."""
+    """Return one line per context, batch and side; fields that were not measured are empty."""
     rows = result["rows"]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
@@ -27,7 +27,7 @@ def csv_bytes(result: Mapping[str, Any]) -> bytes:
 
 
 def png_bytes(result: Mapping[str, Any]) -> bytes:
-    """A figure with one panel per batch size, both axes logarithmic; error bars reach from the median to p90."""
+    """Return a figure with one panel per batch size and logarithmic axes; error bars reach from the median to p90."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What a reader of a profile should not have to find out alone. Every sentence follows from figures of the result."""
+"""The main findings of a profile in sentences, each derived from figures of the result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Result = Mapping[str, Any]
 
 MEMORY_TOLERANCE_PERCENT = 10
 RESIDENT_RESOLUTION = 16 << 20
-"""Resident memory moves by so many bytes for reasons of its own (allocator, threads): closer is equal."""
+"""Resident memory fluctuates by so many bytes (allocator, threads); smaller differences count as equal."""
 COMPACTION_SHARE = 0.10
 NOISE_PERCENT = 20
 
 
 def findings(result: Result) -> list[str]:
-    """Sentences about speed, floor, compaction, memory and the quality of the measurement."""
+    """Return sentences about speed, floor, compaction, memory and the quality of the measurement."""
     rows = result["rows"]
     checks = (
         _stand_in(result["machine"]),
@@ -59,7 +59,7 @@ def _speed(result: Result) -> Iterator[str]:
 
 
 def _advice(engine: Mapping[str, Any]) -> str:
-    """What to build instead; only a policy that reads a part can be told from where on it does."""
+    """Return what to build instead; only for a policy whose dense limit can be set."""
     if not policies.named(engine["policy"]["policy"]).selection.reads_a_part:
         return ""
     measures = backend(engine["backend"]).measures_break_even
@@ -102,7 +102,7 @@ def _compaction(rows: list[dict[str, Any]]) -> Iterator[str]:
             continue
         if share > COMPACTION_SHARE:
             yield f"compaction takes {share:.0%} of prefill at {_where(row)} (over {COMPACTION_SHARE:.0%})"
-        # The twin does other work in place of compaction (it stores the whole prompt), and both vary from run to run.
+        # Instead of compacting, the twin stores the whole prompt, and both vary from run to run.
         spread = 3 * row["std_ttft_ms"] + COMPACTION_SHARE * row["median_ttft_ms"]
         if difference is not None and abs(difference - row["compaction_ms"]) > spread:
             yield (

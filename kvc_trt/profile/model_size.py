@@ -1,4 +1,4 @@
-"""How many parameters a decoder has, and how many bytes they are, from its shape alone: no weights are read."""
+"""Count a decoder's parameters and their bytes from its shape, without reading weights."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _ACTIVATION_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 4, "int4
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters by the way a decode step uses them."""
+    """Parameters, grouped by how a decode step uses them."""
 
     linear: int
     """Matrices inside the layers: read once per step, whatever the batch."""
     lm_head: int
-    """The output matrix, read once per step; where it is tied, the embedding table plays its part."""
+    """The output matrix, read once per step; if it is tied, this is the embedding table."""
     embedding: int
-    """The table a step gathers one row per sequence from."""
+    """The table from which a step gathers one row per sequence."""
     vectors: int
-    """Norms and biases."""
+    """Parameters of norms and biases."""
     tied: bool
 
     @property
     def total(self) -> int:
-        """Parameters of the checkpoint; a tied output matrix counts once."""
+        """Number of parameters of the checkpoint; a tied output matrix counts once."""
         return self.linear + self.vectors + self.embedding + (0 if self.tied else self.lm_head)
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
-    """Sorts the decoder's tensors by their use."""
+    """Count the decoder's parameters by their use."""
     sizes = {name: math.prod(shape) for name, shape in expected_tensors(model).items()}
     embedding = sizes.pop(_EMBEDDING)
     lm_head = sizes.pop(_LM_HEAD, embedding)
@@ -56,7 +56,7 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
 
 
 def prefill_operations(model: ModelConfig, tokens: int) -> float:
-    """Multiplications and additions of one prompt's prefill: its matrices, and causal attention's two products."""
+    """Return the operations of one prompt's prefill: its matrices, and the two products of causal attention."""
     heads = model.num_hidden_layers * model.num_attention_heads * model.head_size
     return 2.0 * count_parameters(model).linear * tokens + 2.0 * heads * tokens * tokens
 
@@ -68,16 +68,16 @@ class WeightBytes:
     resident: float
     """What has to be in memory."""
     per_step: float
-    """What one decode step reads, whatever its batch: everything but the embedding table's other rows."""
+    """Bytes that one decode step reads for any batch: everything but unused rows of the embedding table."""
 
 
 def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
     """Bytes of the weights in a format, fp32 to int4 (rotary tables and scales of rows, a few MB, left out).
 
-    Of a model in fp8 the output matrix is in bf16, as checkpoints have it.
+    In fp8 the output matrix is in bf16, as in checkpoints.
     """
     parameters = count_parameters(model)
-    # A tied table cannot be quantised and gathered from at once: quantised engines keep both forms.
+    # A quantised table cannot be gathered from, so quantised engines with a tied table keep both forms.
     shares_table = parameters.tied and weights not in ("int8", "int4")
     vectors = parameters.vectors * _ACTIVATION_BYTES[weights]
     embedding = parameters.embedding * _EMBEDDING_BYTES[weights]
@@ -89,10 +89,10 @@ def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
 
 
 def cache_itemsize(weights: str) -> int:
-    """Bytes of one cached element: the cache has the activations' type."""
+    """Return the bytes of one cached element, which has the activations' type."""
     return _ACTIVATION_BYTES[weights]
 
 
 def token_cache_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Bytes of one token's keys and values in one layer."""
+    """Return the bytes of one token's keys and values in one layer."""
     return 2 * model.num_key_value_heads * model.head_size * itemsize

@@ -1,4 +1,4 @@
-"""What an engine would store, read and reach, from its resolved parameters alone: no weights, no GPU, no execution."""
+"""Plan what an engine would store, read and reach, from its resolved parameters alone: nothing is run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvc_trt.profile.traffic import RowTraffic, cache_bytes, full_cache_bytes, l
 
 BATCHES = (1, 8, 32)
 ASSUMED_OVERHEADS_US = (5, 10, 20)
-"""Time of scoring and selection per layer beyond the dense kernel, assumed for the break-even context."""
+"""Assumed microseconds of scoring and selection per layer beyond the dense kernel, for the break-even context."""
 
 ASSUMPTIONS = (
     "floors are modelled: bytes moved over the published bandwidth; good kernels reach 75-90% of them",
@@ -28,13 +28,13 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class _Costs:
-    """The two sides that every line of a plan compares."""
+    """The costs of both sides that a plan compares."""
 
     resident_weights: float
     dense: StepCost
     compressed: StepCost
     dense_row: int
-    """Bytes of one row's full cache."""
+    """Bytes of one row's uncompressed cache."""
     compressed_row: int
     """Bytes of one row's compressed cache, page bounds included."""
     prefill_bytes: float
@@ -42,7 +42,7 @@ class _Costs:
 
 
 def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) -> dict[str, Any]:
-    """Return the plan as a JSON-able mapping; sizes in bytes, times in milliseconds.
+    """Return the plan as JSON-compatible data; sizes in bytes, times in milliseconds.
 
     `weights` is the format of an engine's weights, fp32 to int4; it decides the cache's element size as well.
     """
@@ -151,7 +151,7 @@ def _largest_batch(costs: _Costs, accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _break_even(model: ModelConfig, parameters: PolicyParameters, itemsize: int, pairs: float) -> list[dict[str, Any]]:
-    """No selection, no overhead: a policy without decode selection is never slower than dense in this model."""
+    """Return break-even contexts; none without decode selection, which is never slower than dense in this model."""
     if not parameters.reads_a_part and not parameters.evicts_while_decoding:
         return []
     token = token_cache_bytes(model, itemsize)

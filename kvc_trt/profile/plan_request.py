@@ -1,4 +1,4 @@
-"""From what a user asked `plan` to a plan: the same resolution as a build's, and where every number came from.
+"""Resolve a user's options to a plan, as a build does, and record where every number came from.
 
 `--compare` sets every policy at one token budget side by side: what it stores, what a step reads, and what the papers'
 formulas say. The formulas are those of RocketKV's Table 1 (arXiv 2502.14051), fractions of the dense cache at a
@@ -88,7 +88,7 @@ def resolve_plan(config: BuildConfig) -> dict[str, Any]:
     choice = _choose(config.model, config.checkpoint)
     filled = with_defaults(config, choice)
     if filled.backend != "auto":
-        backend_of(filled.backend)  # an unknown one is said before anything else
+        backend_of(filled.backend)  # report an unknown backend first
     parameters = resolve_parameters(filled, choice.config)
     chosen = _weight_format(filled.weights, choice, filled.backend)
     plan = make_plan(choice.config, parameters, chosen)
@@ -105,13 +105,13 @@ def resolve_plan(config: BuildConfig) -> dict[str, Any]:
 
 
 def resolve_comparison(config: BuildConfig) -> dict[str, Any]:
-    """Return the plans of every policy at the configuration's budget instead of one."""
+    """Return the comparison of all policies at the configuration's budget."""
     choice = _choose(config.model, config.checkpoint)
     return compare_policies(config, choice, _weight_format(config.weights, choice, config.backend))
 
 
 def refuse_overrides(settings: Iterable[str]) -> None:
-    """InputError for a setting that single policies have: a comparison derives them all from the budget."""
+    """Raise InputError for a setting of single policies: a comparison derives them all from the budget."""
     for name in settings:
         if name in (*DERIVED_NUMBERS, "dense_until") and name != "layer_budget":
             raise InputError(
@@ -143,7 +143,7 @@ def _device_memory(
 
 
 def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For every number of the policy: its value, and whether it was given, is the model's default, or was derived."""
+    """Return every number of the policy with its source: given, the model's default, or derived."""
     known = policies.applicable(filled.policy, dict.fromkeys((*DERIVED_NUMBERS, "dense_until")))
     names = [name for name in (*_INPUTS, *known) if name in plan["policy"]]
     return [{"name": name, "value": plan["policy"][name], "source": _source(name, config, filled)} for name in names]

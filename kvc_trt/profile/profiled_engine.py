@@ -68,7 +68,7 @@ LEAST_BLOCKS = 2
 
 @dataclass(frozen=True)
 class ProfiledEngine:
-    """What is measured, and under which name it is reported (`engine`, `dense`)."""
+    """One side of a measurement and its name in the result (`engine`, `dense`)."""
 
     name: str
     program: Program
@@ -77,24 +77,24 @@ class ProfiledEngine:
 
     @property
     def parameters(self) -> PolicyParameters:
-        """The constants its graphs were built with."""
+        """The policy parameters of its graphs."""
         return self.program.parameters
 
     def prefill_seconds(self, prompts: NDArray[np.int64]) -> float:
-        """One prefill of `prompts` [B, S] (all S tokens real), timed; its result is dropped."""
+        """Time one prefill of `prompts` [B, S] (all S tokens real) in seconds; its result is dropped."""
         return prefill_seconds(self.executor, prompts)
 
 
 def open_profiled(name: str, program: Program, benchmark: Benchmark) -> ProfiledEngine:
-    """A program with an executor of its own where `benchmark` measures."""
+    """Open an executor of a program on the benchmark's device."""
     return ProfiledEngine(name, program, benchmark.open(program), benchmark)
 
 
 def twin_for(program: Program, context: int) -> Program:
-    """The dense twin for prompts of `context` tokens.
+    """Return the dense twin for prompts of `context` tokens.
 
-    Its caches are no longer than they need to be, as those of a dense engine built for that length: it never reads
-    slots that only a longer prompt would fill.
+    Its caches have the length of a dense engine built for that context, so it never reads slots that only a longer
+    prompt would fill.
     """
     from kvc_trt.engine.program import twin_program
 
@@ -102,7 +102,7 @@ def twin_for(program: Program, context: int) -> Program:
 
 
 class DecodeRun:
-    """Decode steps of `rows` rows whose prompts had `context` tokens; the caches were filled synthetically."""
+    """Decode steps of `rows` rows with prompts of `context` tokens and synthetic caches."""
 
     def __init__(self, profiled: ProfiledEngine, rows: int, context: int) -> None:
         self.profiled = profiled
@@ -121,7 +121,7 @@ class DecodeRun:
     def step_seconds(self) -> float:
         """One step, timed. After max_output_len steps the rows start again after their prompts.
 
-        A step is what a greedy session asks for: an executor that finds the best tokens itself hands out nothing else.
+        A step is that of a greedy session: an executor that finds the best tokens itself returns nothing else.
         """
         positions = np.full(len(self._tokens), self._context + self._generated, np.int64)
         lengths = self._lengths + self._generated
@@ -133,24 +133,24 @@ class DecodeRun:
 
 
 def random_prompts(rows: int, length: int, vocab_size: int, seed: int = 0) -> NDArray[np.int64]:
-    """Seeded token ids [rows, length]: what they say does not change how long a prefill takes."""
+    """Return seeded token ids [rows, length]; their values do not change the time of a prefill."""
     return np.random.default_rng(seed).integers(0, vocab_size, (rows, length), np.int64)
 
 
 @dataclass(frozen=True)
 class DecodeTimes:
-    """Steps of one side, seconds."""
+    """Times of the steps of one side, in seconds."""
 
     steps: Summary
     """Every counted step: inter-token latency."""
     blocks: Summary
-    """Means of blocks of steps: time per output token as a request sees it."""
+    """Means of blocks of steps: time per output token."""
 
 
 def time_decode(runs: Sequence[DecodeRun], steps: int, seconds: float) -> list[DecodeTimes]:
-    """Time at least `steps` steps of every run, block by block in turn, or as many as fit `seconds` for all together.
+    """Time `steps` steps of every run in alternating blocks, or as many as fit in `seconds` for all together.
 
-    Two blocks of every run are timed whatever they take.
+    At least two blocks of every run are timed.
     """
     samples: list[list[list[float]]] = [[] for _ in runs]
     size = min(BLOCK, steps)
@@ -171,18 +171,18 @@ def _decode_times(blocks: list[list[float]]) -> DecodeTimes:
 
 @dataclass(frozen=True)
 class PrefillTimes:
-    """Prefills of one side."""
+    """Times of the prefills of one side."""
 
     seconds: Summary
     peak: Peak
-    """Memory of the first prefill, which is not timed."""
+    """Peak memory of the first prefill, which is not timed."""
 
 
 def time_prefill(sides: Sequence[ProfiledEngine], prompts: NDArray[np.int64], repeats: int) -> list[PrefillTimes]:
-    """One prefill of each side to warm up and to watch its memory, then `repeats` timed ones of each in turn."""
+    """Run one prefill of each side to warm up and measure memory, then time `repeats` of each in turn."""
     peaks = []
     for side in sides:
-        side.executor.load()  # before the memory is watched
+        side.executor.load()  # before memory is measured
         with side.benchmark.watch(side.executor) as peak:
             side.prefill_seconds(prompts)
         peaks.append(peak)

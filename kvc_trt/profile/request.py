@@ -1,4 +1,4 @@
-"""What a profile measures: checked before anything is loaded."""
+"""The settings of a profile, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ DEFAULT_BATCHES = (1, 8)
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """One profile."""
+    """The settings of one profile."""
 
     contexts: tuple[int, ...]
-    """Prompt lengths, ascending, tokens."""
+    """Prompt lengths in tokens, ascending."""
     batches: tuple[int, ...]
     steps: int
     """Decode steps per row of the result and side."""
     decode_seconds: float
-    """A row of the result ends earlier when its steps take longer than this for both sides together."""
+    """Time limit of the steps of one row of the result, both sides together."""
     prefills: int
     """Timed prefills per row of the result and side."""
     prefill_seconds: float
-    """Time to first token is left out where one prefill is expected to take longer."""
+    """Time limit of one prefill; time to first token is left out if one is expected to take longer."""
     threads: int
 
 
 def default_contexts(parameters: PolicyParameters) -> tuple[int, ...]:
-    """The engine's longest prompt and its halves, down to 128 tokens."""
+    """Return the engine's longest prompt, halved down to 128 tokens."""
     longest = parameters.max_input_len
     halves = [longest >> shift for shift in range(DEFAULT_POINTS)]
     return tuple(sorted({length for length in halves if length >= min(LEAST_DEFAULT_CONTEXT, longest)}))
 
 
 def check_contexts(contexts: tuple[int, ...], parameters: PolicyParameters) -> tuple[int, ...]:
-    """Return them ascending; InputError for one that the engine was not built for."""
+    """Return the contexts in ascending order; InputError for one that the engine does not support."""
     for context in contexts:
         if not 1 <= context <= parameters.max_input_len:
             raise InputError(

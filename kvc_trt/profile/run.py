@@ -1,4 +1,4 @@
-"""`profile` from beginning to end: measure, set beside the floor, find what deserves a word.
+"""Run a profile: measure, compare with the floor, and state the findings.
 
 Rows have the field names that users of trtllm-bench and vLLM know, one per context, batch and side.
 """
@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 
 
 def profile_engine(engine: EngineDirectory, request: ProfileRequest, progress: Progress) -> dict[str, Any]:
-    """Measure an engine beside its dense twin; returns the result as a JSON-able mapping.
+    """Measure an engine and its dense twin; return the result as JSON-compatible data.
 
     Times in milliseconds, sizes in bytes, rates in tokens per second; fields that could not be measured are null.
     """
@@ -115,7 +115,7 @@ def _copy_bandwidth(benchmark: Benchmark, progress: Progress) -> CopyBandwidth:
 
 
 def _bandwidth(before: CopyBandwidth, after: CopyBandwidth) -> dict[str, Any]:
-    """Measured twice, around the sweep; the faster one makes the floor, as other work only ever slows a copy down."""
+    """Combine two measurements around the sweep; the faster one sets the floor, since other work only slows a copy."""
     slower, faster = sorted((before, after), key=lambda found: found.median)
     return {
         "median_gb_s": faster.median / 1e9,
@@ -132,18 +132,18 @@ def _bandwidth(before: CopyBandwidth, after: CopyBandwidth) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Formats:
-    """What bytes are counted by, on both sides."""
+    """The weight formats by which bytes are counted."""
 
     weights: str
     """The format in which a step reads the weights."""
     engine: str
-    """The format that the engine was built with; its caches have the type of that format's activations."""
+    """The engine's format; its caches have the type of that format's activations."""
 
 
 def measurement_rows(
     rows: Iterable[SweepRow], model: ModelConfig, formats: Formats, bandwidth: float
 ) -> list[dict[str, Any]]:
-    """Flat rows: what CSV holds and what the sections of the JSON are cut from; `bandwidth` in bytes per second."""
+    """Return flat rows for the CSV file and the sections of the JSON; `bandwidth` in bytes per second."""
     return [line for row in rows for line in _pair(row, model, formats, bandwidth)]
 
 
@@ -188,7 +188,7 @@ def _fields(row: SweepRow, side: Side, cost: StepCost, bandwidth: float) -> dict
 
 
 def _prefill_fields(row: SweepRow, side: Side) -> dict[str, Any]:
-    """Time to first token, and its split: compaction is its measured share of a profiled prefill, prefill the rest."""
+    """Return time to first token, split into compaction (its share of a profiled prefill) and the rest."""
     names = summarise([0.0]).milliseconds("ttft")
     if side.prefill is None:
         missing = ("ttft_samples", "compaction_share_of_prefill", "prefill_ms", "compaction_ms")
@@ -207,14 +207,14 @@ def _prefill_fields(row: SweepRow, side: Side) -> dict[str, Any]:
 
 
 def _cost(side: Side, model: ModelConfig, formats: Formats, context: int) -> StepCost:
-    """Bytes of the step in the middle of the answer: the prompt and half of max_output_len are cached."""
+    """Return the cost of a step in the middle of the answer, with prompt and half of max_output_len cached."""
     half = side.parameters.max_output_len // 2
     traffic = row_traffic(model, side.parameters, cache_itemsize(formats.engine), context, half)
     return StepCost(weight_bytes(model, formats.weights).per_step, traffic.bytes)
 
 
 def memory_rows(rows: Iterable[SweepRow]) -> list[dict[str, Any]]:
-    """Memory by kind for every context, batch and side."""
+    """Return memory by kind for every context, batch and side."""
     return [
         {"context": row.context, "batch_size": row.batch, "side": side.name, **line.as_json()}
         for row in rows

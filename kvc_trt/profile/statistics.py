@@ -1,4 +1,4 @@
-"""Summaries of timing samples, under the names that users of serving benchmarks know."""
+"""Summaries of timing samples, with the names of serving benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the samples lie, interpolated linearly between neighbours."""
+    """Return the value below which `percent` of the samples are, interpolated linearly."""
     if not samples:
         raise ValueError("samples: expected at least one, found none")
     if not 0 <= percent <= 100:
@@ -24,7 +24,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """One distribution of seconds."""
+    """The distribution of samples in seconds."""
 
     samples: int
     mean: float
@@ -38,18 +38,18 @@ class Summary:
 
     @property
     def noise_percent(self) -> float:
-        """Standard deviation over mean: how far one sample can be trusted."""
+        """Standard deviation over mean, in percent."""
         return 100 * self.std / self.mean if self.mean else 0.0
 
     def milliseconds(self, name: str) -> dict[str, float]:
-        """Flat fields `{mean,median,std,p50,p90,p99}_NAME_ms`, as vLLM and trtllm-bench users read them."""
+        """Return flat fields `{mean,median,std,p50,p90,p99}_NAME_ms`, as in vLLM and trtllm-bench."""
         return {
             f"{kind}_{name}_ms": 1e3 * getattr(self, kind) for kind in ("mean", "median", "std", "p50", "p90", "p99")
         }
 
 
 def summarise(samples: Sequence[float]) -> Summary:
-    """Summarises one or more samples; the standard deviation is that of the sample (n - 1)."""
+    """Summarise one or more samples; the standard deviation is that of the sample (n - 1)."""
     count = len(samples)
     quantiles = [percentile(samples, percent) for percent in PERCENTILES]
     mean = math.fsum(samples) / count

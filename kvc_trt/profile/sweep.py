@@ -1,4 +1,4 @@
-"""The measurement itself: for every context and batch, the engine and its dense twin in turn; times and memory."""
+"""Measure times and memory of the engine and its dense twin, in turn, for every context and batch."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from kvc_trt.progress import Progress
 
 LARGEST_SHARE_OF_MEMORY = 0.5
-"""Of the free memory, for the caches of one side."""
+"""Largest share of the free memory for the caches of one side."""
 
 _FLOAT32 = 4
 
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """Bytes of one kind of memory."""
+    """Bytes of one kind of memory, measured and modelled."""
 
     kind: str
     modelled: float
     measured: float
     how: str
-    """What the measured figure is."""
+    """How the figure was measured."""
 
     @property
     def difference_percent(self) -> float:
@@ -49,7 +49,7 @@ class MeasuredMemory:
         return 100 * (self.measured / self.modelled - 1) if self.modelled else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Fields of the result's `memory` section."""
+        """Return the fields of the result's `memory` section."""
         return {
             "kind": self.kind,
             "modelled_bytes": round(self.modelled),
@@ -60,7 +60,7 @@ class MeasuredMemory:
 
 
 def standing_memory(side: ProfiledEngine, rows: int) -> list[MeasuredMemory]:
-    """Weights, cache and what is stored beside it for `rows` rows; the executor's state must be allocated."""
+    """Return weights, caches and other state for `rows` rows; the executor's state must be allocated."""
     program, benchmark, executor = side.program, side.benchmark, side.executor
     modelled = cache_bytes(program.model, program.parameters, cache_itemsize(program.weight_format))
     rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
@@ -80,7 +80,7 @@ def standing_memory(side: ProfiledEngine, rows: int) -> list[MeasuredMemory]:
 
 
 def prefill_line(side: ProfiledEngine, peak: Peak, rows: int, context: int) -> MeasuredMemory:
-    """What a prefill of `rows` prompts of `context` tokens needed for a while, beside what it should need."""
+    """Return the measured and modelled peak of a prefill of `rows` prompts of `context` tokens."""
     block = side.executor.limits.prompt_block
     modelled = side.benchmark.prefill_bytes(side.program, rows, -(-context // block) * block)
     return MeasuredMemory("prefill", modelled, peak.above, peak.how)
@@ -88,7 +88,7 @@ def prefill_line(side: ProfiledEngine, peak: Peak, rows: int, context: int) -> M
 
 @dataclass(frozen=True)
 class Side:
-    """What was measured of the engine or of its twin at one context and batch."""
+    """Measurements of the engine or its twin at one context and batch."""
 
     name: str
     parameters: PolicyParameters
@@ -99,27 +99,27 @@ class Side:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One context and batch."""
+    """Measurements at one context and batch."""
 
     context: int
     batch: int
     engine: Side
     dense: Side | None
-    """None where its caches do not fit this machine's memory."""
+    """None if its caches do not fit in this machine's memory."""
     compaction: PartOfRun | None
-    """KvcCompact nodes of a separate, profiled prefill of the engine; None where nothing is compacted."""
+    """Time of compaction in a separate, profiled prefill of the engine; None if nothing is compacted."""
 
 
 @dataclass
 class Sweep:
-    """Everything that was measured, and what was left out and why."""
+    """All measurements, and what was left out and why."""
 
     rows: list[SweepRow] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
 def run_sweep(engine: EngineDirectory, request: ProfileRequest, progress: Progress, benchmark: Benchmark) -> Sweep:
-    """Measure every context and batch of `request` where `benchmark` is; how far it is goes to `progress`."""
+    """Measure every context and batch of `request` on the benchmark's device."""
     from kvc_trt.engine.program import engine_program
 
     program = engine_program(engine)
@@ -140,7 +140,7 @@ class _Sweeper:
         self._engine = engine
         self._request = request
         self._last_prefill: dict[int, tuple[int, float]] = {}
-        """Per batch: context and seconds of the slower side's latest prefill."""
+        """Batch -> context and seconds of the slower side's latest prefill."""
 
     def measure(self, dense: ProfiledEngine, context: int, batch: int) -> None:
         running = [side for side in (self._engine, dense) if _fits(side, batch)]
@@ -182,7 +182,7 @@ class _Sweeper:
         return [*measured]
 
     def _expected_prefill(self, side: ProfiledEngine, context: int, batch: int) -> float:
-        """Seconds of one prefill, from the latest one timed and the operations of both; first from a short one."""
+        """Predict the seconds of one prefill from the latest timed one (at first a short one) by operations."""
         model = side.program.model
         if batch not in self._last_prefill:
             tokens = min(context, side.executor.limits.prompt_block)

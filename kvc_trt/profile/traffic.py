@@ -1,4 +1,4 @@
-"""What a policy stores and what one decode step of it reads, in tokens and in bytes, from the parameters alone.
+"""What a policy stores and what one decode step reads, in tokens and bytes, from the parameters alone.
 
 The unit is the pair: one key and one value of one KV head (Ribar et al. 2023 and the RocketKV paper count traffic so).
 """
@@ -21,12 +21,12 @@ def entries_cached(parameters: PolicyParameters, layer: int, prompt_tokens: int,
 
 
 def entries_by_cache(model: ModelConfig, parameters: PolicyParameters, prompt_tokens: int) -> list[int]:
-    """Tokens every cache holds after a prompt, in the order of the rows of `cache_lengths`."""
+    """Return the tokens in every cache after a prompt, in the order of the rows of `cache_lengths`."""
     return [_entries(site.parameters, prompt_tokens, 0) for site in cache_sites(model, parameters)]
 
 
 def pairs_read(parameters: PolicyParameters, layer: int, entries: int, head_size: int) -> float:
-    """Pairs per head of its cache that one layer reads in a step when `entries` tokens are cached."""
+    """Return the pairs per head of its cache that one layer reads in a step with `entries` tokens cached."""
     return _pairs(parameters.groups(layer)[0].parameters, entries, head_size)
 
 
@@ -36,7 +36,7 @@ def _entries(rule: PolicyParameters, prompt_tokens: int, generated: int) -> int:
 
 
 def _pairs(rule: PolicyParameters, entries: int, head_size: int) -> float:
-    """What is attended to, and what choosing it reads."""
+    """Return the pairs that are attended to plus those read to choose them."""
     if entries <= rule.dense_limit:
         return float(entries)
     return min(rule.most_read, entries) + rule.selection.pairs_to_choose(rule, entries, head_size)
@@ -44,7 +44,7 @@ def _pairs(rule: PolicyParameters, entries: int, head_size: int) -> float:
 
 @dataclass(frozen=True)
 class RowTraffic:
-    """What one row costs per decode step, summed over layers."""
+    """Cache traffic of one row per decode step."""
 
     entries: int
     """Tokens cached in a compressed layer (the last layer)."""
@@ -57,7 +57,7 @@ class RowTraffic:
 def row_traffic(
     model: ModelConfig, parameters: PolicyParameters, itemsize: int, prompt_tokens: int, generated: int = 0
 ) -> RowTraffic:
-    """Cache traffic of one row in one decode step; the append of one token is left out (under 0.1%).
+    """Return the cache traffic of one row in one decode step, without the append of one token (under 0.1%).
 
     Quest and exact top-k choose for each query head; as in the papers' accounting, one list per KV head is counted.
     """
@@ -70,7 +70,7 @@ def row_traffic(
 
 
 def _pair_bytes(model: ModelConfig, itemsize: int) -> int:
-    """One key and one value of one head."""
+    """Return the bytes of one key and one value of one head."""
     return token_cache_bytes(model, itemsize) // model.num_key_value_heads
 
 
@@ -80,16 +80,16 @@ class CacheBytes:
 
     keys_values: int
     page_bounds: int
-    """And whatever else a method carries: scores, positions, a second copy of the keys."""
+    """Bytes of page bounds and other state of a method: scores, positions, a second copy of the keys."""
 
     @property
     def total(self) -> int:
-        """Keys, values and what goes with them."""
+        """Bytes of keys, values and other state."""
         return self.keys_values + self.page_bounds
 
 
 def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int) -> CacheBytes:
-    """Bytes one row's caches take at full capacity: the sums of the engine's own list of state tensors."""
+    """Return the bytes of one row's caches at full capacity, from the engine's list of state tensors."""
     keys_values = others = 0
     for tensor in state_tensors(model, parameters, "float32" if itemsize == 4 else "float16"):
         if tensor.name.startswith(("k_cache.", "v_cache.")):
@@ -100,12 +100,12 @@ def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int)
 
 
 def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int) -> int:
-    """Bytes one row's caches take when every token of the longest sequence is kept."""
+    """Return the bytes of one row's caches if every token of the longest sequence is kept."""
     return model.num_hidden_layers * max_sequence_len * token_cache_bytes(model, itemsize)
 
 
 def layer_caches(model: ModelConfig, parameters: PolicyParameters) -> list[list[dict[str, Any]]]:
-    """By layer, its caches as plain data: `heads` that one cache stores, each with so many `slots`."""
+    """Return the caches of each layer as plain data: `heads` stored, each with `slots`."""
 
     def cache(site: CacheSite) -> dict[str, Any]:
         return {"heads": cache_heads(model, site), "slots": site.parameters.capacity}

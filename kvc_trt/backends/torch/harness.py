@@ -87,7 +87,7 @@ class TorchHarness:
         return [TorchOperator(name, nodes, body, device) for name, (nodes, body) in counts.items() if nodes]
 
     def compactions(self) -> list[Watched]:
-        """One in every compressed layer."""
+        """Return one compaction per compressed layer."""
         return [
             Watched(layer, (f"q_window.{layer}", f"keys.{layer}", f"values.{layer}"), (f"indices.{layer}",))
             for layer in range(self._engine.model.num_hidden_layers)
@@ -95,7 +95,7 @@ class TorchHarness:
         ]
 
     def selections(self) -> list[Watched]:
-        """One in every layer that selects."""
+        """Return one selection per layer that selects."""
         return [
             Watched(layer, (f"query.{layer}",), (f"attended.{layer}", f"selected.{layer}"))
             for layer in range(self._engine.model.num_hidden_layers)
@@ -103,7 +103,7 @@ class TorchHarness:
         ]
 
     def describe(self) -> dict[str, str]:
-        """PyTorch's version and device, and which kernels run."""
+        """Return PyTorch's version and device, and which kernels run."""
         device = kernel_device()
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         found = {"backend": f"torch {torch.__version__} on {where}", "kernels": "reference ops"}

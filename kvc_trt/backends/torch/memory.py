@@ -1,7 +1,7 @@
-"""What an engine takes of a device's memory in PyTorch, by formula, and the refusal of what does not fit.
+"""Model the device memory of an engine in PyTorch by formula, and refuse what does not fit.
 
-All formulas count bytes from shapes; none allocates. Activations are bounds from above: they count what lives at the
-fullest moment of a layer as if nothing were freed early.
+All formulas count bytes from shapes; none allocates. Activations are upper bounds: they count a layer's peak as if
+nothing were freed early.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLOAT, INT64 = 4, 8
 
 
 def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
-    """Resident weights; `own_head` where the head is not the embedding (untied, or tied and quantised)."""
+    """Return the bytes of the weights; `own_head` if the head is not the embedding (untied, or tied and quantised)."""
     shapes = expected_tensors(model)
     elements = sum(math.prod(shape) for shape in shapes.values())
     if own_head and "lm_head.weight" not in shapes:
@@ -35,19 +35,19 @@ def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
 
 
 def rotary_bytes(model: ModelConfig, parameters: PolicyParameters) -> int:
-    """Cosines and sines of every position, float32."""
+    """Return the bytes of the rotary tables: cosines and sines of every position, float32."""
     return parameters.max_sequence_len * model.head_size * FLOAT
 
 
 def cache_bytes(state: Iterable[StateTensor], rows: int) -> int:
-    """The state of that many rows."""
+    """Return the bytes of the state of so many rows."""
     return rows * sum(tensor.bytes_per_row() for tensor in state)
 
 
 def prefill_bytes(
     model: ModelConfig, state: Iterable[StateTensor], rows: int, length: int, *, itemsize: int, block: int
 ) -> int:
-    """A prefill of `rows` prompts of `length` tokens: the results, one layer's full cache, and what works on them."""
+    """Return the bytes of a prefill of `rows` prompts of `length` tokens: results, one full cache, activations."""
     tokens, size = rows * length, model.head_size
     queries, pairs = model.num_attention_heads * size, 2 * model.num_key_value_heads * size
     # Residual stream, queries, attention's output, keys and values; in float32 also a type's copy of the latter, and
@@ -65,13 +65,13 @@ def prefill_bytes(
 
 
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
-    """A step of that many rows: its buffers, its logits (twice: the product, and where the host finds it)."""
+    """Return the bytes of a step: its buffers and its logits (twice: the product and the copy for the host)."""
     inner = rows * (3 * model.intermediate_size + 8 * model.hidden_size) * itemsize
     return rows * (2 + model.num_hidden_layers) * INT64 + 2 * rows * model.vocab_size * FLOAT + inner
 
 
 def free_bytes(device: torch.device) -> int:
-    """What can still be allocated there: on a GPU also what PyTorch keeps for reuse."""
+    """Return the bytes that can still be allocated, on a GPU including what PyTorch keeps for reuse."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -81,7 +81,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def require(needed: int, what: str, device: torch.device, hint: str) -> None:
-    """Raise UnsupportedEnvironment, before anything is allocated, where `what` ("X need") does not fit."""
+    """Raise UnsupportedEnvironment, before anything is allocated, if `what` ("X need") does not fit."""
     free = free_bytes(device)
     if needed > free:
         where = "this machine" if device.type == "cpu" else str(device)
@@ -91,7 +91,7 @@ def require(needed: int, what: str, device: torch.device, hint: str) -> None:
 
 @contextmanager
 def said(what: str, device: torch.device, hint: str) -> Iterator[None]:
-    """UnsupportedEnvironment where `what` ran out of memory all the same: others use a GPU too."""
+    """Raise UnsupportedEnvironment if `what` runs out of memory after all: other processes use the GPU too."""
     try:
         yield
     except torch.OutOfMemoryError as error:

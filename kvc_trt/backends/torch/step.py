@@ -1,9 +1,9 @@
-"""One decode step for a fixed number of rows over fixed memory, recorded as a CUDA graph and replayed with one call.
+"""One decode step for a fixed number of rows over fixed memory, captured as a CUDA graph and replayed with one call.
 
-A step is some four hundred kernels; queued one by one from Python they would take several times as long as they run.
-Where nothing can be captured the body itself is called instead, and the reason is in the log. Between steps the host
-writes one small buffer (tokens, positions, lengths) and reads back what it asks for: the best token of each row, or all
-logits. Nothing else waits for the device.
+A step is about four hundred kernels; queuing them one by one from Python takes several times as long as running them.
+If a step cannot be captured, its body is called directly, and the reason is logged. Between steps the host writes one
+small buffer (tokens, positions, lengths) and reads the best token of each row, or all logits. Nothing else waits for
+the device.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Body = Callable[[], None]
 
 
 class Capturer:
-    """Captures bodies for one device. Graphs share their scratch memory: replay them one after the other only.
+    """Captures functions for one device. Graphs share scratch memory, so never replay two at once.
 
-    `refused` says why nothing is captured (on a CPU there is nothing to capture, which is no refusal); a body that
-    fails to be captured sets it, and is called as it is from then on.
+    `refused` says why nothing is captured (None on a CPU, where there is nothing to capture). If a capture fails, it
+    is set, and functions are called directly from then on.
     """
 
     def __init__(self, device: torch.device, refused: str | None = None) -> None:
@@ -39,7 +39,7 @@ class Capturer:
             self._refuse(refused)
 
     def capture(self, body: Body) -> Body:
-        """What runs the body from now on. On a GPU the body is run here, twice or more: let it change nothing yet.
+        """Return a function that runs the body. On a GPU the body is run here at least twice: it must not change state.
 
         It must use the same memory every time and never wait for the device.
         """
@@ -55,7 +55,7 @@ class Capturer:
             return body
 
     def _warm_up(self, body: Body) -> None:
-        """Everything that happens only once: modules loaded, libraries initialised, functions compiled."""
+        """Run once what happens only once: load modules, initialise libraries, compile functions."""
         side: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
@@ -78,11 +78,11 @@ class Capturer:
 
 
 INACTIVE = -1
-"""As a cache length: the row is not touched, its logits mean nothing."""
+"""Cache length of an inactive row: it is not changed, and its logits are meaningless."""
 
 
 class StaticStep:
-    """The step of the first `rows` rows of a state; fewer rows may be fed, the others are then inactive."""
+    """The step of the first `rows` rows of a state; with fewer rows fed, the others are inactive."""
 
     def __init__(
         self, decoder: TorchDecoder, state: State, rows: int, device: torch.device, capturer: Capturer
@@ -97,7 +97,7 @@ class StaticStep:
         self._best = torch.zeros(rows, dtype=torch.int64, device=device)
         self._host_logits = torch.zeros(self._logits.shape, pin_memory=on_gpu) if on_gpu else self._logits
         self._host_best = torch.zeros(rows, dtype=torch.int64, pin_memory=on_gpu) if on_gpu else self._best
-        self._inputs[2:] = INACTIVE  # a capture runs the step: it must not touch the state
+        self._inputs[2:] = INACTIVE  # a capture runs the step, which must not change the state
         self._replay = capturer.capture(self._body)
 
     def run(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]) -> None:
@@ -109,11 +109,11 @@ class StaticStep:
         self._replay()
 
     def logits(self, rows: int) -> NDArray[np.float32]:
-        """Wait for the step; logits [rows,vocab], valid until the next call."""
+        """Wait for the step and return logits [rows,vocab], valid until the next call."""
         return self._fetched(self._host_logits, self._logits, rows)
 
     def best(self, rows: int) -> NDArray[np.int64]:
-        """Wait for the step; each row's best token, the lowest of equals, or NOT_FINITE: valid until the next call."""
+        """Wait for the step; return each row's best token, lowest of equals, or NOT_FINITE (until the next call)."""
         return self._fetched(self._host_best, self._best, rows)
 
     def _body(self) -> None:
@@ -132,5 +132,5 @@ class StaticStep:
 
 
 def rows_captured(rows: int, most: int) -> int:
-    """Rows of the graph that serves `rows`: the next power of two, so that few graphs serve every number of rows."""
+    """Return the rows of the graph for `rows`: the next power of two, so that few graphs are needed."""
     return min(1 << (rows - 1).bit_length(), most)
