@@ -1,4 +1,4 @@
-"""The Python API behind `import kvc_trt`: build, open, ask, verify and profile. The CLI is a skin over it."""
+"""The Python API of `import kvc_trt`: build, open, ask, verify and profile. The CLI is a thin layer over it."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Engine:
         from kvc_trt.backends.registry import runner
 
         self.directory = directory
-        """Its files, config.json and manifest, as they were checked."""
+        """The checked engine directory: its files, config.json and manifest."""
         self._backend = None if backend is None else runner(directory.backend, backend)
         self._threads = threads
         self._progress = progress or NullProgress()
@@ -193,7 +193,7 @@ class Engine:
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """Path of the engine directory."""
         return self.directory.path
 
     @property
@@ -399,7 +399,7 @@ class Engine:
         stop: Sequence[str],
         ignore_eos: bool,
     ) -> tuple[list[Request], bool]:
-        """One request per prompt, and whether they are a batch."""
+        """Return one request per prompt, and whether the prompts are a batch."""
         from kvc_trt.runtime import Request, Sampling
 
         stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)

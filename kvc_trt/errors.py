@@ -1,7 +1,7 @@
 """The exceptions that reach a user, and the exit code of each.
 
 Every message is one line: what is wrong, where, what was expected against what was found.
-`hint` is the next command or the way out; the CLI prints it on a line of its own.
+`hint` is the next command or another remedy; the CLI prints it on a separate line.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Progress(Protocol):
         ...
 
     def note(self, message: str) -> None:
-        """Show a message on a line of its own."""
+        """Show a message on a separate line."""
         ...
 
 

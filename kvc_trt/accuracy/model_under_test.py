@@ -43,7 +43,7 @@ class ModelUnderTest(Protocol):
 
     @property
     def workers(self) -> int:
-        """Variants that may be asked at a time, each by a thread of its own."""
+        """Number of variants that can be asked at a time, each in a separate thread."""
 
     def describe(self) -> dict[str, Any]:
         """What the results belong to: equal where results may be put beside each other in one file."""

@@ -20,7 +20,7 @@ class GroupedQuery:
     """A step's queries, fp32, grouped by KV head."""
 
     plain: Value
-    """[B,G,g,D]"""
+    """[B,G,g,D], unscaled"""
     scaled: Value
     """[B,G,g,D], divided by sqrt(D)"""
 

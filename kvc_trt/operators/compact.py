@@ -1,4 +1,4 @@
-"""KvcCompact: keep the part of a prompt's cache that its last queries look at (RocketKV, stage 1: SnapKV++).
+"""KvcCompact: keep the part of a prompt's cache that its last queries attend to (RocketKV, stage 1: SnapKV++).
 
 Source: RocketKV (arXiv 2502.14051), section 3.2, after SnapKV (arXiv 2404.14469); exact rule in docs/policies/.
 """

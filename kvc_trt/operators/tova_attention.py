@@ -1,4 +1,4 @@
-"""KvcTovaAttention: append one token, attend to every entry, drop the one that this query looked at least.
+"""KvcTovaAttention: append one token, attend to every entry, drop the one this query attended to least.
 
 Source: TOVA (arXiv 2401.06104), section 3; exact rule in docs/policies/tova.md. All KV heads drop the same token; the
 next one takes its slot, so the order of slots is not that of the text.
@@ -34,7 +34,7 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 
 TOVA_ATTENTION = Operator(
     name="KvcTovaAttention",
-    summary="Append one token, attend to every entry, drop the one that this query looked at least.",
+    summary="Append one token, attend to every entry, drop the one this query attended to least.",
     inputs=(*STEP, SLOT_POSITIONS, CACHE_LENGTHS, Tensor("positions", INT64, ("B",), "of the new tokens in the text")),
     outputs=(OUTPUT, updated(K_CACHE), updated(V_CACHE), updated(SLOT_POSITIONS)),
     attributes=(CAPACITY, RECENT),

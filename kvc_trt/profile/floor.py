@@ -20,7 +20,7 @@ class Accelerator:
     bandwidth: float
     """Memory bandwidth, bytes per second."""
     memory: float
-    """Memory, bytes."""
+    """Memory in bytes."""
     flops_16bit: float
     """Dense matrix throughput in fp16 or bf16, operations per second."""
 

@@ -1,7 +1,6 @@
-"""One side of a measurement, an engine or its dense twin, and how it is timed.
+"""Time an engine and its dense twin in turn, so that a drift of the machine affects both alike.
 
-The sides take turns, so that a drift of the machine hits all of them alike. Caches are filled without a prefill: decode
-can then be timed at lengths whose prefill would take minutes.
+Caches are filled without a prefill, so that decode can be timed at lengths whose prefill would take minutes.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ Array = NDArray[Any]
 
 
 def cache_rows(sites: Sequence[CacheSite], state: Sequence[StateTensor], entries: Sequence[int]) -> dict[str, Array]:
-    """One row of every state tensor: `entries[cache]` random keys and values, and what goes with them.
+    """Return one row of every state tensor: `entries[cache]` random keys and values, and further state.
 
-    Layers and rows of one shape hold the same numbers: a step's time depends on how many there are, not on which.
-    What is derived from keys and values is really derived from them, so that pages and tokens differ in score.
+    Layers and rows of one shape hold the same numbers: a step's time does not depend on the values. Further state is
+    computed from keys and values, so that pages and tokens differ in score.
     """
     made: dict[tuple[object, ...], dict[str, Array]] = {}
     rows: dict[str, Array] = {}
@@ -48,7 +47,7 @@ def cache_rows(sites: Sequence[CacheSite], state: Sequence[StateTensor], entries
 
 
 def _row(tensors: Mapping[str, StateTensor], count: int, rule: PolicyParameters) -> dict[str, Array]:
-    """One cache's tensors, by their kind."""
+    """Return the tensors of one cache, by their kind."""
     keys, values = (_entries(tensors[kind], count, seed) for seed, kind in enumerate(("k_cache", "v_cache")))
     others = rule.selection.state_of(keys[None], values[None], np.array([count]), rule)
     return {"k_cache": keys, "v_cache": values, **{kind: rows[0] for kind, rows in others.items()}}
@@ -119,7 +118,7 @@ class DecodeRun:
         profiled.benchmark.fill(profiled.executor, rows_of)
 
     def step_seconds(self) -> float:
-        """One step, timed. After max_output_len steps the rows start again after their prompts.
+        """Time one step in seconds. After max_output_len steps the rows start again after their prompts.
 
         A step is that of a greedy session: an executor that finds the best tokens itself returns nothing else.
         """

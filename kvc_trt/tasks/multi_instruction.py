@@ -1,4 +1,4 @@
-"""Multi-instruction: several facts in prose, each asked for by an instruction of its own in one prompt.
+"""Multi-instruction: several facts in prose, each asked for by a separate instruction in one prompt.
 
 Retrieval by one query can succeed because the few tokens it attends to are kept; several separate instructions compete
 for the same budget. The form follows the multi-instruction argument of SnapKV [1] (what matters depends on the

@@ -27,7 +27,7 @@ class TaskTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """One more than the largest token id."""
+        """Return the size of the vocabulary: one more than the largest token id."""
         return 1 + int(max(self.tokenizer.get_vocab(with_added_tokens=True).values()))
 
     def encode(self, text: str) -> list[int]:

@@ -149,7 +149,7 @@ def _admitted(found: _Difference) -> IndexComparison:
 def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> tuple[_Difference | None, str | None]:
     wanted, got = expected[expected >= 0], actual[actual >= 0]
     if np.any(actual[: got.size] < 0) or np.any(np.diff(got) <= 0):
-        return None, "the list is not ascending with -1 behind its end"
+        return None, "the list is not ascending with -1 past its end"
     if wanted.size != got.size:
         return None, f"{got.size} tokens, expected {wanted.size}"
     if np.array_equal(wanted, got):
@@ -174,7 +174,7 @@ def _judge_compaction(
     }
     for kept in difference.extra:
         for dropped in difference.missing:
-            # Whatever rounding does, the dropped one scores at least as high and stands first.
+            # Whatever rounding does, the dropped one scores at least as high and comes first.
             if dropped < kept and contenders[int(kept)] <= contenders[int(dropped)]:
                 return f"kept {kept} instead of {dropped}: an exact tie, and the lower index wins"
     return None

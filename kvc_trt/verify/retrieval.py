@@ -28,7 +28,7 @@ Answers = list[tuple[int, ...]]
 _ROWS = 8
 _REFERENCE_SAMPLES = 32
 _NOTICEABLE = 3.0
-"""How many standard errors make a difference worth a line of its own."""
+"""A difference of more standard errors than this gets a separate line."""
 PLACEMENTS: dict[Placement, str] = {"in_prompt": "query in the prompt", "after_compaction": "query after compaction"}
 
 

@@ -76,7 +76,7 @@ class ExecutorRunner(BaseRunner):  # type: ignore[misc]  # Polygraphy has no typ
         self._executor: Any = self._harness.open(expose=sorted(self._exposed))
 
     def deactivate_impl(self) -> None:
-        """Let go of it."""
+        """Release the executor."""
         del self._executor
 
     def get_input_metadata_impl(self) -> TensorMetadata:

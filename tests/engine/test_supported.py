@@ -47,7 +47,7 @@ def test_what_has_no_kernel_is_refused_with_what_runs_it(policy, backend):
 
 
 @pytest.mark.parametrize(
-    ("changes", "lack"),
+    ("changes", "missing"),
     [
         ({"squeeze_share": 0.35}, "kernel that divides a budget for each prompt"),
         ({"retrieval_heads": ((True, False),) * 3}, "kernel for layers whose KV heads are cached separately"),
@@ -55,10 +55,10 @@ def test_what_has_no_kernel_is_refused_with_what_runs_it(policy, backend):
         ({"per_query_head": True}, "kernel for this form of the policy"),
     ],
 )
-def test_forms_of_a_policy_that_have_no_kernel(changes, lack):
+def test_forms_of_a_policy_that_have_no_kernel(changes, missing):
     parameters = replace(parameters_of("rocketkv"), **changes)
     for backend in WITH_KERNELS:
-        assert backends()[backend].missing(parameters, LLAMA.num_hidden_layers) == lack
+        assert backends()[backend].missing(parameters, LLAMA.num_hidden_layers) == missing
 
 
 def test_an_oracle_has_no_engine_at_all():

@@ -1,7 +1,7 @@
-"""A model's weights on one device in one type, read tensor by tensor; matrices that share an input are one matrix.
+"""A model's weights on one device in one type, read tensor by tensor; matrices that share an input are joined.
 
-A decode step at a small batch is as fast as its weights are read: one product over the queries', keys' and values'
-matrix reads the same bytes as three, in fewer and larger pieces. The same holds for the gate and up projections.
+Reading the weights limits a decode step at a small batch: one product with the joined matrix of queries, keys and
+values reads the same bytes as three, in fewer and larger pieces. The same holds for the gate and up projections.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 FINAL_NORM = "model.norm.weight"
 Layer = Mapping[str, Tensor]
-"""Tensors of one layer by their name inside it, `self_attn.qkv_proj` and `mlp.gate_up_proj` in place of their parts."""
+"""Tensors of one layer by name, with `self_attn.qkv_proj` and `mlp.gate_up_proj` in place of their parts."""
 
 
 class TorchWeights:
-    """A model's tensors; decoders of the same model under other policies may share them."""
+    """A model's tensors, which decoders of the same model under other policies can share."""
 
     def __init__(self, layers: list[Layer], embedding: Tensor, head: Tensor, norm: Tensor) -> None:
         self.layers, self.embedding, self.head, self.norm = layers, embedding, head, norm
 
     @classmethod
     def read(cls, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype) -> TorchWeights:
-        """From a source, a chunk of rows at a time: beside the result it takes the memory of one chunk."""
+        """Read all tensors from a source in chunks of rows, which needs extra memory for only one chunk."""
 
         def load(parts: list[str]) -> Tensor:
             return _read_joined(source, parts, device, dtype)
@@ -44,20 +44,20 @@ class TorchWeights:
             for index in range(config.num_hidden_layers)
         ]
         embedding = load([EMBEDDING])
-        # A quantised tied head has values of its own.
+        # A quantised tied head differs from the embedding.
         head = load([HEAD]) if HEAD in source.names() else embedding
         return cls(layers, embedding, head, load([FINAL_NORM]))
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they occupy; a tied head counts once."""
+        """Size of all tensors in bytes; a tied head counts once."""
         tensors = [tensor for layer in self.layers for tensor in layer.values()]
         tensors += [self.embedding, self.norm] + ([] if self.head is self.embedding else [self.head])
         return sum(tensor.nbytes for tensor in tensors)
 
 
 def joined_names(config: ModelConfig) -> list[tuple[str, list[str]]]:
-    """One layer's tensors as `TorchWeights` names them, each with the checkpoint's tensors whose rows it holds."""
+    """Return the name of each tensor of a layer with the names of the checkpoint's tensors whose rows it holds."""
     prefix = "model.layers.0."
     groups: dict[str, list[str]] = {}
     for name in expected_tensors(config):
@@ -69,7 +69,7 @@ def joined_names(config: ModelConfig) -> list[tuple[str, list[str]]]:
 
 
 def _read_joined(source: WeightSource, parts: list[str], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The rows of several tensors, one after another."""
+    """Read the rows of several tensors into one."""
     shapes = [source.shape(part) for part in parts]
     joined = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
     first = 0
