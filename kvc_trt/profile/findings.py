@@ -59,7 +59,7 @@ def _speed(result: Result) -> Iterator[str]:
 
 
 def _advice(engine: Mapping[str, Any]) -> str:
-    """Return what to build instead; only for a policy whose dense limit can be set."""
+    """Return what to build instead; only for a policy that reads a part of its cache."""
     if not policies.named(engine["policy"]["policy"]).selection.reads_a_part:
         return ""
     measures = backend(engine["backend"]).measures_break_even

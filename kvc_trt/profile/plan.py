@@ -151,7 +151,7 @@ def _largest_batch(costs: _Costs, accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _break_even(model: ModelConfig, parameters: PolicyParameters, itemsize: int, pairs: float) -> list[dict[str, Any]]:
-    """Return break-even contexts; none without decode selection, which is never slower than dense in this model."""
+    """Return break-even contexts; none for a policy that adds no work to a step: it is never slower than dense here."""
     if not parameters.reads_a_part and not parameters.evicts_while_decoding:
         return []
     token = token_cache_bytes(model, itemsize)

@@ -32,7 +32,7 @@ from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
 def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
     """Return one row per policy at the budget and the lengths of `config`; a policy that cannot have them says why.
 
-    Bytes are of one row of a batch, at its longest. InputError where they rule out every policy.
+    Bytes are of one row of a batch at its longest. InputError if no policy is possible.
     """
     filled = with_defaults(config, choice)
     rows = [_row(name, filled, choice, weights) for name, *_ in policies.available()]

@@ -147,7 +147,7 @@ class DecodeTimes:
 
 
 def time_decode(runs: Sequence[DecodeRun], steps: int, seconds: float) -> list[DecodeTimes]:
-    """Time `steps` steps of every run in alternating blocks, or as many as fit in `seconds` for all together.
+    """Time at least `steps` steps of every run in alternating blocks, or as many as fit in `seconds` altogether.
 
     At least two blocks of every run are timed.
     """

@@ -143,10 +143,10 @@ def test_text_needs_a_tokenizer(key_value):
 def test_recall_is_one_question_per_key_and_scored_together():
     vocabulary = Vocabulary(None, 512)
     drawn = draw("associative-recall", 256, vocabulary, samples=2, seed=0, max_new_tokens=None)
-    for mode, behind in (("query-aware", 32), ("query-agnostic", 0)):
+    for mode, question_tokens in (("query-aware", 32), ("query-agnostic", 0)):
         asked = ask(QuestionGroup("associative-recall", mode, 256), drawn, vocabulary)
         assert [len(one) for one in asked.questions] == [8, 8]
-        assert len(asked.flat[0].prompt_ids) - behind == len(drawn.samples[0].context.split())
+        assert len(asked.flat[0].prompt_ids) - question_tokens == len(drawn.samples[0].context.split())
         assert asked.max_new_tokens == 1
         right = [[int(answer)] for sample in drawn.samples for answer in sample.answers]
         assert asked.score(right) == (1.0, 1.0)

@@ -35,7 +35,7 @@ def positions_in_ring(capacity, sinks, length):
 
 
 def by_position(result, site, row, prompt, steps):
-    """Positions [G,m] ascending, and the keys and values behind them."""
+    """Positions [G,m] ascending, and their keys and values."""
     rule, tables = site.parameters, [result[f"{kind}.{site.name}"][row] for kind in ("k_cache", "v_cache")]
     if f"slot_positions.{site.name}" in result:
         positions = result[f"slot_positions.{site.name}"][row]

@@ -1,4 +1,4 @@
-"""A library with the C ABI and nothing behind it: it keeps the last parameters, and refuses where it is told to."""
+"""A stub library with the C ABI: it keeps the last parameters, and refuses when told to."""
 
 from __future__ import annotations
 

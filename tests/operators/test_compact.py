@@ -108,7 +108,7 @@ def test_padding_is_never_seen():
 
 
 def test_a_prompt_of_any_padded_length_fits_the_capacity():
-    """Prompts that fit are copied, whether their padding ends before or behind the last slot."""
+    """Prompts that fit are copied, whether their padding ends before or after the last slot."""
     for padded in (16, CAPACITY, 128):
         arrays = inputs((9, 16), seed=4)
         for i in (1, 2):

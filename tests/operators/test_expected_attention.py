@@ -33,7 +33,7 @@ def compactor(budget, sinks, dtype="float32") -> SingleNode:
 
 
 def inputs(lengths, kv_heads=2, seed=0):
-    """Plain queries, the averaged rotation, keys and values, with rubbish behind the rows' ends."""
+    """Plain queries, the averaged rotation, keys and values, with rubbish past the rows' ends."""
     batch, length = len(lengths), max(lengths)
     queries = normal(seed, batch, length, HEADS, SIZE) + normal(seed + 1, 1, 1, HEADS, SIZE)
     keys, values = (normal(seed + 2 + i, batch, kv_heads, length, SIZE) for i in range(2))

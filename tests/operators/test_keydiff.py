@@ -27,7 +27,7 @@ def compactor(budget=40, dtype="float32") -> SingleNode:
 
 
 def inputs(lengths, kv_heads=2, seed=0):
-    """Prompts with rubbish behind their ends."""
+    """Prompts with rubbish past their ends."""
     keys, values = (normal(seed + i, len(lengths), kv_heads, max(lengths), SIZE) for i in range(2))
     for row, n in enumerate(lengths):
         keys[row, :, n:], values[row, :, n:] = 1e9, np.nan

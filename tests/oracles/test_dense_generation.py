@@ -20,7 +20,7 @@ STEPS = 24
 
 
 def greedy(decoder: ReferenceDecoder, prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Prompts of unequal length in one batch: tokens [B,steps] and the logits [B,steps,vocab] behind them."""
+    """Prompts of unequal length in one batch: tokens [B,steps] and the logits [B,steps,vocab] after each."""
     lengths = [len(row) for row in prompts]
     logits, cache = decoder.prefill(torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), torch.tensor(lengths))
     steps = [logits]

@@ -108,7 +108,7 @@ def test_the_answer_after_eviction(pair: Any, n: int) -> None:
 
 @pytest.mark.parametrize(("n", "budget"), [(150, 80), (333, 100), (70, 66)])
 def test_the_press_as_it_comes(pair: Any, n: int, budget: int) -> None:
-    """Window 64, kernel 5, average pooling that counts zeros behind the ends: our votes, pooled so, keep its set."""
+    """Window 64, kernel 5, average pooling that counts zeros past the ends: our votes, pooled so, keep its set."""
     ids, seen = prompt(pair, n, n), []
 
     def recorded(q_window: Tensor, keys: Tensor, *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Synthetic caches are what a prefill of that length could have left behind."""
+"""Synthetic caches are what a prefill of that length could have produced."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from kvc_trt.reference import dense_attention, exact_topk
 
 @st.composite
 def cases(draw: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Quantised caches of unequal rows, so that logits tie, with NaN behind each row's end."""
+    """Quantised caches of unequal rows, so that logits tie, with NaN past each row's end."""
     batch, kv_heads, group, size = (draw(st.integers(1, high)) for high in (3, 2, 4, 4))
     slots = draw(st.integers(1, 20))
     rows = draw(st.lists(st.integers(1, slots), min_size=batch, max_size=batch))

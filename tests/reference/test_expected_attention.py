@@ -34,7 +34,7 @@ def rotation_matrix(cosine: list[float], sine: list[float]) -> list[list[float]]
 
 @st.composite
 def cases(draw: Any) -> tuple[State, dict[str, Any], int]:
-    """Prompts of unequal length with NaN behind each row's end; coarse values, so that scores tie."""
+    """Prompts of unequal length with NaN past each row's end; coarse values, so that scores tie."""
     batch, kv_heads, group = (draw(st.integers(1, high)) for high in (3, 2, 3))
     size, sinks = draw(st.sampled_from([2, 4])), draw(st.integers(0, 4))
     slots = draw(st.integers(1, 14))
@@ -140,7 +140,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_a_turn_ahead_by_hand() -> None:
-    """Of 0 and 90 degrees the mean is (1/2, 1/2); behind one position of 90 degrees (-1/2, 1/2)."""
+    """Of 0 and 90 degrees the mean is (1/2, 1/2); after one position of 90 degrees (-1/2, 1/2)."""
     cosine, sine = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
     rotation = future_rotation(cosine, sine, torch.tensor([1]), future_positions=2)
     assert [part.tolist() for part in rotation] == [[[-0.5]], [[0.5]]]

@@ -18,7 +18,7 @@ State = dict[str, Tensor]
 
 @st.composite
 def cases(draw: Any) -> tuple[State, dict[str, Any]]:
-    """Quantised caches with unequal rows, NaN behind each row's end, zero channels and heads of opposite sign."""
+    """Quantised caches with unequal rows, NaN past each row's end, zero channels and heads of opposite sign."""
     batch, kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     group, size, slots = draw(st.sampled_from([1, 4, 8])), draw(st.sampled_from([2, 5, 8])), draw(st.integers(1, 24))
     rows = draw(st.lists(st.integers(1, slots), min_size=batch, max_size=batch))

@@ -19,7 +19,7 @@ Case = tuple[Tensor, Tensor, list[int], int]
 
 @st.composite
 def cases(draw: Any) -> Case:
-    """Keys from a few directions, zero among them, NaN behind each row's end."""
+    """Keys from a few directions, zero among them, NaN past each row's end."""
     batch, kv_heads, size = (draw(st.integers(1, high)) for high in (3, 3, 4))
     slots = draw(st.integers(1, 20))
     rows = draw(st.lists(st.integers(1, slots), min_size=batch, max_size=batch))

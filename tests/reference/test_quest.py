@@ -25,7 +25,7 @@ def state_of(query: Tensor, keys: Tensor, values: Tensor, rows: list[int], page_
 
 @st.composite
 def cases(draw: Any) -> tuple[State, dict[str, int]]:
-    """Quantised caches with unequal rows, and NaN behind each row's end."""
+    """Quantised caches with unequal rows, and NaN past each row's end."""
     kv_heads, group, size = draw(st.integers(1, 2)), draw(st.sampled_from([1, 3])), draw(st.sampled_from([2, 5]))
     slots = draw(st.integers(1, 30))
     rows = draw(st.lists(st.integers(1, slots), min_size=1, max_size=3))

@@ -18,7 +18,7 @@ State = dict[str, Tensor]
 
 @st.composite
 def cases(draw: Any) -> tuple[State, dict[str, Any]]:
-    """Quantised caches with unequal rows, and NaN behind each row's end."""
+    """Quantised caches with unequal rows, and NaN past each row's end."""
     kv_heads, group, size = draw(st.integers(1, 2)), draw(st.sampled_from([1, 3])), draw(st.sampled_from([2, 5]))
     slots = draw(st.integers(1, 30))
     rows = draw(st.lists(st.integers(1, slots), min_size=1, max_size=3))

@@ -18,7 +18,7 @@ Case = tuple[Tensor, Tensor, Tensor, list[int], int, int]
 
 @st.composite
 def cases(draw: Any) -> Case:
-    """Quantised prompts of unequal length, so that scores tie, with NaN behind each row's end."""
+    """Quantised prompts of unequal length, so that scores tie, with NaN past each row's end."""
     batch, kv_heads, group, size = (draw(st.integers(1, high)) for high in (3, 3, 3, 4))
     slots = draw(st.integers(1, 20))
     rows = draw(st.lists(st.integers(1, slots), min_size=batch, max_size=batch))

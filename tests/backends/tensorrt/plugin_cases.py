@@ -191,7 +191,7 @@ def check_same(step: Step) -> None:
 
 
 class Workspace:
-    """Scratch memory at an address that is a multiple of 256, with guard bytes behind it."""
+    """Scratch memory at an address that is a multiple of 256, with guard bytes after it."""
 
     GUARD = 4096
 
@@ -202,4 +202,4 @@ class Workspace:
         self._guard = self._memory[self.address - start + size :][: self.GUARD]
 
     def check(self) -> None:
-        assert bool((self._guard == 0x5A).all()), "written behind the end of the workspace"
+        assert bool((self._guard == 0x5A).all()), "written past the end of the workspace"

@@ -2,7 +2,7 @@
 
     python -m tests.backends.tensorrt.stubs DIRECTORY       # the one that MYPYPATH will name
 
-The wheel of the bindings holds the module but not the libraries behind it, so it is imported on top of empty ones. The
+The wheel of the bindings holds the module but not the libraries it needs, so it is imported on top of empty ones. The
 stubs come out of a proprietary wheel: they are generated where they are needed and never kept.
 """
 
@@ -72,7 +72,7 @@ def repaired(text: str) -> str:
 
 
 def _defaults(line: str) -> str:
-    """Give every parameter behind the first with a default one as well."""
+    """Give every parameter after the first with a default one as well."""
     opening, closing = line.index("("), line.rindex(")")
     parts = re.split(r", (?=\*?\w+(?:: |=|$))", line[opening + 1 : closing])
     seen = False

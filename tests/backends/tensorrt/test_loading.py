@@ -1,4 +1,4 @@
-"""Everything that stands between an engine directory and TensorRT, and the libraries that are loaded with it."""
+"""Every check between an engine directory and TensorRT, and the libraries that are loaded with it."""
 
 from __future__ import annotations
 

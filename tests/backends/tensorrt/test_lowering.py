@@ -33,7 +33,7 @@ from tests.graph.small_models import FAMILIES, LLAMA, POLICIES, make_small_engin
 
 AT_HAND = Installation((11, 4), PLUGINS)
 EXECUTABLE = 4
-"""Passes behind which ONNX Runtime still executes a prefill graph; a decode graph all but the last."""
+"""Passes after which ONNX Runtime still executes a prefill graph; a decode graph after all but the last."""
 
 
 def small_graphs(policy: str = "rocketkv", precision: str = "bf16", model=LLAMA, **changes):

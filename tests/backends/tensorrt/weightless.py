@@ -41,7 +41,7 @@ class WeightlessWeights(GraphWeights):
 
 
 def _together(name: str) -> str:
-    """Projections of one input lie behind one another, as in a weight file."""
+    """Projections of one input are adjacent, as in a weight file."""
     shared = re.sub(r"\.(gate|up)_proj\.(\w+)", r".gate_up.\2.\1", name)
     order = {"q": 0, "k": 1, "v": 2}
     return re.sub(r"\.([qkv])_proj\.(\w+)", lambda found: f".qkv.{found[2]}.{order[found[1]]}", shared)

@@ -1,4 +1,4 @@
-"""What stands between the products: the reference's arithmetic, and a compiler that may fail."""
+"""The operations between the products: the reference's arithmetic, and a compiler that may fail."""
 
 from __future__ import annotations
 
