@@ -126,7 +126,7 @@ def _read_instructions(text: str, kernel) -> None:
 
 
 def _functions(text: str, heading: str) -> Iterator[tuple[str, str, str]]:
-    """(architecture, symbol, line) of every line that stands under a function's heading, and of the heading itself."""
+    """(architecture, symbol, line) of every line under a function's heading, and of the heading itself."""
     architecture = symbol = ""
     for line in text.splitlines():
         if match := _ARCHITECTURE.match(line):

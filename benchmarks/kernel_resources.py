@@ -127,7 +127,7 @@ def _launch_table(codes: Sequence[KernelCode], launches: dict[tuple[str, int], l
 
 
 def instantiation(codes: Sequence[KernelCode], launch: Launch, architecture: str) -> KernelCode:
-    """The kernel behind a launch on bf16 heads of 128; of several that it could be, the one with most registers."""
+    """The kernel of a launch on bf16 heads of 128; of several that it could be, the one with most registers."""
     fitting = [code for code in codes if code.function == launch.kernel and code.architecture == architecture]
     for argument in (r"\bbf16\b", r"\b128\b"):
         fitting = [code for code in fitting if re.search(argument, code.name)] or fitting

@@ -17,7 +17,7 @@ def test_it_resolves(path):
     config = validated(BuildConfig, read_mapping(path), str(path))
     assert path.stem == f"{config.model}-{config.policy}"
     preset = load_preset(config.model)
-    assert config.overrides() == {}  # they stand in the model's preset, once
+    assert config.overrides() == {}  # the model's preset has them, once
     suitable = {name: preset.defaults[name] for name in ("pool_kernel", "skip_layers") if name in preset.defaults}
     parameters = policies.resolve(
         config.policy,

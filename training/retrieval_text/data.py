@@ -1,4 +1,4 @@
-"""Training batches: contexts, and behind each many questions that see the context and nothing of one another."""
+"""Training batches: contexts, each followed by many questions that see the context and nothing of one another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Initial weights that look up already: what is left to training is to make it exact, and to follow the questions.
 
 The residual stream is divided into a constant channel, what the token is, what the four tokens before it are, and free
-channels. The first layer fills in the four. The second carries what stands six and seven tokens back, which is where an
+channels. The first layer fills in the four. The second carries the tokens six and seven places back, which is where an
 answer that goes on finds the key it has just dealt with. The third compares the tokens up to the present one with the
 tokens before each earlier one, and copies from where they agree: an induction head [1], sharp from the start.
 
@@ -70,7 +70,7 @@ def initialise(model: SmallLlama) -> None:
 def _embed(embedding: Tensor) -> Tensor:
     """Random identities of equal length; returns the code [CODE, identity], in which they have equal length as well.
 
-    Equal lengths make all tokens equally strong, before and behind the norms.
+    Equal lengths make all tokens equally strong, before and after the norms.
     """
     width = IDENTITY.stop - IDENTITY.start
     basis = _orthonormal(width, width)

@@ -13,7 +13,7 @@ from torch import Tensor
 class Branches:
     """Several continuations of one context in one sequence, each of which sees the context and itself alone.
 
-    A sequence is the context, then the branches behind one another. `positions` [n] are those of RoPE: every branch
+    A sequence is the context, then the branches one after another. `positions` [n] are those of RoPE: every branch
     starts where the context ends. `visible` [n - context, n] says what a token of a branch sees. `answers` [T] are the
     positions, in branches, whose predictions are wanted.
     """
@@ -25,7 +25,7 @@ class Branches:
 
     @staticmethod
     def of(context: int, lengths: Sequence[int], answers: Tensor) -> Branches:
-        """Branches of these lengths behind one context."""
+        """Branches of these lengths after one context."""
         branch = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         offsets = torch.cat([torch.arange(length) for length in lengths])
         within = (branch[:, None] == branch[None, :]) & (offsets[:, None] >= offsets[None, :])

@@ -32,7 +32,7 @@ def initialise(model: SmallLlama) -> None:
 def _look_back(model: SmallLlama) -> None:
     """Give each head of the first layer its offset.
 
-    Matching a record means comparing what stands one to four tokens earlier, its key among them. Queries and keys that
+    Matching a record means comparing the tokens one to four places earlier, its key among them. Queries and keys that
     come from a constant channel depend on position alone, through RoPE: the product peaks at the offset by which the
     query is turned back.
     """

@@ -114,7 +114,7 @@ def test_the_native_attention_computes_what_the_body_does(make_engine, family, p
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_decode_graph_stays_the_same_program(make_engine, policy):
-    """Behind all passes but the last ONNX Runtime gives the same bits, and the best token besides; the last one drops
+    """After all passes but the last ONNX Runtime gives the same bits, and the best token besides; the last one drops
     what only it executes."""
     engine = make_engine(policy)
     before = engine.decode_model
