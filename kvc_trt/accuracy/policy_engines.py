@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.accuracy.answerers import Answerer, Prefills, ReferenceAnswerer, SessionAnswerer, rows_for
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.model_under_test import Room
-from kvc_trt.accuracy.shared_prefill import SharedPrefill, SharingExecutor
+from kvc_trt.backends.registry import program_backend
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, open_source
@@ -43,13 +43,15 @@ class PolicyEngines:
         from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
         self._choice, self._source, self._weights = choice, source, weights
-        self._threads = threads_for(choice.config)
+        threads = threads_for(choice.config)
         self._path = directory / WEIGHTS_FILE
         self.config = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
         files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
         self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
-        self._shared = SharedPrefill(directory) if self._path.stat().st_size <= SHARED_WEIGHTS else None
-        self.workers = 1 if self._shared is None or self._threads is None else usable_cores()
+        self._shares = self._path.stat().st_size <= SHARED_WEIGHTS
+        self._backend = program_backend()
+        self._runner = self._backend.program_runner(directory, threads=threads, share_prefill=self._shares)
+        self.workers = usable_cores() if self._shares and threads is not None else 1
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}
 
@@ -59,15 +61,15 @@ class PolicyEngines:
             "model": self._choice.name,
             "checkpoint": self._source.weights.fingerprint(),
             "weights": self._weights,
-            "backend": "onnxruntime",
+            "backend": self._backend.name,
         }
 
     def announce(self, variants: Sequence[Variant], room: Room) -> None:
         """Engines of other rooms are closed; those of this one say what they will read of prefill."""
         self._prefills.forget()
         self._open = {key: answerer for key, answerer in self._open.items() if key[1] == room}
-        if self._shared is not None:
-            self._shared.forget()
+        self._runner.forget()
+        if self._shares:
             for variant in variants:
                 with contextlib.suppress(InputError):
                     self.open(variant, room)
@@ -76,7 +78,7 @@ class PolicyEngines:
         """An engine in memory; the reference where the policy has none."""
         if (variant, room) in self._open:
             return self._open[variant, room]
-        if self._shared is None:
+        if not self._shares:
             self._open.clear()
         parameters = self._resolve(variant, room)
         answerer = self._reference(parameters) if parameters.selection.oracle else self._engine(parameters)
@@ -101,16 +103,9 @@ class PolicyEngines:
         return calibrated(request, self._source, NullProgress()).parameters
 
     def _engine(self, parameters: PolicyParameters) -> Answerer:
-        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-
-        program = self._program(parameters)
-        executor = (
-            OnnxRuntimeExecutor(program, threads=self._threads)
-            if self._shared is None
-            else SharingExecutor(program, self._shared, self._shared.split(program), threads=self._threads)
-        )
+        executor = self._runner.open(self._program(parameters))
         rows = rows_for(self.config, parameters.max_sequence_len)
-        return SessionAnswerer(executor, parameters, "onnxruntime", rows, self.config.eos_token_ids)
+        return SessionAnswerer(executor, parameters, self._backend.name, rows, self.config.eos_token_ids)
 
     def _reference(self, parameters: PolicyParameters) -> Answerer:
         from kvc_trt.graph.weights import EngineWeights

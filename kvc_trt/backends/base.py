@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from kvc_trt.backends.benchmark import Benchmark
 from kvc_trt.backends.harness import Harness
@@ -19,6 +19,7 @@ from kvc_trt.engine.build import Makers
 from kvc_trt.engine.format import GRAPH_FILES
 from kvc_trt.engine.graph_stages import graph_makers
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource
+from kvc_trt.engine.program import Program
 from kvc_trt.engine.resolved_build import ResolvedBuild, WeightKind, checkpoint_weights
 from kvc_trt.engine.supported import missing_graph, missing_kernel
 from kvc_trt.errors import InputError
@@ -29,6 +30,16 @@ from kvc_trt.runtime.executor import Executor
 
 QUANTISED = "weights are quantised for ONNX Runtime, whose operator no other backend has"
 FP8 = "TensorRT alone multiplies matrices in fp8; any other kind is made of them when an fp8 checkpoint is read"
+
+
+class ProgramRunner(Protocol):
+    """Opens engines over one weight file that exist in memory only."""
+
+    def open(self, program: Program) -> Executor:
+        """Return an executor of the program, without loading anything."""
+
+    def forget(self) -> None:
+        """Drop what was kept of earlier prompts: the next ones are others."""
 
 
 class Backend(ABC):
@@ -61,6 +72,8 @@ class Backend(ABC):
     """Weight formats that it runs, the recommended one first."""
     refused_weights: ClassVar[Mapping[str, str]] = {"int8": QUANTISED, "int4": QUANTISED, "fp8": FP8}
     """Weight format -> why it does not run it."""
+    runs_programs: ClassVar[bool] = False
+    """Whether it runs engines that exist in memory only."""
     own_settings: ClassVar[tuple[str, ...]] = ()
     """Build settings that only this backend uses."""
     every_operator: ClassVar[bool] = False
@@ -115,6 +128,13 @@ class Backend(ABC):
     def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> Executor:
         """Return an executor of the engine, without loading anything. `threads` None leaves the number to it."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
+
+    def program_runner(self, weights_directory: Path, *, threads: int | None, share_prefill: bool) -> ProgramRunner:
+        """Return what opens engines in memory over the weights in a directory, if `runs_programs`.
+
+        With `share_prefill`, what the prefills of the same prompts have in common is computed once and kept.
+        """
+        raise InputError(f"backend {self.name} runs no engines in memory")
 
     def harness(self, engine: EngineDirectory, threads: int | None) -> Harness:
         """Return what verification needs of an engine on this backend."""

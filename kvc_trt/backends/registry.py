@@ -92,6 +92,11 @@ def runner(built_for: str, name: str | None = None) -> str:
     return chosen
 
 
+def program_backend() -> Backend:
+    """Return the backend that runs engines in memory: what measures a model under many policies."""
+    return next(each for each in backends().values() if each.runs_programs)
+
+
 def open_engine(path: str | PathLike[str], *, progress: Progress | None = None) -> EngineDirectory:
     """Check and open an engine directory of any backend; InputError as in `EngineDirectory.open`."""
     from kvc_trt.engine import EngineDirectory

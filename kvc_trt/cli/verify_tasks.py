@@ -101,7 +101,7 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
 
 
 def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
-    from kvc_trt.backends.registry import backends
+    from kvc_trt.backends.registry import backends, program_backend
 
     if (engine is None) == (given["model"] is None):
         raise click.UsageError("--level tasks takes either ENGINE or --model")
@@ -111,8 +111,8 @@ def _check_combination(engine: Path | None, given: Mapping[str, Any]) -> None:
                 raise click.UsageError(f"--{name}: an engine has its own; --model measures others")
         if given["checkpoint"] is not None:
             raise click.UsageError("--checkpoint: an engine has its own weights; --model takes another's")
-    elif given["backend"] not in (None, "onnxruntime") or given["kernels"] is not None:
-        raise click.UsageError("--backend, --kernels: engines of --model are built in memory, for onnxruntime")
+    elif given["backend"] not in (None, runs := program_backend().name) or given["kernels"] is not None:
+        raise click.UsageError(f"--backend, --kernels: engines of --model are built in memory, for {runs}")
     able = [name for name, each in backends().items() if each.calls_kernels]
     if given["kernels"] is not None and given["backend"] not in able:
         raise click.UsageError(f"--kernels goes with --backend {' or '.join(able)}")

@@ -10,9 +10,12 @@ from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.engine.resolved_build import host_weights
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
     from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
     from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
+    from kvc_trt.backends.onnxruntime.shared_prefill import OnnxRuntimePrograms
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.engine.model_choice import ModelChoice
     from kvc_trt.engine.resolved_build import WeightKind
@@ -33,6 +36,7 @@ class OnnxRuntimeBackend(Backend):
     weight_kinds = ("fp32", "fp16", "int8", "int4")
     refused_weights = MappingProxyType({"bf16": "ONNX Runtime computes no bfloat16 on a CPU", "fp8": FP8})
     every_operator = True
+    runs_programs = True
     measures_break_even = True
 
     def probe(self) -> Probe:
@@ -63,6 +67,14 @@ class OnnxRuntimeBackend(Backend):
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
         return OnnxRuntimeExecutor(engine, threads=threads, **options)
+
+    def program_runner(
+        self, weights_directory: Path, *, threads: int | None, share_prefill: bool
+    ) -> OnnxRuntimePrograms:
+        """Return what opens graphs that were built in memory."""
+        from kvc_trt.backends.onnxruntime.shared_prefill import OnnxRuntimePrograms, SharedPrefill
+
+        return OnnxRuntimePrograms(threads, SharedPrefill(weights_directory) if share_prefill else None)
 
     def harness(self, engine: EngineDirectory, threads: int | None) -> OnnxRuntimeHarness:
         """Return a harness over the graphs and the operators cut out of them."""

@@ -172,6 +172,24 @@ class SharingExecutor(OnnxRuntimeExecutor):
         return Prefilled(values["logits"], state.pop("cache_lengths"), state)
 
 
+class OnnxRuntimePrograms:
+    """Opens engines that exist in memory only; with a store, they begin their prefills there."""
+
+    def __init__(self, threads: int | None, shared: SharedPrefill | None) -> None:
+        self._threads, self._shared = threads, shared
+
+    def open(self, program: Program) -> OnnxRuntimeExecutor:
+        """Return an executor of the program, and tell the store what it will read."""
+        if self._shared is None:
+            return OnnxRuntimeExecutor(program, threads=self._threads)
+        return SharingExecutor(program, self._shared, self._shared.split(program), threads=self._threads)
+
+    def forget(self) -> None:
+        """Drop what the store remembers."""
+        if self._shared is not None:
+            self._shared.forget()
+
+
 def split_prefill(model: ModelProto) -> SplitPrefill:
     """Cut a prefill graph; the model stays as it is. Values of the trunk get names that count from its start.
 

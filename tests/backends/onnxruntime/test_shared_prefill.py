@@ -7,19 +7,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvc_trt.accuracy import shared_prefill
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.model_under_test import Room
-from kvc_trt.accuracy.shared_prefill import SharedPrefill, SharingExecutor
+from kvc_trt.accuracy.policy_engines import open_model
+from kvc_trt.backends.onnxruntime import shared_prefill
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.onnxruntime.shared_prefill import SharedPrefill, SharingExecutor
 
 VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]
 ROOM = Room(120, 8)
 
 
 @pytest.fixture(scope="module")
-def programs(tiny):
-    return [tiny._program(tiny._resolve(variant, ROOM)) for variant in VARIANTS]
+def programs():
+    with open_model("retrieval-tiny") as model:
+        yield [model._program(model._resolve(variant, ROOM)) for variant in VARIANTS]
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_what_does_not_fit_is_computed_again(programs, prompts, monkeypatch):
 def test_a_graph_whose_nodes_hold_graphs_is_not_cut():
     from onnx import TensorProto, helper
 
-    from kvc_trt.accuracy.shared_prefill import split_prefill
+    from kvc_trt.backends.onnxruntime.shared_prefill import split_prefill
 
     branch = helper.make_graph([], "branch", [], [helper.make_tensor_value_info("x", TensorProto.FLOAT, [])])
     node = helper.make_node("If", ["c"], ["logits"], then_branch=branch, else_branch=branch)
