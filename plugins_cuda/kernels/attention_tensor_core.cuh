@@ -33,9 +33,12 @@ __device__ __forceinline__ uint32_t transpose_weights(uint32_t word) {
 // kHeadSize is the head size rounded up to 64, 128 or 256.
 template <class T, int kHeadSize>
 class TensorCoreWarp {
+    // Channels that the four lanes of a quad load together, a vector of 8 each.
+    static constexpr int kQuadChannels = 32;
+
 public:
     // Floats of shared memory that a warp needs from its start until store_block.
-    static constexpr int kScratch = kHeadSize / 32 * kWarpSize * 4;
+    static constexpr int kScratch = kHeadSize / kQuadChannels * kWarpSize * 4;
 
     // The warp's query heads [heads,D], at most 8. They are kept in shared memory, where each lane reads what it has
     // written itself: registers are better used for keys and values that are on their way.
@@ -89,7 +92,7 @@ public:
     }
 
 private:
-    static constexpr int kKeyVectors = kHeadSize / 32;  // 16-byte vectors of one key row in a lane
+    static constexpr int kKeyVectors = kHeadSize / kQuadChannels;  // 16-byte vectors of one key row in a lane
     static constexpr int kSmallestHeadSize = kHeadSize == 64 ? 16 : kHeadSize / 2 + 8;
     static constexpr int kBlocks = kHeadSize / kBlockChannels;
 
@@ -99,7 +102,7 @@ private:
         uint32_t rest[2];
     };
 
-    __device__ __forceinline__ int key_channel(int i) const { return i * 32 + t_ * 8; }
+    __device__ __forceinline__ int key_channel(int i) const { return i * kQuadChannels + t_ * 8; }
 
     __device__ __forceinline__ void load_keys(const TokenRows<T>& rows, int first) {
 #pragma unroll
@@ -108,7 +111,7 @@ private:
 #pragma unroll
             for (int i = 0; i < kKeyVectors; ++i) {
                 const int d = key_channel(i);
-                const bool inside = 32 * (i + 1) <= kSmallestHeadSize || d < rows.head_size;
+                const bool inside = kQuadChannels * (i + 1) <= kSmallestHeadSize || d < rows.head_size;
                 keys_[half][i] = inside ? platform::load_16_bytes(row + d) : uint4{0, 0, 0, 0};
             }
         }
