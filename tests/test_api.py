@@ -14,6 +14,7 @@ import pytest
 
 import kvc_trt
 from kvc_trt import api
+from kvc_trt.api import engine as api_engine
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment, VerificationFailed
@@ -58,7 +59,9 @@ def test_the_readmes_five_lines_run(tmp_path, monkeypatch, capsys):
     assert "PASSED in" in printed
 
 
-DOCSTRINGS = [example for example in doctest.DocTestFinder().find(api) if example.examples]
+DOCSTRINGS = [
+    example for module in (api, api_engine) for example in doctest.DocTestFinder().find(module) if example.examples
+]
 
 
 @pytest.mark.parametrize("example", DOCSTRINGS, ids=lambda example: example.name)

@@ -1,0 +1,124 @@
+"""The Python API of `import kvc_trt`: build, open, ask, verify and profile. The CLI is a thin layer over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.api.engine import Engine, StrPath, as_path
+from kvc_trt.config import configured
+from kvc_trt.progress import NullProgress, Progress
+
+if TYPE_CHECKING:
+    from kvc_trt.accuracy.report import AccuracyReport
+
+__all__ = ["Engine", "build", "measure_accuracy", "plan"]
+
+
+def build(
+    model: str | None = None,
+    *,
+    policy: str | None = None,
+    token_budget: int | None = None,
+    max_input_len: int | None = None,
+    max_output_len: int | None = None,
+    max_batch_size: int | None = None,
+    checkpoint: str | None = None,
+    random_weights: int | None = None,
+    weights: str | None = None,
+    backend: str | None = None,
+    config: StrPath | None = None,
+    output: StrPath | None = None,
+    force: bool = False,
+    verify: bool = True,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Engine:
+    """Build an engine directory, verify it, and return it open.
+
+    `model` is a preset's name (`kvc_trt.models.list_presets()`) or a Hugging Face directory. None leaves a setting to
+    the model's preset, or to what the policy derives from its token budget. `settings` are the other keys of a build,
+    such as page_size=8. `config` is a YAML file of settings, or an engine's config.json to build again; arguments win
+    over it. `output` None is engines/MODEL-POLICY. An engine that is there already is found up to date, or replaced
+    only with `force`.
+
+    Raises InputError, UnsupportedEnvironment, and VerificationFailed for an engine that was built but is not right.
+
+    >>> engine = build("retrieval-tiny", token_budget=64, output="engines/tiny", verify=False)
+    >>> engine.parameters.policy, engine.parameters.token_budget
+    ('rocketkv', 64)
+    """
+    from kvc_trt.building import build_configured
+
+    named = {
+        "model": model,
+        "policy": policy,
+        "token_budget": token_budget,
+        "max_input_len": max_input_len,
+        "max_output_len": max_output_len,
+        "max_batch_size": max_batch_size,
+        "checkpoint": checkpoint,
+        "random_weights": random_weights,
+        "weights": weights,
+        "backend": backend,
+    }
+    chosen, recorded = configured(as_path(config), ("build", _given({**named, **settings})))
+    progress = progress or NullProgress()
+    built = build_configured(
+        chosen, recorded=recorded, output=as_path(output), force=force, verify=verify, progress=progress
+    )
+    built.require_verified()
+    return Engine(built.result.engine, progress=progress)
+
+
+def plan(
+    model: str | None = None, *, config: StrPath | None = None, compare: bool = False, **settings: Any
+) -> dict[str, Any]:
+    """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU.
+
+    `settings` are the keys of a build; with `compare`, every policy is shown at their budget. The result holds plain
+    values: sizes in bytes, times in milliseconds. Raises InputError.
+
+    >>> predicted = plan("llama3.1-8b", policy="rocketkv", token_budget=512)
+    >>> predicted["policy"]["top_k"] < predicted["policy"]["prompt_budget"] < predicted["policy"]["max_input_len"]
+    True
+    """
+    from kvc_trt.profile.plan_request import refuse_overrides, resolve_comparison, resolve_plan
+
+    if compare:
+        refuse_overrides(settings)
+    chosen, _ = configured(as_path(config), ("plan", _given({"model": model, **settings})))
+    return (resolve_comparison if compare else resolve_plan)(chosen)
+
+
+def measure_accuracy(
+    model: str,
+    *,
+    policies: Sequence[str] | None = None,
+    budgets: Sequence[int] | None = None,
+    weights: str = "auto",
+    checkpoint: StrPath | None = None,
+    progress: Progress | None = None,
+    **asked: Any,
+) -> AccuracyReport:
+    """Ask a model the tasks under many policies (None: all) and token budgets; no engine has to be built.
+
+    `asked` are the fields of `kvc_trt.AccuracyRequest`: tasks, lengths, modes, samples, directory and others.
+    """
+    from kvc_trt.accuracy.request import AccuracyRequest, measure_policies
+    from kvc_trt.verify import require_torch
+
+    require_torch()
+    return measure_policies(
+        model,
+        AccuracyRequest(**asked),
+        policies=policies,
+        budgets=budgets,
+        weights=weights,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        progress=progress or NullProgress(),
+    )
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
