@@ -1,6 +1,7 @@
 #!/bin/sh
 # Prints docs/demo/transcript.md: the demo, and what it prints on this machine. `make transcript` calls this.
 set -eu
+printed=$(sh docs/demo/demo.sh) # before anything is printed here: a demo that fails leaves no page
 cat <<'EOF'
 # What the demo prints
 
@@ -10,5 +11,6 @@ times and speeds are those of the machine it runs on.
 
 ```text
 EOF
-sh docs/demo/demo.sh | sed 1d
+# Paths as a reader has them, below the checkout.
+printf '%s\n' "$printed" | sed -e 1d -e "s#$PWD/##g"
 echo '```'
