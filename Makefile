@@ -7,7 +7,7 @@ BUILD  ?= build
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
-CXX_SOURCES := find plugins_cuda tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
+CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
 COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_input.py compact.py dense_attention.py \
 	hybrid_attention.py observation_scores.py)
 # libstdc++ beside libasan: Python itself does not load it, and ASan looks for the exception functions when it starts.
@@ -15,7 +15,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo transcript test test-all test-sanitized lint types types-tensorrt format emulation emulation-plain plugins gpu bench bench-accuracy clean generate
+.PHONY: help env demo transcript test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test       lint, types and the quick tests (under ten minutes)"
 	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 25 minutes); what CI runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
+	@echo "make native     the operators for ONNX Runtime on this processor, into $(BUILD)/: decode and prefill run them instead of the bodies"
 	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"
 	@echo "make types-tensorrt  the TensorRT code against stubs generated from NVIDIA's bindings"
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
@@ -70,6 +71,7 @@ $(VENV)/.tensorrt: $(VENV)/.installed
 
 generate: env
 	$(RUN)/python -m plugins_cuda.generate
+	$(RUN)/python -m plugins_cpu.generate
 
 format: env
 	$(RUN)/ruff check --fix .
@@ -80,6 +82,11 @@ format: env
 emulation-plain: env
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation
+
+# The operators that ONNX Runtime finds in $(BUILD)/ and runs instead of their bodies.
+native: env
+	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
+	$(NATIVE) cmake --build $(BUILD) --target kvc_cpu
 
 emulation: emulation-plain
 	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_sanitized kvc_emulation_races

@@ -87,6 +87,13 @@ class Engine:
         return self._backend or runner(self.directory.backend)
 
     @property
+    def kernels(self) -> str | None:
+        """What computes the engine's `kvc` operators, such as "native operators (avx512)"; None for their bodies."""
+        from kvc_trt.backends.registry import backend
+
+        return backend(self.backend).kernels(self.directory)
+
+    @property
     def path(self) -> Path:
         """Path of the engine directory."""
         return self.directory.path

@@ -129,6 +129,10 @@ class Backend(ABC):
         """Return an executor of the engine, without loading anything. `threads` None leaves the number to it."""
         raise InputError(f"backend {self.name} runs no engines", hint=self.instead)
 
+    def kernels(self, engine: EngineDirectory) -> str | None:
+        """Return what computes the engine's `kvc` operators here, in a few words; None if nothing but the backend."""
+        return None
+
     def program_runner(self, weights_directory: Path, *, threads: int | None, share_prefill: bool) -> ProgramRunner:
         """Return what opens engines in memory over the weights in a directory, if `runs_programs`.
 

@@ -103,11 +103,12 @@ def command(
     }
     outputs = _shown(opened.stream(prompts, **rules), session) if stream else opened.generate(prompts, **rules)
     if as_json:
-        print_json(report(outputs, session, loaded))
+        print_json({**report(outputs, session, loaded), "kernels": opened.kernels})
         return
     if not stream:
         _print_answers(outputs)
-    click.echo(summary(outputs, session), err=True)
+    kernels = f" | {opened.kernels}" if opened.kernels else ""
+    click.echo(summary(outputs, session) + kernels, err=True)
 
 
 def read_text(path: Path) -> str:

@@ -34,6 +34,11 @@ class Program:
     decode: Graph
 
     @property
+    def dtype(self) -> str:
+        """Type of the caches."""
+        return self.state[0].dtype
+
+    @property
     def capacities(self) -> tuple[int, ...]:
         """Slots C of each cache with tensors [G,C,D], in the order of the rows of `cache_lengths`."""
         slots = {tensor.cache: tensor.shape[1] for tensor in self.state if tensor.name.startswith("k_cache")}

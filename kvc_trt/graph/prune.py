@@ -6,19 +6,24 @@ the sorted list of selected tokens alone would cost a tenth of a sparse step. Th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from kvc_trt.operators import KVC_DOMAIN
 
 
-def prune(model: ModelProto) -> ModelProto:
-    """Return a copy of `model` whose functions return only what some call uses; results are bit-identical."""
+def prune(model: ModelProto, *, except_for: Collection[str] = ()) -> ModelProto:
+    """Return a copy of `model` whose functions return only what some call uses; results are bit-identical.
+
+    Functions named in `except_for` stay as they are.
+    """
     copy = ModelProto()
     copy.CopyFrom(model)
-    wanted = {output.name for output in copy.graph.output} | _read_names(copy.graph.node)
+    wanted = {output.name for output in copy.graph.output} | read_names(copy.graph.node)
     for body in copy.functions:
+        if body.name in except_for:
+            continue
         calls = [node for node in copy.graph.node if (node.domain, node.op_type) == (KVC_DOMAIN, body.name)]
         _drop_outputs(body, calls, wanted)
     return copy
@@ -41,7 +46,7 @@ def _drop_dead(nodes: list[NodeProto], wanted: set[str]) -> None:
             continue
         if node.op_type == "If":
             _drop_branch_outputs(node, wanted)
-        wanted |= _read_names([node])
+        wanted |= read_names([node])
 
 
 def _drop_branch_outputs(node: NodeProto, wanted: set[str]) -> None:
@@ -54,13 +59,13 @@ def _drop_branch_outputs(node: NodeProto, wanted: set[str]) -> None:
         _drop_dead(branch.node, {output.name for output in outputs})
 
 
-def _read_names(nodes: Iterable[NodeProto]) -> set[str]:
+def read_names(nodes: Iterable[NodeProto]) -> set[str]:
     """Return every value that the nodes and their subgraphs read."""
     names: set[str] = set()
     for node in nodes:
         names.update(node.input)
         for graph in _graphs(node):
-            names |= _read_names(graph.node) | {output.name for output in graph.output}
+            names |= read_names(graph.node) | {output.name for output in graph.output}
     return names
 
 

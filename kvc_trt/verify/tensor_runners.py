@@ -38,7 +38,7 @@ def graph_runner(name: str, model: ModelProto, engine: EngineDirectory, threads:
 
     returned = {output.name for output in model.graph.output}
     inner = [tensor for tensor in tensor_names(model) if tensor not in returned]
-    options = LoadOptions(threads, prepack=False)
+    options = LoadOptions(threads, prepack=False, dtype=engine.state[0].dtype)
     return OnnxrtRunner(lambda: load_graph(lambda: model, engine.path, options, inner), name=name)
 
 

@@ -1,6 +1,11 @@
 # What is built and what is not, with the reason and the remedy: the last thing that the configure step prints.
 
 message(STATUS "kvc-trt builds into ${CMAKE_BINARY_DIR}:")
+if(TARGET kvc_cpu)
+  message(STATUS "  kvc_cpu        yes: ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+else()
+  message(STATUS "  kvc_cpu        no: switched off by KVC_CPU=OFF")
+endif()
 if(TARGET kvc_emulation)
   message(STATUS "  kvc_emulation  yes: g++ ${CMAKE_CXX_COMPILER_VERSION}")
 else()

@@ -29,14 +29,14 @@ def generated() -> Mapping[Path, str]:
         "tensorrt/dimensions.h": f"// {NOTE}\n{dimensions_header()}",
         "tensorrt/operators.cpp": f"// {NOTE}\n{operators_source()}",
     }
-    return {PLUGINS / name: _laid_out(PLUGINS / name, text) for name, text in texts.items()}
+    return {PLUGINS / name: laid_out(PLUGINS / name, text) for name, text in texts.items()}
 
 
-def _laid_out(path: Path, text: str) -> str:
+def laid_out(path: Path, text: str) -> str:
     """The text as clang-format lays it out; RuntimeError where there is no clang-format."""
     folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
     program = shutil.which("clang-format", path=os.pathsep.join(folders))
     if program is None:
         raise RuntimeError("no clang-format in this Python or on PATH: pip install '.[test]'")
     command = [program, f"--assume-filename={path}"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=PLUGINS).stdout
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=path.parent).stdout

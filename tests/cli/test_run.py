@@ -72,7 +72,7 @@ def failure(engine, *arguments, capfd, code=2):
 def test_json_alone_on_stdout(engine, capfd):
     printed = answer(engine, "--prompt", PROMPT, "--max-new-tokens", "5", "--ignore-eos", "--json", capfd=capfd)
     report = json.loads(printed.out)
-    assert set(report) == {"outputs", "timings"}
+    assert set(report) == {"outputs", "timings", "kernels"}
     [output] = report["outputs"]
     assert len(output["prompt_token_ids"]) == 200
     assert len(output["token_ids"]) == 5

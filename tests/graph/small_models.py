@@ -82,10 +82,13 @@ class SingleNode:
         imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION, functions=[self.body])
 
+    def session(self, types: tuple[str, ...]):
+        return open_session(self.model(types))
+
     def __call__(self, *arrays):
         types = tuple(str(array.dtype) for array in arrays)
         if types not in self._sessions:
-            self._sessions[types] = open_session(self.model(types))
+            self._sessions[types] = self.session(types)
         results = self._sessions[types].run(None, dict(zip(self.body.input, arrays, strict=True)))
         return dict(zip(self.body.output, results, strict=True))
 

@@ -40,12 +40,15 @@ class OnnxRuntimeBackend(Backend):
     measures_break_even = True
 
     def probe(self) -> Probe:
-        """Check for the package in a version whose scatter works in place."""
+        """Check for the package in a version whose scatter works in place, and for native operators."""
+        from kvc_trt.backends.onnxruntime.native import describe_choice
+
         versions, missing = import_package("onnxruntime")
         if not missing and _numbers(versions["onnxruntime"]) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
             missing = (f"onnxruntime {oldest} or newer, found {versions['onnxruntime']}",)
         install = ("pip install --upgrade onnxruntime",) if missing else ()
+        versions = {**versions, "native operators": describe_choice()}
         return Probe(self.name, self.purpose, not missing, versions, missing, install)
 
     def default_weights(self, choice: ModelChoice) -> WeightKind:
@@ -67,6 +70,13 @@ class OnnxRuntimeBackend(Backend):
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
         return OnnxRuntimeExecutor(engine, threads=threads, **options)
+
+    def kernels(self, engine: EngineDirectory) -> str | None:
+        """Return the library of native operators that its sessions use, if there is one."""
+        from kvc_trt.backends.onnxruntime.native import native_operators
+
+        found = native_operators(engine.state[0].dtype)
+        return None if found is None else found.describe()
 
     def program_runner(
         self, weights_directory: Path, *, threads: int | None, share_prefill: bool

@@ -25,6 +25,7 @@ from kvc_trt.backends.benchmark import Array, CopyBandwidth, PartOfRun, Peak, co
 from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
 from kvc_trt.methods.kinds import prompt_runs
@@ -99,8 +100,9 @@ class OnnxRuntimeBenchmark:
             return median_share(function_times(executor.end_profiling()["prefill"], *prompt_runs())[1:])
 
     def describe(self) -> dict[str, Any]:
-        """Return the number of threads."""
-        return {"threads": self._threads}
+        """Return the number of threads, and what computes the operators of float32 caches."""
+        native = native_operators()
+        return {"threads": self._threads, "operators": "bodies" if native is None else native.describe()}
 
 
 def prefill_memory(program: Program, rows: int, tokens: int) -> float:
@@ -155,11 +157,13 @@ def break_even(model: ModelConfig, parameters: PolicyParameters, dtype: str) -> 
     """Return the length in tokens up to which attending densely is at least as fast; from the cache if known."""
     import onnxruntime
 
+    native = native_operators(dtype)
     identity = {
         "model": dataclasses.asdict(model),
         "parameters": dataclasses.asdict(parameters),
         "dtype": dtype,
         "onnxruntime": onnxruntime.__version__,
+        "native": None if native is None else [native.digest, native.instructions],
         "cores": os.cpu_count(),
     }
     return remembered(identity, lambda: _measure(model, parameters, dtype))

@@ -181,7 +181,7 @@ class OnnxRuntimeExecutor:
 
     def _load(self, name: str, graph: Graph, expose: list[str], *, prepack: bool) -> InferenceSession:
         prefix = None if self._profile is None else self._profile / name
-        options = LoadOptions(self._threads, prepack, prefix)
+        options = LoadOptions(self._threads, prepack, prefix, self.program.dtype)
         return load_graph(graph, self.program.weights_path.parent, options, expose)
 
     def _bind(self, rows: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.backends.harness import EngineOperator, Watched
+from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.graph.state import CacheSite, cache_sites
 
@@ -67,7 +68,9 @@ class OnnxRuntimeHarness:
         return [(s, by_output[name]) for s in sites if (name := f"{kind}.{s.name}") in by_output]
 
     def describe(self) -> dict[str, str]:
-        """Return the backend; ONNX Runtime executes the operators' ONNX bodies."""
+        """Return the backend, and the library of native operators where the operators' ONNX bodies do not run."""
         import onnxruntime
 
-        return {"backend": f"onnxruntime {onnxruntime.__version__}"}
+        native = native_operators(self._engine.state[0].dtype)
+        found = {"backend": f"onnxruntime {onnxruntime.__version__}"}
+        return found if native is None else {**found, "kernels": native.describe()}

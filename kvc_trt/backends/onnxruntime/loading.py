@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvc_trt.backends.onnxruntime.native import NativeOperators, native_operators
 from kvc_trt.engine.program import Graph, read_graph
 from kvc_trt.errors import UnsupportedEnvironment
 
@@ -27,6 +28,8 @@ class LoadOptions:
     """Copy weights into the kernels' preferred layout; otherwise they stay mapped from the file."""
     profile_prefix: Path | None = None
     """Write ONNX Runtime's profile to a file with this prefix."""
+    dtype: str = "float32"
+    """Type of the caches: native operators have only some."""
 
 
 def load_graph(
@@ -40,13 +43,16 @@ def load_graph(
     import onnxruntime
 
     session_options = _session_options(options)
+    native = native_operators(options.dtype)
+    if native is not None:
+        native.register(session_options)
     # A graph in memory has no folder in which to find its weights.
     session_options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(weights_directory)
     )
     try:
         return onnxruntime.InferenceSession(
-            _in_memory(graph, expose), session_options, providers=["CPUExecutionProvider"]
+            _in_memory(graph, expose, native), session_options, providers=["CPUExecutionProvider"]
         )
     except Exception as error:  # onnxruntime's exceptions have no other common base
         what = graph if isinstance(graph, Path) else "a graph"
@@ -86,9 +92,10 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     return session_options
 
 
-def _in_memory(graph: Graph, expose: Sequence[str]) -> bytes:
+def _in_memory(graph: Graph, expose: Sequence[str], native: NativeOperators | None) -> bytes:
     from kvc_trt.graph.expose import expose as exposed
-    from kvc_trt.graph.prune import prune
+    from kvc_trt.graph.native import prepare
 
     model = read_graph(graph)
-    return bytes(prune(exposed(model, expose) if expose else model).SerializeToString())
+    whole = exposed(model, expose) if expose else model
+    return bytes(prepare(whole, () if native is None else native.operators).SerializeToString())

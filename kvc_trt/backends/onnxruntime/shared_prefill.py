@@ -158,7 +158,7 @@ class SharingExecutor(OnnxRuntimeExecutor):
     def prefill_session(self) -> InferenceSession:
         """ONNX Runtime's session of the head alone."""
         types = self._shared.types(self._halves)
-        options = LoadOptions(self._threads, prepack=False)
+        options = LoadOptions(self._threads, prepack=False, dtype=self.program.dtype)
         return load_graph(lambda: self._halves.head(types), self.program.weights_path.parent, options)
 
     def prefill(self, input_ids: Int64, prompt_lengths: Int64) -> Prefilled:

@@ -1,0 +1,128 @@
+"""Native operators: a library of custom operators in C++ (plugins_cpu/) that ONNX Runtime runs instead of the bodies.
+
+The library is optional. An operator that it has wins over the function of the same name in a graph; all others, and all
+operators of caches that are not float32, run their bodies. The bodies remain the specification.
+
+A library is executable code, so it is loaded only from KVC_TRT_CPU_KERNELS, from the package's `lib` folder, or from
+the `build` folder of the checkout that the package runs from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.operators.native import INTERFACE
+
+if TYPE_CHECKING:
+    from onnxruntime import SessionOptions
+
+VARIABLE = "KVC_TRT_CPU_KERNELS"
+NONE = "none"
+INSTRUCTIONS = ("avx512", "avx2", "portable")
+"""Instruction sets that a library may have, best first."""
+_PACKAGE = Path(__file__).resolve().parents[2]
+_NAME = "libkvc_cpu.so"
+
+
+@dataclass(frozen=True)
+class NativeOperators:
+    """A library that was loaded and asked what it has."""
+
+    path: Path
+    operators: frozenset[str]
+    """Names of the operators that it computes."""
+
+    @property
+    def instructions(self) -> str:
+        """The instruction set in use."""
+        return _text(_loaded(self.path).kvc_cpu_instructions)
+
+    def use_instructions(self, name: str) -> None:
+        """Use another instruction set in every session of the process; ValueError if it cannot be had here."""
+        if not _loaded(self.path).kvc_cpu_use_instructions(name.encode()):
+            raise ValueError(f"{self.path} has no {name} for this processor; expected {' or '.join(INSTRUCTIONS)}")
+
+    def register(self, options: SessionOptions) -> None:
+        """Let the sessions that are made with these options use the operators."""
+        options.register_custom_ops_library(str(self.path))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the library, which tells measurements of one build from those of another."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    def describe(self) -> str:
+        """Return what runs, for the messages of every command."""
+        return f"native operators ({self.instructions})"
+
+
+def native_operators(dtype: str = "float32") -> NativeOperators | None:
+    """Return the library to use for caches of this type, or None where the bodies run.
+
+    Raises UnsupportedEnvironment for a library that the user names and that cannot be used.
+    """
+    path = library_path()
+    return None if path is None or dtype != "float32" else load(path)
+
+
+def library_path() -> Path | None:
+    """Return the library to use, or None. The file is not read."""
+    named = os.environ.get(VARIABLE)
+    if named == NONE:
+        return None
+    if named:
+        if not os.path.isabs(named):
+            raise UnsupportedEnvironment(f"{VARIABLE} is {named!r}; expected an absolute path or {NONE!r}")
+        return Path(named)
+    checkout = _PACKAGE.parent
+    places = [_PACKAGE / "lib" / _NAME]
+    if (checkout / "plugins_cpu").is_dir():
+        places.append(checkout / "build" / _NAME)
+    return next((place for place in places if place.is_file()), None)
+
+
+def describe_choice() -> str:
+    """Return what would run in an engine whose cache is float32, and why, in one line."""
+    try:
+        found = native_operators()
+    except UnsupportedEnvironment as error:
+        return f"unusable: {error}"
+    if found is not None:
+        return f"{found.path}: {len(found.operators)} operators, {found.instructions}"
+    return "none, the operators' bodies run" + (f" ({VARIABLE}={NONE})" if os.environ.get(VARIABLE) else "")
+
+
+@cache
+def load(path: Path) -> NativeOperators:
+    """Load a library, once per process; UnsupportedEnvironment if it cannot be used."""
+    library = _loaded(path)
+    return NativeOperators(path, frozenset(_text(library.kvc_cpu_operators).split()))
+
+
+@cache
+def _loaded(path: Path) -> ctypes.CDLL:
+    hint = "build it again (make native), or set " + f"{VARIABLE}={NONE}"
+    if not path.is_file():
+        raise UnsupportedEnvironment(f"{path}: no native operators there", hint=f"set {VARIABLE}={NONE}")
+    try:
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        found = library.kvc_cpu_interface()
+    except (OSError, AttributeError) as error:
+        raise UnsupportedEnvironment(f"{path} holds no native operators: {error}", hint=hint) from error
+    if found != INTERFACE:
+        raise UnsupportedEnvironment(f"{path} has interface {found}; expected {INTERFACE}", hint=hint)
+    for name in ("kvc_cpu_operators", "kvc_cpu_instructions"):
+        getattr(library, name).restype = ctypes.c_char_p
+    return library
+
+
+def _text(function: ctypes._NamedFuncPointer) -> str:
+    answer: bytes = function()
+    return answer.decode("ascii")

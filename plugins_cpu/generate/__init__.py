@@ -1,0 +1,128 @@
+"""Writes the tables that follow from the operators' schemas: `python -m plugins_cpu.generate` from the root.
+
+The file is committed, so that compiling needs no Python; a test says whether it is current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.dimensions import SIZES
+from kvc_trt.operators.native import INTERFACE
+from kvc_trt.operators.registry import OPERATORS
+from kvc_trt.operators.schema import CACHE, FLOAT, INT32, INT64, Operator, Tensor
+from plugins_cuda.generate import laid_out
+
+PLUGINS = Path(__file__).resolve().parents[1]
+NOTE = "Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cpu.generate`; edit those."
+ELEMENT_TYPES = {CACHE: "kFloat", FLOAT: "kFloat", INT64: "kInt64", INT32: "kInt32"}
+"""In C++. The library computes caches of float32 alone; others are left to the bodies."""
+
+
+def generated() -> Mapping[Path, str]:
+    """Path and text of every generated file."""
+    path = PLUGINS / "onnxruntime" / "schemas.h"
+    return {path: laid_out(path, f"// {NOTE}\n{schemas_header()}")}
+
+
+def schemas_header() -> str:
+    """The inputs and outputs of every operator, in the order of a node's."""
+    operators = tuple(OPERATORS.values())
+    tensors = [tensor for operator in operators for tensor in operator.tensors]
+    symbols = list(dict.fromkeys(symbol for tensor in tensors for symbol in tensor.shape))
+    most_tensors = max(len(side) for operator in operators for side in (operator.inputs, operator.outputs))
+    return f"""#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "onnxruntime/abi.h"
+
+namespace kvc {{
+
+/// What Python and the library agree on.
+inline constexpr int32_t kInterface = {INTERFACE};
+
+inline constexpr const char* kDomain = "{KVC_DOMAIN}";
+
+/// What the dimensions of tensors stand for.
+enum class Symbol : uint8_t {{
+{_lines(f"{symbol_name(symbol)},  ///< {symbol}" for symbol in symbols)}
+}};
+inline constexpr size_t kSymbols = {len(symbols)};
+
+/// In messages.
+inline constexpr const char* kSymbolNames[kSymbols] = {{{", ".join(f'"{_words(symbol)}"' for symbol in symbols)}}};
+
+inline constexpr size_t kMaxTensors = {most_tensors};
+inline constexpr size_t kMaxRank = {max(len(tensor.shape) for tensor in tensors)};
+
+struct TensorSpec {{
+    const char* name;
+    ort::ElementType type;
+    bool optional;
+    std::span<const Symbol> shape;
+}};
+
+/// The inputs and outputs of an operator, in the order of a node's.
+struct Schema {{
+    const char* name;
+    std::span<const TensorSpec> inputs;
+    std::span<const TensorSpec> outputs;
+}};
+
+namespace schemas {{
+
+{_lines(_shapes(tensors))}
+
+{"".join(map(_operator, operators))}
+}}  // namespace schemas
+
+}}  // namespace kvc
+"""
+
+
+def symbol_name(symbol: str) -> str:
+    """The symbol's name in C++: kBatch, kHeads; kSymbolN for one that only operators know."""
+    if symbol not in SIZES:
+        return "kSymbol" + symbol.replace("/", "Over")
+    words = SIZES[symbol].words.replace("2 x", "twice").split()
+    return "k" + "".join(word.capitalize() for word in words)
+
+
+def _words(symbol: str) -> str:
+    return SIZES[symbol].words if symbol in SIZES else symbol
+
+
+def _shapes(tensors: list[Tensor]) -> Iterator[str]:
+    """One array per shape that occurs."""
+    for shape in dict.fromkeys(tensor.shape for tensor in tensors):
+        symbols = ", ".join(f"Symbol::{symbol_name(symbol)}" for symbol in shape)
+        yield f"inline constexpr Symbol {_shape_name(shape)}[] = {{{symbols}}};"
+
+
+def _shape_name(shape: tuple[str, ...]) -> str:
+    return "kShape" + "".join(f"_{symbol}" for symbol in shape).replace("/", "Over")
+
+
+def _operator(operator: Operator) -> str:
+    name = operator.name
+    return f"""// {operator.summary}
+inline constexpr TensorSpec k{name}Inputs[] = {{{", ".join(map(_tensor, operator.inputs))}}};
+inline constexpr TensorSpec k{name}Outputs[] = {{{", ".join(map(_tensor, operator.outputs))}}};
+inline constexpr Schema k{name}{{"{name}", k{name}Inputs, k{name}Outputs}};
+
+"""
+
+
+def _tensor(tensor: Tensor) -> str:
+    optional = "true" if tensor.optional else "false"
+    element = f"ort::ElementType::{ELEMENT_TYPES[tensor.element]}"
+    return f'{{"{tensor.name}", {element}, {optional}, {_shape_name(tensor.shape)}}}'
+
+
+def _lines(lines: Iterator[str]) -> str:
+    return "\n".join(lines)

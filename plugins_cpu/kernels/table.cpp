@@ -1,0 +1,16 @@
+// The kernels of one instruction set.
+#include "kernels/attend.h"
+#include "kernels/kernels.h"
+
+#define KVC_TEXT_OF(name) #name
+#define KVC_TEXT(name) KVC_TEXT_OF(name)
+
+namespace kvc::KVC_TARGET {
+
+extern const Kernels kTable;
+const Kernels kTable{
+    .name = KVC_TEXT(KVC_TARGET),
+    .attend = attend,
+};
+
+}  // namespace kvc::KVC_TARGET

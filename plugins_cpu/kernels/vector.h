@@ -1,0 +1,126 @@
+// Vectors of floats as wide as the instruction set's registers, by GCC's vector extensions: one source for all sets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#define KVC_WIDTH 16
+#elif defined(__AVX2__)
+#define KVC_WIDTH 8
+#else
+#define KVC_WIDTH 4
+#endif
+
+namespace kvc::KVC_TARGET {
+
+/// Elements of a vector.
+inline constexpr int kWidth = KVC_WIDTH;
+
+typedef float Vector __attribute__((vector_size(4 * KVC_WIDTH)));
+typedef int32_t Integers __attribute__((vector_size(4 * KVC_WIDTH)));
+
+/// `size` rounded up to whole vectors.
+constexpr int64_t padded(int64_t size) { return (size + kWidth - 1) / kWidth * kWidth; }
+
+static inline Vector load(const float* source) {
+    Vector made;
+    std::memcpy(&made, source, sizeof made);
+    return made;
+}
+
+/// The first `count` elements, zeros behind them.
+static inline Vector load_first(const float* source, int64_t count) {
+    Vector made{};
+    std::memcpy(&made, source, static_cast<size_t>(count) * sizeof(float));
+    return made;
+}
+
+static inline void store(float* target, Vector vector) { std::memcpy(target, &vector, sizeof vector); }
+
+static inline void store_first(float* target, Vector vector, int64_t count) {
+    std::memcpy(target, &vector, static_cast<size_t>(count) * sizeof(float));
+}
+
+static inline Vector all(float value) { return Vector{} + value; }
+
+static inline Vector larger(Vector one, Vector other) { return one > other ? one : other; }
+
+static inline float largest_element(Vector vector) {
+    float found = vector[0];
+    for (int lane = 1; lane < kWidth; ++lane) found = vector[lane] > found ? vector[lane] : found;
+    return found;
+}
+
+static inline float sum_of_elements(Vector vector) {
+    float sum = vector[0];
+    for (int lane = 1; lane < kWidth; ++lane) sum += vector[lane];
+    return sum;
+}
+
+template <int... Values>
+struct Numbers {};
+template <int Count, int... Values>
+struct Counted : Counted<Count - 1, Count - 1, Values...> {};
+template <int... Values>
+struct Counted<0, Values...> {
+    using Type = Numbers<Values...>;
+};
+
+/// Element that lane `lane` of a sum of two vectors reads. Each holds sums of several rows side by side, `segment` lanes
+/// each, which become half as wide; the rows of the first vector come first.
+constexpr int source_lane(int lane, int segment, bool upper) {
+    const int half = segment / 2, vector = lane / (kWidth / 2), within = lane % (kWidth / 2);
+    return vector * kWidth + within / half * segment + within % half + (upper ? half : 0);
+}
+
+template <int Segment, int... Lanes>
+static inline Vector folded(Vector one, Vector other, Numbers<Lanes...>) {
+    return __builtin_shufflevector(one, other, source_lane(Lanes, Segment, false)...) +
+           __builtin_shufflevector(one, other, source_lane(Lanes, Segment, true)...);
+}
+
+/// Element i of the result is the sum of the elements of rows[i]; the rows are overwritten.
+template <int Segment = kWidth>
+static inline Vector sum_each(Vector* rows) {
+    if constexpr (Segment == 1) {
+        return rows[0];
+    } else {
+        for (int pair = 0; pair < Segment / 2; ++pair) {
+            rows[pair] = folded<Segment>(rows[2 * pair], rows[2 * pair + 1], typename Counted<kWidth>::Type{});
+        }
+        return sum_each<Segment / 2>(rows);
+    }
+}
+
+/// 2 to the power of whole numbers in -126..127.
+static inline Vector power_of_two(Integers exponent) {
+    const Integers bits = (exponent + 127) << 23;
+    Vector made;
+    std::memcpy(&made, &bits, sizeof made);
+    return made;
+}
+
+/// e to the power of numbers that are at most 0, to two units in the last place. NaN stays NaN, and small results are
+/// denormal as long as a float can be: softmax weights are compared with one another.
+static inline Vector exponential(Vector x) {
+    const Vector lowest = all(-104.0f);
+    const Vector clamped = x < lowest ? lowest : x;
+    const Vector rounding = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const Vector whole = (clamped * 1.44269504f + rounding) - rounding;
+    // ln 2 in two parts, the first with few enough bits for an exact product.
+    const Vector rest = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    Vector sum = all(1.9875691500e-4f);
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * (rest * rest) + rest + 1.0f;
+    const Integers power = __builtin_convertvector(whole, Integers);
+    const Integers half = power >> 1;
+    return sum * power_of_two(half) * power_of_two(power - half);
+}
+
+}  // namespace kvc::KVC_TARGET

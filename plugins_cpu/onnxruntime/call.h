@@ -1,0 +1,107 @@
+// One call of an operator by ONNX Runtime: its inputs, outputs and sizes, checked against the schema; and its threads.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "onnxruntime/abi.h"
+#include "onnxruntime/error.h"
+#include "onnxruntime/schemas.h"
+
+namespace kvc {
+
+/// The attributes of a node, read once when the session is made.
+class Attributes {
+public:
+    Attributes(const ort::Api& api, const ort::Info* info) : api_(api), info_(info) {}
+
+    /// An INT attribute; Error where the node has none of that name or one below `least`.
+    int64_t integer(const char* name, int64_t least = 0) const;
+
+private:
+    ort::Api api_;
+    const ort::Info* info_;
+};
+
+/// The sizes of one call by symbol: the same symbol has one size in all tensors.
+class Sizes {
+public:
+    Sizes() { sizes_.fill(kUnknown); }
+
+    /// The size of a symbol that some input or the operator has fixed.
+    int64_t operator[](Symbol symbol) const { return sizes_[static_cast<size_t>(symbol)]; }
+
+    /// Fixes a size; Error where it contradicts what is known. `where` is the tensor, for the message.
+    void fix(Symbol symbol, int64_t size, const char* where);
+
+private:
+    static constexpr int64_t kUnknown = -1;
+    std::array<int64_t, kSymbols> sizes_;
+};
+
+/// The inputs are read and their shapes bound when a call is made; outputs are made as they are asked for.
+class Call {
+public:
+    Call(const ort::Api& api, ort::Context* context, const Schema& schema);
+
+    const Sizes& sizes() const { return sizes_; }
+
+    /// Fixes a size that follows from attributes. `where` names what it comes from.
+    void fix(Symbol symbol, int64_t size, const char* where) { sizes_.fix(symbol, size, where); }
+
+    /// The elements of an input.
+    template <typename T>
+    const T* input(size_t index) const {
+        return static_cast<const T*>(inputs_[index]);
+    }
+
+    /// The elements of an output, to be written; null for an optional output that nobody reads.
+    template <typename T>
+    T* output(size_t index) {
+        return static_cast<T*>(output_memory(index));
+    }
+
+    /// An output that is the next state of input `index`: the same memory where the caller bound it so, else a copy.
+    template <typename T>
+    T* updated(size_t index, size_t output) {
+        return static_cast<T*>(updated_memory(index, output, sizeof(T)));
+    }
+
+    /// Calls work(0), ..., work(count - 1) on the session's threads. It may not throw.
+    template <typename Work>
+    void parallel(size_t count, const Work& work) const {
+        static_assert(std::is_nothrow_invocable_v<const Work&, size_t>);
+        if (count == 1) return work(0);
+        const auto one = [](void* data, size_t index) { (*static_cast<const Work*>(data))(index); };
+        run(one, count, const_cast<void*>(static_cast<const void*>(&work)));
+    }
+
+private:
+    void* output_memory(size_t index);
+    void* updated_memory(size_t index, size_t output, size_t element_bytes);
+    void run(void (*function)(void*, size_t), size_t count, void* data) const;
+    void check(ort::Status* status) const;
+
+    ort::Api api_;
+    ort::Context* context_;
+    const Schema& schema_;
+    Sizes sizes_;
+    std::array<const void*, kMaxTensors> inputs_{};
+};
+
+/// What computes one node.
+class Kernel {
+public:
+    virtual ~Kernel() = default;
+    virtual void compute(Call& call) const = 0;
+};
+
+/// An operator that this library computes.
+struct Implementation {
+    const Schema& schema;
+    std::unique_ptr<Kernel> (*make)(const Attributes&);
+};
+
+}  // namespace kvc

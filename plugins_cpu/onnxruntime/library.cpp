@@ -1,0 +1,149 @@
+// The entries of the library: what ONNX Runtime calls to register the operators, and what says which there are.
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/choice.h"
+#include "onnxruntime/abi.h"
+#include "onnxruntime/call.h"
+#include "operators/all.h"
+
+namespace kvc {
+namespace {
+
+// ONNX Runtime's: domains and operators must outlive every session, so they live as long as the library.
+struct Registered : ort::CustomOperator {
+    const Implementation* implementation = nullptr;
+};
+
+const ort::Api* api = nullptr;
+
+const Implementation& of(const ort::CustomOperator* one) {
+    return *static_cast<const Registered*>(one)->implementation;
+}
+
+struct Node {
+    const Implementation& implementation;
+    std::unique_ptr<Kernel> kernel;
+};
+
+/// Runs `work` and makes a status of what it throws; the name of the operator goes in front.
+template <typename Work>
+ort::Status* guarded(const Schema& schema, const Work& work) noexcept {
+    try {
+        work();
+        return nullptr;
+    } catch (const std::exception& error) {
+        std::string text(schema.name);
+        text.append(": ").append(error.what());
+        return api->create_status(ort::ErrorCode::kInvalidArgument, text.c_str());
+    }
+}
+
+ort::Status* create(const ort::CustomOperator* one, ort::Api::Table, const ort::Info* info, void** made) {
+    const Implementation& implementation = of(one);
+    return guarded(implementation.schema, [&] {
+        auto kernel = implementation.make(Attributes(*api, info));
+        *made = new Node{implementation, std::move(kernel)};
+    });
+}
+
+ort::Status* compute(void* node, ort::Context* context) {
+    const Node& found = *static_cast<const Node*>(node);
+    const Schema& schema = found.implementation.schema;
+    return guarded(schema, [&] {
+        Call call(*api, context, schema);
+        found.kernel->compute(call);
+    });
+}
+
+Registered registered(const Implementation& implementation) {
+    Registered one;
+    one.implementation = &implementation;
+    one.name = [](const ort::CustomOperator* self) { return of(self).schema.name; };
+    one.provider = [](const ort::CustomOperator*) { return "CPUExecutionProvider"; };
+    one.input_count = [](const ort::CustomOperator* self) { return of(self).schema.inputs.size(); };
+    one.input_type = [](const ort::CustomOperator* self, size_t index) { return of(self).schema.inputs[index].type; };
+    one.input_presence = [](const ort::CustomOperator*, size_t) { return ort::Presence::kRequired; };
+    one.input_memory = [](const ort::CustomOperator*, size_t) -> int32_t { return 0; };
+    one.output_count = [](const ort::CustomOperator* self) { return of(self).schema.outputs.size(); };
+    one.output_type = [](const ort::CustomOperator* self, size_t index) { return of(self).schema.outputs[index].type; };
+    one.output_presence = [](const ort::CustomOperator* self, size_t index) {
+        return of(self).schema.outputs[index].optional ? ort::Presence::kOptional : ort::Presence::kRequired;
+    };
+    one.first_version = [](const ort::CustomOperator*) { return 1; };
+    one.last_version = [](const ort::CustomOperator*) { return 1; };
+    one.create_kernel = create;
+    one.compute = compute;
+    one.destroy = [](void* node) { delete static_cast<Node*>(node); };
+    return one;
+}
+
+/// The domain with all operators, made once; throws Error with ONNX Runtime's reason.
+ort::Domain* domain() {
+    static ort::Domain* const made = [] {
+        const auto check = [](ort::Status* status) {
+            if (status == nullptr) return;
+            const std::string reason = api->message(status);
+            api->release(status);
+            throw Error(reason);
+        };
+        static std::vector<Registered> all;
+        for (const Implementation& one : implementations()) all.push_back(registered(one));
+        ort::Domain* created = nullptr;
+        check(api->create_domain(kDomain, &created));
+        for (const Registered& one : all) check(api->add_to_domain(created, &one));
+        return created;
+    }();
+    return made;
+}
+
+}  // namespace
+}  // namespace kvc
+
+#define KVC_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+/// Called by ONNX Runtime's register_custom_ops_library.
+KVC_EXPORT kvc::ort::Status* RegisterCustomOps(kvc::ort::Options* options, const kvc::ort::ApiBase* base) {
+    using namespace kvc;
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    const ort::Api::Table table = base->get_api(ort::kVersion);
+    if (table == nullptr) {
+        // The first version has always had create_status in the first place.
+        return ort::Api(base->get_api(1)).create_status(ort::ErrorCode::kFail, "kvc: needs ONNX Runtime 1.17 or newer");
+    }
+    static const ort::Api found(table);
+    api = &found;
+    try {
+        return api->add_domain(options, domain());
+    } catch (const std::exception& error) {
+        return api->create_status(ort::ErrorCode::kFail, error.what());
+    }
+}
+
+/// The operators, a space after each: those whose cache is float32.
+KVC_EXPORT const char* kvc_cpu_operators() {
+    static const std::string names = [] {
+        std::string text;
+        for (const kvc::Implementation& one : kvc::implementations()) {
+            text.append(one.schema.name).append(" ");
+        }
+        return text;
+    }();
+    return names.c_str();
+}
+
+/// Version of what Python asks of the library, the operators' schemas included.
+KVC_EXPORT int32_t kvc_cpu_interface() { return kvc::kInterface; }
+
+/// The instruction set in use: avx512, avx2 or portable.
+KVC_EXPORT const char* kvc_cpu_instructions() { return kvc::kernels().name; }
+
+/// Uses another instruction set in all sessions of the process; 0 if this processor or this library has it not.
+KVC_EXPORT int32_t kvc_cpu_use_instructions(const char* name) { return kvc::use_kernels(name) ? 1 : 0; }
+
+}  // extern "C"

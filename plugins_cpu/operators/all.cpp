@@ -1,0 +1,10 @@
+#include "operators/all.h"
+
+namespace kvc {
+
+std::span<const Implementation> implementations() {
+    static const Implementation all[] = {kDenseAttentionImplementation};
+    return all;
+}
+
+}  // namespace kvc

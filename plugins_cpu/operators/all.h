@@ -1,0 +1,15 @@
+// The operators that the library computes, one file each.
+#pragma once
+
+#include <span>
+
+#include "onnxruntime/call.h"
+
+namespace kvc {
+
+/// All of them; the registration and Python's list of native operators follow.
+std::span<const Implementation> implementations();
+
+extern const Implementation kDenseAttentionImplementation;
+
+}  // namespace kvc

@@ -1,0 +1,31 @@
+// KvcDenseAttention: append one token, attend to every entry, read in place.
+#include "operators/all.h"
+#include "operators/step.h"
+
+namespace kvc {
+namespace {
+
+class DenseAttentionKernel : public Kernel {
+public:
+    void compute(Call& call) const override {
+        constexpr size_t kLengths = 5;
+        const Step step(call, kLengths);
+        DenseAttention attention(step);
+        const int64_t parts = attention.parts();
+        call.parallel(static_cast<size_t>(step.rows()),
+                      [&](size_t row) noexcept { step.append(static_cast<int64_t>(row)); });
+        call.parallel(static_cast<size_t>(step.rows() * parts), [&](size_t task) noexcept {
+            attention.attend(static_cast<int64_t>(task) / parts, static_cast<int64_t>(task) % parts);
+        });
+        call.parallel(static_cast<size_t>(step.rows()),
+                      [&](size_t row) noexcept { attention.merge(static_cast<int64_t>(row)); });
+    }
+};
+
+}  // namespace
+
+const Implementation kDenseAttentionImplementation{
+    schemas::kKvcDenseAttention,
+    [](const Attributes&) -> std::unique_ptr<Kernel> { return std::make_unique<DenseAttentionKernel>(); }};
+
+}  // namespace kvc

@@ -1,0 +1,67 @@
+// What the operators of a decode step share: the append in place, and attention to all entries of a row.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "onnxruntime/call.h"
+
+namespace kvc {
+
+/// The tensors of one step after the append. All of a row's heads have the same number of entries.
+class Step {
+public:
+    /// Inputs 0..4 are query, k_new, v_new, k_cache, v_cache; the caches are outputs 1 and 2.
+    Step(Call& call, size_t lengths_input);
+
+    int64_t rows() const { return batch_ * kv_heads_; }
+    int64_t kv_heads() const { return kv_heads_; }
+    int64_t group() const { return group_; }
+    int64_t head_size() const { return head_size_; }
+    int64_t capacity() const { return capacity_; }
+
+    /// Entries of batch row `row / kv_heads`, the new one included.
+    int64_t length(int64_t row) const { return lengths_[row / kv_heads_] + 1; }
+    const float* new_key(int64_t row) const { return k_new_ + row * head_size_; }
+    const float* query(int64_t row) const { return query_ + row * group_ * head_size_; }
+    const float* keys(int64_t row) const { return keys_ + row * capacity_ * head_size_; }
+    const float* values(int64_t row) const { return values_ + row * capacity_ * head_size_; }
+    float* output(int64_t row) const { return output_ + row * group_ * head_size_; }
+
+    /// Stores the new key and value of one row and KV head.
+    void append(int64_t row) const;
+
+    /// The row's queries divided by sqrt(head size), [group, head_size].
+    void scale_query(int64_t row, float* scaled) const;
+
+private:
+    int64_t batch_, kv_heads_, group_, head_size_, capacity_;
+    const float *query_, *k_new_, *v_new_;
+    const int64_t* lengths_;
+    float *output_, *keys_, *values_;
+};
+
+/// Attention of one row and KV head to all its entries, in parts of a fixed number of tokens, so that the result depends
+/// neither on the threads nor on who asks: the sparse operators call the same code for rows that fit.
+class DenseAttention {
+public:
+    static constexpr int64_t kPart = 512;
+
+    explicit DenseAttention(const Step& step);
+
+    /// Most parts of a row.
+    int64_t parts() const { return parts_; }
+
+    /// Attends to one part; nothing if the row has no such part.
+    void attend(int64_t row, int64_t part);
+
+    /// Merges the parts of a row into its output.
+    void merge(int64_t row);
+
+private:
+    const Step& step_;
+    int64_t parts_, record_;
+    std::vector<float> records_;
+};
+
+}  // namespace kvc

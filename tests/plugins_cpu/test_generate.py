@@ -1,0 +1,32 @@
+"""The generated tables are current, and an operator that is added reaches them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.registry import OPERATORS
+from kvc_trt.operators.schema import CACHE, Tensor
+from plugins_cpu import generate
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_generated_files_are_current() -> None:
+    for path, text in generate.generated().items():
+        name = path.relative_to(ROOT)
+        assert path.read_text() == text, f"{name} is out of date: run `python -m plugins_cpu.generate`"
+        assert "python -m plugins_cpu.generate" in text.splitlines()[0]
+
+
+def test_an_operator_reaches_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    sinks = Tensor("sinks", CACHE, ("H", "Z/2"))
+    added = replace(DENSE_ATTENTION, name="KvcThrowAway", inputs=(*DENSE_ATTENTION.inputs, sinks))
+    monkeypatch.setattr(generate, "OPERATORS", {**OPERATORS, added.name: added})
+    text = generate.schemas_header()
+    assert "kSymbolZOver2,  ///< Z/2" in text
+    assert '{"sinks", ort::ElementType::kFloat, false, kShape_H_ZOver2}' in text
+    assert 'inline constexpr Schema kKvcThrowAway{"KvcThrowAway", kKvcThrowAwayInputs, kKvcThrowAwayOutputs};' in text
