@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import zipfile
 from pathlib import Path
 
 from tests.plugins_cuda import build
+from tests.plugins_cuda.test_build_python import backend
 
 
 def symbols(path: Path, *options: str) -> list[tuple[str, str]]:
@@ -28,3 +30,9 @@ def test_code_of_one_instruction_set_is_never_merged_with_that_of_another(librar
     assert objects
     shared = [(path.name, name) for path in objects for kind, name in symbols(path, "-C") if kind in "WVu"]
     assert shared == []
+
+
+def test_a_wheel_carries_the_library_where_that_is_asked_for(tmp_path: Path) -> None:
+    name = backend(f"build_wheel({str(tmp_path)!r})", KVC_TRT_NATIVE="1")
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        assert [file for file in archive.namelist() if file.endswith(".so")] == ["kvc_trt/lib/libkvc_cpu.so"]
