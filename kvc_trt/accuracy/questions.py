@@ -84,10 +84,11 @@ class QuestionSet:
 
     def score(self, answers: Sequence[Sequence[int]]) -> tuple[float, ...]:
         """How well the answers to `flat` answer each sample, 0..1."""
-        rest = iter(answers)
+        rate, rest = self.task.score, iter(answers)
+        assert rate is not None  # `draw` refuses what is not scored by its answers
         outputs = [" ".join(self.vocabulary.decode(self.task, next(rest)) for _ in one) for one in self.questions]
         pairs = zip(outputs, self.samples, strict=True)
-        return tuple(self.task.score(output, sample.answers) for output, sample in pairs)
+        return tuple(rate(output, sample.answers) for output, sample in pairs)
 
 
 def draw(
@@ -100,6 +101,8 @@ def draw(
     chosen = task(name)
     if chosen.reads == "text" and vocabulary.tokenizer is None:
         raise InputError(f"task {name} is text, and the model has no tokenizer", hint="kvc-trt tasks lists the tasks")
+    if chosen.scored_by != "answer":
+        raise InputError(f"task {name} is scored by {chosen.scored_by}, expected one that is scored by its answers")
     recall = chosen.reads == "ids"
     return draw_data_set(
         chosen,

@@ -16,8 +16,9 @@ from typing import Any
 from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.associative_recall import ids_of
+from kvc_trt.tasks.framing import Framing
 from kvc_trt.tasks.registry import task
-from kvc_trt.tasks.task import Task, TaskSample
+from kvc_trt.tasks.task import Encode, Task, TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 VERSION = 1
@@ -37,10 +38,14 @@ class DataSet:
     samples: tuple[TaskSample, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     version: int = VERSION
+    frame: tuple[str, str] | None = None
+    """What a chat template puts around a prompt, for which samples are shorter; not in the file where there is none."""
 
     def to_jsonl(self) -> str:
         """The text of the data set's file."""
         header = {name: value for name, value in vars(self).items() if name != "samples"}
+        if self.frame is None:
+            del header["frame"]
         header["count"] = len(self.samples)
         lines = [header, *(asdict(sample) for sample in self.samples)]
         return "".join(f"{_json(line)}\n" for line in lines)
@@ -60,14 +65,16 @@ def draw_data_set(
     tokenizer: TaskTokenizer | None,
     max_new_tokens: int | None = None,
     options: Mapping[str, Any] | None = None,
+    framing: Framing | None = None,
     progress: Progress | None = None,
 ) -> DataSet:
     """Draw samples 0 .. `samples` - 1. A task of token ids takes only the vocabulary's size from the tokenizer.
 
-    InputError where the target is too short for the task or too long for the model, or the tokenizer cannot spell it.
+    Text is as long as its `framing` allows, which is plain where none is given. InputError where the target is too
+    short for the task or too long for the model, or the tokenizer cannot spell it.
     """
     given = dict(options or {})
-    encode = ids_of
+    encode: Encode = ids_of
     if tokenizer is not None:
         tokenizer.require_positions(chosen.name, target_tokens)
     if chosen.reads == "ids":
@@ -76,7 +83,7 @@ def draw_data_set(
     elif tokenizer is None:
         raise InputError(f"task {chosen.name} is text, and needs a tokenizer to be sized with")
     else:
-        encode = tokenizer.encode
+        encode = tokenizer.encode if framing is None else framing.encode
     room = chosen.max_new_tokens if max_new_tokens is None else max_new_tokens
     drawn = []
     with (progress or NullProgress()).task(chosen.name, samples) as advance:
@@ -88,8 +95,10 @@ def draw_data_set(
                 tokenizer.check_spelling(sample)
             drawn.append(sample)
             advance(1)
-    fingerprint = tokenizer.fingerprint if tokenizer is not None and chosen.reads == "text" else None
-    return DataSet(chosen.name, seed, target_tokens, room, fingerprint, tuple(drawn), given)
+    is_text = tokenizer is not None and chosen.reads == "text"
+    fingerprint = tokenizer.fingerprint if tokenizer is not None and is_text else None
+    frame = framing.frame if framing is not None and is_text else None
+    return DataSet(chosen.name, seed, target_tokens, room, fingerprint, tuple(drawn), given, frame=frame)
 
 
 def read_data_set(path: Path) -> DataSet:
@@ -101,6 +110,8 @@ def read_data_set(path: Path) -> DataSet:
             raise InputError(
                 f"{path} is of version {version}, expected {VERSION}", hint=f"write it again: {_again(path)}"
             )
+        if "frame" in header:
+            header["frame"] = tuple(header["frame"])
         samples = tuple(TaskSample(**{**line, "answers": tuple(line["answers"])}) for line in lines)
         found = DataSet(samples=samples, **header)
     except OSError as error:

@@ -20,6 +20,7 @@ Encode = Callable[[str], list[int]]
 Score = Callable[[str, Sequence[str]], float]
 """How well an output answers, given the reference answers: from 0 to 1."""
 Reads = Literal["text", "ids"]
+ScoredBy = Literal["answer", "likelihood"]
 _OPTION_TYPES: dict[type, str] = {float: "a number", int: "a whole number", str: "a word"}
 
 
@@ -29,7 +30,8 @@ class TaskSample:
 
     Query-aware, the prompt is context and question: the window that decides what is kept has seen the question.
     Query-agnostic, the prompt is the context alone, and the question is fed through decode after compaction. `context`
-    ends where the question begins, and `question` ends with the prefix of the answer, if the task has one.
+    ends where the question begins, and `question` ends with the prefix of the answer, if the task has one. What a chat
+    template puts around them is `framing`'s affair.
     """
 
     task: str
@@ -44,6 +46,15 @@ class TaskSample:
     def prompt(self) -> str:
         """The query-aware prompt."""
         return self.context + self.question
+
+    @property
+    def answer_prefix(self) -> str:
+        """The end of `question` that is the answer's beginning, with the white space before it.
+
+        It is what follows the question mark, or the last line of a question that is an instruction.
+        """
+        asked = self.question.rfind("?") + 1 or self.question.rfind("\n")
+        return self.question[asked:] if asked > 0 else ""
 
 
 class Generate(Protocol):
@@ -68,8 +79,14 @@ class Generate(Protocol):
 class Task:
     """A generator and how its answers are scored.
 
-    `max_new_tokens` is what the originals generate; a model that ends its answers sooner needs less. A task that reads
-    `ids` is written as decimal token ids between spaces, needs no tokenizer, and takes the option `vocabulary_size`.
+    Scored by its answer, a sample is answered greedily and `score` rates the text. Scored by likelihood, nothing is
+    generated: the one reference is the true continuation of the prompt, its tokens are fed through decode one by one
+    (teacher-forced) after the prompt was compacted, and the score is the mean of their negative log-likelihoods in nats
+    (`likelihood.mean_negative_log_likelihood`): lower is better, 0 is perfect, and `score` is None.
+
+    `max_new_tokens` is what the originals generate, and what a continuation never exceeds; a model that ends its
+    answers sooner needs less. A task that reads `ids` is written as decimal token ids between spaces, needs no
+    tokenizer, and takes the option `vocabulary_size`.
     """
 
     name: str
@@ -77,12 +94,18 @@ class Task:
     summary: str
     max_new_tokens: int
     generate: Generate
-    score: Score
+    score: Score | None
+    """None for a task that is scored by likelihood."""
     scored: str
     """How the score is taken, in words."""
     reads: Reads = "text"
     options: Mapping[str, type] = field(default_factory=dict)
     """What `generate` takes beyond the arguments of every task, and of which type."""
+
+    @property
+    def scored_by(self) -> ScoredBy:
+        """What a score is taken from: a generated answer, or the likelihood of the true one."""
+        return "likelihood" if self.score is None else "answer"
 
     def sample(
         self,

@@ -59,7 +59,7 @@ _ONSETS = _split("b d f g k l m n p r s t v z br dr fl gr kl pl sk sl st tr")
 _SYLLABLES = tuple(onset + vowel for onset in _ONSETS for vowel in "aeiou")
 _INVENTED = len(_SYLLABLES) ** 3
 
-_PEOPLE = _split(
+PEOPLE = _split(
     "a baker|a clerk|a fisher|a gardener|a guest|a nurse|a painter|a pilot|a potter|a singer|a weaver|an old friend|"
     "her brother|his aunt|my uncle|our guide|the captain|the children|the cook|the neighbours|the twins",
     "|",
@@ -69,7 +69,7 @@ _VERBS = _split(
     "missed|moved|noticed|painted|praised|remembered|repaired|returned|sold|sorted|traded|washed|watched",
     "|",
 )
-_PLACES = _split(
+PLACES = _split(
     "behind the mill|by the harbour|close to the bridge|in the attic|in the garden|near the station|next to the church|"
     "on the hill|on the terrace|outside the town hall|under the old oak|within the walls",
     "|",
@@ -154,16 +154,16 @@ def _sentence(rng: np.random.Generator) -> str:
     if shape == 0:
         text = f"{clause} {_one(rng, _TIMES)}"
     elif shape == 1:
-        text = f"{_one(rng, _OPENINGS)} {clause} {_one(rng, _PLACES)}"
+        text = f"{_one(rng, _OPENINGS)} {clause} {_one(rng, PLACES)}"
     elif shape == 2:
-        text = f"{clause} {_one(rng, _PLACES)}, {_one(rng, _CONNECTIONS)} {_clause(rng)}"
+        text = f"{clause} {_one(rng, PLACES)}, {_one(rng, _CONNECTIONS)} {_clause(rng)}"
     else:
-        text = f"{_one(rng, _TIMES)} {clause}, {_one(rng, _CONNECTIONS)} {_clause(rng)} {_one(rng, _PLACES)}"
+        text = f"{_one(rng, _TIMES)} {clause}, {_one(rng, _CONNECTIONS)} {_clause(rng)} {_one(rng, PLACES)}"
     return text[0].upper() + text[1:] + "."
 
 
 def _clause(rng: np.random.Generator) -> str:
-    return f"{_one(rng, _PEOPLE)} {_one(rng, _VERBS)} the {_one(rng, ADJECTIVES)} {_one(rng, NOUNS)}"
+    return f"{_one(rng, PEOPLE)} {_one(rng, _VERBS)} the {_one(rng, ADJECTIVES)} {_one(rng, NOUNS)}"
 
 
 def _one(rng: np.random.Generator, words: tuple[str, ...]) -> str:

@@ -35,6 +35,7 @@ DIGESTS = {
     "common-words": "4bdbb87f1b858bc6",
     "frequent-words": "dabba25802b0f16a",
     "lines": "0c09161d53ba813c",
+    "log-summary": "9233467bcd015183",
     "associative-recall": "36993a487052dacc",
     "multi-instruction": "ff1b094e04cdf880",
 }
@@ -65,7 +66,8 @@ def test_a_sample_fits_its_target_and_holds_its_answers(chosen, seed, index, tar
     assert len(encode_of(chosen)(sample.prompt)) + chosen.max_new_tokens <= target_tokens
     assert sample.answers
     assert len(set(sample.answers)) == len(sample.answers)
-    assert all(answer in sample.context for answer in sample.answers)
+    if chosen.scored_by == "answer":
+        assert all(answer in sample.context for answer in sample.answers)
     assert not any(answer in sample.question for answer in sample.answers)
     assert sample == draw(chosen, seed=seed, index=index, target_tokens=target_tokens)
     assert json.loads(json.dumps(sample.meta)) == sample.meta
@@ -103,6 +105,10 @@ def test_the_samples_are_the_recorded_ones(chosen):
 @EVERY_TASK
 def test_the_answers_score_one_and_other_words_nothing(chosen):
     sample = draw(chosen)
+    if chosen.scored_by == "likelihood":
+        assert chosen.score is None
+        assert len(sample.answers) == 1  # the continuation
+        return
     separator = " " if chosen.reads == "ids" else ", "
     assert chosen.score(separator.join(sample.answers), sample.answers) == 1
     assert chosen.score("", sample.answers) == 0
@@ -126,6 +132,19 @@ def test_a_question_is_short_enough_for_the_window(chosen):
     """Query-aware results need the question inside the window of 32 tokens; UUIDs as keys are longer."""
     longest = max(len(encode_of(chosen)(draw(chosen, index=index).question)) for index in range(4))
     assert (longest <= 32 + 1) == (chosen.name != "niah-multikey-3")  # the start token is not part of it
+
+
+@EVERY_TASK
+def test_the_beginning_of_the_answer_is_the_end_of_the_question(chosen):
+    for index in range(4):
+        sample = draw(chosen, index=index)
+        assert sample.question.endswith(sample.answer_prefix)
+        asked = sample.question.removesuffix(sample.answer_prefix)
+        if chosen.reads == "ids":
+            assert sample.answer_prefix == ""
+        else:
+            assert asked[-1] in "?."
+            assert sample.answer_prefix.split()[0] in ("Answer:", "The", "They", "Numbers:", "Summary:")
 
 
 @EVERY_TASK

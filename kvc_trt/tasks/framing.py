@@ -1,0 +1,106 @@
+"""How a sample is put to a model: as plain text, or as a user's message through the model's chat template.
+
+Plain, the prompt is context and question, which ends with the beginning of the answer. Through the template, context
+and question are the user's message; the template opens the reply, and the beginning of the answer is put there. Either
+way the text is cut where the context ends: what comes after is fed last, or after compaction where a question arrives
+late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from kvc_trt.errors import InputError
+from kvc_trt.tasks.task import TaskSample
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FramingName = Literal["plain", "chat"]
+_PROBE = "Which words stand around this message?"
+_MOVED_BORDERS = 3
+"""Tokens that a prompt may be longer than its parts: the beginning of the answer moves behind the template's words."""
+
+
+class Template(Protocol):
+    """A chat template, as `kvc_trt.runtime.chat.ChatTemplate` is one."""
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, which ends where the reply begins."""
+
+
+@dataclass(frozen=True)
+class FramedIds:
+    """A sample as token ids."""
+
+    context: tuple[int, ...]
+    """What is compacted: the whole prompt where the question is asked in it."""
+    question: tuple[int, ...]
+    """Fed through decode after compaction, the beginning of the answer included; empty where it is in the prompt."""
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What stands before and after a user's message; nothing where prompts are plain."""
+
+    tokenizer: Tokenizer
+    frame: tuple[str, str] | None = None
+    """The template's words before and after a message; None for plain prompts."""
+
+    @property
+    def name(self) -> FramingName:
+        """Which of the two it is."""
+        return "plain" if self.frame is None else "chat"
+
+    def encode(self, prompt: str) -> list[int]:
+        """Ids of which there are at least as many as the framed prompt has: what samples are sized with."""
+        if self.frame is None:
+            return list(self.tokenizer.encode(prompt).ids)
+        before, after = self.frame
+        ids = self._continued(before + prompt + after)
+        return [*ids, *ids[-_MOVED_BORDERS:]]
+
+    def texts(self, sample: TaskSample) -> tuple[str, str]:
+        """What is asked up to the end of the context, and the rest."""
+        if self.frame is None:
+            return sample.context, sample.question
+        before, after = self.frame
+        prefix = sample.answer_prefix
+        asked = sample.question.removesuffix(prefix)
+        return before + sample.context, asked + after + prefix.lstrip()
+
+    def ids(self, sample: TaskSample, *, query_aware: bool) -> FramedIds:
+        """The sample as it is fed. A tokenizer's own first tokens come only before plain prompts: a template has them.
+
+        Query-aware, text and question are encoded as one text, and the question is empty.
+        """
+        context, question = self.texts(sample)
+        whole = context + question if query_aware else context
+        first = self.tokenizer.encode(whole, add_special_tokens=self.frame is None).ids
+        return FramedIds(tuple(first), () if query_aware else tuple(self._continued(question)))
+
+    def continuation(self, sample: TaskSample) -> tuple[int, ...]:
+        """The true continuation of a sample that is scored by likelihood: fed after the question, never sampled."""
+        return tuple(self._continued(sample.answers[0]))
+
+    def _continued(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def plain(tokenizer: Tokenizer) -> Framing:
+    """Prompts as they are."""
+    return Framing(tokenizer)
+
+
+def chat(tokenizer: Tokenizer, template: Template) -> Framing:
+    """Prompts through a template; InputError for one that does not repeat a user's message as it is, once."""
+    rendered = template.render([{"role": "user", "content": _PROBE}], add_generation_prompt=True)
+    before, found, after = rendered.partition(_PROBE)
+    if not found or _PROBE in after:
+        raise InputError(
+            f"the chat template shows a user's message {rendered.count(_PROBE)} times, expected once",
+            hint="ask without the template",
+        )
+    return Framing(tokenizer, (before, after))
