@@ -18,10 +18,17 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.registry import operators
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.schema import FLOAT, INT32, INT64
+from kvc_trt.operators.schema import FLOAT, FLOAT16, INT32, INT64, UINT8, Element
 
 Array = NDArray[Any]
 
+_FIXED: Mapping[Element, int] = {
+    FLOAT: TensorProto.FLOAT,
+    FLOAT16: TensorProto.FLOAT16,
+    INT64: TensorProto.INT64,
+    INT32: TensorProto.INT32,
+    UINT8: TensorProto.UINT8,
+}
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
@@ -97,8 +104,7 @@ def _single_operator(model: ModelProto, nodes: list[NodeProto], float_type: int,
 
 def _input_types(operator: str, float_type: int) -> dict[str, int]:
     """Return the types of an operator's inputs, by name."""
-    fixed = {FLOAT: TensorProto.FLOAT, INT64: TensorProto.INT64, INT32: TensorProto.INT32}
-    return {one.name: fixed.get(one.element, float_type) for one in operators()[operator].inputs}
+    return {one.name: _FIXED.get(one.element, float_type) for one in operators()[operator].inputs}
 
 
 def _attributes(node: NodeProto) -> dict[str, int]:

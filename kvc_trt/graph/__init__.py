@@ -6,4 +6,3 @@ Nothing here depends on an executor. Importing the package is cheap: only the mo
 from __future__ import annotations
 
 IR_VERSION = 11
-CONTRIB_DOMAIN = "com.microsoft"

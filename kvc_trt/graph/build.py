@@ -16,16 +16,16 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from kvc_trt.errors import InputError
-from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION, squeeze
+from kvc_trt.graph import IR_VERSION, squeeze
 from kvc_trt.graph.decoder import decode_layer, prefill_layer
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
-from kvc_trt.graph.weights import ROTARY, GraphWeights
+from kvc_trt.graph.weights import EMBEDDING, PACKED, ROTARY, GraphWeights
 from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.registry import operators
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to
 from kvc_trt.version import __version__
@@ -196,6 +196,11 @@ def _check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeig
         raise InputError(
             f"sequence length {length}: expected at most the model's sliding window of {config.sliding_window}",
             hint="lower --max-input-len or --max-output-len",
+        )
+    if weights.bits is not None and EMBEDDING + PACKED not in weights:
+        raise InputError(
+            f"{weights.location}: quantised by an older version, which new graphs cannot read",
+            hint="the engine runs as it is; build it again to verify or profile it",
         )
     rows = weights.stored(ROTARY[0]).shape[0]
     if rows < length:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from kvc_trt.graph import CONTRIB_DOMAIN
-from kvc_trt.graph.weight_plans import SCALES
+from kvc_trt.graph.weight_plans import PACKED, SCALES
 from kvc_trt.graph.weights import EMBEDDING, HEAD, ROTARY, GraphWeights, Stored
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.fp8 import FP8
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.operators.emitter import Emitter, Value
+from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 
 ELEMENT_TYPES = {
     "float32": TensorProto.FLOAT,
@@ -25,8 +25,6 @@ ELEMENT_TYPES = {
     FP8: TensorProto.FLOAT8E4M3FN,
     "int32": TensorProto.INT32,
 }
-ACCURACY_LEVEL = 4
-"""Makes MatMulNBits multiply in int8: on a CPU 5 times (int4) to 100 times (int8) as fast as in fp32."""
 
 
 class Layers:
@@ -40,8 +38,10 @@ class Layers:
 
     def embed(self, token_ids: Value) -> Value:
         """Gather the rows of the embedding for `token_ids` [T]."""
-        rows = self.emit.Gather(self._tensor(EMBEDDING), token_ids)
-        return rows if self.weights.bits is None else self._cast(rows)
+        if EMBEDDING + PACKED in self.weights:
+            inputs = {"rows": token_ids, **self._quantised(EMBEDDING)}
+            return QUANTISED_ROWS.call(self.emit, inputs, bits=self._bits(EMBEDDING), block=BLOCK)["y"]
+        return str(self.emit.Gather(self._tensor(EMBEDDING), token_ids))
 
     def norm(self, x: Value, name: str) -> Value:
         """Apply RMSNorm over the last axis."""
@@ -71,8 +71,8 @@ class Layers:
     def head(self, x: Value) -> Value:
         """Return the FLOAT logits [T,vocab] of hidden states [T,hidden]."""
         normed = self.norm(x, "model.norm.weight")
-        tied = self.config.tie_word_embeddings and self.weights.bits is None
-        logits = self._multiply(normed, [EMBEDDING if tied else HEAD], [])
+        own = any(name in self.weights for name in (HEAD, HEAD + PACKED))
+        logits = self._multiply(normed, [HEAD if own else EMBEDDING], [])
         return str(self.emit.Cast(logits, to=TensorProto.FLOAT))
 
     def norm_heads(self, x: Value, name: str) -> Value:
@@ -124,37 +124,39 @@ class Layers:
         return self.weights.joined(names[0], names) is not None
 
     def _multiply_quantised(self, x: Value, matrices: list[str]) -> Value:
-        packed = [f"{name}.packed" for name in matrices]
-        scales = [f"{name}.scales" for name in matrices]
-        rows = sum(self.weights.stored(name).shape[0] for name in scales)
-        blocks = self.weights.stored(scales[0]).shape[1]
-        return str(
-            self.emit.call(
-                "MatMulNBits", x, self._joined(packed), self._joined(scales, flat=True), domain=CONTRIB_DOMAIN,
-                K=blocks * BLOCK, N=rows, bits=self.weights.bits, block_size=BLOCK, accuracy_level=ACCURACY_LEVEL,
-            )
-        )  # fmt: skip
+        parts = [[name + part for name in matrices] for part in (PACKED, SCALES)]
+        if len(matrices) > 1 and not all(self._touch(names) for names in parts):
+            return str(self.emit.Concat(*(self._multiply_quantised(x, [name]) for name in matrices), axis=-1))
+        packed, scales = (self._joined(names) for names in parts)
+        shapes = [self.weights.stored(name).shape for name in parts[1]]
+        return QUANTISED_LINEAR.call(
+            self.emit, {"x": x, "packed": packed, "scales": scales}, bits=self._bits(matrices[0]), block=BLOCK,
+            in_features=shapes[0][1] * BLOCK, out_features=sum(rows for rows, _ in shapes),
+        )["y"]  # fmt: skip
+
+    def _quantised(self, name: str) -> dict[str, Value]:
+        return {"packed": self._tensor(name + PACKED), "scales": self._tensor(name + SCALES)}
+
+    def _bits(self, name: str) -> int:
+        return self.weights.stored(name + PACKED).shape[-1] * 8 // BLOCK
 
     def _tensor(self, name: str) -> Value:
         return self._initializer(self.weights.stored(name))
 
-    def _joined(self, names: list[str], *, flat: bool = False) -> Value:
+    def _joined(self, names: list[str]) -> Value:
         if len(names) == 1:
-            return self._initializer(self.weights.stored(names[0]), flat=flat)
+            return self._initializer(self.weights.stored(names[0]))
         stem, _, rest = names[0].rpartition("_proj")
         projections = "_".join(name.rpartition("_proj")[0].rpartition(".")[2] for name in names)
         whole = self.weights.joined(f"{stem.rpartition('.')[0]}.{projections}_proj{rest}", names)
         if whole is None:  # tensors whose size is not a multiple of the file's alignment
             return str(self.emit.Concat(*(self._tensor(name) for name in names), axis=0))
-        return self._initializer(whole, flat=flat)
+        return self._initializer(whole)
 
-    def _initializer(self, stored: Stored, *, flat: bool = False) -> Value:
+    def _initializer(self, stored: Stored) -> Value:
         if stored.name not in self.initializers:
             tensor = TensorProto(name=stored.name, data_type=ELEMENT_TYPES[stored.dtype])
-            count = 1
-            for size in stored.shape:
-                count *= size
-            tensor.dims[:] = [count] if flat else stored.shape
+            tensor.dims[:] = stored.shape
             tensor.data_location = TensorProto.EXTERNAL
             place = {"location": self.weights.location, "offset": stored.offset, "length": stored.nbytes}
             for key, value in place.items():

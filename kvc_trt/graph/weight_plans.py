@@ -23,11 +23,13 @@ FLOAT_PRECISIONS: dict[str, str] = {"fp32": "float32", "fp16": "float16", "bf16"
 """Type of activations and of all tensors that are not fp8 matrices, by weight format."""
 QUANTISED_BITS: dict[str, int] = {"int8": 8, "int4": 4}
 PRECISIONS = (*FLOAT_PRECISIONS, *QUANTISED_BITS)
+TABLE_BITS = 8
+"""Bits of a quantised engine's embedding table, which is also the head of a tied model (docs/decisions/0016)."""
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 ROTARY = ("rotary.cos", "rotary.sin")
-SCALES = ".scales"
+PACKED, SCALES = ".packed", ".scales"
 _MATRIX = re.compile(r".*_proj\.weight|lm_head\.weight")
 
 
@@ -54,25 +56,23 @@ def weight_plans(config: ModelConfig, source: WeightSource, weights: str) -> lis
         raise InputError("--weights fp8: the checkpoint has no matrix in fp8", hint="--weights bf16")
     dtype, bits = activation_dtype(weights), QUANTISED_BITS.get(weights)
     plans: list[TensorPlan] = []
-    for group in _neighbours(config, quantised=bits is not None):
-        if bits is not None and _MATRIX.fullmatch(group[0]):
+    for group in _neighbours(config):
+        if bits is not None and group[0] == EMBEDDING:
+            plans += _quantised_plans(source, EMBEDDING, TABLE_BITS)
+        elif bits is not None and _MATRIX.fullmatch(group[0]):
             pairs = [_quantised_plans(source, name, bits) for name in group]
             plans += [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
         elif in_fp8 is not None and _MATRIX.fullmatch(group[0]):
             plans += _fp8_plans(in_fp8, group, dtype)
         else:
-            stored = "float16" if bits is not None and group[0] == EMBEDDING else dtype
-            plans += [_float_plan(source, name, stored) for name in group]
+            plans += [_float_plan(source, name, dtype) for name in group]
     return plans
 
 
-def _neighbours(config: ModelConfig, *, quantised: bool) -> list[list[str]]:
+def _neighbours(config: ModelConfig) -> list[list[str]]:
     """Return all tensors of the file in order; those in one list must be adjacent."""
-    names = list(expected_tensors(config))
-    if quantised and HEAD not in names:
-        names.append(HEAD)  # a tied head is quantised separately; the embedding stays float16
     groups: dict[str, list[str]] = {}
-    for name in names:
+    for name in expected_tensors(config):
         shared = re.sub(r"\.[qkv]_proj\.", ".qkv.", re.sub(r"\.(gate|up)_proj\.", ".gate_up.", name))
         groups.setdefault(shared, []).append(name)
     return list(groups.values())
@@ -97,20 +97,18 @@ def _float_plan(source: WeightSource, name: str, dtype: str) -> TensorPlan:
 
 def _quantised_plans(source: WeightSource, name: str, bits: int) -> tuple[TensorPlan, TensorPlan]:
     """Plan packed values and scales from one pass over the tensor; the scales are kept until they are written."""
-    stored = HEAD if name == HEAD else name
-    read_as = name if name in source.names() else EMBEDDING
-    rows, columns = source.shape(read_as)
+    rows, columns = source.shape(name)
     blocks = columns // BLOCK
-    kept: list[NDArray[np.float32]] = []
+    kept: list[NDArray[np.float16]] = []
 
     def packed() -> NDArray[np.uint8]:
-        values, scales = quantise_tensor(source, read_as, bits)
+        values, scales = quantise_tensor(source, name, bits)
         kept.append(scales)
         return values
 
     return (
-        TensorPlan(f"{stored}.packed", "uint8", (rows, blocks, BLOCK * bits // 8), packed),
-        TensorPlan(stored + SCALES, "float32", (rows, blocks), kept.pop),
+        TensorPlan(name + PACKED, "uint8", (rows, blocks, BLOCK * bits // 8), packed),
+        TensorPlan(name + SCALES, "float16", (rows, blocks), kept.pop),
     )
 
 

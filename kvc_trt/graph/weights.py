@@ -1,7 +1,8 @@
 """An engine's weight file: one safetensors file that both graphs read in place, written tensor by tensor.
 
 Matrices keep Hugging Face's names and [out, in] layout. Quantised matrices are two tensors, NAME.packed and
-NAME.scales, in the layout of MatMulNBits; fp8 matrices are NAME, with a float32 scale per row in NAME.scales.
+NAME.scales, in the layout of `kvc_trt.operators.quantised_linear`; a tied head is the embedding's two. fp8 matrices are
+NAME, with a float32 scale per row in NAME.scales.
 Projections that read the same input are adjacent, so that a graph can use them as one matrix.
 """
 
@@ -18,6 +19,7 @@ from kvc_trt.graph.weight_plans import (
     EMBEDDING,
     FLOAT_PRECISIONS,
     HEAD,
+    PACKED,
     PRECISIONS,
     QUANTISED_BITS,
     ROTARY,
@@ -39,6 +41,7 @@ __all__ = [
     "EMBEDDING",
     "FLOAT_PRECISIONS",
     "HEAD",
+    "PACKED",
     "PRECISIONS",
     "QUANTISED_BITS",
     "ROTARY",
@@ -109,10 +112,11 @@ class GraphWeights:
         return Stored(name, entry.dtype, tuple(entry.shape), entry.offset, entry.nbytes)
 
     def joined(self, name: str, parts: list[str]) -> Stored | None:
-        """Return the rows of several tensors as one, or None if they are not adjacent in the file."""
+        """Return the rows of several tensors as one, or None if they are not adjacent in the file or not alike."""
         pieces = [self.stored(part) for part in parts]
         for before, after in pairwise(pieces):
-            if before.offset + before.nbytes != after.offset:
+            alike = (before.dtype, before.shape[1:]) == (after.dtype, after.shape[1:])
+            if before.offset + before.nbytes != after.offset or not alike:
                 return None
         first = pieces[0]
         shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
@@ -125,11 +129,11 @@ class EngineWeights:
     def __init__(self, path: str | Path) -> None:
         self._file = SafetensorsFile(path)
         precision = self._file.metadata.get("weights", "")
-        self._bits, self._computed = QUANTISED_BITS.get(precision, 0), activation_dtype(precision)
+        self._computed = activation_dtype(precision)
 
     def names(self) -> list[str]:
-        """Return the Hugging Face names in file order, including a quantised tied head, which has its own values."""
-        names = (name.removesuffix(".packed") for name in self._file.names() if not name.endswith(SCALES))
+        """Return the Hugging Face names in file order; in older engines a quantised tied head has its own values."""
+        names = (name.removesuffix(PACKED) for name in self._file.names() if not name.endswith(SCALES))
         return [name for name in names if name not in ROTARY]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -153,8 +157,9 @@ class EngineWeights:
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Read rows [start, stop) of a tensor."""
         if self._is_quantised(name):
-            packed = self._file.read_rows(f"{name}.packed", start, stop)
-            return dequantise(packed, self._file.read_rows(name + SCALES, start, stop), self._bits)
+            packed = self._file.read_rows(name + PACKED, start, stop)
+            bits = packed.shape[-1] * 8 // BLOCK
+            return dequantise(packed, self._file.read_rows(name + SCALES, start, stop), bits)
         rows = self._file.read_rows(name, start, stop)
         if self._file.entries[name].dtype != fp8.FP8:
             return rows
@@ -166,4 +171,4 @@ class EngineWeights:
         return self._file.digest()
 
     def _is_quantised(self, name: str) -> bool:
-        return f"{name}.packed" in self._file.entries
+        return name + PACKED in self._file.entries

@@ -1,7 +1,8 @@
 """Block quantisation of weight matrices in the layout of ONNX Runtime's `com.microsoft::MatMulNBits`.
 
-Symmetric, one float32 scale per row and block of input channels. The scale maps the element of largest magnitude to
+Symmetric, one float16 scale per row and block of input channels. The scale maps the element of largest magnitude to
 the end of the integer range that has one value more (-8 or -128), so the whole range is used; scales may be negative.
+It is rounded away from zero before the elements are, so that its rounding cuts no element off.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kvc_trt.models.weights import WeightSource, row_chunks
 BLOCK = 32
 SUPPORTED_BITS = (4, 8)
 Packed = NDArray[np.uint8]
-Scales = NDArray[np.float32]
+Scales = NDArray[np.float16]
 
 _CHUNK_ELEMENTS = 1 << 18
 """Small enough that the temporaries of one chunk stay in the second-level cache."""
@@ -24,16 +25,16 @@ _NEGLIGIBLE = np.float32(1e-30)
 
 
 def quantise(weight: NDArray[np.float32], bits: int, block: int = BLOCK) -> tuple[Packed, Scales]:
-    """Quantise `weight` [N, K] to (packed uint8 [N, K/block, block*bits/8], scales float32 [N, K/block]).
+    """Quantise `weight` [N, K] to (packed uint8 [N, K/block, block*bits/8], scales float16 [N, K/block]).
 
     Element i of a block is `(q_i - 2^(bits-1)) * scale`; with 4 bits, element 2j is the low nibble of byte j.
     Rows are independent: quantising row ranges one after the other gives the same bytes.
-    Raises `InputError` where K is not a multiple of `block`, or a weight is NaN or infinite.
+    Raises `InputError` where K is not a multiple of `block`, a weight is NaN or infinite, or a scale exceeds float16.
     """
     rows, columns = _check(weight.shape, bits, block)
     blocks = columns // block
     packed = np.empty((rows, blocks, block * bits // 8), np.uint8)
-    scales = np.empty((rows, blocks), np.float32)
+    scales = np.empty((rows, blocks), np.float16)
     for start, stop in row_chunks((rows, columns), _CHUNK_ELEMENTS):
         chunk = np.ascontiguousarray(weight[start:stop], dtype=np.float32).reshape(-1, block)
         scale, levels = _round_blocks(chunk, bits)
@@ -47,7 +48,7 @@ def quantise_tensor(source: WeightSource, name: str, bits: int, block: int = BLO
     shape = source.shape(name)
     rows, columns = _check(shape, bits, block, name)
     packed = np.empty((rows, columns // block, block * bits // 8), np.uint8)
-    scales = np.empty((rows, columns // block), np.float32)
+    scales = np.empty((rows, columns // block), np.float16)
     for start, stop in row_chunks(shape):
         try:
             values = source.read_rows(name, start, stop).astype(np.float32, copy=False)
@@ -57,7 +58,7 @@ def quantise_tensor(source: WeightSource, name: str, bits: int, block: int = BLO
     return packed, scales
 
 
-def dequantise(packed: Packed, scales: Scales, bits: int) -> NDArray[np.float32]:
+def dequantise(packed: Packed, scales: Scales | NDArray[np.float32], bits: int) -> NDArray[np.float32]:
     """The float32 matrix [N, K] that `packed` [N, K/block, block*bits/8] and `scales` [N, K/block] describe."""
     if bits not in SUPPORTED_BITS or packed.ndim != 3 or scales.shape != packed.shape[:2]:
         raise ValueError(
@@ -96,12 +97,22 @@ def _round_blocks(chunk: NDArray[np.float32], bits: int) -> tuple[Scales, Packed
     if not np.isfinite(extreme).all() or not np.isfinite(largest).all():
         raise InputError("contains NaN or infinite weights")
     extreme[np.abs(extreme) < _NEGLIGIBLE] = 0
-    scale = extreme / -middle
-    reciprocal = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    scale = _away_from_zero(extreme / -middle)
+    if not np.isfinite(scale).all():
+        raise InputError(f"has weights outside the range of int{bits}")
+    reciprocal = np.divide(np.float32(1), scale, out=np.zeros_like(extreme), where=scale != 0, dtype=np.float32)
     scaled = chunk * reciprocal[:, None]
     scaled += middle + np.float32(0.5)  # the cast truncates, so this rounds to nearest
     np.minimum(scaled, 2 * middle - 1, out=scaled)
     return scale, scaled.astype(np.uint8)
+
+
+def _away_from_zero(scale: NDArray[np.float32]) -> Scales:
+    """Round to float16 of at least the same magnitude."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = scale.astype(np.float16)
+    smaller = np.abs(rounded.astype(np.float32)) < np.abs(scale)
+    return np.where(smaller, np.nextafter(rounded, np.copysign(np.float16(np.inf), scale.astype(np.float16))), rounded)
 
 
 def _pack(levels: Packed, bits: int) -> Packed:

@@ -8,6 +8,8 @@ package is cheap: only the modules that write graphs import onnx.
 from __future__ import annotations
 
 KVC_DOMAIN = "kvc"
+CONTRIB_DOMAIN = "com.microsoft"
+"""Operators of ONNX Runtime's own; only bodies that no other executor reads use them."""
 
 OPSET = 23
 """Supported by onnxruntime 1.23 and later; TensorScatter and Swish (opset 24) are lowered to older operators."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,13 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 
 Value = str
 Operand = Any
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An INT attribute of a node in a function's body that has the value of the function's attribute of this name."""
+
+    name: str
 
 
 class Emitter:
@@ -55,7 +63,12 @@ class Emitter:
             names = [name] if outputs == 1 else [f"{name}.{i}" for i in range(outputs)]
         else:
             names = list(outputs)
-        self.nodes.append(helper.make_node(op_type, inputs, names, name=name, domain=domain, **attributes))
+        referring = {key: value for key, value in attributes.items() if isinstance(value, Reference)}
+        plain = {key: value for key, value in attributes.items() if key not in referring}
+        node = helper.make_node(op_type, inputs, names, name=name, domain=domain, **plain)
+        for key, value in referring.items():
+            node.attribute.append(AttributeProto(name=key, ref_attr_name=value.name, type=AttributeProto.INT))
+        self.nodes.append(node)
         return names[0] if len(names) == 1 else tuple(names)
 
     def attribute(self, name: str) -> Value:
@@ -67,6 +80,10 @@ class Emitter:
             self.nodes[-1].attribute.append(reference)
             self._constants[key] = found
         return found
+
+    def reference(self, name: str) -> Reference:
+        """Return an INT attribute of the enclosing function as the value of a node's attribute."""
+        return Reference(name)
 
     def cast(self, value: Operand, dtype: Any, *, outputs: int | Sequence[str] = 1) -> Value:
         """Convert `value` to the ONNX type of a numpy type."""
@@ -170,7 +187,8 @@ def make_function(
 ) -> FunctionProto:
     """Return the function whose body `emit` has written; `outputs` maps formal names to values of the body."""
     _rename(emit.nodes, {value: formal for formal, value in outputs.items()})
-    imports = [helper.make_opsetid("", opset)]
+    others = sorted({node.domain for node in emit.nodes} - {""})
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(other, 1) for other in others)]
     return helper.make_function(domain, name, inputs, list(outputs), emit.nodes, imports, attributes)
 
 

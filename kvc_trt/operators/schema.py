@@ -29,12 +29,14 @@ VERSION = "1"
 PLUGIN_ATTRIBUTES = {"plugin_namespace": KVC_DOMAIN, "plugin_version": VERSION}
 """Attributes of a call that make a TensorRT build replace it by a plugin."""
 
-Element = Literal["CACHE", "FLOAT", "INT64", "INT32"]
+Element = Literal["CACHE", "FLOAT", "FLOAT16", "INT64", "INT32", "UINT8"]
 CACHE: Element = "CACHE"
 """The element type of the cache: float32, float16 or bfloat16, the same for all tensors of a call."""
 FLOAT: Element = "FLOAT"
+FLOAT16: Element = "FLOAT16"
 INT64: Element = "INT64"
 INT32: Element = "INT32"
+UINT8: Element = "UINT8"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import expected_tensors
 
 QUANTISATION_BLOCK = 32
-"""Weights that share one float32 scale in the MatMulNBits layout."""
+"""Weights that share one float16 scale."""
 
 _EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -18,10 +18,11 @@ _MATRIX_BYTES = {
     "fp16": 2.0,
     "bf16": 2.0,
     "fp8": 1.0,
-    "int8": 1.0 + 4.0 / QUANTISATION_BLOCK,
-    "int4": 0.5 + 4.0 / QUANTISATION_BLOCK,
+    "int8": 1.0 + 2.0 / QUANTISATION_BLOCK,
+    "int4": 0.5 + 2.0 / QUANTISATION_BLOCK,
 }
-_EMBEDDING_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 2, "int4": 2}
+_TABLE_FORMAT = {"fp8": "bf16", "int4": "int8"}
+"""Formats whose embedding, with a tied head, is in another."""
 _ACTIVATION_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 4, "int4": 4}
 
 
@@ -74,17 +75,16 @@ class WeightBytes:
 def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
     """Bytes of the weights in a format, fp32 to int4 (rotary tables and scales of rows, a few MB, left out).
 
-    In fp8 the output matrix is in bf16, as in checkpoints.
+    In fp8 the output matrix is in bf16, as in checkpoints; in int4 the embedding is in int8, and so is a tied head.
     """
     parameters = count_parameters(model)
-    # A quantised table cannot be gathered from, so quantised engines with a tied table keep both forms.
-    shares_table = parameters.tied and weights not in ("int8", "int4")
     vectors = parameters.vectors * _ACTIVATION_BYTES[weights]
-    embedding = parameters.embedding * _EMBEDDING_BYTES[weights]
-    lm_head = parameters.lm_head * _MATRIX_BYTES["bf16" if weights == "fp8" else weights]
+    table = _TABLE_FORMAT.get(weights, weights)
+    embedding = parameters.embedding * _MATRIX_BYTES[table]
+    lm_head = parameters.lm_head * _MATRIX_BYTES[table if parameters.tied or weights == "fp8" else weights]
     linear = parameters.linear * _MATRIX_BYTES[weights]
     return WeightBytes(
-        resident=linear + vectors + embedding + (0 if shares_table else lm_head), per_step=linear + vectors + lm_head
+        resident=linear + vectors + embedding + (0 if parameters.tied else lm_head), per_step=linear + vectors + lm_head
     )
 
 

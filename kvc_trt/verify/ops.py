@@ -23,6 +23,7 @@ from kvc_trt.verify.choices import compare_either, compare_exactly
 from kvc_trt.verify.inputs import AttentionCase, attention_cases, prompt_cases, step_cases
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection
 from kvc_trt.verify.outcome import Outcome, attend_selected, exact, maximum_error
+from kvc_trt.verify.quantised_ops import QUANTISED, check_quantised
 from kvc_trt.verify.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def check_operators(
     admitted = IndexComparison()
     sites = cache_sites(engine.model, engine.parameters)
     for operator in target.operators():
+        if operator.name in QUANTISED:
+            checks += check_quantised(operator, seed)
+            continue
         site = None if operator.cache is None else sites[operator.cache]
         parameters = engine.parameters if site is None else site.parameters
         model = engine.model if site is None else model_of(engine.model, site)

@@ -29,14 +29,23 @@ enum class Symbol : uint8_t {
     kSymbolDOver2,   ///< D/2
     kSelectedWidth,  ///< K
     kSymbolL,        ///< L
+    kSymbolT,        ///< T
+    kSymbolblocks,   ///< blocks
+    kSymbolbytes,    ///< bytes
     kSymbolR,        ///< R
 };
-inline constexpr size_t kSymbols = 14;
+inline constexpr size_t kSymbols = 17;
 
 /// In messages.
-inline constexpr const char* kSymbolNames[kSymbols] = {
-    "batch", "heads", "window",         "head size", "kv heads", "prompt length", "capacity", "2 x head size", "pages",
-    "N",     "D/2",   "selected width", "L",         "R"};
+inline constexpr const char* kSymbolNames[kSymbols] = {"batch",    "heads",
+                                                       "window",   "head size",
+                                                       "kv heads", "prompt length",
+                                                       "capacity", "2 x head size",
+                                                       "pages",    "N",
+                                                       "D/2",      "selected width",
+                                                       "L",        "T",
+                                                       "blocks",   "bytes",
+                                                       "R"};
 
 inline constexpr size_t kMaxTensors = 9;
 inline constexpr size_t kMaxRank = 4;
@@ -73,6 +82,11 @@ inline constexpr Symbol kShape_B_S_H_D[] = {Symbol::kBatch, Symbol::kPromptLengt
 inline constexpr Symbol kShape_B_DOver2[] = {Symbol::kBatch, Symbol::kSymbolDOver2};
 inline constexpr Symbol kShape_B_G_K[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSelectedWidth};
 inline constexpr Symbol kShape_L_B[] = {Symbol::kSymbolL, Symbol::kBatch};
+inline constexpr Symbol kShape_T_K[] = {Symbol::kSymbolT, Symbol::kSelectedWidth};
+inline constexpr Symbol kShape_N_blocks_bytes[] = {Symbol::kSymbolN, Symbol::kSymbolblocks, Symbol::kSymbolbytes};
+inline constexpr Symbol kShape_N_blocks[] = {Symbol::kSymbolN, Symbol::kSymbolblocks};
+inline constexpr Symbol kShape_T_N[] = {Symbol::kSymbolT, Symbol::kSymbolN};
+inline constexpr Symbol kShape_T[] = {Symbol::kSymbolT};
 inline constexpr Symbol kShape_B_H_K[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kSelectedWidth};
 inline constexpr Symbol kShape_R_DOver2[] = {Symbol::kSymbolR, Symbol::kSymbolDOver2};
 inline constexpr Symbol kShape_B_G_D_C[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kHeadSize, Symbol::kCapacity};
@@ -247,6 +261,23 @@ inline constexpr TensorSpec kKvcPrefillAttentionInputs[] = {{"q", ort::ElementTy
 inline constexpr TensorSpec kKvcPrefillAttentionOutputs[] = {{"o", ort::ElementType::kFloat, false, kShape_B_H_S_D}};
 inline constexpr Schema kKvcPrefillAttention{"KvcPrefillAttention", kKvcPrefillAttentionInputs,
                                              kKvcPrefillAttentionOutputs};
+
+// Product with a matrix in 4 or 8 bits; the input is rounded to 8 bits.
+inline constexpr TensorSpec kKvcQuantisedLinearInputs[] = {
+    {"x", ort::ElementType::kFloat, false, kShape_T_K},
+    {"packed", ort::ElementType::kUint8, false, kShape_N_blocks_bytes},
+    {"scales", ort::ElementType::kFloat16, false, kShape_N_blocks}};
+inline constexpr TensorSpec kKvcQuantisedLinearOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_N}};
+inline constexpr Schema kKvcQuantisedLinear{"KvcQuantisedLinear", kKvcQuantisedLinearInputs,
+                                            kKvcQuantisedLinearOutputs};
+
+// Rows of a matrix in 4 or 8 bits, exactly as stored: an embedding table that is also the head.
+inline constexpr TensorSpec kKvcQuantisedRowsInputs[] = {
+    {"rows", ort::ElementType::kInt64, false, kShape_T},
+    {"packed", ort::ElementType::kUint8, false, kShape_N_blocks_bytes},
+    {"scales", ort::ElementType::kFloat16, false, kShape_N_blocks}};
+inline constexpr TensorSpec kKvcQuantisedRowsOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_K}};
+inline constexpr Schema kKvcQuantisedRows{"KvcQuantisedRows", kKvcQuantisedRowsInputs, kKvcQuantisedRowsOutputs};
 
 // Append one token, attend to the pages whose bounds promise most, per query head.
 inline constexpr TensorSpec kKvcQuestAttentionInputs[] = {{"query", ort::ElementType::kFloat, false, kShape_B_H_D},

@@ -36,6 +36,7 @@ EVICTING = ("rocketkv", "snapkv++", "snapkv-gqa")
 """By an observation window."""
 QUERY_AGNOSTIC = ("keydiff", "expected-attention", "expected-attention-hybrid")
 TYPES = {
+    "uint8": TensorProto.UINT8,
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
     "int64": TensorProto.INT64,

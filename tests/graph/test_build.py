@@ -72,7 +72,8 @@ def test_quantised_graphs_pass_the_checker_and_have_no_float_matrix(weights_of, 
         onnx.save(graph, check_path)
         onnx.checker.check_model(check_path, full_check=True)
         kinds = [node.op_type for node in graph.graph.node]
-        assert kinds.count("MatMulNBits") == products
+        assert kinds.count("KvcQuantisedLinear") == products
+        assert kinds.count("KvcQuantisedRows") == 1
         assert not {"Gemm", "MatMul"} & set(kinds)
 
 
@@ -155,6 +156,15 @@ def test_a_sequence_longer_than_the_sliding_window_is_refused(weights_of):
     for build in (build_prefill, build_decode):
         with pytest.raises(InputError, match="sliding window of 200"):
             build(model, parameters, weights=weights_of("llama"))
+
+
+def test_weights_that_an_older_version_quantised_are_refused(weights_of, monkeypatch):
+    weights = weights_of("qwen2", "int4")
+    monkeypatch.setattr(
+        weights, "_entries", {name: entry for name, entry in weights._entries.items() if "embed" not in name}
+    )
+    with pytest.raises(InputError, match=r"weights\.safetensors: quantised by an older version"):
+        build_decode(FAMILIES["qwen2"], resolve("full", FAMILIES["qwen2"]), weights=weights)
 
 
 def test_rotary_tables_that_are_too_short_are_refused(weights_of):

@@ -24,7 +24,7 @@ def matmul_nbits(activations, packed, scales, bits, block, accuracy_level):
         [node], "g",
         [helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, list(activations.shape))],
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [activations.shape[0], rows])],
-        [numpy_helper.from_array(packed, "b"), numpy_helper.from_array(scales, "s")],
+        [numpy_helper.from_array(packed, "b"), numpy_helper.from_array(scales.astype(np.float32), "s")],
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -56,9 +56,9 @@ def test_every_weight_is_within_its_blocks_step(bits):
     packed, scales = quantise(weight, bits)
     assert packed.shape == (64, 8, 32 * bits // 8)
     assert packed.dtype == np.uint8
-    assert scales.dtype == np.float32
+    assert scales.dtype == np.float16
     error = np.abs(dequantise(packed, scales, bits) - weight).reshape(64, 8, 32)
-    step = np.abs(scales)[..., None]
+    step = np.abs(scales.astype(np.float32))[..., None]
     assert (error <= step * 1.001).all()  # a value opposite to the extreme one may be cut by a whole step
     inside = np.abs(weight.reshape(64, 8, 32)) < step * ((1 << (bits - 1)) - 1)
     assert (error[inside] <= (np.broadcast_to(step, error.shape)[inside] * 0.501)).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvc_trt.models.hugging_face import parse_config
@@ -68,9 +70,18 @@ def test_quantised_matrices_carry_their_scales():
     model = load_preset("llama3.1-8b").config
     counts = count_parameters(model)
     matrices = counts.linear + counts.lm_head
-    rest = 2 * counts.embedding + 4 * counts.vectors
-    assert weight_bytes(model, "int4").resident == matrices // 2 + matrices // 32 * 4 + rest
-    assert weight_bytes(model, "int8").resident == matrices + matrices // 32 * 4 + rest
+    rest = counts.embedding + counts.embedding // 32 * 2 + 4 * counts.vectors
+    assert weight_bytes(model, "int4").resident == matrices // 2 + matrices // 32 * 2 + rest
+    assert weight_bytes(model, "int8").resident == matrices + matrices // 32 * 2 + rest
+
+
+def test_a_tied_head_is_the_embedding_in_int8():
+    model = replace(load_preset("llama3.1-8b").config, tie_word_embeddings=True)
+    counts = count_parameters(model)
+    assert counts.tied
+    head = counts.embedding * 17 / 16
+    linear = counts.linear * 9 / 16 + 4 * counts.vectors
+    assert weight_bytes(model, "int4").resident == weight_bytes(model, "int4").per_step == linear + head
 
 
 def test_prefill_operations_of_llama_8b():

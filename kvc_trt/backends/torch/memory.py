@@ -26,7 +26,7 @@ FLOAT, INT64 = 4, 8
 
 
 def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
-    """Return the bytes of the weights; `own_head` if the head is not the embedding (untied, or tied and quantised)."""
+    """Return the bytes of the weights; `own_head`: the head is not the embedding."""
     shapes = expected_tensors(model)
     elements = sum(math.prod(shape) for shape in shapes.values())
     if own_head and "lm_head.weight" not in shapes:

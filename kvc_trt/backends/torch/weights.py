@@ -44,7 +44,7 @@ class TorchWeights:
             for index in range(config.num_hidden_layers)
         ]
         embedding = load([EMBEDDING])
-        # A quantised tied head differs from the embedding.
+        # In older engines a quantised tied head differs from the embedding.
         head = load([HEAD]) if HEAD in source.names() else embedding
         return cls(layers, embedding, head, load([FINAL_NORM]))
 

@@ -22,10 +22,10 @@ from kvc_trt.backends.tensorrt.lowering import (
 from kvc_trt.backends.tensorrt.lowering.operators import FIELDS, Installation
 from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.graph import CONTRIB_DOMAIN, IR_VERSION
+from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.models.presets import load_preset
-from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.runtime.executor import NOT_FINITE
 from tests.backends.tensorrt.weightless import preset_graphs, weightless_graphs
@@ -318,6 +318,7 @@ def test_a_renamed_attribute():
         ("Loop", "", "operator of ours"),
         ("TensorScatter", "", "operator of ours"),
         ("MatMulNBits", CONTRIB_DOMAIN, "quantised for ONNX Runtime"),
+        ("KvcQuantisedLinear", KVC_DOMAIN, "quantised for ONNX Runtime"),
         ("Sigmoid", "elsewhere", "operator of domain 'elsewhere'"),
         ("KvcNovelty", KVC_DOMAIN, "no plugin serves this operator"),
     ],

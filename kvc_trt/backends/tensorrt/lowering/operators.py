@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from onnx import ModelProto, NodeProto, helper
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.graph import CONTRIB_DOMAIN
-from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
+from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR, QUANTISED_ROWS
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import PLUGIN_ATTRIBUTES
+
+QUANTISED = (QUANTISED_LINEAR.name, QUANTISED_ROWS.name)
+"""Operators whose matrices no version of TensorRT reads."""
 
 FIRST_FOR_GRAPHS = (10, 15)
 """First version whose parser reads RMSNormalization and RotaryEmbedding."""
@@ -59,7 +62,7 @@ def check_operators(model: ModelProto, at_hand: Installation) -> list[str]:
 
 def _check(node: NodeProto) -> None:
     place = f"{node.op_type} ({node.name or 'unnamed'})"
-    if node.domain == CONTRIB_DOMAIN:
+    if node.domain == CONTRIB_DOMAIN or node.op_type in QUANTISED:
         raise InputError(
             f"{place}: weights quantised for ONNX Runtime, which TensorRT does not read",
             hint="build with --weights bf16 or fp16, or with --backend onnxruntime",
