@@ -70,3 +70,15 @@ def tiny_engine(tiny_arguments, tmp_path, capfd) -> Path:
     assert run([*tiny_arguments, "-o", str(engine)]) == 0
     capfd.readouterr()
     return engine
+
+
+@pytest.fixture(scope="session")
+def chat_engine(tiny_model, tmp_path_factory) -> Path:
+    """An engine of a tiny chat model, for tests that leave it as it is; `tests.readable_model` says what it reads."""
+    from kvc_trt.cli.main import run
+    from tests.readable_model import with_template
+
+    directory = tmp_path_factory.mktemp("chat")
+    model = with_template(tiny_model, directory / "model", eos_token_id=[7, 8])
+    assert run(["build", "--model", str(model), *TINY_BUILD, "-o", str(directory / "engine")]) == 0
+    return directory / "engine"

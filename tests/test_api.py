@@ -20,6 +20,7 @@ from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment, VerificationFailed
 from kvc_trt.verify.checks import Rung, at_most
 from kvc_trt.verify.report import Report
+from tests.readable_model import text
 
 GUIDE = Path(__file__).parent.parent / "docs" / "python.md"
 LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
@@ -142,6 +143,42 @@ def test_an_engine_without_a_tokenizer_reads_token_ids_alone(tiny_engine):
     with pytest.raises(InputError, match="has no tokenizer"):
         engine.generate("text")
     assert engine.generate([1, 5, 6], max_new_tokens=2).text is None
+
+
+class TestChat:
+    QUESTION = text(20, 21, 22)
+    USER = {"role": "user", "content": QUESTION}  # noqa: RUF012
+    ASKED = (3, 5, 20, 21, 22, 6)
+
+    def test_a_question_a_conversation_and_a_batch(self, chat_engine):
+        engine = kvc_trt.Engine.open(chat_engine)
+        asked = [engine.chat(messages, max_new_tokens=2) for messages in (self.QUESTION, [self.USER], (self.USER,))]
+        assert [output.prompt_token_ids for output in asked] == [self.ASKED] * 3
+        assert asked[0] == engine.generate(list(self.ASKED), max_new_tokens=2)
+        assert engine.chat_prompt(self.QUESTION, system=text(30)) == [3, 4, 30, *self.ASKED[1:]]
+        batch = engine.chat([[self.USER], [self.USER, {"role": "assistant", "content": text(40)}]], max_new_tokens=2)
+        assert [output.prompt_token_ids for output in batch] == [self.ASKED, (*self.ASKED, 40, 6)]
+
+    def test_an_answer_comes_in_pieces(self, chat_engine):
+        engine = kvc_trt.Engine.open(chat_engine)
+        pieces = engine.stream(engine.chat_prompt(self.QUESTION), max_new_tokens=5, ignore_eos=True)
+        expected = engine.chat(self.QUESTION, max_new_tokens=5, ignore_eos=True)
+        assert "".join(piece.text for piece in pieces) == expected.text
+
+    def test_what_is_no_conversation_is_refused_before_anything_is_loaded(self, chat_engine, retrieval, monkeypatch):
+        engine = kvc_trt.Engine.open(chat_engine)
+        monkeypatch.setattr(engine, "session", None)
+        for messages, message in (
+            ([], "messages: there is no message"),
+            ("", "message 0: the user says nothing"),
+            ([[self.USER], []], "conversation 1: there is no message"),
+            ([{"role": "robot", "content": "a"}], "role is 'robot'"),
+            ([{"role": "tool", "content": "a"}], "refuses these messages: no tools here"),
+        ):
+            with pytest.raises(InputError, match=message):
+                engine.chat(messages)
+        with pytest.raises(InputError, match="has no chat template: its model came without one"):
+            retrieval.chat("hello")
 
 
 def test_another_backend_runs_it_or_is_refused(retrieval):

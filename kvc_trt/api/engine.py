@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import numbers
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+from kvc_trt.api.prompts import Conversation, chat_ids, prompt_ids
 from kvc_trt.errors import InputError
 from kvc_trt.profile.request import (
     DEFAULT_BATCHES,
@@ -165,7 +165,8 @@ class Engine:
         the texts `stop`), length (`max_new_tokens`; None is the engine's max_output_len) or capacity (the cache is
         full). Raises InputError for any bad prompt before anything runs.
         """
-        requests, is_batch = self._requests(prompts, max_new_tokens, sampling, stop, ignore_eos)
+        ids, is_batch = prompt_ids(self.directory, prompts)
+        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos)
         outputs = self.session(self.rows_for(requests)).generate(requests)
         return outputs if is_batch else outputs[0]
 
@@ -183,8 +184,70 @@ class Engine:
         `event.row` is the prompt's place in a batch. Otherwise like `generate`. An iterator that is left early ends its
         answers when it is closed; until then the engine answers nothing else.
         """
-        requests, _ = self._requests(prompts, max_new_tokens, sampling, stop, ignore_eos)
+        ids, _ = prompt_ids(self.directory, prompts)
+        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos)
         return _numbered(self.session(self.rows_for(requests)).stream(requests))
+
+    @overload
+    def chat_prompt(self, messages: str | Conversation, *, system: str | None = None) -> list[int]: ...
+
+    @overload
+    def chat_prompt(self, messages: Sequence[Conversation], *, system: str | None = None) -> list[list[int]]: ...
+
+    def chat_prompt(
+        self, messages: str | Conversation | Sequence[Conversation], *, system: str | None = None
+    ) -> list[int] | list[list[int]]:
+        """Return the token ids that the model's chat template makes of messages, ready for `generate` and `stream`.
+
+        A message is a mapping with `role` (system, user, assistant or tool) and `content`; a text is one message of the
+        user, and a list of conversations is a batch. `system` becomes the first message. Raises InputError for a model
+        without a chat template, and for messages that it refuses.
+        """
+        ids, is_batch = chat_ids(self.directory, messages, system)
+        return ids if is_batch else ids[0]
+
+    @overload
+    def chat(
+        self,
+        messages: str | Conversation,
+        *,
+        system: str | None = None,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Output: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        *,
+        system: str | None = None,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> list[Output]: ...
+
+    def chat(
+        self,
+        messages: str | Conversation | Sequence[Conversation],
+        *,
+        system: str | None = None,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Output | list[Output]:
+        """Answer messages (see `chat_prompt`) as the model was trained to; otherwise like `generate`.
+
+        `stream(engine.chat_prompt(messages))` gives the same answer token by token.
+        """
+        ids, is_batch = chat_ids(self.directory, messages, system)
+        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos)
+        outputs = self.session(self.rows_for(requests)).generate(requests)
+        return outputs if is_batch else outputs[0]
 
     def verify(
         self,
@@ -293,37 +356,22 @@ class Engine:
         backend = self._backend or self.directory.backend
         return f"Engine({str(self.path)!r}, policy={self.parameters.policy!r}, backend={backend!r})"
 
-    def _requests(
-        self,
-        prompts: Any,
-        max_new_tokens: int | None,
-        sampling: Sampling | None,
-        stop: Sequence[str],
-        ignore_eos: bool,
-    ) -> tuple[list[Request], bool]:
-        """Return one request per prompt, and whether the prompts are a batch."""
-        from kvc_trt.runtime import Request, Sampling
 
-        stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        rule = Request(
-            (), max_new_tokens, sampling=sampling or Sampling(), stop_strings=stop_strings, ignore_eos=ignore_eos
-        )
-        is_batch = not isinstance(prompts, str) and len(prompts) > 0 and not isinstance(prompts[0], numbers.Integral)
-        batch = prompts if is_batch else [prompts]
-        return [replace(rule, prompt_token_ids=self._token_ids(prompt)) for prompt in batch], is_batch
+def _requests(
+    prompts: Iterable[Sequence[int]],
+    max_new_tokens: int | None,
+    sampling: Sampling | None,
+    stop: Sequence[str],
+    ignore_eos: bool,
+) -> list[Request]:
+    """One request for each prompt, all under the same rules."""
+    from kvc_trt.runtime import Request, Sampling
 
-    def _token_ids(self, prompt: Any) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        tokenizer = self.session().tokenizer
-        if tokenizer is None:
-            raise InputError(
-                f"{self.path} has no tokenizer, so it cannot read text",
-                hint="give token ids: --prompt-ids FILE (a JSON list)",
-            )
-        if not prompt:  # checked before encoding: many tokenizers put a start token in front of nothing
-            raise InputError("the prompt is empty")
-        return list(tokenizer.encode(prompt).ids)
+    stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    rule = Request(
+        (), max_new_tokens, sampling=sampling or Sampling(), stop_strings=stop_strings, ignore_eos=ignore_eos
+    )
+    return [replace(rule, prompt_token_ids=ids) for ids in prompts]
 
 
 def _numbered(events: Generator[tuple[int, Event], None, None]) -> Iterator[Event]:

@@ -133,14 +133,14 @@ def session_of(
     **executor_options: Any,
 ) -> Session:
     """Open a session over an open engine directory; otherwise like `open_session`."""
-    from kvc_trt.runtime import Session, load_tokenizer
+    from kvc_trt.runtime import Session
 
     chosen = _supporting(runner(engine.backend, backend), engine)
     executor = chosen.open(engine, threads=threads, **executor_options)
     executor.load()
     return Session(
         executor,
-        load_tokenizer(engine.tokenizer_path),
+        engine.tokenizer,
         max_batch_size,
         end_token_ids=engine.model.eos_token_ids,
     )

@@ -44,9 +44,15 @@ def _heading(engine: EngineDirectory) -> str:
             f"source  {checkpoint['source']}{commit}",
             f"policy  {engine.parameters.policy}, token budget {engine.parameters.token_budget}: "
             f"{describe_parameters(engine.parameters)}",
-            f"tokenizer  {'yes' if engine.tokenizer_path else 'none: prompts are token ids'}",
+            f"tokenizer  {_tokenizer(engine)}",
         )
     )
+
+
+def _tokenizer(engine: EngineDirectory) -> str:
+    if engine.tokenizer_path is None:
+        return "none: prompts are token ids"
+    return "yes, without a chat template" if engine.chat_template is None else "yes, with a chat template"
 
 
 def _files(engine: EngineDirectory) -> str:
@@ -77,6 +83,7 @@ def _as_json(engine: EngineDirectory) -> dict[str, Any]:
         "files": {name: asdict(record) for name, record in sorted(engine.files.items())},
         "state_bytes_per_row": sum(tensor.bytes_per_row() for tensor in engine.state),
         "tokenizer": engine.tokenizer_path is not None,
+        "chat_template": engine.chat_template is not None,
         "target": engine.manifest["target"],
         "versions": engine.manifest["versions"],
         "checkpoint": engine.manifest["checkpoint"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -14,12 +13,15 @@ import cloup
 
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.printing import json_option, print_json, progress
-from kvc_trt.errors import InputError
+from kvc_trt.cli.prompts import read_prompts
 
 if TYPE_CHECKING:
     from kvc_trt.runtime import Event, Output, Session
 
-PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE or --prompt-ids FILE"
+BARE_PROMPT = (
+    "warning: the model has a chat template, and this prompt goes past it: chat models often give no answer then\n"
+    "hint: --chat TEXT asks through the template, --raw leaves this warning out"
+)
 
 
 @cloup.command()
@@ -33,6 +35,17 @@ PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE or --prompt-ids FILE"
         type=click.Path(path_type=Path),
         help="A JSON file with a list of token ids, or a list of lists for a batch.",
     ),
+    cloup.option("--chat", metavar="TEXT", help="A question to a chat model, through its chat template."),
+    cloup.option(
+        "--messages",
+        type=click.Path(path_type=Path),
+        help="A JSON file with a conversation, a list of {role, content}, or a list of such lists for a batch.",
+    ),
+)
+@cloup.option_group(
+    "About the prompt",
+    cloup.option("--system", metavar="TEXT", help="The system message before --chat or --messages."),
+    cloup.option("--raw", is_flag=True, help="Give a chat model the text as it is, without a warning."),
 )
 @cloup.option_group(
     "Answer",
@@ -61,6 +74,10 @@ def command(
     prompt: str | None,
     prompt_file: Path | None,
     prompt_ids: Path | None,
+    chat: str | None,
+    messages: Path | None,
+    system: str | None,
+    raw: bool,
     max_new_tokens: int | None,
     stream: bool,
     temperature: float,
@@ -80,19 +97,18 @@ def command(
     """
     from kvc_trt import Engine, Sampling
 
-    if sum(source is not None for source in (prompt, prompt_file, prompt_ids)) != 1:
-        raise click.UsageError(f"give exactly one of {PROMPT_OPTIONS}")
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other")
     sampling = Sampling(temperature, top_k, top_p, seed)
-    batch = None if prompt_ids is None else read_prompt_ids(prompt_ids)
-    text = prompt if prompt_file is None else read_text(prompt_file)
-    if stream and batch is not None and len(batch) > 1:
-        raise click.UsageError(f"--stream shows one answer, found {len(batch)} prompts in {prompt_ids}")
+    asked = read_prompts(prompt, prompt_file, prompt_ids, chat, messages, system)
+    if stream and len(asked) > 1:
+        raise click.UsageError(f"--stream shows one answer, found {len(asked)} prompts in {prompt_ids or messages}")
 
-    prompts = batch if batch is not None else [str(text)]
     started = time.perf_counter()
     opened = Engine.open(engine, backend=backend, threads=threads, progress=progress())
+    prompts = asked.for_engine(opened)
+    if asked.is_bare_text and not raw and opened.directory.chat_template is not None:
+        click.echo(BARE_PROMPT, err=True)
     session = opened.session(opened.rows_for(prompts))
     loaded = time.perf_counter() - started
     rules: dict[str, Any] = {
@@ -109,34 +125,6 @@ def command(
         _print_answers(outputs)
     kernels = f" | {opened.kernels}" if opened.kernels else ""
     click.echo(summary(outputs, session) + kernels, err=True)
-
-
-def read_text(path: Path) -> str:
-    """Read a UTF-8 text file; InputError says what is wrong with it."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read the prompt file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
-        ) from error
-
-
-def read_prompt_ids(path: Path) -> list[list[Any]]:
-    """Read one list of token ids per prompt; InputError unless the file is a JSON list, or a list of lists.
-
-    Whether the ids are tokens of the model is checked by the session.
-    """
-    try:
-        found = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from error
-    lists = [isinstance(item, list) for item in found] if isinstance(found, list) else []
-    if not isinstance(found, list) or any(lists) != (bool(lists) and all(lists)):
-        shown = json.dumps(found)[:60]
-        raise InputError(f"{path}: expected a list of token ids, or a list of such lists, found {shown}")
-    return found if any(lists) else [found]
 
 
 def report(outputs: list[Output], session: Session, load_seconds: float) -> dict[str, object]:

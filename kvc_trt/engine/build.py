@@ -27,6 +27,7 @@ from kvc_trt.errors import InputError, KvcError
 from kvc_trt.models.quantisation import BLOCK
 from kvc_trt.models.tokenizer import check_tokenizer
 from kvc_trt.progress import Progress
+from kvc_trt.runtime.chat import ChatTemplate
 from kvc_trt.version import __version__
 
 QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
@@ -98,6 +99,8 @@ def build_engine(
     target, makers = backend.target(resolved), backend.makers(resolved, source, progress)
     output = writable_target(output)
     check_tokenizer(source.tokenizer_files, resolved.model.vocab_size)
+    for directory in {path.parent for path in source.tokenizer_files}:
+        ChatTemplate.load(directory)  # refuses files that cannot be read; what is in it shows when it is rendered
     config_json = engine_config(resolved)
     with progress.task("reading the inputs", None):
         inputs = inputs_of(config_json, source, target, backend.sources())

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.files import read_bytes
@@ -31,8 +31,11 @@ from kvc_trt.validation import validated
 from kvc_trt.version import __version__
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from kvc_trt.graph.state import StateTensor
     from kvc_trt.graph.weights import EngineWeights
+    from kvc_trt.runtime.chat import ChatTemplate
 
 LARGEST_CONFIG = 16 << 20
 
@@ -95,6 +98,20 @@ class EngineDirectory:
         """Path of tokenizer.json; None for an engine without one, whose prompts are token ids."""
         name = f"{TOKENIZER_DIRECTORY}/tokenizer.json"
         return self.path / name if name in self.files else None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer itself, loaded at the first use; None for an engine without one."""
+        from kvc_trt.runtime import load_tokenizer
+
+        return cast("Tokenizer | None", load_tokenizer(self.tokenizer_path))
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """What makes a prompt of messages; None for a model that came without."""
+        from kvc_trt.runtime.chat import ChatTemplate
+
+        return ChatTemplate.load(self.path / TOKENIZER_DIRECTORY)
 
     @property
     def backend(self) -> str:

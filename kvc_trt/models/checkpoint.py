@@ -17,10 +17,10 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.containment import contained
 from kvc_trt.models.hugging_face import read_config
 from kvc_trt.models.safetensors_file import SafetensorsFile
+from kvc_trt.models.tokenizer import tokenizer_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _MAX_INDEX_BYTES = 100_000_000
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -45,8 +45,8 @@ class Checkpoint:
         return next((path for path in self.tokenizer_files() if path.name == "tokenizer.json"), None)
 
     def tokenizer_files(self) -> list[Path]:
-        """Those of `TOKENIZER_FILES` that exist."""
-        return [contained(self.directory, name) for name in TOKENIZER_FILES if (self.directory / name).exists()]
+        """What an engine takes over besides weights, as far as it exists."""
+        return tokenizer_files(self.directory)
 
     def names(self) -> list[str]:
         """Every tensor of the checkpoint."""

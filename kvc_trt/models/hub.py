@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
+from kvc_trt.models.tokenizer import TOKENIZER_FILES
 
-FILES = ("config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json", "tokenizer*.json")
+FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", *TOKENIZER_FILES)
 WAYS_OUT = "--checkpoint DIR takes a local Hugging Face directory, --random-weights SEED needs none"
 _TIMEOUT_SECONDS = 10.0
 

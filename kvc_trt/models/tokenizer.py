@@ -7,9 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
+from kvc_trt.models.containment import contained
+from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+TOKENIZER_FILES = {
+    "tokenizer.json": 128 << 20,
+    "tokenizer_config.json": 16 << 20,
+    "special_tokens_map.json": 1 << 20,
+    "chat_template.jinja": 1 << 20,
+    "generation_config.json": 1 << 20,
+}
+"""What an engine takes over of a model besides its weights, and how many bytes each may have: the text that its tokens
+stand for, the prompt that a conversation becomes, and the tokens that end an answer."""
+
+
+def tokenizer_files(directory: Path) -> list[Path]:
+    """Those of `TOKENIZER_FILES` that exist in a checkpoint; InputError for one that is too large or leads away."""
+    found = [contained(directory, name) for name in TOKENIZER_FILES if (directory / name).exists()]
+    for path in found:
+        size, largest = path.stat().st_size, TOKENIZER_FILES[path.name]
+        if size > largest:
+            raise InputError(f"{path}: {readable_size(size)}, expected at most {readable_size(largest)}")
+    return found
 
 
 def check_tokenizer(files: Sequence[Path], vocab_size: int) -> None:

@@ -12,9 +12,15 @@ __all__ = ["Event", "Output", "Request", "Sampling", "Session", "Timings", "load
 
 
 def load_tokenizer(path: PathLike[str] | None) -> Any:
-    """Return the `tokenizers.Tokenizer` of the tokenizer.json at `path`; None without a path."""
+    """Return the `tokenizers.Tokenizer` of the tokenizer.json at `path`; None without a path.
+
+    A prompt is encoded whole: what the file says of truncation and padding was meant for training.
+    """
     if path is None:
         return None
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -15,14 +15,14 @@ from typing import Any
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.containment import contained
+from kvc_trt.models.tokenizer import TOKENIZER_FILES
 from kvc_trt.runtime.template_process import TemplateProcess
 
 TEMPLATE_FILE = "chat_template.jinja"
 ROLES = ("system", "user", "assistant", "tool")
 LONGEST_MESSAGES = 16 << 20
 """Characters of a conversation."""
-_LARGEST_TEMPLATE = 1 << 20
-_LARGEST_CONFIG = 16 << 20
+_LARGEST_TEMPLATE = TOKENIZER_FILES[TEMPLATE_FILE]
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -47,7 +47,7 @@ class ChatTemplate:
         """
         directory = Path(directory)
         config = _json_object(directory, "tokenizer_config.json")
-        template, source = _text(directory, TEMPLATE_FILE, _LARGEST_TEMPLATE), directory / TEMPLATE_FILE
+        template, source = _text(directory, TEMPLATE_FILE), directory / TEMPLATE_FILE
         if template is None:
             source = directory / "tokenizer_config.json"
             template = _configured(config.get("chat_template"), source)
@@ -67,16 +67,21 @@ class ChatTemplate:
         return self._process.render(names)
 
 
-def check_messages(messages: object, what: str = "messages") -> list[dict[str, str]]:
+def check_messages(messages: object, what: str = "messages", *, system: str | None = None) -> list[dict[str, str]]:
     """Return the messages as plain values; InputError, which opens with `what`, for what is not a conversation.
 
-    Every message has `role` and `content`, and may have other keys for the template, all of them text.
+    Every message has `role` and `content`, and may have other keys for the template, all of them text. `system` is put
+    before them as a message of that role.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise InputError(f"{what}: expected a list of messages, found {describe(messages)}")
     if not messages:
         raise InputError(f"{what}: there is no message, expected at least one")
     checked = [_checked(message, f"{what}: message {index}") for index, message in enumerate(messages)]
+    if system is not None:
+        if checked[0]["role"] == "system":
+            raise InputError(f"{what}: message 0 has the role system, and another system message is given")
+        checked.insert(0, _checked({"role": "system", "content": system}, f"{what}: system message"))
     length = sum(len(text) for message in checked for text in message.values())
     if length > LONGEST_MESSAGES:
         raise InputError(f"{what}: {length} characters, expected at most {LONGEST_MESSAGES}")
@@ -109,11 +114,11 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _text(directory: Path, name: str, largest: int) -> str | None:
-    """A file's text; None where there is no such file."""
+def _text(directory: Path, name: str) -> str | None:
+    """The text of one of `TOKENIZER_FILES`; None where there is no such file."""
     if not (directory / name).exists():
         return None
-    path = contained(directory, name)
+    path, largest = contained(directory, name), TOKENIZER_FILES[name]
     try:
         with path.open("rb") as file:
             content = file.read(largest + 1)
@@ -128,7 +133,7 @@ def _text(directory: Path, name: str, largest: int) -> str | None:
 
 def _json_object(directory: Path, name: str) -> dict[str, Any]:
     """A JSON file; an empty object where there is no such file."""
-    text = _text(directory, name, _LARGEST_CONFIG)
+    text = _text(directory, name)
     if text is None:
         return {}
     try:

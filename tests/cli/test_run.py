@@ -5,26 +5,7 @@ import json
 import pytest
 
 from kvc_trt.cli.main import run
-
-
-def with_tokenizer(model, directory):
-    """The model as a checkpoint with weights and a tokenizer of 50 one-letter words, joined by spaces."""
-    import shutil
-
-    from safetensors.numpy import save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    from kvc_trt.models.hugging_face import read_config
-    from kvc_trt.models.random_weights import RandomWeights
-
-    shutil.copytree(model, directory)
-    weights = RandomWeights(read_config(directory), 0)
-    save_file({name: weights.read(name) for name in weights.names()}, directory / "model.safetensors")
-    vocabulary = {chr(0x4E00 + i): i for i in range(50)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=chr(0x4E00)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return directory
+from tests.readable_model import text, with_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +29,7 @@ def ids_file(tmp_path):
     return write
 
 
-PROMPT = "".join(chr(0x4E00 + 3 + i % 40) for i in range(200))
+PROMPT = "".join(text(3 + i % 40) for i in range(200))
 
 
 def answer(engine, *arguments, capfd):

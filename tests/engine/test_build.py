@@ -235,6 +235,32 @@ def test_a_fitting_tokenizer_goes_into_the_engine(tiny_model, tmp_path):
     assert engine.tokenizer_path.read_bytes() == path.read_bytes()
 
 
+def test_what_a_chat_needs_goes_into_the_engine_and_changes_it(tiny_model, tmp_path, capfd):
+    directory = checkpoint(tmp_path / "model", tiny_model)
+    tokenizer(directory, 50)
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (directory / "tokenizer_config.json").write_text('{"bos_token": "w1"}')
+    (directory / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert build_checkpoint(directory, tmp_path / "engine") == 0
+    engine = open_engine(tmp_path / "engine")
+    for name in ("chat_template.jinja", "tokenizer_config.json", "generation_config.json"):
+        assert (engine.path / "tokenizer" / name).read_bytes() == (directory / name).read_bytes()
+        assert f"tokenizer/{name}" in engine.files
+    assert engine.model.eos_token_ids == (2, 3, 4)
+    assert engine.chat_template.render([{"role": "user", "content": "w5"}]) == "w5"
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    assert build_checkpoint(directory, tmp_path / "engine") == 2
+    assert "different tokenizer)" in error_of(capfd)
+
+
+def test_a_configuration_of_the_tokenizer_that_cannot_be_read_is_refused(tiny_model, tmp_path, capfd):
+    directory = checkpoint(tmp_path / "model", tiny_model)
+    (directory / "tokenizer_config.json").write_text("[]")
+    assert build_checkpoint(directory, tmp_path / "engine") == 2
+    assert "tokenizer_config.json: expected a JSON object" in error_of(capfd)
+    assert not (tmp_path / "engine").exists()
+
+
 def test_a_tokenizer_of_another_model_is_refused(tiny_model, tmp_path, capfd):
     directory = checkpoint(tmp_path / "model", tiny_model)
     tokenizer(directory, 51)

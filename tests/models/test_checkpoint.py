@@ -11,6 +11,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.safetensors_file import TensorPlan, write_safetensors
+from kvc_trt.models.tokenizer import TOKENIZER_FILES
 from kvc_trt.models.weights import check_weights
 
 HALVES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -69,7 +70,17 @@ def test_tokenizer_files_are_those_that_exist(single, sharded):
     assert Checkpoint(single).tokenizer_path == single / "tokenizer.json"
     assert Checkpoint(sharded).tokenizer_path is None
     (single / "tokenizer_config.json").write_text("{}")
-    assert [path.name for path in Checkpoint(single).tokenizer_files()] == ["tokenizer.json", "tokenizer_config.json"]
+    (single / "chat_template.jinja").write_text("{{ messages }}")
+    names = [path.name for path in Checkpoint(single).tokenizer_files()]
+    assert names == ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+
+
+@pytest.mark.parametrize("name", TOKENIZER_FILES)
+def test_a_file_beside_the_weights_has_a_limit(single, name):
+    with (single / name).open("wb") as file:
+        file.truncate(TOKENIZER_FILES[name] + 1)
+    with pytest.raises(InputError, match=rf"{name}: .*, expected at most"):
+        Checkpoint(single).tokenizer_files()
 
 
 def test_fingerprint_sees_every_byte_of_weights_and_config(single, tiny_fields):

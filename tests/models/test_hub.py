@@ -106,6 +106,7 @@ def hub(tmp_path, monkeypatch, tiny_config, tiny_fields):
         "model.safetensors": weights.read_bytes(),
         "tokenizer.json": b"{}",
         "tokenizer_config.json": b"{}",
+        "chat_template.jinja": b"{{ messages }}",
         "pytorch_model.bin": b"pickle",
         "evil.py": b"raise SystemExit",
         "README.md": b"text",
@@ -126,12 +127,13 @@ def hub(tmp_path, monkeypatch, tiny_config, tiny_fields):
 def test_fetches_what_a_build_needs_and_says_which_commit_it_was(hub, tmp_path, tiny_config):
     directory, commit = fetch("org/model", cache_dir=tmp_path / "cache")
     assert commit == COMMIT
-    assert sorted(hub.downloaded) == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    tokenizer = ["tokenizer.json", "tokenizer_config.json"]
+    assert sorted(hub.downloaded) == ["chat_template.jinja", "config.json", "model.safetensors", *tokenizer]
     checkpoint = Checkpoint(directory)
     assert checkpoint.config == tiny_config()
     expected = RandomWeights(tiny_config(), 0)
     np.testing.assert_array_equal(checkpoint.read("lm_head.weight"), expected.read("lm_head.weight"))
-    assert len(checkpoint.tokenizer_files()) == 2
+    assert len(checkpoint.tokenizer_files()) == 3
 
 
 def test_a_revision_is_resolved_to_its_commit(hub, tmp_path):

@@ -1,0 +1,106 @@
+"""The prompts that `run` is given: a text, token ids or messages, from the command line or a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.chat import check_messages
+
+if TYPE_CHECKING:
+    from kvc_trt import Engine
+
+PROMPT_OPTIONS = "--prompt TEXT, --prompt-file FILE, --prompt-ids FILE, --chat TEXT or --messages FILE"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is asked, before an engine is there to read it; one of the three is given."""
+
+    text: str | None = None
+    ids: Sequence[Sequence[Any]] = ()
+    conversations: Sequence[list[dict[str, str]]] = ()
+
+    def __len__(self) -> int:
+        return 1 if self.text is not None else len(self.ids) or len(self.conversations)
+
+    @property
+    def is_bare_text(self) -> bool:
+        """Whether a text goes to the model as it is."""
+        return self.text is not None
+
+    def for_engine(self, engine: Engine) -> Sequence[Any]:
+        """Return what the engine is asked: the text, or token ids; InputError for messages that it cannot take."""
+        if self.text is not None:
+            return [self.text]
+        return engine.chat_prompt(self.conversations) if self.conversations else self.ids
+
+
+def read_prompts(
+    text: str | None,
+    text_file: Path | None,
+    ids_file: Path | None,
+    question: str | None,
+    messages_file: Path | None,
+    system: str | None,
+) -> Prompts:
+    """Return what the options say; UsageError unless exactly one of them gives a prompt."""
+    if sum(source is not None for source in (text, text_file, ids_file, question, messages_file)) != 1:
+        raise click.UsageError(f"give exactly one of {PROMPT_OPTIONS}")
+    if system is not None and question is None and messages_file is None:
+        raise click.UsageError("--system goes with --chat or --messages")
+    if ids_file is not None:
+        return Prompts(ids=read_prompt_ids(ids_file))
+    if question is not None:
+        asked = [{"role": "user", "content": question}]
+        return Prompts(conversations=[check_messages(asked, "--chat", system=system)])
+    if messages_file is not None:
+        return Prompts(conversations=read_messages(messages_file, system))
+    return Prompts(text=text if text_file is None else read_text(text_file))
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 text file; InputError says what is wrong with it."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the prompt file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+        ) from error
+
+
+def read_prompt_ids(path: Path) -> list[list[Any]]:
+    """Read one list of token ids per prompt; InputError unless the file is a JSON list, or a list of lists.
+
+    Whether the ids are tokens of the model is checked by the session.
+    """
+    found = _read_json(path)
+    lists = [isinstance(item, list) for item in found] if isinstance(found, list) else []
+    if not isinstance(found, list) or any(lists) != (bool(lists) and all(lists)):
+        shown = json.dumps(found)[:60]
+        raise InputError(f"{path}: expected a list of token ids, or a list of such lists, found {shown}")
+    return found if any(lists) else [found]
+
+
+def read_messages(path: Path, system: str | None = None) -> list[list[dict[str, str]]]:
+    """Read one conversation, a list of messages, or a list of conversations; InputError for anything else."""
+    found = _read_json(path)
+    if isinstance(found, list) and found and all(isinstance(item, list) for item in found):
+        places = enumerate(found)
+        return [check_messages(item, f"{path}: conversation {index}", system=system) for index, item in places]
+    return [check_messages(found, str(path), system=system)]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}") from error
