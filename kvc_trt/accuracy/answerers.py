@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kvc_trt import policies
 from kvc_trt.accuracy.questions import Question
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.batch import Batch, batch_of
-from kvc_trt.runtime.executor import threads_for
+from kvc_trt.runtime.batch import batch_of
+from kvc_trt.tasks.likelihood import mean_negative_log_likelihood
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from kvc_trt.models.config import ModelConfig
-    from kvc_trt.models.weights import WeightSource
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.reference.cache import ReferenceCache
-    from kvc_trt.runtime import Output
+    from kvc_trt.runtime import Output, Session
     from kvc_trt.runtime.executor import Executor
 
-Answers = list[tuple[int, ...]]
-"""Token ids of every answer, the end token included where the model put one."""
+Answer = tuple[int, ...]
+"""Token ids of one answer, the end token included where the model put one."""
+Answers = list[Answer]
 MOST_ROWS = 16
-ROWS_BYTES = 1 << 30
+ROWS_BYTES = 768 << 20
 """Most bytes that the full caches of questions answered together take."""
-Prefilled = tuple["Tensor", "ReferenceCache"]
-PREFILLED_BYTES = 1 << 30
-"""Most bytes of prompts' caches that are remembered."""
 
 
 class Answerer(Protocol):
@@ -53,9 +45,18 @@ class Answerer(Protocol):
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """Greedy answers, at most `max_new_tokens` long, in the order of the questions."""
 
+    def surprise(self, questions: Sequence[Question]) -> list[float]:
+        """Mean negative log-likelihood of each question's true continuation, in nats.
+
+        InputError where the policy has no engine: nothing is measured token by token in the reference.
+        """
+
 
 class SessionAnswerer:
-    """An engine; late questions are fed through decode, as `Request.continuation_token_ids`."""
+    """An engine; late questions are fed through decode, as `Request.continuation_token_ids`.
+
+    All rows' caches are allocated for as long as questions are asked: dozens of engines are open at a time.
+    """
 
     def __init__(
         self,
@@ -65,10 +66,9 @@ class SessionAnswerer:
         rows: int,
         end_token_ids: Iterable[int],
     ) -> None:
-        from kvc_trt.runtime import Session
-
-        self._session = Session(executor, None, rows, end_token_ids=end_token_ids)
+        self._executor, self._rows, self._ends = executor, rows, frozenset(end_token_ids)
         self._parameters, self._name = parameters, name
+        self._row_bytes = 0
 
     @property
     def parameters(self) -> PolicyParameters:
@@ -77,8 +77,8 @@ class SessionAnswerer:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the state buffers, which were allocated for all rows, per row."""
-        return self._session.executor.state_bytes() // self._session.max_batch_size
+        """Bytes of the state buffers, which are allocated for all rows, per row; 0 before the first question."""
+        return self._row_bytes
 
     @property
     def executor(self) -> str:
@@ -87,119 +87,75 @@ class SessionAnswerer:
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
         """As many questions at a time as there are rows, so that every policy prefills the same batches."""
+        with self._session() as session:
+            return [
+                answer
+                for some in batches(questions, session.max_batch_size)
+                for answer in self._answered(session, some, max_new_tokens)
+            ]
+
+    def surprise(self, questions: Sequence[Question]) -> list[float]:
+        """The continuations fed one token per step; a row that has no more of them leaves."""
+        with self._session() as session:
+            return [one for some in batches(questions, session.max_batch_size) for one in _surprise(session, some)]
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Session]:
+        """A session with its caches, which are given back."""
+        from kvc_trt.runtime import Session
+
+        session = Session(self._executor, None, self._rows, end_token_ids=self._ends)
+        self._row_bytes = self._executor.state_bytes() // self._rows
+        try:
+            yield session
+        finally:
+            self._executor.allocate(1)
+
+    def _answered(self, session: Session, questions: Sequence[Question], max_new_tokens: int) -> Iterable[Answer]:
+        """Rows advance together; one whose answer is complete leaves before the model goes on."""
         from kvc_trt.runtime import Request
 
-        answers: Answers = []
-        for some in batches(questions, self._session.max_batch_size):
-            requests = [Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids) for q in some]
-            outputs = self._session.generate(requests)
-            _check_room(outputs, self._parameters)
-            answers += [output.token_ids for output in outputs]
-        return answers
+        requests = [Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids) for q in questions]
+        asked = dict(zip(session.add(requests), questions, strict=True))
+        answers: dict[int, list[int]] = {row: [] for row in asked}
+        while session.rows:
+            for event in session.sample():
+                answers[event.row].append(event.token_id)
+                if event.output is not None:
+                    _check_room(event.output, self._parameters)
+                elif asked[event.row].is_answered(answers[event.row]):
+                    session.remove(event.row)
+            session.advance()
+        return map(tuple, answers.values())
 
 
-class Prefills:
-    """What the reference read of prompts: policies that keep whole prompts need it once, whatever they read later."""
+def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:
+    """Mean negative log-likelihood of each question's true continuation, in nats, after its prompt was compacted.
 
-    def __init__(self, limit: int = PREFILLED_BYTES) -> None:
-        self._limit, self._bytes = limit, 0
-        self._known: dict[tuple[bytes, int], Prefilled] = {}
-
-    def get(self, batch: Batch, parameters: PolicyParameters) -> Prefilled | None:
-        """A copy that may be advanced; None where the prompts have not been read yet."""
-        found = self._known.get(self._key(batch, parameters))
-        return None if found is None else copy.deepcopy(found)
-
-    def put(self, batch: Batch, parameters: PolicyParameters, prefilled: Prefilled) -> None:
-        """Remember prompts that a policy kept whole, as long as there is room."""
-        size = sum(cache.keys.nbytes + cache.values.nbytes for cache in prefilled[1].caches)
-        if parameters.selection.oracle and not parameters.eviction.evicts and self._bytes + size <= self._limit:
-            self._known[self._key(batch, parameters)] = copy.deepcopy(prefilled)
-            self._bytes += size
-
-    def forget(self) -> None:
-        """Drop them all: the next prompts are others."""
-        self._known.clear()
-        self._bytes = 0
-
-    def _key(self, batch: Batch, parameters: PolicyParameters) -> tuple[bytes, int]:
-        return batch.input_ids.tobytes() + batch.prompt_lengths.tobytes(), parameters.max_sequence_len
-
-
-class ReferenceAnswerer:
-    """A whole decoder in float32, prompt by prompt in prefill and all rows together in decode."""
-
-    executor = "reference"
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: WeightSource,
-        parameters: PolicyParameters,
-        rows: int,
-        end_token_ids: Iterable[int],
-        prefills: Prefills,
-    ) -> None:
-        from kvc_trt.reference.decoder import ReferenceDecoder
-
-        method = policies.method(parameters)
-        self._decoder = ReferenceDecoder(config, weights, method=method, parameters=parameters)
-        self._parameters = parameters
-        self._rows, self._ends, self._prefills = rows, frozenset(end_token_ids), prefills
-        self.row_bytes = 0
-
-    @property
-    def parameters(self) -> PolicyParameters:
-        """The policy's resolved numbers."""
-        return self._parameters
-
-    def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
-        """Greedy answers; a tie takes the lowest id, as a session does."""
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads_for(self._decoder.config) or before)
-        try:
-            rows = batches(questions, self._rows)
-            return [answer for some in rows for answer in self._answer(some, max_new_tokens)]
-        finally:
-            torch.set_num_threads(before)
-
-    def _answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
-        """Rows advance together; one that is done is fed its last token again, and what it then says is ignored."""
-        import torch
-
-        logits, cache = self._prefill(questions)
-        self.row_bytes = sum(one.keys.nbytes + one.values.nbytes for one in cache.caches) // len(questions)
-        late = [deque(question.continuation_ids) for question in questions]
-        answers: list[list[int]] = [[] for _ in questions]
-        while True:
-            best = np.argmax(logits.numpy(), axis=1).tolist()
-            tokens = [self._next(late[i], answers[i], best[i], max_new_tokens) for i in range(len(questions))]
-            if not any(late) and all(self._done(answer, max_new_tokens) for answer in answers):
-                return [tuple(answer) for answer in answers]
-            logits = self._decoder.decode(torch.tensor(tokens), cache)
-
-    def _prefill(self, questions: Sequence[Question]) -> Prefilled:
-        import torch
-
-        batch = batch_of([question.prompt_ids for question in questions])
-        if (known := self._prefills.get(batch, self.parameters)) is not None:
-            return known
-        prefilled = self._decoder.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
-        self._prefills.put(batch, self.parameters, prefilled)
-        return prefilled
-
-    def _next(self, late: deque[int], answer: list[int], best: int, max_new_tokens: int) -> int:
-        """The token that a row is fed: of its late question, or its best one, which is then part of the answer."""
-        if late:
-            return late.popleft()
-        if not self._done(answer, max_new_tokens):
-            answer.append(best)
-        return answer[-1]
-
-    def _done(self, answer: list[int], max_new_tokens: int) -> bool:
-        return bool(answer) and (answer[-1] in self._ends or len(answer) >= max_new_tokens)
+    Row i of logits predicts token i: the first comes from the last token of prompt and late question.
+    """
+    executor, batch = (
+        session.executor,
+        batch_of([q.prompt_ids for q in questions], session.executor.limits.prompt_block),
+    )
+    prefilled = executor.prefill(batch.input_ids, batch.prompt_lengths)
+    fed = [(*question.continuation_ids, *question.target_ids[:-1]) for question in questions]
+    order = sorted(range(len(questions)), key=lambda i: -len(fed[i]))  # the rows that go on are always the first ones
+    said = [[prefilled.logits[i].copy()] for i in order]
+    for row, i in enumerate(order):
+        executor.insert(prefilled, i, row)
+    positions, stored = batch.prompt_lengths[order], prefilled.cache_lengths[:, order]
+    for step in range(max(map(len, fed))):
+        rows = sum(step < len(fed[i]) for i in order)
+        tokens = np.array([fed[i][step] for i in order[:rows]], np.int64)
+        logits = executor.decode(tokens, positions[:rows] + step, stored[:, :rows] + step)
+        for row in range(rows):
+            said[row].append(logits[row].copy())
+    of = {
+        i: mean_negative_log_likelihood(np.stack(rows[-len(questions[i].target_ids) :]), questions[i].target_ids)
+        for i, rows in zip(order, said, strict=True)
+    }
+    return [of[i] for i in range(len(questions))]
 
 
 def rows_for(model: ModelConfig, sequence: int) -> int:
@@ -208,12 +164,11 @@ def rows_for(model: ModelConfig, sequence: int) -> int:
     return max(1, min(MOST_ROWS, ROWS_BYTES // (2 * 4 * pairs * sequence)))
 
 
-def _check_room(outputs: Sequence[Output], parameters: PolicyParameters) -> None:
+def _check_room(output: Output, parameters: PolicyParameters) -> None:
     """An answer that the cache cut short says nothing about what the policy keeps."""
-    cut = sum(output.finish_reason == "capacity" for output in outputs)
-    if cut:
+    if output.finish_reason == "capacity":
         raise InputError(
-            f"{cut} of {len(outputs)} answers do not fit the engine's max_output_len of {parameters.max_output_len}, "
+            f"an answer does not fit the engine's max_output_len of {parameters.max_output_len}, "
             "which holds late questions too",
             hint="build the engine with a larger --max-output-len, or measure with a smaller --max-new-tokens",
         )

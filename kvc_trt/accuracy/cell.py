@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from kvc_trt.accuracy.grid import QuestionGroup, Variant
+from kvc_trt.accuracy.grid import PLAIN, QuestionGroup, Variant
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
+from kvc_trt.tasks.task import ScoredBy
 
 EVIDENCE = 0.99
 """Accuracy of the full cache from which a cell says something about the method: a loss is then the method's."""
@@ -67,6 +68,7 @@ class CellKey(NamedTuple):
     length: int
     policy: str
     token_budget: int | None
+    framing: str = PLAIN
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,12 @@ class Cell:
     dataset: str
     """SHA-256 of the data set that the questions come from."""
     max_new_tokens: int
+    framing: str = PLAIN
+    scored_by: ScoredBy = "answer"
     full_accuracy: float | None = None
-    """Accuracy of the full cache on the same questions."""
+    """Accuracy of the full cache on the same questions; None where scores are likelihoods."""
     scores: tuple[float, ...] = ()
-    """Scores between 0 and 1, in the order of the questions."""
+    """In the order of the questions: between 0 and 1, or negative log-likelihoods per token in nats."""
     depths: tuple[float, ...] = ()
     """The depth of each question's needle, 0 at the start and 1 at the end; empty where the task has no single one."""
     executor: str = ""
@@ -102,12 +106,12 @@ class Cell:
     @property
     def key(self) -> CellKey:
         """The cell's place in the grid."""
-        return CellKey(self.task, self.mode, self.length, self.policy, self.token_budget)
+        return CellKey(self.task, self.mode, self.length, self.policy, self.token_budget, self.framing)
 
     @property
     def group(self) -> QuestionGroup:
         """The group of questions that it answers."""
-        return QuestionGroup(self.task, self.mode, self.length)
+        return QuestionGroup(self.task, self.mode, self.length, self.framing)
 
     @property
     def samples(self) -> int:
@@ -121,12 +125,21 @@ class Cell:
 
     @property
     def mean(self) -> Mean:
-        """Accuracy with its standard error; ValueError where the policy does not apply."""
+        """Accuracy, or negative log-likelihood, with its standard error; ValueError where the policy does not apply."""
         return mean(self.scores)
+
+    @property
+    def figure(self) -> str:
+        """The mean in words: percent, or nats."""
+        if self.scored_by == "answer":
+            return str(self.mean)
+        return f"{self.mean.value:.3f} ± {self.mean.standard_error:.3f} nats"
 
     @property
     def evidence(self) -> bool:
         """Whether the full cache answers nearly everything; only then does this cell count."""
+        if self.scored_by != "answer":
+            return False
         if self.policy == BASELINE:
             return bool(self.scores) and self.mean.value >= EVIDENCE
         return self.full_accuracy is not None and self.full_accuracy >= EVIDENCE
@@ -137,7 +150,8 @@ class Cell:
         return {
             **asdict(self),
             "samples": self.samples,
-            "accuracy": figures and figures.value,
+            "accuracy": figures.value if figures and self.scored_by == "answer" else None,
+            "negative_log_likelihood": figures.value if figures and self.scored_by == "likelihood" else None,
             "standard_error": figures and figures.standard_error,
             "query_aware": self.query_aware,
             "evidence": self.evidence,
@@ -149,8 +163,9 @@ class Cell:
         known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
         try:
             cell = cls(**{**known, "scores": tuple(known["scores"]), "depths": tuple(known["depths"])})
-            if not all(0 <= score <= 1 for score in cell.scores):
-                raise ValueError("scores outside 0..1")
+            highest = 1 if cell.scored_by == "answer" else math.inf
+            if not all(0 <= score <= highest for score in cell.scores):
+                raise ValueError(f"scores outside 0..{highest}")
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"not a cell of results: {error}") from error
         return cell
@@ -158,4 +173,4 @@ class Cell:
 
 def key_of(group: QuestionGroup, variant: Variant) -> CellKey:
     """The key of a cell that may not exist yet."""
-    return CellKey(group.task, group.mode, group.length, variant.policy, variant.token_budget)
+    return CellKey(group.task, group.mode, group.length, variant.policy, variant.token_budget, group.framing)

@@ -13,6 +13,8 @@ from kvc_trt.policies import BASELINE
 
 MODES = ("query-aware", "query-agnostic")
 """Whether compaction sees the question: at the end of the prompt, or fed through decode after compaction."""
+PLAIN, CHAT = FRAMINGS = ("plain", "chat")
+"""Whether a question is text as it is, or a user's message through the model's chat template."""
 DEFAULT_TASKS = ("niah-single-1", "niah-multikey-2", "niah-multivalue", "niah-multiquery", "lines")
 """The families that a shipped model learns."""
 SHORTEST = 256
@@ -52,9 +54,12 @@ class QuestionGroup:
     """One of MODES."""
     length: int
     """Tokens of prompt and answer together."""
+    framing: str = PLAIN
+    """One of FRAMINGS."""
 
     def __str__(self) -> str:
-        return f"{self.task}, {self.length} tokens, {self.mode}"
+        framed = "" if self.framing == PLAIN else f", {self.framing}"
+        return f"{self.task}, {self.length} tokens, {self.mode}{framed}"
 
 
 def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
@@ -73,16 +78,29 @@ def variants(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
     return chosen
 
 
-def question_groups(tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str]) -> list[QuestionGroup]:
-    """Every task at every length in every mode, short ones first. InputError for an unknown task or mode."""
+def question_groups(
+    tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str], framings: Sequence[str] = (PLAIN,)
+) -> list[QuestionGroup]:
+    """Every task at every length in every mode and framing, short ones first. InputError for unknown names."""
     from kvc_trt.tasks.registry import task
 
-    for mode in modes:
-        if mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}{did_you_mean(mode, MODES)}", hint=f"modes: {', '.join(MODES)}")
     names = [task(name).name for name in dict.fromkeys(tasks)]
-    ordered = [mode for mode in MODES if mode in modes]
-    return [QuestionGroup(name, mode, length) for length in sorted(set(lengths)) for name in names for mode in ordered]
+    ordered_modes, ordered_framings = _known("mode", modes, MODES), _known("framing", framings, FRAMINGS)
+    return [
+        QuestionGroup(name, mode, length, framing)
+        for length in sorted(set(lengths))
+        for name in names
+        for framing in ordered_framings
+        for mode in ordered_modes
+    ]
+
+
+def _known(what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The names in the order of the known ones. InputError for another name."""
+    for name in names:
+        if name not in known:
+            raise InputError(f"unknown {what} {name!r}{did_you_mean(name, known)}", hint=f"{what}s: {', '.join(known)}")
+    return [name for name in known if name in names]
 
 
 def file_name(text: str) -> str:
@@ -111,8 +129,12 @@ def longest_of(model: str) -> int:
 
 
 def grid_for(
-    longest: int, tasks: Sequence[str] | None, lengths: Sequence[int] | None, modes: Sequence[str] | None
+    longest: int,
+    tasks: Sequence[str] | None,
+    lengths: Sequence[int] | None,
+    modes: Sequence[str] | None,
+    framings: Sequence[str] | None = None,
 ) -> list[QuestionGroup]:
     """The groups of questions; lengths are `longest`, a half and a quarter of it where none are given."""
     own = [longest // part for part in (4, 2, 1) if longest // part >= min(SHORTEST, longest)]
-    return question_groups(tasks or DEFAULT_TASKS, lengths or own, modes or MODES)
+    return question_groups(tasks or DEFAULT_TASKS, lengths or own, modes or MODES, framings or (PLAIN,))

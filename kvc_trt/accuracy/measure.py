@@ -1,4 +1,8 @@
-"""The loop over the grid: every group's questions, asked of the full cache first and then of every policy."""
+"""The loop over the grid: a few questions of a group at a time, asked of the full cache first and then of every policy.
+
+Prefill is nearly all that a short answer to a long prompt costs. So it is shared: as many questions as fit in memory
+with their full caches are prefilled together, every policy answers them, and then come the next ones.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from kvc_trt.accuracy.answerers import Answerer
-from kvc_trt.accuracy.cell import Cell, key_of
+from kvc_trt.accuracy.answerers import Answerer, rows_for
+from kvc_trt.accuracy.cell import Cell, key_of, mean
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
 from kvc_trt.accuracy.results import Results
 from kvc_trt.errors import InputError
 from kvc_trt.models.config import longest_sequence
-from kvc_trt.policies import BASELINE
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.tasks.dataset import DataSet
 from kvc_trt.tasks.registry import task
@@ -30,6 +33,13 @@ class QuestionDraw:
     seed: int
     max_new_tokens: int | Mapping[str, int] | None = None
     """Longest answer, of every task or by name; None, and tasks not named, take the task's own."""
+    asked: int | None = None
+    """How many of the samples are asked, the first ones; None is all."""
+
+    @property
+    def count(self) -> int:
+        """How many questions of a group are asked."""
+        return self.samples if self.asked is None else min(self.asked, self.samples)
 
     def room(self, task: str) -> int | None:
         """The longest answer of one task; None is the task's own limit."""
@@ -43,15 +53,21 @@ class _DataSets:
 
     def __init__(self, vocabulary: Vocabulary, draw: QuestionDraw) -> None:
         self._vocabulary, self._draw = vocabulary, draw
-        self._drawn: dict[tuple[str, int], DataSet] = {}
+        self._drawn: dict[tuple[str, int, str], DataSet] = {}
 
     def of(self, group: QuestionGroup) -> DataSet:
         """The samples of a group."""
         self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[1] == group.length}
-        key, rule = (group.task, group.length), self._draw
+        key, rule = (group.task, group.length, group.framing), self._draw
         if key not in self._drawn:
             self._drawn[key] = draw(
-                *key, self._vocabulary, samples=rule.samples, seed=rule.seed, max_new_tokens=rule.room(group.task)
+                group.task,
+                group.length,
+                self._vocabulary,
+                samples=rule.samples,
+                seed=rule.seed,
+                max_new_tokens=rule.room(group.task),
+                framing=group.framing,
             )
         return self._drawn[key]
 
@@ -72,22 +88,32 @@ class GroupMeasurement:
         longest = max(len(question.prompt_ids) for question in asked.flat)
         return Room(max(longest, min(asked.group.length - asked.max_new_tokens, positions - new)), new)
 
-    def full(self) -> Cell:
-        """The full cache's cell. InputError where the model cannot be asked these questions at all."""
-        variant = Variant(BASELINE, None)
-        cell = self._answered(self._empty(variant, None), self.model.open(variant, self.room))
-        return replace(cell, full_accuracy=cell.mean.value)
+    @property
+    def together(self) -> int:
+        """How many samples are asked of every policy before the next ones."""
+        rows = rows_for(self.model.config, self.room.max_input_len + self.room.max_output_len)
+        return max(1, rows // max(len(one) for one in self.questions.questions))
 
-    def cell(self, variant: Variant, full: Cell) -> Cell:
-        """Another policy's cell; one that has no engine of this budget says why."""
-        empty = self._empty(variant, full.mean.value)
-        try:
-            answerer = self.model.open(variant, self.room)
-        except InputError as error:
-            return replace(empty, reason=error.message)
-        return self._answered(empty, answerer)
+    def more(self, variant: Variant, known: Cell | None, last: int, full: Cell | None) -> Cell:
+        """The cell with the answers to the samples up to `last`; one that has no engine of this budget says why.
 
-    def _empty(self, variant: Variant, full_accuracy: float | None) -> Cell:
+        Only the samples that `known` lacks are asked. `full` is the full cache's cell of the same samples, None for its
+        own. InputError where the full cache itself cannot be asked.
+        """
+        cell = known or self._empty(variant)
+        if cell.samples < last:
+            try:
+                cell = self._asked(cell, self.model.open(variant, self.room), last)
+            except InputError as error:
+                if full is None or cell.scores:
+                    raise
+                cell = replace(cell, reason=error.message)
+        if self.questions.task.score is None:
+            return cell
+        right = (full or cell).scores[: cell.samples if cell.scores else last]
+        return replace(cell, full_accuracy=mean(right).value)
+
+    def _empty(self, variant: Variant) -> Cell:
         group = self.questions.group
         return Cell(
             task=group.task,
@@ -99,20 +125,26 @@ class GroupMeasurement:
             seed=self.seed,
             dataset=self.questions.digest,
             max_new_tokens=self.questions.max_new_tokens,
-            full_accuracy=full_accuracy,
+            framing=group.framing,
+            scored_by=self.questions.task.scored_by,
         )
 
-    def _answered(self, empty: Cell, answerer: Answerer) -> Cell:
-        started = time.monotonic()
-        answers = answerer.answer(self.questions.flat, self.questions.max_new_tokens)
+    def _asked(self, cell: Cell, answerer: Answerer, last: int) -> Cell:
+        """The cell and what the answerer says to the samples that it lacks."""
+        started, first = time.monotonic(), cell.samples
+        asked = self.questions.of(first, last)
+        if self.questions.task.score is None:
+            scores = tuple(round(one, 6) for one in answerer.surprise(asked))
+        else:
+            scores = self.questions.score(answerer.answer(asked, self.questions.max_new_tokens), first)
         return replace(
-            empty,
-            scores=self.questions.score(answers),
-            depths=self.questions.depths,
+            cell,
+            scores=cell.scores + scores,
+            depths=self.questions.depths[:last],
             executor=answerer.executor,
             row_bytes=answerer.row_bytes,
             parameters=asdict(answerer.parameters),
-            seconds=round(time.monotonic() - started, 3),
+            seconds=round(cell.seconds + time.monotonic() - started, 3),
         )
 
 
@@ -123,55 +155,81 @@ def measure(
     draw: QuestionDraw,
     results: Results,
     progress: Progress | None = None,
+    *,
+    until: float | None = None,
 ) -> list[Cell]:
-    """Every cell of the grid, in its order: read from `results`, or asked and appended to it before the next one.
+    """The cells of the grid, in its order: read from `results`, or asked and appended to it before the next ones.
 
-    Groups that can use the same engines are asked one after another.
-    `variants` begins with full. InputError for questions that cannot be asked of this model at all; a policy that has
-    no engine of some budget is a cell that says why.
+    A cell is appended whenever it has more answers, so that a run that was interrupted goes on within a group. Groups
+    that can use the same engines are asked one after another. `variants` begins with full. After `until` on the
+    monotonic clock nothing new is asked, and what is there is returned: cells may have fewer answers, or be missing.
+    InputError for questions that cannot be asked of this model at all; a policy that has no engine of some budget is a
+    cell that says why.
     """
     _check_lengths(model, groups)
-    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
+    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
     data_sets = _DataSets(vocabulary, draw)
-    unfinished = [g for g in groups if any(key_of(g, variant) not in results.cells for variant in variants)]
-    missing = sum(key_of(group, variant) not in results.cells for group in unfinished for variant in variants)
-    with (progress or NullProgress()).task("accuracy", missing) as advance:
-        for group in sorted(unfinished, key=lambda one: (one.length, one.mode, _answer_room(one, draw))):
-            asked = ask(group, data_sets.of(group), vocabulary)
-            for is_new in _ask_all(GroupMeasurement(model, asked, draw.seed), variants, results):
-                advance(int(is_new))
-    return [results.cells[key_of(group, variant)] for group in groups for variant in variants]
+    missing = {g: sum(_lacks(results.cells.get(key_of(g, one)), draw.count) for one in variants) for g in groups}
+    with (progress or NullProgress()).task("accuracy", sum(missing.values())) as advance:
+        for group in sorted(groups, key=lambda one: (one.length, one.framing, one.mode, _answer_room(one, draw))):
+            if missing[group] and not _over(until):
+                asked = ask(group, data_sets.of(group), vocabulary)
+                _check_same_questions(variants, asked, results)
+                for finished in _ask_all(GroupMeasurement(model, asked, draw.seed), variants, draw, results, until):
+                    advance(finished)
+    keys = [key_of(group, variant) for group in groups for variant in variants]
+    return [results.cells[key] for key in keys if key in results.cells]
 
 
 def _answer_room(group: QuestionGroup, draw: QuestionDraw) -> int:
     return draw.room(group.task) or task(group.task).max_new_tokens
 
 
-def _ask_all(measured: GroupMeasurement, variants: Sequence[Variant], results: Results) -> Iterable[bool]:
-    """Ask what the results lack of a group, in the grid's order; for each cell, whether it was asked now."""
-    group = measured.questions.group
-    known = {variant: results.cells.get(key_of(group, variant)) for variant in variants}
-    for cell in known.values():
-        if cell is not None:
-            _check_same_questions(cell, measured.questions, results)
-    measured.model.announce([variant for variant in variants if known[variant] is None], measured.room)
-    full = known[variants[0]] or _stored(measured.full(), results)
-    yield known[variants[0]] is None
-    with ThreadPoolExecutor(measured.model.workers) as pool:
-        pending = {v: pool.submit(measured.cell, v, full) for v in variants[1:] if known[v] is None}
-        try:
-            for variant in variants[1:]:
-                if variant in pending:
-                    _stored(pending[variant].result(), results)
-                yield variant in pending
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+def _lacks(cell: Cell | None, count: int) -> bool:
+    """Whether a cell has fewer answers than are asked; one that does not apply lacks nothing."""
+    return cell is None or (cell.samples < count and not cell.reason)
 
 
-def _stored(cell: Cell, results: Results) -> Cell:
-    results.append(cell)
-    return cell
+def _over(until: float | None) -> bool:
+    return until is not None and time.monotonic() >= until
+
+
+def _ask_all(
+    measured: GroupMeasurement,
+    variants: Sequence[Variant],
+    draw: QuestionDraw,
+    results: Results,
+    until: float | None,
+) -> Iterable[int]:
+    """Ask what the results lack of a group, some samples at a time; yields how many cells became complete."""
+    group, model = measured.questions.group, measured.model
+    count, baseline = min(draw.count, len(measured.questions.samples)), variants[0]
+
+    def known(variant: Variant) -> Cell | None:
+        return results.cells.get(key_of(group, variant))
+
+    def stored(cell: Cell) -> int:
+        results.append(cell)
+        return int(not _lacks(cell, count))
+
+    with ThreadPoolExecutor(model.workers) as pool:
+        for first in range(0, count, measured.together):
+            last = min(first + measured.together, count)
+            waiting = [variant for variant in variants if _lacks(known(variant), last)]
+            if not waiting or _over(until):
+                continue
+            model.announce(waiting, measured.room)
+            if baseline in waiting:
+                yield stored(measured.more(baseline, known(baseline), last, None))
+            full = known(baseline)
+            others = [variant for variant in waiting if variant != baseline]
+            pending = [pool.submit(measured.more, variant, known(variant), last, full) for variant in others]
+            try:
+                for one in pending:
+                    yield stored(one.result())
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
 
 def _check_lengths(model: ModelUnderTest, groups: Sequence[QuestionGroup]) -> None:
@@ -182,10 +240,11 @@ def _check_lengths(model: ModelUnderTest, groups: Sequence[QuestionGroup]) -> No
         )
 
 
-def _check_same_questions(known: Cell, asked: QuestionSet, results: Results) -> None:
-    if known.dataset != asked.digest or known.max_new_tokens != asked.max_new_tokens:
-        raise InputError(
-            f"{results.path} holds answers to other questions: {asked.group} is data set {known.dataset[:12]} with "
-            f"{known.max_new_tokens} new tokens there, {asked.digest[:12]} with {asked.max_new_tokens} here",
-            hint="give another --output-dir",
-        )
+def _check_same_questions(variants: Sequence[Variant], asked: QuestionSet, results: Results) -> None:
+    for cell in (results.cells.get(key_of(asked.group, variant)) for variant in variants):
+        if cell is not None and (cell.dataset != asked.digest or cell.max_new_tokens != asked.max_new_tokens):
+            raise InputError(
+                f"{results.path} holds answers to other questions: {asked.group} is data set {cell.dataset[:12]} with "
+                f"{cell.max_new_tokens} new tokens there, {asked.digest[:12]} with {asked.max_new_tokens} here",
+                hint="give another --output-dir",
+            )

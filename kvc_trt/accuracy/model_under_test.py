@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.policies import PolicyParameters
+    from kvc_trt.tasks.framing import Template
     from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 
@@ -42,6 +43,10 @@ class ModelUnderTest(Protocol):
         """The model's tokenizer; None for a model of token ids."""
 
     @property
+    def template(self) -> Template | None:
+        """The model's chat template, if it has one."""
+
+    @property
     def workers(self) -> int:
         """Number of variants that can be asked at a time, each in a separate thread."""
 
@@ -61,6 +66,7 @@ class BuiltEngine:
     workers = 1
 
     def __init__(self, engine: EngineDirectory, backend: str) -> None:
+        from kvc_trt.runtime.chat import ChatTemplate
         from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
         self._engine, self._backend = engine, backend
@@ -68,6 +74,7 @@ class BuiltEngine:
         self.config: ModelConfig = engine.model
         path = engine.tokenizer_path
         self.tokenizer: TaskTokenizer | None = None if path is None else load_task_tokenizer(str(path))
+        self.template: Template | None = None if path is None else ChatTemplate.load(path.parent)
 
     @property
     def variants(self) -> list[Variant]:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.accuracy.answerers import Answerer, Prefills, ReferenceAnswerer, SessionAnswerer, rows_for
+from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, rows_for
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.model_under_test import Room
+from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
 from kvc_trt.backends.registry import program_backend
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
@@ -29,17 +30,19 @@ from kvc_trt.validation import validated
 if TYPE_CHECKING:
     from kvc_trt.engine.program import Program
     from kvc_trt.policies import PolicyParameters
+    from kvc_trt.tasks.framing import Template
     from kvc_trt.tasks.tokenizer import TaskTokenizer
 
-SHARED_WEIGHTS = 64 << 20
-"""Size of the weights up to which engines share prefill and stay open: the values between the halves of a larger
-model's prefill would not fit in memory."""
+COPIED_WEIGHTS = 64 << 20
+"""Size of quantised weights up to which engines stay open: each copies them for its decode."""
 
 
 class PolicyEngines:
     """A model whose weights are on the disk once; `open_model` makes one."""
 
     def __init__(self, choice: ModelChoice, source: ModelSource, weights: str, directory: Path) -> None:
+        from kvc_trt.graph.weights import GraphWeights
+        from kvc_trt.runtime.chat import ChatTemplate
         from kvc_trt.tasks.tokenizer import load_task_tokenizer
 
         self._choice, self._source, self._weights = choice, source, weights
@@ -48,10 +51,12 @@ class PolicyEngines:
         self.config = dataclasses.replace(choice.config, dtype=compute_dtype(weights))
         files = [path for path in source.tokenizer_files if path.name == "tokenizer.json"]
         self.tokenizer: TaskTokenizer | None = load_task_tokenizer(str(files[0])) if files else None
-        self._shares = self._path.stat().st_size <= SHARED_WEIGHTS
+        self.template: Template | None = ChatTemplate.load(files[0].parent) if files else None
         self._backend = program_backend()
-        self._runner = self._backend.program_runner(directory, threads=threads, share_prefill=self._shares)
-        self.workers = usable_cores() if self._shares and threads is not None else 1
+        self._runner = self._backend.program_runner(directory, threads=threads or usable_cores(), share_prefill=True)
+        self.workers = 1 if threads is None else usable_cores()
+        copied = GraphWeights(self._path).bits is not None
+        self._stays_open = not copied or self._path.stat().st_size <= COPIED_WEIGHTS
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}
 
@@ -69,16 +74,15 @@ class PolicyEngines:
         self._prefills.forget()
         self._open = {key: answerer for key, answerer in self._open.items() if key[1] == room}
         self._runner.forget()
-        if self._shares:
-            for variant in variants:
-                with contextlib.suppress(InputError):
-                    self.open(variant, room)
+        for variant in variants:
+            with contextlib.suppress(InputError):
+                self.open(variant, room)
 
     def open(self, variant: Variant, room: Room) -> Answerer:
         """An engine in memory; the reference where the policy has none."""
         if (variant, room) in self._open:
             return self._open[variant, room]
-        if not self._shares:
+        if not self._stays_open:
             self._open.clear()
         parameters = self._resolve(variant, room)
         answerer = self._reference(parameters) if parameters.selection.oracle else self._engine(parameters)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from kvc_trt.accuracy.grid import QuestionGroup
+from kvc_trt.accuracy.grid import CHAT, PLAIN, QuestionGroup
 from kvc_trt.errors import InputError
+from kvc_trt.tasks import framing as framings
 from kvc_trt.tasks.associative_recall import ids_of
 from kvc_trt.tasks.dataset import DataSet, draw_data_set
+from kvc_trt.tasks.framing import Framing, Template
 from kvc_trt.tasks.registry import task
-from kvc_trt.tasks.task import Task, TaskSample
+from kvc_trt.tasks.task import Task, TaskSample, string_match_all
 from kvc_trt.tasks.tokenizer import TaskTokenizer
 
 _QUESTION_BLOCK = 8
@@ -24,13 +27,22 @@ class Vocabulary:
     tokenizer: TaskTokenizer | None
     """The model's tokenizer; None for a model of token ids."""
     size: int
+    template: Template | None = None
+    """The model's chat template, if it has one."""
 
-    def encode(self, chosen: Task, text: str, *, continues: bool = False) -> tuple[int, ...]:
-        """Ids of a whole prompt, with what the tokenizer puts before one unless it continues another."""
-        if chosen.reads == "ids":
-            return tuple(ids_of(text))
+    def framing(self, name: str) -> Framing:
+        """How a sample becomes token ids. InputError for a chat without a template."""
         assert self.tokenizer is not None
-        return tuple(self.tokenizer.tokenizer.encode(text, add_special_tokens=not continues).ids)
+        if name != CHAT:
+            return framings.plain(self.tokenizer.tokenizer)
+        return self._chat
+
+    @cached_property
+    def _chat(self) -> Framing:
+        assert self.tokenizer is not None
+        if self.template is None:
+            raise InputError("the model has no chat template", hint="ask with the framing plain")
+        return framings.chat(self.tokenizer.tokenizer, self.template)
 
     def decode(self, chosen: Task, ids: Sequence[int]) -> str:
         """The text of an answer."""
@@ -40,6 +52,10 @@ class Vocabulary:
         return str(self.tokenizer.tokenizer.decode(list(ids)))
 
 
+def _never(ids: Sequence[int]) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Question:
     """One question as a model reads it."""
@@ -47,6 +63,10 @@ class Question:
     prompt_ids: tuple[int, ...]
     continuation_ids: tuple[int, ...]
     """Fed through decode after compaction; empty where the prompt ends with the question."""
+    target_ids: tuple[int, ...] = ()
+    """The true continuation, where its likelihood is the score."""
+    is_answered: Callable[[Sequence[int]], bool] = field(default=_never, compare=False)
+    """Whether an answer that goes on cannot score better or worse any more."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +80,17 @@ class QuestionSet:
     questions: tuple[tuple[Question, ...], ...]
     """Per sample: one, or one per prediction that is scored where the question is fed token by token."""
     max_new_tokens: int
-    """Longest answer to one question."""
+    """Longest answer to one question, or longest continuation."""
     digest: str
 
     @property
     def flat(self) -> list[Question]:
         """The questions of all samples, one after another."""
-        return [question for one in self.questions for question in one]
+        return self.of(0, len(self.questions))
+
+    def of(self, first: int, last: int) -> list[Question]:
+        """The questions of samples first .. last - 1, one after another."""
+        return [question for one in self.questions[first:last] for question in one]
 
     @property
     def late_tokens(self) -> int:
@@ -82,17 +106,29 @@ class QuestionSet:
         numbers = tuple(float(one) for one in single if isinstance(one, int | float))
         return numbers if len(numbers) == len(single) else ()
 
-    def score(self, answers: Sequence[Sequence[int]]) -> tuple[float, ...]:
-        """How well the answers to `flat` answer each sample, 0..1."""
-        rate, rest = self.task.score, iter(answers)
-        assert rate is not None  # `draw` refuses what is not scored by its answers
-        outputs = [" ".join(self.vocabulary.decode(self.task, next(rest)) for _ in one) for one in self.questions]
-        pairs = zip(outputs, self.samples, strict=True)
-        return tuple(rate(output, sample.answers) for output, sample in pairs)
+    def score(self, answers: Sequence[Sequence[int]], first: int = 0) -> tuple[float, ...]:
+        """How well the answers to `of(first, ...)` answer each of its samples, 0..1."""
+        rate, given = self.task.score, iter(answers)
+        assert rate is not None  # a task that is scored by its answers
+        scores = []
+        for questions, sample in zip(self.questions[first:], self.samples[first:], strict=True):
+            said = [next(given, None) for _ in questions]
+            if None in said:
+                break
+            output = " ".join(self.vocabulary.decode(self.task, ids) for ids in said if ids is not None)
+            scores.append(rate(output, sample.answers))
+        return tuple(scores)
 
 
 def draw(
-    name: str, length: int, vocabulary: Vocabulary, *, samples: int, seed: int, max_new_tokens: int | None
+    name: str,
+    length: int,
+    vocabulary: Vocabulary,
+    *,
+    samples: int,
+    seed: int,
+    max_new_tokens: int | None,
+    framing: str = PLAIN,
 ) -> DataSet:
     """The samples that both modes of a task are asked at one length; `max_new_tokens` None is the task's own.
 
@@ -101,8 +137,8 @@ def draw(
     chosen = task(name)
     if chosen.reads == "text" and vocabulary.tokenizer is None:
         raise InputError(f"task {name} is text, and the model has no tokenizer", hint="kvc-trt tasks lists the tasks")
-    if chosen.scored_by != "answer":
-        raise InputError(f"task {name} is scored by {chosen.scored_by}, expected one that is scored by its answers")
+    if chosen.reads == "ids" and framing == CHAT:
+        raise InputError(f"task {name} is token ids, which no chat template takes", hint="ask with the framing plain")
     recall = chosen.reads == "ids"
     return draw_data_set(
         chosen,
@@ -112,6 +148,7 @@ def draw(
         tokenizer=None if recall else vocabulary.tokenizer,
         max_new_tokens=None if recall else max_new_tokens,
         options={"vocabulary_size": vocabulary.size} if recall else {},
+        framing=None if recall else vocabulary.framing(framing),
     )
 
 
@@ -129,17 +166,23 @@ def ask(group: QuestionGroup, drawn: DataSet, vocabulary: Vocabulary) -> Questio
 def _text_question(
     chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: QuestionGroup
 ) -> tuple[Question, ...]:
-    if group.mode == "query-aware":
-        return (Question(vocabulary.encode(chosen, sample.prompt), ()),)
-    late = vocabulary.encode(chosen, sample.question, continues=True)
-    return (Question(vocabulary.encode(chosen, sample.context), late),)
+    framing = vocabulary.framing(group.framing)
+    ids = framing.ids(sample, query_aware=group.mode == "query-aware")
+    if chosen.score is None:
+        return (Question(ids.context, ids.question, framing.continuation(sample)),)
+    if chosen.score is not string_match_all:
+        return (Question(ids.context, ids.question),)
+
+    def says_all(answer: Sequence[int]) -> bool:  # and what comes after takes nothing back
+        return string_match_all(vocabulary.decode(chosen, answer), sample.answers) == 1
+
+    return (Question(ids.context, ids.question, is_answered=says_all),)
 
 
 def _recall_questions(
     chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: QuestionGroup
 ) -> tuple[Question, ...]:
     """The question fed through decode up to each key of it, in both modes: one token is predicted at each."""
-    aware = group.mode == "query-aware"
-    prompt = vocabulary.encode(chosen, sample.prompt if aware else sample.context)
-    section = vocabulary.encode(chosen, sample.question, continues=True)
+    prompt = tuple(ids_of(sample.prompt if group.mode == "query-aware" else sample.context))
+    section = tuple(ids_of(sample.question))
     return tuple(Question(prompt, section[: offset + 1]) for offset in sample.meta["asked_offsets"])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from kvc_trt.accuracy.answerers import MOST_ROWS, Prefills, ReferenceAnswerer, rows_for
+from kvc_trt import policies
+from kvc_trt.accuracy.answerers import MOST_ROWS, rows_for
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.questions import Vocabulary, ask, draw
+from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
 from kvc_trt.errors import InputError
 
 LENGTH = 160
@@ -69,7 +74,7 @@ def test_as_many_questions_together_as_their_caches_fit():
     from kvc_trt.models.presets import load_preset
 
     assert rows_for(load_preset("retrieval-tiny").config, 2048) == MOST_ROWS
-    assert rows_for(load_preset("llama3.1-8b").config, 1024) == 4
+    assert rows_for(load_preset("llama3.1-8b").config, 1024) == 3
     assert rows_for(load_preset("llama3.1-8b").config, 65536) == 1
 
 
@@ -80,6 +85,40 @@ def test_an_answer_that_the_cache_cuts_short_is_no_result(tiny):
 
     parameters = tiny.open(Variant("full", None), Room(64, 8)).parameters
     whole, cut = SimpleNamespace(finish_reason="stop"), SimpleNamespace(finish_reason="capacity")
-    _check_room([whole, whole], parameters)
-    with pytest.raises(InputError, match="1 of 2 answers do not fit the engine's max_output_len of 8"):
-        _check_room([whole, cut], parameters)
+    _check_room(whole, parameters)
+    with pytest.raises(InputError, match="an answer does not fit the engine's max_output_len of 8"):
+        _check_room(cut, parameters)
+
+
+@pytest.mark.parametrize("mode", ["query-aware", "query-agnostic"])
+def test_the_likelihood_of_a_continuation_is_the_models_own(tiny, key_value, mode):
+    """Token by token behind compacted rows of different lengths, against the reference that reads everything."""
+    import torch
+
+    from kvc_trt.graph.weights import EngineWeights
+    from kvc_trt.reference.decoder import ReferenceDecoder
+    from kvc_trt.tasks.likelihood import mean_negative_log_likelihood
+
+    asked = questions(tiny, key_value, mode, samples=3)
+    targets = [(150, 190), (151,), (160, 200, 210, 5)]
+    given = [replace(one, target_ids=target) for one, target in zip(asked.flat, targets, strict=True)]
+    answerer = tiny.open(Variant("full", None), Room(LENGTH - 5, 5 + 8))
+    decoder = ReferenceDecoder(
+        tiny.config,
+        EngineWeights(tiny._path),
+        method=policies.method(answerer.parameters),
+        parameters=answerer.parameters,
+    )
+    for found, one in zip(answerer.surprise(given), given, strict=True):
+        logits, cache = decoder.prefill(torch.tensor([one.prompt_ids]), torch.tensor([len(one.prompt_ids)]))
+        said = [logits[0].numpy()]
+        for token in (*one.continuation_ids, *one.target_ids[:-1]):
+            said.append(decoder.decode(torch.tensor([token]), cache)[0].numpy())
+        rows = np.stack(said[-len(one.target_ids) :])
+        assert found == pytest.approx(mean_negative_log_likelihood(rows, one.target_ids), rel=1e-4)
+
+
+def test_likelihoods_are_measured_on_engines(tiny):
+    tiny.announce([], room := Room(LENGTH, 8))
+    with pytest.raises(InputError, match="has no engine"):
+        tiny.open(Variant("exact-topk", 64), room).surprise([])

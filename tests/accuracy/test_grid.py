@@ -53,6 +53,15 @@ def test_a_wrong_task_or_mode_is_named():
         question_groups(["lines"], [512], ["aware"])
 
 
+def test_questions_may_go_through_a_chat_template():
+    groups = question_groups(["passkey"], [512], ["query-aware"], ["chat", "plain"])
+    assert [str(group) for group in groups] == [
+        "passkey, 512 tokens, query-aware", "passkey, 512 tokens, query-aware, chat",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="unknown framing 'chatty'; did you mean 'chat'"):
+        question_groups(["passkey"], [512], ["query-aware"], ["chatty"])
+
+
 def test_defaults_are_the_models_own():
     assert budgets_of("retrieval-tiny") == (64, 128, 256)
     assert longest_of("retrieval-tiny") == 2048

@@ -25,7 +25,7 @@ DRAW = QuestionDraw(4, 0)
 class Fake:
     """Answers right under full, wrong under everything else; has no snapkv-gqa."""
 
-    config, workers = MODEL, 1
+    config, workers, template = MODEL, 1, None
     tokenizer = load_task_tokenizer("retrieval-tiny")
 
     def __init__(self, drawn, wrong=("rocketkv",)) -> None:
@@ -48,12 +48,13 @@ class Fake:
 
         def answer(questions, max_new_tokens):
             self.asked.append(str(variant))
-            return [self._ids(text, variant) for text, _ in zip(self._answers, questions, strict=True)]
+            right = [next((ids for ids in map(self._ids, self._answers) if q.is_answered(ids)), ()) for q in questions]
+            return [() if variant.name in self._wrong else ids for ids in right]
 
         return SimpleNamespace(answer=answer, parameters=parameters, row_bytes=7, executor="fake")
 
-    def _ids(self, text, variant):
-        return () if variant.name in self._wrong else tuple(self.tokenizer.tokenizer.encode(text).ids)
+    def _ids(self, text):
+        return tuple(self.tokenizer.tokenizer.encode(text).ids)
 
 
 @pytest.fixture
@@ -108,6 +109,26 @@ def test_a_second_run_asks_only_what_is_missing(drawn, groups, tmp_path):
     assert not nothing.asked
 
 
+def test_a_run_that_was_cut_short_goes_on_within_a_group(drawn, groups, tmp_path, monkeypatch):
+    path = tmp_path / "r"
+    monkeypatch.setattr("kvc_trt.accuracy.measure.rows_for", lambda model, sequence: 2)
+    first = replace(DRAW, asked=2)
+    full, wrong, absent = run(Fake(drawn), groups[:1], path, first)
+    assert [full.samples, wrong.samples, absent.reason] == [2, 2, "too small"]
+    again = Fake(drawn)
+    full, wrong, _ = run(again, groups[:1], path)
+    assert [full.samples, wrong.samples] == [4, 4]
+    assert again.asked == ["full", "rocketkv 64"]  # the last two questions
+    assert len({str(line) for line in path.read_text().splitlines()}) == 6  # a cell has a line per block
+
+
+def test_after_its_time_nothing_new_is_asked(drawn, groups, tmp_path):
+    model = Fake(drawn)
+    with Results(tmp_path / "r", SETTINGS) as results:
+        assert measure(model, VARIANTS, groups, DRAW, results, until=0.0) == []
+    assert not model.asked
+
+
 def test_a_full_cache_that_answers_little_is_no_evidence(drawn, groups, tmp_path):
     full, other, _ = run(Fake(drawn, wrong=("full",)), groups[:1], tmp_path / "r")
     assert (full.evidence, other.evidence, other.full_accuracy) == (False, False, 0.0)
@@ -151,3 +172,27 @@ def test_recall_is_one_question_per_key_and_scored_together():
         right = [[int(answer)] for sample in drawn.samples for answer in sample.answers]
         assert asked.score(right) == (1.0, 1.0)
         assert asked.score([[0], *right[1:]]) == (7 / 8, 1.0)
+
+
+def test_an_answer_is_complete_when_it_says_all(drawn, groups):
+    vocabulary = Vocabulary(Fake.tokenizer, MODEL.vocab_size)
+    question = ask(groups[0], drawn, vocabulary).flat[0]
+    ids = Fake.tokenizer.tokenizer.encode(drawn.samples[0].answers[0]).ids
+    assert question.is_answered(ids)
+    assert question.is_answered([*ids, *ids])
+    assert not question.is_answered(ids[:-1])
+
+
+def test_a_chat_needs_a_template_and_puts_it_around_the_question(drawn, key_value):
+    template = SimpleNamespace(render=lambda messages, **_: f"a{messages[0]['content']}b")
+    vocabulary = Vocabulary(Fake.tokenizer, MODEL.vocab_size)
+    with pytest.raises(InputError, match="no chat template"):
+        ask(QuestionGroup(key_value, "query-aware", 128, "chat"), drawn, vocabulary)
+    with pytest.raises(InputError, match="no chat template takes"):
+        draw("associative-recall", 256, vocabulary, samples=1, seed=0, max_new_tokens=None, framing="chat")
+    (plain, *_), (framed, *_) = (
+        ask(QuestionGroup(key_value, "query-aware", 128, framing), drawn, replace(vocabulary, template=template)).flat
+        for framing in ("plain", "chat")
+    )
+    first, *_ = Fake.tokenizer.tokenizer.encode("a", add_special_tokens=False).ids
+    assert (framed.prompt_ids[0], framed.prompt_ids[1:3]) == (first, plain.prompt_ids[2:4])

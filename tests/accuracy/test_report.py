@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def test_a_cell_is_stored_with_its_figures_and_read_again():
     stored = one.to_json()
     assert (stored["samples"], stored["accuracy"], stored["query_aware"], stored["evidence"]) == (20, 0.25, True, True)
     assert stored["standard_error"] == pytest.approx((0.25 * 0.75 / SAMPLES) ** 0.5)
+    assert Cell.from_json(stored) == one
+
+
+def test_a_likelihood_is_no_accuracy():
+    one = replace(cell("hybrid", 64), scored_by="likelihood", scores=(1.5, 2.5), full_accuracy=None)
+    stored = one.to_json()
+    assert (stored["accuracy"], stored["negative_log_likelihood"], stored["evidence"]) == (None, 2.0, False)
+    assert one.figure == "2.000 ± 0.354 nats"
     assert Cell.from_json(stored) == one
 
 

@@ -12,6 +12,7 @@ cut out of the engine's own graph, node by node.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from kvc_trt.atomic_files import disk_error
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
 from kvc_trt.engine.program import read_graph
+from kvc_trt.machine import usable_cores
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.runtime.executor import Prefilled
 
@@ -40,7 +43,9 @@ Int64 = NDArray[np.int64]
 
 
 REMEMBERED_BYTES = 2 << 30
-"""Most bytes of values that are remembered; other prompts are computed again for every policy."""
+"""Most bytes of values that are remembered in memory; the others are kept in files beside the weights."""
+PREPACK_UP_TO_BYTES = 64 << 20
+"""Float weights up to this size are copied for the decode of every engine; dozens of engines are open at a time."""
 _LOGITS = "logits"
 _ELEMENT_TYPES = {
     "tensor(float)": TensorProto.FLOAT,
@@ -85,7 +90,7 @@ class SharedPrefill:
     """
 
     def __init__(self, weights_directory: Path) -> None:
-        self._options = LoadOptions(threads=None, prepack=False)  # all cores: prompts are long
+        self._options = LoadOptions(threads=usable_cores(), prepack=False)  # all of them: prompts are long
         self._weights_directory = weights_directory
         self._between: dict[str, set[str]] = {}
         self._sessions: dict[str, tuple[frozenset[str], InferenceSession]] = {}
@@ -109,8 +114,7 @@ class SharedPrefill:
         with self._lock:
             found = self._values.get(key, {})
             if not set(halves.between) <= found.keys():
-                found = self._run(halves, input_ids, prompt_lengths)
-                self._remember(key, found)
+                found = self._values[key] = self._kept(self._run(halves, input_ids, prompt_lengths))
             return found
 
     def types(self, halves: SplitPrefill) -> dict[str, str]:
@@ -124,11 +128,13 @@ class SharedPrefill:
             self._values.clear()
             self._bytes = 0
 
-    def _remember(self, key: tuple[str, str], values: Values) -> None:
+    def _kept(self, values: Values) -> Values:
+        """The values as they are, or in files where memory for them is used up."""
         size = sum(array.nbytes for array in values.values())
         if self._bytes + size <= REMEMBERED_BYTES:
-            self._values[key] = values
             self._bytes += size
+            return values
+        return {name: _in_file(array, self._weights_directory) for name, array in values.items()}
 
     def _run(self, halves: SplitPrefill, input_ids: Int64, prompt_lengths: Int64) -> Values:
         session = self._session(halves)
@@ -153,6 +159,11 @@ class SharingExecutor(OnnxRuntimeExecutor):
     def __init__(self, program: Program, shared: SharedPrefill, halves: SplitPrefill, *, threads: int | None) -> None:
         super().__init__(program, threads=threads)
         self._shared, self._halves = shared, halves
+
+    @property
+    def prepacks_decode(self) -> bool:
+        """Whether decode copies its weights: quantised ones, as every engine does, and small ones."""
+        return self._quantised or self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
 
     @cached_property
     def prefill_session(self) -> InferenceSession:
@@ -190,6 +201,16 @@ class OnnxRuntimePrograms:
             self._shared.forget()
 
 
+def _in_file(array: NDArray[Any], directory: Path) -> NDArray[Any]:
+    """The array mapped from a file without a name, which is gone when the array is."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        try:
+            array.tofile(file)
+        except OSError as error:
+            raise disk_error(error, f"keeping a prompt's cache in {directory}") from error
+        return np.memmap(file, array.dtype, "r", shape=array.shape)
+
+
 def split_prefill(model: ModelProto) -> SplitPrefill:
     """Cut a prefill graph; the model stays as it is. Values of the trunk get names that count from its start.
 
@@ -210,24 +231,32 @@ def split_prefill(model: ModelProto) -> SplitPrefill:
 
 
 def _parts(graph: GraphProto) -> tuple[list[NodeProto], list[NodeProto]]:
-    """Nodes that the logits need, and the others, each in the graph's order. A constant goes where it is read."""
+    """Nodes that the logits need, and the others in the graph's order. A constant goes where it is read.
+
+    The first stand in the order in which the logits need them, which no node of the others has a part in: policies
+    share constants with the trunk at places of their own, and would have other trunks in the graph's order.
+    """
     producer = {name: i for i, node in enumerate(graph.node) for name in node.output}
-    needed = _ancestors(graph, producer, [_LOGITS])
-    rest = {i for i in range(len(graph.node)) if i not in needed}
+    needed = _as_needed(graph, producer, _LOGITS)
+    rest = set(range(len(graph.node))) - set(needed)
     read = {producer[name] for i in rest for name in graph.node[i].input if name in producer}
-    constants = {i for i in read & needed if graph.node[i].op_type == "Constant"}
-    return [graph.node[i] for i in sorted(needed)], [graph.node[i] for i in sorted(rest | constants)]
+    constants = {i for i in read.intersection(needed) if graph.node[i].op_type == "Constant"}
+    return [graph.node[i] for i in needed], [graph.node[i] for i in sorted(rest | constants)]
 
 
-def _ancestors(graph: GraphProto, producer: Mapping[str, int], names: list[str]) -> set[int]:
-    found: set[int] = set()
-    pending = list(names)
+def _as_needed(graph: GraphProto, producer: Mapping[str, int], name: str) -> list[int]:
+    """The nodes that a value needs, each behind those whose values it reads."""
+    found: dict[int, None] = {}
+    pending = [producer[name]]
     while pending:
-        index = producer.get(pending.pop())
-        if index is not None and index not in found:
-            found.add(index)
-            pending += graph.node[index].input
-    return found
+        index = pending[-1]
+        before = [producer[read] for read in graph.node[index].input if read in producer]
+        missing = [one for one in before if one not in found]
+        if missing:
+            pending.append(missing[0])
+        else:
+            found[pending.pop()] = None
+    return list(found)
 
 
 def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kvc_trt import policies
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.policy_engines import open_model
 from kvc_trt.backends.onnxruntime import shared_prefill
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.shared_prefill import SharedPrefill, SharingExecutor
+from kvc_trt.backends.onnxruntime.shared_prefill import SharedPrefill, SharingExecutor, split_prefill
 
 VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]
 ROOM = Room(120, 8)
@@ -64,19 +65,34 @@ def test_other_prompts_and_forgotten_ones_are_computed(programs, prompts):
     assert shared.runs == 3
 
 
-def test_what_does_not_fit_is_computed_again(programs, prompts, monkeypatch):
+def test_what_does_not_fit_in_memory_is_kept_in_files(programs, prompts, monkeypatch):
+    directory = programs[0].weights_path.parent
+    before = sorted(directory.iterdir())
     monkeypatch.setattr(shared_prefill, "REMEMBERED_BYTES", 1)
-    shared = SharedPrefill(programs[0].weights_path.parent)
-    (executor,) = executors(programs[:1], shared)
+    shared = SharedPrefill(directory)
+    (executor, other) = executors(programs[:2], shared)
     executor.prefill(*prompts)
-    executor.prefill(*prompts)
-    assert shared.runs == 2
+    found, expected = other.prefill(*prompts), OnnxRuntimeExecutor(programs[1], threads=1).prefill(*prompts)
+    assert shared.runs == 1
+    for name, values in expected.state.items():
+        np.testing.assert_array_equal(found.state[name], values)
+    assert sorted(directory.iterdir()) == before  # files without names
+
+
+def test_every_method_with_an_engine_has_the_same_trunk():
+    """Whatever constants its own part of the graph shares with it."""
+    identities = {}
+    with open_model("retrieval-tiny") as model:
+        for policy in (one.name for one in policies.describe()):
+            if not policies.named(policy).selection.oracle:
+                variant = Variant(policy, None if policy == "full" else 96)
+                identities[policy] = split_prefill(model._program(model._resolve(variant, ROOM)).prefill()).identity
+    assert len(identities) > 15
+    assert len(set(identities.values())) == 1
 
 
 def test_a_graph_whose_nodes_hold_graphs_is_not_cut():
     from onnx import TensorProto, helper
-
-    from kvc_trt.backends.onnxruntime.shared_prefill import split_prefill
 
     branch = helper.make_graph([], "branch", [], [helper.make_tensor_value_info("x", TensorProto.FLOAT, [])])
     node = helper.make_node("If", ["c"], ["logits"], then_branch=branch, else_branch=branch)
