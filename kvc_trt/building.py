@@ -110,4 +110,4 @@ def _passed_marker(engine: EngineDirectory) -> Path:
 
 def _checkpoint_beside(request: ResolvedBuild, source: ModelSource) -> Path | None:
     """The checkpoint, where its weights were quantised: verify then says what that cost."""
-    return source.directory if request.config.weights in ("int8", "int4") else None
+    return source.path if request.config.weights in ("int8", "int4") else None

@@ -30,7 +30,7 @@ class BuildConfig(OwnSchema):
     """One build. None means: the preset's value, or what the policy derives."""
 
     model: str = Field(min_length=1)
-    """A preset's name, or a Hugging Face directory."""
+    """A preset's name, a Hugging Face directory or a GGUF file."""
     policy: str = DEFAULT
     token_budget: Positive | None = None
     max_input_len: Positive | None = None

@@ -36,11 +36,11 @@ def build(
 ) -> Engine:
     """Build an engine directory, verify it, and return it open.
 
-    `model` is a preset's name (`kvc_trt.models.list_presets()`) or a Hugging Face directory. None leaves a setting to
-    the model's preset, or to what the policy derives from its token budget. `settings` are the other keys of a build,
-    such as page_size=8. `config` is a YAML file of settings, or an engine's config.json to build again; arguments win
-    over it. `output` None is engines/MODEL-POLICY. An engine that is there already is found up to date, or replaced
-    only with `force`.
+    `model` is a preset's name (`kvc_trt.models.list_presets()`), a Hugging Face directory or a GGUF file. None leaves
+    a setting to the model's preset, or to what the policy derives from its token budget. `settings` are the other keys
+    of a build, such as page_size=8. `config` is a YAML file of settings, or an engine's config.json to build again;
+    arguments win over it. `output` None is engines/MODEL-POLICY. An engine that is there already is found up to date,
+    or replaced only with `force`.
 
     Raises InputError, UnsupportedEnvironment, and VerificationFailed for an engine that was built but is not right.
 

@@ -263,9 +263,9 @@ class Engine:
         """Check the engine against the PyTorch reference: `level` is quick, full, ops, logits, tokens or retrieval.
 
         A failed check is in the report (`passed`, `failures`, `as_text()`, `to_json()`), not raised. `kernels` is the
-        library for an engine that torch runs; `checkpoint` a Hugging Face directory, to say what the engine's weight
-        format costs. `level` tensors compares executors tensor by tensor with NVIDIA Polygraphy, and writes its files
-        to `directory`. Raises InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy.
+        library for an engine that torch runs; `checkpoint` a Hugging Face directory or GGUF file, to say what the
+        engine's weight format costs. `level` tensors compares executors tensor by tensor with NVIDIA Polygraphy, and
+        writes its files to `directory`. Raises InputError, and UnsupportedEnvironment without PyTorch, or Polygraphy.
         """
         from kvc_trt.verify import require_torch
 

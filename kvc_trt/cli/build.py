@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 @cloup.command()
 @cloup.option_group(
     "Model and weights",
-    cloup.option("--model", metavar="NAME|DIR", help="A preset (`kvc-trt models`) or a Hugging Face directory."),
-    cloup.option("--checkpoint", metavar="DIR", help="Hugging Face directory with the preset's weights."),
+    cloup.option(
+        "--model", metavar="NAME|PATH", help="A preset (`kvc-trt models`), a Hugging Face directory, or a GGUF file."
+    ),
+    cloup.option("--checkpoint", metavar="PATH", help="Hugging Face directory or GGUF file with the preset's weights."),
     cloup.option("--revision", help="Commit, tag or branch to fetch from the Hugging Face Hub."),
     cloup.option("--random-weights", type=int, metavar="SEED", help="Real shapes without a checkpoint."),
     cloup.option(

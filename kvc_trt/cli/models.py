@@ -13,7 +13,7 @@ from kvc_trt.tables import text_table
 @click.command()
 @printing.json_option
 def command(as_json: bool) -> None:
-    """List the model presets; --model also takes any Hugging Face directory of a supported architecture."""
+    """List the model presets; --model also takes any checkpoint of a supported architecture."""
     presets = [_preset(name) for name in _names()]
     if as_json:
         printing.print_json({"models": presets})

@@ -16,7 +16,9 @@ from kvc_trt.cli.printing import json_option, print_json
 @cloup.command(name="plan")
 @cloup.option_group(
     "Model and weights",
-    cloup.option("--model", metavar="NAME|DIR", help="A preset, a Hugging Face directory, or its config.json."),
+    cloup.option(
+        "--model", metavar="NAME|PATH", help="A preset, a Hugging Face directory, its config.json, or a GGUF file."
+    ),
     cloup.option("--weights", type=click.Choice(WEIGHTS), help="Their format; auto is the model's own."),
 )
 @policy_options()

@@ -37,8 +37,9 @@ from kvc_trt.cli import printing, verify_tasks
     cloup.option("--samples", type=int, help="Questions per length and mode.  [default: by level]"),
     cloup.option(
         "--checkpoint",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="Hugging Face directory: also measure what the engine's weight format costs; with --model, its weights.",
+        type=click.Path(path_type=Path),
+        help="Hugging Face directory or GGUF file: also measure what the engine's weight format costs; with --model, "
+        "its weights.",
     ),
     cloup.option("--seed", type=int, default=0, help="Seed of prompts and inputs."),
     cloup.option(

@@ -1,17 +1,20 @@
-"""Choose the model of a build, a preset or a Hugging Face directory, and the source of its weights."""
+"""Choose the model of a build, a preset or a checkpoint, and the source of its weights and tokenizer."""
 
 from __future__ import annotations
 
-import os
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvc_trt.atomic_files import write_whole
 from kvc_trt.config import BuildConfig
+from kvc_trt.engine.stages import cache_root
 from kvc_trt.errors import InputError
 from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.config import ModelConfig, longest_sequence
+from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
 from kvc_trt.models.fp8 import as_floats
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.weights import WeightSource, check_weights
@@ -42,8 +45,8 @@ class ModelChoice:
     config: ModelConfig
     defaults: Mapping[str, Any]
     """Build settings that apply unless the user gives others."""
-    directory: Path | None = None
-    """The checkpoint directory, if the user gave one."""
+    path: Path | None = None
+    """The checkpoint, a Hugging Face directory or a GGUF file, if the user gave one."""
     hugging_face_id: str | None = None
     revision: str | None = None
     shipped: Path | None = None
@@ -54,9 +57,9 @@ class ModelChoice:
         """Whether the checkpoint stores its matrices in fp8, the only quantised format that is read."""
         from kvc_trt.models.hugging_face import read_json_object
 
-        if self.directory is None:
+        if self.path is None or is_file(self.path):
             return False
-        return read_json_object(self.directory / "config.json").get("quantization_config") is not None
+        return read_json_object(self.path / "config.json").get("quantization_config") is not None
 
 
 @dataclass(frozen=True)
@@ -68,23 +71,23 @@ class ModelSource:
     commit: str | None = None
     """Resolved commit of a checkpoint that came from the Hugging Face Hub."""
     tokenizer_files: tuple[Path, ...] = ()
-    directory: Path | None = None
-    """The checkpoint directory; None for random weights."""
+    path: Path | None = None
+    """The checkpoint, a directory or a GGUF file; None for random weights."""
 
 
 def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
-    """Find a preset or read a Hugging Face directory's config.json; that of `checkpoint`, if given, wins.
+    """Find a preset or read the configuration of a checkpoint; that of `checkpoint`, if given, wins.
 
     Raises InputError for an unknown name (suggesting the nearest) and for a checkpoint of another architecture.
     """
-    from kvc_trt.models.hugging_face import read_config
     from kvc_trt.models.presets import load_preset
 
-    if is_directory(model):
+    if is_path(model):
         if checkpoint is not None:
-            raise InputError("--model is a directory already; --checkpoint goes with a preset's name")
-        directory = Path(model).absolute()
-        return ModelChoice(directory.name, (config := read_config(directory)), _general_defaults(config), directory)
+            raise InputError("--model is a checkpoint already; --checkpoint goes with a preset's name")
+        path = Path(model).absolute()
+        config = read_model_config(path)
+        return ModelChoice(path.stem if is_file(path) else path.name, config, _general_defaults(config), path)
     preset = load_preset(model)
     defaults = {**_general_defaults(preset.config), **preset.defaults}
     choice = ModelChoice(
@@ -92,15 +95,10 @@ def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
     )
     if checkpoint is None:
         return choice
-    directory = Path(checkpoint).absolute()
-    config = read_config(directory)
-    _check_same_model(preset.config, config, model, directory)
-    return replace(choice, config=config, directory=directory)
-
-
-def is_directory(model: str) -> bool:
-    """Whether `--model` names a directory rather than a preset."""
-    return os.sep in model or Path(model).is_dir()
+    path = Path(checkpoint).absolute()
+    config = read_model_config(path)
+    _check_same_model(preset.config, config, model, path)
+    return replace(choice, config=config, path=path)
 
 
 def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, ModelSource]:
@@ -108,29 +106,40 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
 
     The returned choice has the configuration of the checkpoint that was opened.
     """
-    from_hub = config.random_weights is None and choice.directory is None and choice.shipped is None
+    from_hub = config.random_weights is None and choice.path is None and choice.shipped is None
     if config.revision is not None and not from_hub:
         raise InputError(f"--revision {config.revision}: the weights do not come from the Hugging Face Hub")
     if config.random_weights is not None:
         random = RandomWeights(choice.config, config.random_weights)
         return choice, ModelSource(random, f"random weights, seed {config.random_weights}")
-    directory, commit = choice.directory or choice.shipped, None
-    if directory is None:
-        directory, commit = _fetch(choice, config.revision)
-    checkpoint = Checkpoint(directory)
-    _check_same_model(choice.config, checkpoint.config, choice.name, directory)
+    path, commit = choice.path or choice.shipped, None
+    if path is None:
+        path, commit = _fetch(choice, config.revision)
+    checkpoint = open_checkpoint(path)
+    _check_same_model(choice.config, checkpoint.config, choice.name, path)
     weights = as_floats(checkpoint)
     check_weights(checkpoint.config, weights)
-    opened = replace(choice, config=checkpoint.config, directory=directory)
-    description, tokenizer = _described(choice, directory, commit), tuple(checkpoint.tokenizer_files())
-    source = ModelSource(weights, description, commit, tokenizer, directory)
+    opened = replace(choice, config=checkpoint.config, path=path)
+    source = ModelSource(weights, _described(choice, path, commit), commit, _tokenizer_files(checkpoint), path)
     return opened, source
 
 
-def _described(choice: ModelChoice, directory: Path, commit: str | None) -> str:
+def _tokenizer_files(checkpoint: AnyCheckpoint) -> tuple[Path, ...]:
+    """The files of a directory; those that a GGUF file's metadata stand for are written into the cache."""
+    if isinstance(checkpoint, Checkpoint):
+        return tuple(checkpoint.tokenizer_files())
+    contents = checkpoint.tokenizer_contents()
+    digests = [f"{name}\0{hashlib.sha256(content).hexdigest()}\n" for name, content in sorted(contents.items())]
+    directory = cache_root() / "tokenizers" / hashlib.sha256("".join(digests).encode()).hexdigest()
+    for name, content in contents.items():
+        write_whole(directory / name, content)
+    return tuple(directory / name for name in contents)
+
+
+def _described(choice: ModelChoice, path: Path, commit: str | None) -> str:
     if commit is not None:
         return f"Hugging Face Hub: {choice.hugging_face_id}"
-    return "checkpoint shipped with kvc-trt" if directory == choice.shipped else f"checkpoint {directory}"
+    return "checkpoint shipped with kvc-trt" if path == choice.shipped else f"checkpoint {path}"
 
 
 def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
@@ -138,7 +147,7 @@ def _fetch(choice: ModelChoice, revision: str | None) -> tuple[Path, str]:
 
     if choice.hugging_face_id is None:
         raise InputError(
-            f"{choice.name} has no known checkpoint", hint="give --checkpoint DIR or --random-weights SEED"
+            f"{choice.name} has no known checkpoint", hint="give --checkpoint PATH or --random-weights SEED"
         )
     return fetch(choice.hugging_face_id, revision or choice.revision)
 
@@ -152,11 +161,11 @@ def _general_defaults(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _check_same_model(expected: ModelConfig, found: ModelConfig, name: str, directory: Path) -> None:
+def _check_same_model(expected: ModelConfig, found: ModelConfig, name: str, path: Path) -> None:
     for attribute in _SAME_SHAPE:
         wanted, got = getattr(expected, attribute), getattr(found, attribute)
         if wanted != got:
             raise InputError(
-                f"{directory}/config.json is not {name}: {attribute} is {got!r}, expected {wanted!r}",
-                hint=f"to build that model as it is: --model {directory}",
+                f"{path} is not {name}: {attribute} is {got!r}, expected {wanted!r}",
+                hint=f"to build that model as it is: --model {path}",
             )

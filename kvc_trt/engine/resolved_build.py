@@ -10,12 +10,13 @@ from typing import Any, Literal, Protocol
 
 from kvc_trt import policies
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
-from kvc_trt.engine.model_choice import ModelChoice, ModelSource, is_directory
+from kvc_trt.engine.model_choice import ModelChoice, ModelSource
 from kvc_trt.engine.supported import PolicyRunner, check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.methods.head_pattern import read_head_pattern
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.formats import is_path
 from kvc_trt.models.weights import count_parameters
 from kvc_trt.validation import validated
 
@@ -119,7 +120,7 @@ def resolve(
     config = config.model_copy(update={"backend": backend})
     parameters = resolve_parameters(config, choice.config)
     if config.weights == "auto":
-        stored = choice if config.random_weights is None else dataclasses.replace(choice, directory=None)
+        stored = choice if config.random_weights is None else dataclasses.replace(choice, path=None)
         config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})
     check_backend_settings(config, backends)
     check_supported(parameters, choice.config.num_hidden_layers, backend, backends)
@@ -138,9 +139,9 @@ def for_source(resolved: ResolvedBuild, choice: ModelChoice, source: ModelSource
     config = resolved.config
     update: dict[str, Any] = {} if source.commit is None else {"revision": source.commit}
     if config.checkpoint is not None:
-        update["checkpoint"] = str(choice.directory)
-    elif choice.hugging_face_id is None and choice.directory is not None and is_directory(config.model):
-        update["model"] = str(choice.directory)
+        update["checkpoint"] = str(choice.path)
+    elif choice.hugging_face_id is None and choice.path is not None and is_path(config.model):
+        update["model"] = str(choice.path)
     if config.head_pattern is not None:
         update["head_pattern"] = str(Path(config.head_pattern).absolute())
     config = config.model_copy(update=update)

@@ -10,7 +10,7 @@ from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
 from kvc_trt.models.tokenizer import TOKENIZER_FILES
 
 FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", *TOKENIZER_FILES)
-WAYS_OUT = "--checkpoint DIR takes a local Hugging Face directory, --random-weights SEED needs none"
+WAYS_OUT = "--checkpoint PATH takes a local Hugging Face directory or GGUF file, --random-weights SEED needs none"
 _TIMEOUT_SECONDS = 10.0
 
 

@@ -74,7 +74,7 @@ def load_preset(name: str) -> Preset:
     if name not in known:
         raise InputError(
             f"unknown model {name!r}{did_you_mean(name.lower(), known)}",
-            hint="`kvc-trt models` lists the presets; --model also takes a Hugging Face directory",
+            hint="`kvc-trt models` lists the presets; --model also takes a Hugging Face directory or a GGUF file",
         )
     path = build_configs_directory() / "models" / f"{name}.yaml"
     content = validated(_PresetFile, read_mapping(path), str(path))

@@ -17,15 +17,24 @@ Float32Array = NDArray[np.float32]
 
 def inverse_frequencies(config: ModelConfig) -> Float32Array:
     """Return the angle per position of each rotary pair, scaled as the model wants: float32 [head_size / 2]."""
-    exponents = np.arange(0, config.head_size, 2, dtype=np.float32) / np.float32(config.head_size)
-    powers = np.power(float(config.rotary_base), exponents.astype(np.float64)).astype(np.float32)
+    return scaled(unscaled_frequencies(config.rotary_base, config.head_size), config.rotary_scaling)
+
+
+def unscaled_frequencies(base: float, head_size: int) -> Float32Array:
+    """Return base^(-2i/D) of each rotary pair i: float32 [head_size / 2]."""
+    exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    powers = np.power(float(base), exponents.astype(np.float64)).astype(np.float32)
     frequencies: Float32Array = np.float32(1.0) / powers
-    scaling = config.rotary_scaling
+    return frequencies
+
+
+def scaled(frequencies: Float32Array, scaling: RopeScaling | None) -> Float32Array:
+    """Return the frequencies as `scaling` stretches them."""
     if scaling is None:
         return frequencies
     if scaling.kind == "linear":
-        frequencies /= np.float32(scaling.factor)
-        return frequencies
+        stretched: Float32Array = frequencies / np.float32(scaling.factor)
+        return stretched
     return _llama3(frequencies, scaling)
 
 

@@ -3,16 +3,13 @@
 A file is eight bytes of header length, a JSON header, then the tensors' bytes. The safetensors package checks that the
 header describes the rest of the file exactly: every size equal to shape times item size, no overlap, no hole, no byte
 left over. Beyond that, this module refuses what readers could take in two ways (a name given twice, unknown fields) and
-what numpy cannot hold. Every refusal is an `InputError`. Tensors are read by `pread`, never mapped: a file that shrinks
-is an error, not a crash.
+what numpy cannot hold. Every refusal is an `InputError`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.models.tensor_file import TensorFile
 
 PADDING_PREFIX = "__padding__."
 """Byte tensors that our writer inserts so that the next tensor is aligned; hidden from `names`."""
@@ -57,9 +55,9 @@ class SafetensorsFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file = _open_regular(self.path)
+        self._file = TensorFile(self.path)
         try:
-            self.metadata, self.entries = _read_header(self._file.fileno(), str(self.path))
+            self.metadata, self.entries = _read_header(self._file.descriptor, str(self.path))
         except BaseException:
             self._file.close()
             raise
@@ -83,11 +81,7 @@ class SafetensorsFile:
 
     def digest(self) -> str:
         """SHA-256 (hex) of the file's bytes."""
-        digest, position = hashlib.sha256(), 0
-        while block := os.pread(self._file.fileno(), 1 << 22, position):
-            digest.update(block)
-            position += len(block)
-        return digest.hexdigest()
+        return self._file.digest()
 
     def close(self) -> None:
         """Close the file; it cannot be read afterwards."""
@@ -95,14 +89,7 @@ class SafetensorsFile:
 
     def _read(self, name: str, skip: int, nbytes: int) -> NDArray[Any]:
         entry = self.entries[name]
-        buffer = np.empty(nbytes, np.uint8)
-        view, filled = buffer.data, 0
-        while filled < nbytes:
-            count = os.preadv(self._file.fileno(), [view[filled : filled + (1 << 30)]], entry.offset + skip + filled)
-            if count == 0:
-                raise InputError(f"{self.path}: ends inside tensor {name!r}; it was changed while being read")
-            filled += count
-        return buffer.view(numpy_dtype(entry.dtype))
+        return self._file.read(entry.offset + skip, nbytes, f"tensor {name!r}").view(numpy_dtype(entry.dtype))
 
 
 @dataclass(frozen=True)
@@ -145,18 +132,6 @@ def write_safetensors(
         file.flush()
         os.fsync(file.fileno())
     return places
-
-
-def _open_regular(path: Path) -> Any:
-    """Open for reading without ever blocking on a pipe or device."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise InputError(f"{path}: not a regular file")
-    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str, TensorEntry]]:

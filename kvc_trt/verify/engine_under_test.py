@@ -182,14 +182,14 @@ class EngineUnderTest:
     @cached_property
     def checkpoint(self) -> tuple[WeightSource | None, str]:
         """Unquantised weights to compare with, and what they are or why there are none."""
-        from kvc_trt.models.checkpoint import Checkpoint
+        from kvc_trt.models.formats import open_checkpoint
         from kvc_trt.models.fp8 import as_floats
         from kvc_trt.models.weights import check_weights
 
         directory = self.checkpoint_directory or self._shipped_checkpoint()
         if directory is None:
-            return None, "no checkpoint given (--checkpoint DIR)"
-        source = as_floats(Checkpoint(directory))
+            return None, "no checkpoint given (--checkpoint PATH)"
+        source = as_floats(open_checkpoint(directory))
         check_weights(self.engine.model, source)
         recorded = self.engine.manifest.get("checkpoint", {}).get("fingerprint")
         if recorded == source.fingerprint():

@@ -51,10 +51,10 @@ def verify(
     """Check an opened engine against the PyTorch reference and say what was found.
 
     `level` is quick, full, or one rung (ops, logits, tokens, retrieval); `steps` and `samples` override its sizes;
-    `checkpoint` is a Hugging Face directory with the unquantised weights. `backend` runs the engine (None: the one it
-    was built for); one that calls kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the package's own,
-    or the reference on the CPU). A failed check is in the report, not raised. Raises InputError for a request that
-    cannot be right.
+    `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. `backend` runs the engine (None:
+    the one it was built for); one that calls kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the
+    package's own, or the reference on the CPU). A failed check is in the report, not raised. Raises InputError for a
+    request that cannot be right.
     """
     backend = backend or registry.runner(engine.backend)
     if kernels is not None and not registry.backend(backend).calls_kernels:

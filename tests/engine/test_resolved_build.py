@@ -100,5 +100,5 @@ def test_the_weight_files_size_is_known_before_it_is_written(tiny_model, tmp_pat
 
 
 def test_a_checkpoint_goes_with_a_presets_name(tiny_model):
-    with pytest.raises(InputError, match="directory already"):
+    with pytest.raises(InputError, match="checkpoint already"):
         choose_model(str(tiny_model), str(tiny_model))

@@ -199,7 +199,7 @@ def test_no_network_at_all_names_both_ways_out(tmp_path):
         env={"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root), "HOME": str(tmp_path), "PATH": ""},
     )  # fmt: skip
     assert "cannot be reached" in result.stdout
-    assert "--checkpoint DIR" in result.stdout
+    assert "--checkpoint PATH" in result.stdout
     assert "--random-weights SEED" in result.stdout
 
 

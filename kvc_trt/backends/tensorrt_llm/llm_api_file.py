@@ -89,12 +89,12 @@ def _from_build(config: BuildConfig, path: Path) -> Source:
 
 
 def _checkpoint(config: BuildConfig) -> str:
-    from kvc_trt.engine.model_choice import is_directory
+    from kvc_trt.models.formats import is_path
     from kvc_trt.models.presets import list_presets, load_preset
 
     if config.checkpoint is not None:
         return config.checkpoint
-    if is_directory(config.model):
+    if is_path(config.model):
         return config.model
     preset = load_preset(config.model) if config.model in list_presets() else None
     return preset.hugging_face_id or "MODEL" if preset is not None else "MODEL"

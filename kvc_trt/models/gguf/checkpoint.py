@@ -1,0 +1,120 @@
+"""A GGUF file as a checkpoint: its configuration, its weights one tensor or range of rows at a time, its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError, describe
+from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.models.gguf.architecture import model_config
+from kvc_trt.models.gguf.header import GgufTensor, read_header
+from kvc_trt.models.gguf.names import ROPE_FACTORS, hugging_face_name, in_halves, interleaved_heads
+from kvc_trt.models.gguf.tokenizer import tokenizer_contents
+from kvc_trt.models.tensor_file import TensorFile
+
+SUFFIX = ".gguf"
+_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""The types that are read as they are; blocks are dequantised to float32."""
+
+
+class GgufCheckpoint:
+    """A `WeightSource` over one file, by Hugging Face's names, with `.config` and the tokenizer's files.
+
+    The header is checked when opened. Values are not: NaN and infinite weights show when a build reads them.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file = TensorFile(self.path)
+        try:
+            self.header = read_header(self._file)
+            factors = self.header.tensors.get(ROPE_FACTORS)
+            self.config = model_config(self.header, None if factors is None else self._values(factors, 0, None))
+            self._tensors = self._by_hugging_face_name()
+        except BaseException:
+            self._file.close()
+            raise
+        self._fingerprint: str | None = None
+
+    def tokenizer_contents(self) -> dict[str, bytes]:
+        """Name and content of each file that a Hugging Face directory of this model would have for its tokenizer.
+
+        InputError for a file without a tokenizer, or with one that cannot be read exactly.
+        """
+        return tokenizer_contents(self.header, self.config.vocab_size)
+
+    def names(self) -> list[str]:
+        """Every tensor of the checkpoint."""
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor; matrices are [out, in]."""
+        return self._tensors[name].shape
+
+    def dtype(self, name: str) -> str:
+        """The type that `read` returns: the stored one, float32 for quantised blocks."""
+        return _STORED.get(self._tensors[name].type, "float32")
+
+    def read(self, name: str) -> NDArray[Any]:
+        """The whole tensor."""
+        return self.read_rows(name, 0, self.shape(name)[0])
+
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop) of one tensor, reading and dequantising only them (whole heads where rows are moved)."""
+        tensor = self._tensors[name]
+        heads = interleaved_heads(name, self.config)
+        if heads is None:
+            return self._values(tensor, start, stop)
+        size = tensor.shape[0] // heads
+        first, last = start // size * size, -(-stop // size) * size
+        return in_halves(self._values(tensor, first, last), size)[start - first : stop - first]
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the configuration and the file, reading every byte once."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(f"{self.config!r}\0{self._file.digest()}".encode())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _by_hugging_face_name(self) -> dict[str, GgufTensor]:
+        tensors: dict[str, GgufTensor] = {}
+        for tensor in self.header.tensors.values():
+            if tensor.name == ROPE_FACTORS:
+                continue
+            name = hugging_face_name(tensor.name)
+            if name is None:
+                found = describe(tensor.name)
+                raise InputError(f"{self.path}: tensor {found} has no place in {self.config.architecture}")
+            tensors[name] = tensor
+        return tensors
+
+    def _values(self, tensor: GgufTensor, start: int, stop: int | None) -> NDArray[Any]:
+        """Rows [start, stop) of one tensor in the file's order; `stop` None reads to the end."""
+        rows = tensor.shape[0]
+        stop = rows if stop is None else stop
+        if not 0 <= start <= stop <= rows:
+            raise ValueError(f"{tensor.name}: rows {start}..{stop} of shape {list(tensor.shape)}")
+        what = f"tensor {tensor.name!r}"
+        if len(tensor.shape) == 1:  # a vector of blocks has no rows that could be read one by one
+            return _decoded(self._file.read(tensor.offset, tensor.nbytes, what), tensor.type)[start:stop]
+        row = tensor.nbytes // rows
+        raw = self._file.read(tensor.offset + start * row, (stop - start) * row, what)
+        return _decoded(raw.reshape(-1, row), tensor.type).reshape(stop - start, *tensor.shape[1:])
+
+
+def _decoded(raw: NDArray[np.uint8], kind: str) -> NDArray[Any]:
+    """The values of rows of bytes: floats as they are stored, blocks as float32."""
+    if kind in _STORED:
+        return raw.view(numpy_dtype(_STORED[kind]))
+    from gguf import GGMLQuantizationType, dequantize
+
+    return dequantize(raw, GGMLQuantizationType[kind])

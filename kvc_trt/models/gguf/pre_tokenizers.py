@@ -1,0 +1,65 @@
+"""How text is split before byte-level BPE, by the name in `tokenizer.ggml.pre`.
+
+A name stands for the tokenizer of one family of models, so an entry has all in which that tokenizer differs from
+others: a model read from GGUF gets the ids of the same model's tokenizer.json. That is more than other readers of the
+format take from the name: transformers splits `smollm` as GPT-2, leaves Qwen2's text unnormalised and always merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """What a family's tokenizer does around the merges."""
+
+    pattern: str | None = None
+    """The regular expression of one piece; None for GPT-2's own, which the tokenizers library has built in."""
+    single_digits: bool = False
+    """Whether every digit is a piece of its own, before anything else is split."""
+    normalised: bool = False
+    """Whether text is brought into Unicode's composed form (NFC) first."""
+    whole_pieces_first: bool = False
+    """Whether a piece that is a token is taken as it is, even where merges would not make it."""
+    begins: bool = False
+    """Whether a text begins with the `bos` token where the file does not say."""
+
+    def steps(self) -> dict[str, Any]:
+        """The `pre_tokenizer` section of a tokenizer.json."""
+        steps: list[dict[str, Any]] = []
+        if self.single_digits:
+            steps.append({"type": "Digits", "individual_digits": True})
+        if self.pattern is not None:
+            pattern = {"Regex": self.pattern}
+            steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
+        use_regex = self.pattern is None
+        steps.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex})
+        return {"type": "Sequence", "pretokenizers": steps}
+
+
+_LLAMA3_FAMILY = PreTokenizer(_LLAMA3, whole_pieces_first=True, begins=True)
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "default": PreTokenizer(),
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2),
+    "gpt-2": PreTokenizer(),
+    "llama-bpe": _LLAMA3_FAMILY,
+    "llama-v3": _LLAMA3_FAMILY,
+    "llama3": _LLAMA3_FAMILY,
+    "qwen2": PreTokenizer(_QWEN2, normalised=True),
+    "smollm": PreTokenizer(single_digits=True),
+    "tekken": PreTokenizer(_TEKKEN, whole_pieces_first=True, begins=True),
+}

@@ -1,0 +1,210 @@
+"""A GGUF file's tokenizer as the files that a Hugging Face directory has: byte-level BPE from the metadata.
+
+Nothing is guessed: a vocabulary of another kind, or one split by a rule that is not known here, is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvc_trt.errors import InputError, describe
+from kvc_trt.models.gguf.architecture import end_tokens
+from kvc_trt.models.gguf.header import GgufHeader
+from kvc_trt.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+
+_PREFIX = "tokenizer.ggml."
+_BYTE_LEVEL = "gpt2"
+_CONTROL, _USER_DEFINED = 3, 4
+_NAMED = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
+          "pad_token": "padding_token_id"}  # fmt: skip
+"""Name in tokenizer_config.json -> key of the metadata."""
+_TEMPLATE = "tokenizer.chat_template"
+_ANOTHER_WAY = "build from the model's Hugging Face directory, which has its tokenizer.json"
+
+
+def tokenizer_contents(header: GgufHeader, vocab_size: int) -> dict[str, bytes]:
+    """Content by file name; InputError where the metadata is missing, inconsistent or not understood."""
+    return _TokenizerMetadata(header, vocab_size).contents()
+
+
+class _TokenizerMetadata:
+    """The keys of one file, checked when read."""
+
+    def __init__(self, header: GgufHeader, vocab_size: int) -> None:
+        self._header = header
+        kind = self._scalar("model", str)
+        if kind is None:
+            raise self._wrong("model", "missing", f"{_BYTE_LEVEL}: the file has no tokenizer", hint=_ANOTHER_WAY)
+        if kind != _BYTE_LEVEL:
+            expected = f"{_BYTE_LEVEL} (byte-level BPE)"
+            raise self._wrong("model", describe(kind), expected, hint=_ANOTHER_WAY)
+        self._split = self._pre_tokenizer()
+        self._tokens = self._texts("tokens")
+        if len(self._tokens) > vocab_size:
+            found = f"a list of {len(self._tokens)}"
+            raise self._wrong("tokens", found, f"at most {vocab_size}, the model's vocabulary")
+        self._vocabulary = {token: number for number, token in enumerate(self._tokens)}
+        if len(self._vocabulary) != len(self._tokens):
+            twice = next(token for number, token in enumerate(self._tokens) if self._vocabulary[token] != number)
+            raise self._wrong("tokens", f"a list with {describe(twice)} twice", "each token once")
+        self._named = {name: self._token(key) for name, key in _NAMED.items()}
+        self._types = self._token_types()
+
+    def contents(self) -> dict[str, bytes]:
+        """Content by file name."""
+        files = {
+            "tokenizer.json": _json(self._tokenizer()),
+            "tokenizer_config.json": _json(self._tokenizer_config()),
+            "generation_config.json": _json(self._generation_config()),
+        }
+        template = self._header.scalar(_TEMPLATE)
+        if template is not None and not isinstance(template, str):
+            raise InputError(f"{self._header.source}: {_TEMPLATE} is {describe(template)}, expected text")
+        if template:
+            files["chat_template.jinja"] = template.encode()
+        self._check_loads(files["tokenizer.json"])
+        return files
+
+    def _tokenizer(self) -> dict[str, Any]:
+        special = [
+            {
+                "id": number, "content": self._tokens[number], "single_word": False, "lstrip": False, "rstrip": False,
+                "normalized": False, "special": bool(self._types[number] == _CONTROL),
+            }
+            for number in np.flatnonzero(np.isin(self._types, (_CONTROL, _USER_DEFINED))).tolist()
+        ]  # fmt: skip
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": special,
+            "normalizer": {"type": "NFC"} if self._split.normalised else None,
+            "pre_tokenizer": self._split.steps(),
+            "post_processor": self._post_processor(),
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": self._split.whole_pieces_first,
+                "vocab": self._vocabulary,
+                "merges": self._merges(),
+            },
+        }
+
+    def _tokenizer_config(self) -> dict[str, Any]:
+        named = {name: self._tokens[number] for name, number in self._named.items() if number is not None}
+        begins, ends = self._added()
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "add_bos_token": begins,
+            "add_eos_token": ends,
+            **named,
+        }
+
+    def _generation_config(self) -> dict[str, Any]:
+        ids = {"bos_token_id": self._named["bos_token"], "pad_token_id": self._named["pad_token"]}
+        given = {name: number for name, number in ids.items() if number is not None}
+        ends = end_tokens(self._header)
+        return given | ({"eos_token_id": ends} if ends else {})
+
+    def _post_processor(self) -> dict[str, Any] | None:
+        """What adds `bos` and `eos` to a text; None where nothing does."""
+        added = [
+            self._named[name] for name, adds in zip(("bos_token", "eos_token"), self._added(), strict=True) if adds
+        ]
+        if not added:
+            return None
+        texts = [self._tokens[number] for number in added if number is not None]
+        ends = self._added()[1]
+        before, after = (texts[:-1], texts[-1:]) if ends else (texts, [])
+
+        def surrounded(sequence: str, kind: int) -> list[dict[str, Any]]:
+            around = [[{"SpecialToken": {"id": text, "type_id": kind}} for text in part] for part in (before, after)]
+            return [*around[0], {"Sequence": {"id": sequence, "type_id": kind}}, *around[1]]
+
+        return {
+            "type": "TemplateProcessing",
+            "single": surrounded("A", 0),
+            "pair": [*surrounded("A", 0), *surrounded("B", 1)],
+            "special_tokens": {text: {"id": text, "ids": [self._vocabulary[text]], "tokens": [text]} for text in texts},
+        }
+
+    def _added(self) -> tuple[bool, bool]:
+        """Whether a text gets `bos` in front and `eos` behind; only tokens that the file names are added."""
+        begins, ends = self._scalar("add_bos_token", bool), self._scalar("add_eos_token", bool)
+        begins = self._split.begins if begins is None else begins
+        return begins and self._named["bos_token"] is not None, bool(ends) and self._named["eos_token"] is not None
+
+    def _merges(self) -> list[list[str]]:
+        merges = [merge.split(" ") for merge in self._texts("merges")]
+        for merge in merges:
+            if len(merge) != 2 or "".join(merge) not in self._vocabulary or not set(merge) <= self._vocabulary.keys():
+                expected = "two tokens with a space between them, which make a token together"
+                raise self._wrong("merges", f"a list with {describe(' '.join(merge))}", expected)
+        return merges
+
+    def _pre_tokenizer(self) -> PreTokenizer:
+        name = self._scalar("pre", str)
+        if name is None:
+            raise self._wrong("pre", "missing", "the rule by which text is split before merging", hint=_ANOTHER_WAY)
+        if name not in PRE_TOKENIZERS:
+            known = ", ".join(PRE_TOKENIZERS)
+            raise self._wrong("pre", describe(name), f"a known rule of splitting text: {known}", hint=_ANOTHER_WAY)
+        return PRE_TOKENIZERS[name]
+
+    def _token_types(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """The kind of each token; where the file does not say, the tokens that it names are control tokens."""
+        types = self._header.metadata.get(f"{_PREFIX}token_type")
+        if types is None:
+            types = np.ones(len(self._tokens), np.int32)
+            types[[number for number in self._named.values() if number is not None]] = _CONTROL
+            return types
+        if not isinstance(types, np.ndarray) or types.shape != (len(self._tokens),) or types.dtype.kind not in "iu":
+            found = f"an array of {len(types)}" if isinstance(types, np.ndarray) else describe(types)
+            raise self._wrong("token_type", found, f"{len(self._tokens)} integers, one for each token")
+        return types
+
+    def _token(self, key: str) -> int | None:
+        number: int | None = self._scalar(key, int)
+        if number is not None and not 0 <= number < len(self._tokens):
+            raise self._wrong(key, str(number), f"a token's number, below {len(self._tokens)}")
+        return number
+
+    def _texts(self, key: str) -> Sequence[str]:
+        texts = self._header.metadata.get(_PREFIX + key)
+        if not isinstance(texts, list) or (key == "tokens" and not texts):
+            found = "missing" if texts is None else f"a {type(texts).__name__}"
+            raise self._wrong(key, found, "a list of texts")
+        return texts
+
+    def _scalar(self, key: str, kind: type) -> Any:
+        value = self._header.scalar(_PREFIX + key)
+        if value is not None and type(value) is not kind:
+            raise self._wrong(key, describe(value), {str: "text", bool: "true or false", int: "an integer"}[kind])
+        return value
+
+    def _wrong(self, key: str, found: str, expected: str, *, hint: str | None = None) -> InputError:
+        return InputError(f"{self._header.source}: {_PREFIX}{key} is {found}, expected {expected}", hint=hint)
+
+    def _check_loads(self, content: bytes) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            Tokenizer.from_buffer(content)
+        except Exception as error:  # the library raises plain Exception for whatever it does not take
+            problem = " ".join(str(error).split())
+            raise InputError(f"{self._header.source}: {_PREFIX}tokens make no tokenizer: {problem}") from error
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

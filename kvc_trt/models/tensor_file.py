@@ -1,0 +1,67 @@
+"""An open file of tensors, read by offset and never mapped: a file that shrinks is an error, not a crash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+
+
+class TensorFile:
+    """A regular file, open for reading; anything else is an `InputError`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file = _open_regular(self.path)
+        self.size = os.fstat(self.descriptor).st_size
+
+    @property
+    def descriptor(self) -> int:
+        """The number of the open file; ValueError once it is closed."""
+        number: int = self._file.fileno()
+        return number
+
+    def read(self, offset: int, nbytes: int, what: str) -> NDArray[np.uint8]:
+        """`nbytes` bytes from `offset` on; InputError, naming `what`, where the file ends before them.
+
+        The caller has checked both numbers against `size`: memory for the result is allocated at once.
+        """
+        buffer = np.empty(nbytes, np.uint8)
+        view, filled = buffer.data, 0
+        while filled < nbytes:
+            count = os.preadv(self.descriptor, [view[filled : filled + (1 << 30)]], offset + filled)
+            if count == 0:
+                raise InputError(f"{self.path}: ends inside {what}; it was changed while being read")
+            filled += count
+        return buffer
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the file's bytes."""
+        digest, position = hashlib.sha256(), 0
+        while block := os.pread(self.descriptor, 1 << 22, position):
+            digest.update(block)
+            position += len(block)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Close the file; it cannot be read afterwards."""
+        self._file.close()
+
+
+def _open_regular(path: Path) -> Any:
+    """Open for reading without ever blocking on a pipe or device."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path}: not a regular file")
+    return os.fdopen(descriptor, "rb", buffering=0)
