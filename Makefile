@@ -4,6 +4,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin
 DEMO   ?= engines/demo
 BUILD  ?= build
+PEERS  ?= .venv-peers
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
@@ -15,7 +16,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo transcript test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy clean generate
+.PHONY: help env demo transcript test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-peers peers-env clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -29,6 +30,7 @@ help:
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
 	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (21 minutes of processor time)"
+	@echo "make bench-peers  beside OpenVINO GenAI, onnxruntime-genai, llama.cpp and transformers (20 minutes, after 30 for the others' environment and models)"
 	@echo "make generate   the C++ that follows from the operators' schemas"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
@@ -125,5 +127,23 @@ bench: env
 bench-accuracy: env
 	$(RUN)/python -m benchmarks.accuracy
 
+# SELECT=quick|core|full, MINUTES=, ARGUMENTS=--fresh: see `python -m benchmarks.peers --help`.
+SELECT  ?= core
+MINUTES ?= 20
+bench-peers: native peers-env
+	$(RUN)/python -m benchmarks.peers --select $(SELECT) --minutes $(MINUTES) --artefacts $(BUILD)/peers \
+		--peers-python $(PEERS)/bin/python $(ARGUMENTS)
+
+# The other engines in an environment of their own. llama.cpp is compiled for this processor, which takes ten minutes.
+peers-env: $(PEERS)/.installed
+
+$(PEERS)/.installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps optimum==2.3.0 optimum-intel==2.2.0
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(PEERS)/bin/pip install --quiet --disable-pip-version-check \
+		--no-binary llama-cpp-python llama-cpp-python==0.3.36
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist engines .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(PEERS) build dist engines .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,82 @@
+"""Every configuration that takes part: which engine, with which options, on which points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+TOKEN_BUDGET = 512
+"""RocketKV reads at most this much per step; the other engines' eviction stores as many tokens."""
+NEW_TOKENS = 33
+"""Tokens of one answer: the first from the prompt, then 32 timed steps."""
+OURS = "kvc_trt"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One configuration of one engine."""
+
+    name: str
+    runner: str
+    weights: tuple[str, ...]
+    """Formats of weights that it runs."""
+    cache_bytes: float
+    """Bytes of one cached number, as its floor counts them."""
+    reads: str
+    """What a step reads of the cache: `rocketkv`, `all`, or `stored` (as many tokens as the budget)."""
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    policy: str | None = None
+    """Of kvc-trt's engines."""
+    operations_per_second: float = 150e9
+    """Of its prefill on two cores, for the estimate of the time that a run takes; replaced once it was measured."""
+    longest: int = 32768
+    """Contexts beyond this are left out, where a prefill takes many minutes."""
+    batches: tuple[int, ...] = (1, 8)
+    core: bool = True
+    """Whether the short selection has it at every point; others are in it at 4,096 tokens alone."""
+
+    @property
+    def ours(self) -> bool:
+        return self.runner == OURS
+
+
+_BODIES = MappingProxyType({"KVC_TRT_CPU_KERNELS": "none"})
+_ALL = ("fp32", "int8", "int4")
+
+
+def _ours(name: str, policy: str, **changed: Any) -> Contender:
+    reads = "all" if policy == "full" else "rocketkv"
+    return Contender(name, OURS, _ALL, 4, reads, policy=policy, **changed)
+
+
+def _openvino(name: str, stored_tokens: int | None, **options: Any) -> Contender:
+    reads = "all" if stored_tokens is None else "stored"
+    given = dict(options) if stored_tokens is None else {**options, "stored_tokens": stored_tokens}
+    return Contender(name, "openvino_genai", _ALL, 1, reads, given, operations_per_second=300e9)
+
+
+CONTENDERS = (
+    _ours("kvc-trt rocketkv, native operators", "rocketkv"),
+    _openvino("OpenVINO GenAI eviction, f32", TOKEN_BUDGET, precision="f32"),
+    _ours("kvc-trt rocketkv, OpenVINO backend", "rocketkv", options={"backend": "openvino"}),
+    _openvino("OpenVINO GenAI dense, f32", None, precision="f32"),
+    _openvino("OpenVINO GenAI eviction, default precision", TOKEN_BUDGET),
+    _openvino("OpenVINO GenAI dense, default precision", None),
+    _ours("kvc-trt full, native operators", "full"),
+    Contender("onnxruntime-genai", "onnxruntime_genai", ("fp32", "int4"), 4, "all", longest=16384),
+    Contender("llama.cpp, flash attention off", "llama_cpp", _ALL, 2, "all", {"flash_attention": "off"}),
+    _ours("kvc-trt rocketkv, bodies", "rocketkv", environment=_BODIES, core=False),
+    Contender("llama.cpp, flash attention on", "llama_cpp", _ALL, 2, "all", {"flash_attention": "on"}, core=False),
+    Contender(
+        "transformers + kvpress SnapKV", "transformers_cache", ("fp32",), 4, "stored",
+        {"press": "SnapKVPress", "stored_tokens": TOKEN_BUDGET}, longest=16384, core=False,
+    ),
+    Contender("transformers", "transformers_cache", ("fp32",), 4, "all", longest=16384, core=False),
+    Contender(
+        "transformers, bf16", "transformers_cache", ("fp32",), 2, "all", {"precision": "bf16"}, longest=16384,
+        core=False,
+    ),
+)  # fmt: skip

@@ -1,0 +1,59 @@
+"""The least time of a decode step: what it must read, over what this machine's memory gives."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.contenders import NEW_TOKENS, TOKEN_BUDGET
+from benchmarks.peers.points import Measurement
+from kvc_trt import policies
+from kvc_trt.backends.host_memory import measure_copy_bandwidth
+from kvc_trt.profile.floor import StepCost, floor_seconds
+from kvc_trt.profile.model_size import token_cache_bytes, weight_bytes
+from kvc_trt.profile.traffic import row_traffic
+
+_READ_FLOATS = 1 << 27
+_REPEATS = 7
+
+
+def bandwidths(threads: int) -> dict[str, float]:
+    """Measure bytes per second: of a copy (read and written bytes together) and of reading alone."""
+    copy = measure_copy_bandwidth(threads)
+    return {"copy_bytes_per_second": copy.median, "read_bytes_per_second": _read_bandwidth(threads)}
+
+
+def _read_bandwidth(threads: int) -> float:
+    """Sum one large buffer in as many parts as threads."""
+    parts = np.array_split(np.ones(_READ_FLOATS, np.float32), threads)
+    rates = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(_REPEATS):
+            started = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            rates.append(4 * _READ_FLOATS / (time.perf_counter() - started))
+    return statistics.median(rates)
+
+
+def step_cost(measurement: Measurement) -> StepCost:
+    """Return what one step reads: the weights in kvc-trt's formats, the cache in the contender's."""
+    point, contender = measurement.point, measurement.contender
+    model = point.shape.model
+    weights = weight_bytes(model, point.weights).per_step
+    if contender.reads == "rocketkv":
+        parameters = policies.resolve(
+            contender.policy or "rocketkv", model=model, token_budget=TOKEN_BUDGET, max_input_len=point.context,
+            max_output_len=NEW_TOKENS,
+        )  # fmt: skip
+        return StepCost(weights, row_traffic(model, parameters, int(contender.cache_bytes), point.context).bytes)
+    tokens = point.context if contender.reads == "all" else TOKEN_BUDGET
+    return StepCost(weights, model.num_hidden_layers * tokens * token_cache_bytes(model, int(contender.cache_bytes)))
+
+
+def floor_ms(measurement: Measurement, bandwidth: dict[str, Any]) -> float:
+    """Return the floor of one step in milliseconds by the faster of the two bandwidths."""
+    return 1e3 * floor_seconds(step_cost(measurement), measurement.point.batch, max(bandwidth.values()))

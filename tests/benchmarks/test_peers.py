@@ -1,0 +1,225 @@
+"""The comparison with other engines: what is measured, what counts, what the page says, how a run goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import machine
+from benchmarks.peers import artefacts, page, rounds, store
+from benchmarks.peers.contenders import CONTENDERS
+from benchmarks.peers.floors import floor_ms, step_cost
+from benchmarks.peers.idle import Others
+from benchmarks.peers.points import CORE, FULL, QUICK, Measurement, Point, measurements
+from benchmarks.peers.shapes import M8, SHAPES, read_config, write_checkpoint
+from benchmarks.peers.summary import by_point, row
+from benchmarks.peers.worker import prompts
+
+OURS, EVICTION, DENSE = (
+    next(one for one in CONTENDERS if one.name == name)
+    for name in ("kvc-trt rocketkv, bodies", "OpenVINO GenAI eviction, f32", "OpenVINO GenAI dense, f32")
+)
+POINT = Point("m8", "int4", 4096)
+
+
+def run(first_token: float, token: float, others: float = 0.0, peak: int = 2**30):
+    return {
+        "first_token_seconds": first_token, "token_ms": [token, token, 3 * token], "peak_resident_bytes": peak,
+        "others_share": others, "load_seconds": 1.0, "wall_seconds": 2.0,
+    }  # fmt: skip
+
+
+def entry(contender=OURS, runs=(), point=POINT):
+    return {
+        "shape": point.shape_name, "weights": point.weights, "context": point.context, "batch": point.batch,
+        "contender": contender.name, "runner": contender.runner, "disk_bytes": 3 << 20, "floor_ms": 2.0,
+        "runs": list(runs),
+    }  # fmt: skip
+
+
+def test_every_contender_meets_the_others_at_some_point_and_names_are_unique():
+    assert len({one.name for one in CONTENDERS}) == len(CONTENDERS)
+    met = {one.contender.name for one in measurements(CORE, everybody=False)}
+    assert met == {one.name for one in CONTENDERS}
+    assert set(QUICK) < set(CORE) < set(FULL)
+
+
+def test_long_contexts_of_the_short_selection_have_the_core_alone():
+    found = measurements((Point("m8", "fp32", 16384),), everybody=False)
+    assert all(one.contender.core for one in found)
+    assert len(measurements((Point("m8", "fp32", 16384),), everybody=True)) > len(found)
+
+
+def test_every_point_has_a_shape_and_keys_are_unique():
+    every = measurements(FULL, everybody=True)
+    assert {one.point.shape_name for one in every} == set(SHAPES)
+    assert len({one.key for one in every}) == len(every)
+
+
+def test_a_floor_counts_the_cache_that_the_contender_reads():
+    eviction, dense, ours = (step_cost(Measurement(POINT, one)) for one in (EVICTION, DENSE, OURS))
+    layers, pair = 8, 2 * 4 * 64
+    assert dense.row_bytes == layers * 4096 * pair
+    assert eviction.row_bytes == layers * 512 * pair
+    assert 0.9 * layers * 512 * pair * 4 < ours.row_bytes < 1.1 * layers * 512 * pair * 4
+    bandwidth = {"copy_bytes_per_second": 1e9, "read_bytes_per_second": 2e9}
+    assert floor_ms(Measurement(POINT, DENSE), bandwidth) == pytest.approx(1e3 * dense.bytes(1) / 2e9)
+
+
+def test_a_busy_run_counts_only_where_there_is_no_quiet_one():
+    found = row(entry(runs=[run(1.0, 10.0), run(3.0, 30.0, others=0.2), run(2.0, 20.0)]))
+    assert (found.first_token_seconds, found.token_ms, found.runs, found.quiet) == (1.5, 15.0, 2, True)
+    assert found.first_token_spread == pytest.approx(1 / 1.5)
+    busy = row(entry(runs=[run(3.0, 30.0, others=0.2)]))
+    assert (busy.token_ms, busy.quiet, busy.percent_of_floor) == (30.0, False, pytest.approx(100 * 2 / 30))
+
+
+def test_rows_of_a_point_are_sorted_by_the_step():
+    found = by_point([entry(runs=[run(1, 10.0)]), entry(EVICTION, [run(1, 8.0)])])
+    assert [one.contender for one in found["m8", "int4", 4096, 1]] == [EVICTION.name, OURS.name]
+
+
+@pytest.fixture
+def data():
+    return {
+        "machine": {
+            "commit": "abc", "device": "A processor", "vector_extensions": ["avx2"], "usable_cores": 2,
+            "time_utc": "2026-01-02T03:04:05+00:00", "versions": {"kvc_trt": "0.1", "onnxruntime": "1.31"},
+        },
+        "threads": 2,
+        "bandwidth": {"copy_bytes_per_second": 30e9, "read_bytes_per_second": 40e9},
+        "versions": {"openvino": "2026.4.1"},
+        "measurements": {
+            "a": entry(runs=[run(5.2, 8.4, peak=3 << 30)]),
+            "b": entry(EVICTION, [run(3.0, 7.9, others=0.5)]),
+        },
+        "failed": {"m8/int4/4096/1/llama.cpp": "no such module"},
+    }  # fmt: skip
+
+
+def test_the_page_has_the_figures_of_the_results_and_says_what_failed(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "_PAGE", tmp_path / "peers.md")
+    text = page.write(data).read_text()
+    assert "| kvc-trt rocketkv, bodies | 5.20 ±0% | 8.40 ±0% | 2.00 | 24 % | 3.00 | 3 | 1 |" in text
+    assert "| OpenVINO GenAI eviction, f32 † | 3.00" in text
+    assert "| m8, int4, 4,096 tokens | 5.20 s (kvc-trt rocketkv, bodies) | 3.00 s" in text
+    assert "1.73 | 8.40 ms" in text
+    assert "1.06 |" in text
+    assert "llama.cpp: no such module" in text
+    assert "40.0 GB/s read" in text
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    record = {"commit": "abc", "device": "A", "usable_cores": 2}
+    monkeypatch.setattr(machine, "record", lambda: dict(record))
+    monkeypatch.setattr(machine, "result_path", lambda name, found: tmp_path / f"{name}.json")
+    return record
+
+
+def test_a_run_goes_on_with_the_results_of_its_commit_alone(results, tmp_path):
+    first = store.Store.open(fresh=False)
+    first.data["bandwidth"] = {"copy_bytes_per_second": 1e9}
+    artefact = tmp_path / "model"
+    artefact.write_bytes(b"12345")
+    measurement = Measurement(POINT, OURS)
+    first.add(measurement, artefact, {**run(1, 2), "versions": {"kernels": "bodies"}}, floor_ms=0.5)
+    again = store.Store.open(fresh=False)
+    assert len(again.runs(measurement)) == 1
+    assert again.data["measurements"][measurement.key]["disk_bytes"] == 5
+    assert again.data["versions"] == {"kernels": "bodies"}
+    assert not store.Store.open(fresh=True).runs(measurement)
+    results["commit"] = "other"
+    assert not store.Store.open(fresh=False).runs(measurement)
+
+
+def test_rounds_keep_to_their_minutes_and_repeat_a_busy_run(results, monkeypatch, tmp_path):
+    found = store.Store.open(fresh=True)
+    chosen, made = [Measurement(POINT, one) for one in (OURS, EVICTION)], []
+
+    def measure(measurement, to, place):
+        made.append(measurement.contender.name)
+        one = run(1, 2, others=0.5 if len(made) == 1 else 0.0)
+        to.add(measurement, tmp_path, {**one, "versions": {}}, floor_ms=1.0)
+        return one
+
+    monkeypatch.setattr(rounds, "_measure", measure)
+    assert rounds.measure_all(chosen, found, None, rounds=2, minutes=10)
+    assert made == [OURS.name, OURS.name, EVICTION.name, EVICTION.name]
+    assert rounds.estimate(chosen, found, 3) == 4.0
+    assert not rounds.measure_all(chosen, found, None, rounds=3, minutes=0)
+
+
+def test_a_measurement_that_cannot_run_is_noted_and_not_tried_again(results, tmp_path, monkeypatch):
+    found = store.Store.open(fresh=True)
+    found.data["bandwidth"] = {"read_bytes_per_second": 1e9}
+    place = artefacts.Workplace(tmp_path, tmp_path / "no-python", 1, "abc")
+    monkeypatch.setattr(rounds, "make", lambda measurement, place: tmp_path)
+    monkeypatch.setattr(artefacts.Workplace, "python", lambda self, ours: sys.executable)
+    broken = Measurement(POINT, replace(OURS, runner="no_such_engine", name="broken"))
+    assert rounds.measure_all([broken], found, place, rounds=2, minutes=5)
+    assert "no_such_engine" in found.data["failed"][broken.key]
+    assert not found.runs(broken)
+
+
+def test_engines_of_other_commits_are_dropped(tmp_path):
+    place = artefacts.Workplace(tmp_path, tmp_path / "python", 2, "new")
+    for commit in ("old", "new"):
+        (tmp_path / "engines" / commit).mkdir(parents=True)
+    artefacts.drop_other_engines(place)
+    assert [folder.name for folder in (tmp_path / "engines").iterdir()] == ["new"]
+    assert artefacts.artefact(Measurement(POINT, OURS), place).parent.name == "new"
+
+
+def test_every_engine_gets_the_same_prompts():
+    request = {"vocab_size": 100, "batch": 2}
+    first, second = prompts(request, 50, seed=0)
+    assert [first, second] == prompts(request, 50, seed=0)
+    assert first != second
+    assert min(first) >= 3
+    assert max(first) < 100
+
+
+def test_the_share_of_others_is_a_share():
+    others = Others()
+    sum(range(200_000))
+    assert 0.0 <= others.share() <= 1.0
+
+
+def test_the_checkpoint_is_what_the_shape_says(tmp_path):
+    from safetensors.numpy import load_file
+
+    small = replace(
+        M8, model=replace(M8.model, hidden_size=64, intermediate_size=96, num_hidden_layers=1, vocab_size=40,
+                          num_attention_heads=2, num_key_value_heads=1, head_size=32),
+    )  # fmt: skip
+    write_checkpoint(small, tmp_path)
+    assert read_config(tmp_path)["num_key_value_heads"] == 1
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["model.layers.0.self_attn.k_proj.weight"].shape == (32, 64)
+    assert tensors["lm_head.weight"].dtype == np.float32
+
+
+def test_the_gguf_file_holds_the_checkpoint_with_rotary_rows_in_the_other_order(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    from safetensors.numpy import load_file
+
+    from benchmarks.peers.converters.llama_cpp import convert
+
+    small = replace(
+        M8, model=replace(M8.model, hidden_size=64, intermediate_size=96, num_hidden_layers=1, vocab_size=40,
+                          num_attention_heads=2, num_key_value_heads=1, head_size=32),
+    )  # fmt: skip
+    write_checkpoint(small, tmp_path)
+    convert(tmp_path, tmp_path / "model.gguf", "F32")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    found = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    given = load_file(tmp_path / "model.safetensors")
+    query = given["model.layers.0.self_attn.q_proj.weight"]
+    np.testing.assert_array_equal(found["blk.0.attn_q.weight"][:4], query[[0, 16, 1, 17]])
+    np.testing.assert_array_equal(found["output.weight"], given["lm_head.weight"])
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 40
