@@ -1,7 +1,7 @@
 """Operators on matrices in 4 or 8 bits: a linear layer, and rows of a table; one stored matrix serves both.
 
-A matrix [N,K] is `packed` UINT8 [N,K/block,block*bits/8], the layout of ONNX Runtime's MatMulNBits (element 2j is the
-low nibble of byte j), and `scales` [N,K/block]: element i of a block is `(q_i - 2^(bits-1)) * scale`.
+A matrix [out,in] is `packed` UINT8 [out,in/block,block*bits/8], the layout of ONNX Runtime's MatMulNBits (element 2j is
+the low nibble of byte j), and `scales` [out,in/block]: element i of a block is `(q_i - 2^(bits-1)) * scale`.
 
 The linear layer's body multiplies in int8: the input is rounded to 8 bits, with one scale per block and row
 (accuracy level 4), which is 5 times (int4) to 100 times (int8) as fast on a CPU as products in fp32.
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 ROUNDED_INPUT = 4
 """The accuracy level of MatMulNBits that rounds its input to 8 bits."""
 
-PACKED = Tensor("packed", UINT8, ("N", "blocks", "bytes"))
-SCALES = Tensor("scales", FLOAT16, ("N", "blocks"))
-IN_FEATURES = Attribute("in_features", 1, INT32_MAX, "K")
-OUT_FEATURES = Attribute("out_features", 1, INT32_MAX, "N")
+PACKED = Tensor("packed", UINT8, ("Out", "Blocks", "Bytes"))
+SCALES = Tensor("scales", FLOAT16, ("Out", "Blocks"))
+IN_FEATURES = Attribute("in_features", 1, INT32_MAX)
+OUT_FEATURES = Attribute("out_features", 1, INT32_MAX)
 BITS = Attribute("bits", 4, 8, "4 or 8")
 BLOCK_SIZE = Attribute("block", 16, 256, "columns that share a scale, a power of two")
 
@@ -59,10 +59,10 @@ def _write_rows(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
 QUANTISED_LINEAR = Operator(
     name="KvcQuantisedLinear",
     summary="Product with a matrix in 4 or 8 bits; the input is rounded to 8 bits.",
-    inputs=(Tensor("x", FLOAT, ("T", "K")), PACKED, SCALES),
-    outputs=(Tensor("y", FLOAT, ("T", "N")),),
+    inputs=(Tensor("x", FLOAT, ("T", "In")), PACKED, SCALES),
+    outputs=(Tensor("y", FLOAT, ("T", "Out")),),
     attributes=(IN_FEATURES, OUT_FEATURES, BITS, BLOCK_SIZE),
-    formulas={"K": "in_features", "N": "out_features"},
+    formulas={"In": "in_features", "Out": "out_features"},
     write=_write_linear,
 )
 
@@ -70,8 +70,8 @@ QUANTISED_ROWS = Operator(
     name="KvcQuantisedRows",
     summary="Rows of a matrix in 4 or 8 bits, exactly as stored: an embedding table that is also the head.",
     inputs=(Tensor("rows", INT64, ("T",)), PACKED, SCALES),
-    outputs=(Tensor("y", FLOAT, ("T", "K")),),
+    outputs=(Tensor("y", FLOAT, ("T", "In")),),
     attributes=(BITS, BLOCK_SIZE),
-    formulas={"K": "blocks * block"},
+    formulas={"In": "Blocks * block"},
     write=_write_rows,
 )

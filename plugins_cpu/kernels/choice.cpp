@@ -7,6 +7,9 @@ namespace kvc {
 
 // One table per instruction set that the library was compiled for.
 #ifdef __x86_64__
+namespace avx512vnni {
+extern const Kernels kTable;
+}
 namespace avx512 {
 extern const Kernels kTable;
 }
@@ -25,15 +28,19 @@ struct Choice {
     bool (*available)();
 };
 
+#ifdef __x86_64__
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
+}
+#endif
+
 constexpr Choice kChoices[] = {
 #ifdef __x86_64__
-    {&avx512::kTable,
-     [] {
-         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                __builtin_cpu_supports("fma");
-     }},
-    {&avx2::kTable, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+    {&avx512vnni::kTable, [] { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }},
+    {&avx512::kTable, has_avx512},
+    {&avx2::kTable,
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
 #endif
     {&portable::kTable, [] { return true; }},
 };

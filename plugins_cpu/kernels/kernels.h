@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/quantised.h"
+
 namespace kvc {
 
 /// Attention of the query heads of one KV head to some of its tokens. D elements of a token are contiguous.
@@ -38,6 +40,8 @@ constexpr int64_t attend_scratch(int64_t count, int64_t group, int64_t head_size
 struct Kernels {
     const char* name;
     void (*attend)(const AttendCall& call, const Attended& result);
+    RoundInput* round_input;
+    Multiply* multiply;
 };
 
 }  // namespace kvc

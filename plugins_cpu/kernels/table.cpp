@@ -1,6 +1,7 @@
 // The kernels of one instruction set.
 #include "kernels/attend.h"
 #include "kernels/kernels.h"
+#include "kernels/quantised_target.h"
 
 #define KVC_TEXT_OF(name) #name
 #define KVC_TEXT(name) KVC_TEXT_OF(name)
@@ -11,6 +12,8 @@ extern const Kernels kTable;
 const Kernels kTable{
     .name = KVC_TEXT(KVC_TARGET),
     .attend = attend,
+    .round_input = round_input,
+    .multiply = multiply,
 };
 
 }  // namespace kvc::KVC_TARGET

@@ -30,11 +30,13 @@ enum class Symbol : uint8_t {
     kSelectedWidth,  ///< K
     kSymbolL,        ///< L
     kSymbolT,        ///< T
-    kSymbolblocks,   ///< blocks
-    kSymbolbytes,    ///< bytes
+    kSymbolIn,       ///< In
+    kSymbolOut,      ///< Out
+    kSymbolBlocks,   ///< Blocks
+    kSymbolBytes,    ///< Bytes
     kSymbolR,        ///< R
 };
-inline constexpr size_t kSymbols = 17;
+inline constexpr size_t kSymbols = 19;
 
 /// In messages.
 inline constexpr const char* kSymbolNames[kSymbols] = {"batch",    "heads",
@@ -44,7 +46,8 @@ inline constexpr const char* kSymbolNames[kSymbols] = {"batch",    "heads",
                                                        "pages",    "N",
                                                        "D/2",      "selected width",
                                                        "L",        "T",
-                                                       "blocks",   "bytes",
+                                                       "In",       "Out",
+                                                       "Blocks",   "Bytes",
                                                        "R"};
 
 inline constexpr size_t kMaxTensors = 9;
@@ -82,10 +85,10 @@ inline constexpr Symbol kShape_B_S_H_D[] = {Symbol::kBatch, Symbol::kPromptLengt
 inline constexpr Symbol kShape_B_DOver2[] = {Symbol::kBatch, Symbol::kSymbolDOver2};
 inline constexpr Symbol kShape_B_G_K[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSelectedWidth};
 inline constexpr Symbol kShape_L_B[] = {Symbol::kSymbolL, Symbol::kBatch};
-inline constexpr Symbol kShape_T_K[] = {Symbol::kSymbolT, Symbol::kSelectedWidth};
-inline constexpr Symbol kShape_N_blocks_bytes[] = {Symbol::kSymbolN, Symbol::kSymbolblocks, Symbol::kSymbolbytes};
-inline constexpr Symbol kShape_N_blocks[] = {Symbol::kSymbolN, Symbol::kSymbolblocks};
-inline constexpr Symbol kShape_T_N[] = {Symbol::kSymbolT, Symbol::kSymbolN};
+inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
+inline constexpr Symbol kShape_Out_Blocks_Bytes[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks, Symbol::kSymbolBytes};
+inline constexpr Symbol kShape_Out_Blocks[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks};
+inline constexpr Symbol kShape_T_Out[] = {Symbol::kSymbolT, Symbol::kSymbolOut};
 inline constexpr Symbol kShape_T[] = {Symbol::kSymbolT};
 inline constexpr Symbol kShape_B_H_K[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kSelectedWidth};
 inline constexpr Symbol kShape_R_DOver2[] = {Symbol::kSymbolR, Symbol::kSymbolDOver2};
@@ -264,19 +267,19 @@ inline constexpr Schema kKvcPrefillAttention{"KvcPrefillAttention", kKvcPrefillA
 
 // Product with a matrix in 4 or 8 bits; the input is rounded to 8 bits.
 inline constexpr TensorSpec kKvcQuantisedLinearInputs[] = {
-    {"x", ort::ElementType::kFloat, false, kShape_T_K},
-    {"packed", ort::ElementType::kUint8, false, kShape_N_blocks_bytes},
-    {"scales", ort::ElementType::kFloat16, false, kShape_N_blocks}};
-inline constexpr TensorSpec kKvcQuantisedLinearOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_N}};
+    {"x", ort::ElementType::kFloat, false, kShape_T_In},
+    {"packed", ort::ElementType::kUint8, false, kShape_Out_Blocks_Bytes},
+    {"scales", ort::ElementType::kFloat16, false, kShape_Out_Blocks}};
+inline constexpr TensorSpec kKvcQuantisedLinearOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_Out}};
 inline constexpr Schema kKvcQuantisedLinear{"KvcQuantisedLinear", kKvcQuantisedLinearInputs,
                                             kKvcQuantisedLinearOutputs};
 
 // Rows of a matrix in 4 or 8 bits, exactly as stored: an embedding table that is also the head.
 inline constexpr TensorSpec kKvcQuantisedRowsInputs[] = {
     {"rows", ort::ElementType::kInt64, false, kShape_T},
-    {"packed", ort::ElementType::kUint8, false, kShape_N_blocks_bytes},
-    {"scales", ort::ElementType::kFloat16, false, kShape_N_blocks}};
-inline constexpr TensorSpec kKvcQuantisedRowsOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_K}};
+    {"packed", ort::ElementType::kUint8, false, kShape_Out_Blocks_Bytes},
+    {"scales", ort::ElementType::kFloat16, false, kShape_Out_Blocks}};
+inline constexpr TensorSpec kKvcQuantisedRowsOutputs[] = {{"y", ort::ElementType::kFloat, false, kShape_T_In}};
 inline constexpr Schema kKvcQuantisedRows{"KvcQuantisedRows", kKvcQuantisedRowsInputs, kKvcQuantisedRowsOutputs};
 
 // Append one token, attend to the pages whose bounds promise most, per query head.

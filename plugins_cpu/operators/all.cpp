@@ -3,7 +3,7 @@
 namespace kvc {
 
 std::span<const Implementation> implementations() {
-    static const Implementation all[] = {kDenseAttentionImplementation};
+    static const Implementation all[] = {kDenseAttentionImplementation, kQuantisedLinearImplementation};
     return all;
 }
 

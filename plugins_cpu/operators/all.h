@@ -11,5 +11,6 @@ namespace kvc {
 std::span<const Implementation> implementations();
 
 extern const Implementation kDenseAttentionImplementation;
+extern const Implementation kQuantisedLinearImplementation;
 
 }  // namespace kvc

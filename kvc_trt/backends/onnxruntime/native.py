@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "KVC_TRT_CPU_KERNELS"
 NONE = "none"
-INSTRUCTIONS = ("avx512", "avx2", "portable")
+INSTRUCTIONS = ("avx512vnni", "avx512", "avx2", "portable")
 """Instruction sets that a library may have, best first."""
 _PACKAGE = Path(__file__).resolve().parents[2]
 _NAME = "libkvc_cpu.so"

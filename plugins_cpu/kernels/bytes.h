@@ -1,0 +1,106 @@
+// Vectors of bytes, and products of bytes, as wide as the instruction set's registers.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kernels/vector.h"
+
+namespace kvc::KVC_TARGET {
+
+inline constexpr int kBytes = 4 * kWidth;
+
+typedef uint8_t Bytes __attribute__((vector_size(4 * KVC_WIDTH)));
+
+static inline Bytes load_bytes(const void* source) {
+    Bytes made;
+    std::memcpy(&made, source, sizeof made);
+    return made;
+}
+
+static inline Integers load_integers(const int32_t* source) {
+    Integers made;
+    std::memcpy(&made, source, sizeof made);
+    return made;
+}
+
+static inline Integers all_integers(int32_t value) { return Integers{} + value; }
+
+/// Four neighbouring bytes in every lane.
+static inline Bytes all_bytes(const void* source) {
+    int32_t four;
+    std::memcpy(&four, source, sizeof four);
+    return reinterpret_cast<Bytes>(all_integers(four));
+}
+
+/// Adds to each lane the products of its four levels (unsigned) and inputs (signed). Sums of pairs may not exceed 16 bits
+/// for levels of 4 bits; levels of 8 bits may be anything.
+template <int Bits>
+static inline Integers dot(Integers sum, Bytes levels, Bytes input) {
+#if defined(__AVX512VNNI__)
+    return reinterpret_cast<Integers>(_mm512_dpbusd_epi32(
+        reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(levels), reinterpret_cast<__m512i>(input)));
+#else
+    typedef int16_t Halves __attribute__((vector_size(4 * KVC_WIDTH)));
+    typedef uint16_t UnsignedHalves __attribute__((vector_size(4 * KVC_WIDTH)));
+#if defined(__AVX512BW__)
+    const auto pairs = [](Halves one, Halves other) {
+        return reinterpret_cast<Integers>(
+            _mm512_madd_epi16(reinterpret_cast<__m512i>(one), reinterpret_cast<__m512i>(other)));
+    };
+    if constexpr (Bits == 4) {
+        const auto both = _mm512_maddubs_epi16(reinterpret_cast<__m512i>(levels), reinterpret_cast<__m512i>(input));
+        return sum + pairs(reinterpret_cast<Halves>(both), Halves{} + 1);
+    }
+#elif defined(__AVX2__)
+    const auto pairs = [](Halves one, Halves other) {
+        return reinterpret_cast<Integers>(
+            _mm256_madd_epi16(reinterpret_cast<__m256i>(one), reinterpret_cast<__m256i>(other)));
+    };
+    if constexpr (Bits == 4) {
+        const auto both = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(levels), reinterpret_cast<__m256i>(input));
+        return sum + pairs(reinterpret_cast<Halves>(both), Halves{} + 1);
+    }
+#else
+    const auto pairs = [](Halves one, Halves other) {
+        Integers made;
+        for (int lane = 0; lane < kWidth; ++lane) {
+            made[lane] = one[2 * lane] * other[2 * lane] + one[2 * lane + 1] * other[2 * lane + 1];
+        }
+        return made;
+    };
+#endif
+    const Halves both = reinterpret_cast<Halves>(input);
+    const UnsignedHalves whole = reinterpret_cast<UnsignedHalves>(levels);
+    const Halves even = reinterpret_cast<Halves>(whole & 255), odd = reinterpret_cast<Halves>(whole >> 8);
+    return sum + pairs(even, (both << 8) >> 8) + pairs(odd, both >> 8);
+#endif
+}
+
+/// `kWidth` float16 numbers as floats.
+static inline Vector load_half(const uint16_t* source) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Vector>(
+        _mm512_maskz_cvtph_ps(-1, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source))));
+#elif defined(__F16C__)
+    return reinterpret_cast<Vector>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source))));
+#else
+    // The exponent is moved by a product, which also makes denormal numbers normal.
+    typedef uint32_t Words __attribute__((vector_size(4 * KVC_WIDTH)));
+    Words words;
+    for (int lane = 0; lane < kWidth; ++lane) words[lane] = source[lane];
+    const Words magnitude = (words & 0x7fff) << 13, sign = (words & 0x8000) << 16;
+    const Vector moved = reinterpret_cast<Vector>(magnitude) * 0x1p112f;
+    return reinterpret_cast<Vector>(reinterpret_cast<Words>(moved) | sign);
+#endif
+}
+
+/// The first `count` of them, zeros behind.
+static inline Vector load_half_first(const uint16_t* source, int64_t count) {
+    uint16_t whole[kWidth] = {};
+    std::memcpy(whole, source, static_cast<size_t>(count) * sizeof(uint16_t));
+    return load_half(whole);
+}
+
+}  // namespace kvc::KVC_TARGET

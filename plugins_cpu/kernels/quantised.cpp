@@ -1,0 +1,372 @@
+#include "kernels/quantised.h"
+
+#include "kernels/bytes.h"
+#include "kernels/quantised_target.h"
+
+namespace kvc::KVC_TARGET {
+
+namespace {
+
+constexpr int kPanelVectors = 2;
+constexpr int kPanelRows = kPanelVectors * kWidth;
+static_assert(kPanelRows <= kWidestPanel);
+/// Tokens whose sums stay in registers while a panel is read.
+constexpr int kTileTokens = kWidth == 16 ? 6 : 2;
+/// Rows that are read side by side for one token.
+constexpr int kRowsAtOnce = 4;
+constexpr int kBlock = static_cast<int>(kQuantisedBlock);
+constexpr float kLargestLevel = 127.0f;
+
+typedef uint8_t BlockBytes __attribute__((vector_size(kBlock)));
+
+/// Where the elements of a block lie among its levels: even ones first for two nibbles of a byte, by eight in a panel.
+constexpr BlockBytes kHalves{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                             1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+constexpr BlockBytes kEighths{0,  2,  4,  6,  1,  3,  5,  7,  8,  10, 12, 14, 9,  11, 13, 15,
+                              16, 18, 20, 22, 17, 19, 21, 23, 24, 26, 28, 30, 25, 27, 29, 31};
+
+/// The largest element, in every lane.
+template <int... Lanes>
+Vector largest_everywhere(Vector vector, Numbers<Lanes...>) {
+    for (int half = kWidth / 2; half > 0; half /= 2) {
+        const Integers across = (Integers{Lanes...} + half) & (kWidth - 1);
+        vector = larger(vector, __builtin_shuffle(vector, across));
+    }
+    return vector;
+}
+
+/// Rounds one block to levels, in order of its elements, and returns the scale.
+float round_block(const float* x, int8_t* levels) {
+    constexpr int vectors = kBlock / kWidth;
+    typedef int8_t Levels __attribute__((vector_size(kWidth)));
+    Vector parts[vectors], largest{};
+    for (int i = 0; i < vectors; ++i) {
+        parts[i] = load(x + i * kWidth);
+        largest = larger(larger(parts[i], -parts[i]), largest);
+    }
+    largest = largest_everywhere(largest, typename Counted<kWidth>::Type{});
+    const float inverse = largest[0] > 0.0f ? kLargestLevel / largest[0] : 0.0f;
+    const Vector rounding = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    for (int i = 0; i < vectors; ++i) {
+        const Integers whole = __builtin_convertvector((parts[i] * inverse + rounding) - rounding, Integers);
+        const Levels narrow = __builtin_convertvector(whole, Levels);
+        std::memcpy(levels + i * kWidth, &narrow, sizeof narrow);
+    }
+    return largest[0] / kLargestLevel;
+}
+
+/// Where the levels of a block go that `dot` multiplies by vectors of a row.
+void store_by_vector(const int8_t* plain, int64_t block, int bits, int8_t* token) {
+    if (bits == 8) {
+        std::memcpy(token + block * kBlock, plain, kBlock);
+        return;
+    }
+    // The even elements of as many blocks as a vector of nibbles holds, then their odd ones.
+    constexpr int64_t group = kWidth / 4, half = kBlock / 2;
+    BlockBytes levels;
+    std::memcpy(&levels, plain, sizeof levels);
+    const BlockBytes halves = __builtin_shuffle(levels, kHalves);
+    int8_t* const place = token + block / group * group * kBlock + block % group * half;
+    std::memcpy(place, &halves, half);
+    std::memcpy(place + group * half, reinterpret_cast<const uint8_t*>(&halves) + half, half);
+}
+
+void store_by_panel(const int8_t* plain, int64_t block, int bits, int8_t* token) {
+    BlockBytes levels;
+    std::memcpy(&levels, plain, sizeof levels);
+    if (bits == 4) levels = __builtin_shuffle(levels, kEighths);
+    std::memcpy(token + block * kBlock, &levels, sizeof levels);
+}
+
+/// The sums of groups of four levels.
+Integers sums_of_four(const int8_t* levels) { return dot<4>(Integers{}, Bytes{} + 1, load_bytes(levels)); }
+
+/// The sum of a block's levels.
+int32_t sum_of_block(const int8_t* levels) {
+    Integers sums{};
+    for (int i = 0; i < kBlock / 4; i += kWidth) {
+        if constexpr (kBytes <= kBlock) {
+            sums += sums_of_four(levels + 4 * i);
+        } else {  // a vector holds two blocks; the levels of the second count nothing
+            Bytes ones{};
+            for (int byte = 0; byte < kBlock; ++byte) ones[byte] = 1;
+            sums += dot<4>(Integers{}, ones, load_bytes(levels));
+        }
+    }
+    int32_t sum = 0;
+    for (int lane = 0; lane < kWidth; ++lane) sum += sums[lane];
+    return sum;
+}
+
+/// Rounds one token; blocks behind the last are zeros.
+void round_token(const float* x, int bits, int64_t token, const RoundedInput& result) {
+    const int64_t padded = padded_blocks(result.blocks);
+    int8_t* const levels = result.levels + token * padded * kBlock;
+    float* const scales = result.scales + token * padded;
+    float* const totals = result.totals + token * padded;
+    int32_t* const sums = result.sums + token * padded * kSumsOfBlock;
+    const int32_t zero = 1 << (bits - 1);
+    for (int64_t block = 0; block < padded; ++block) {
+        alignas(64) int8_t plain[kBytes > kBlock ? kBytes : kBlock] = {};
+        scales[block] = block < result.blocks ? round_block(x + block * kBlock, plain) : 0.0f;
+        const int32_t total = sum_of_block(plain);
+        totals[block] = scales[block] * static_cast<float>(total);
+        if (result.order == Order::kByPanel) {
+            store_by_panel(plain, block, bits, levels);
+            sums[block] = -zero * total;
+        } else {
+            store_by_vector(plain, block, bits, levels);
+        }
+    }
+    if (result.order == Order::kByPanel) return;
+    // A lane multiplies four levels of 8 bits, or four even and four odd ones.
+    const int64_t vectors = padded * bits / kWidth;
+    for (int64_t vector = 0; vector < vectors; ++vector) {
+        const Integers sum =
+            bits == 8 ? sums_of_four(levels + vector * kBytes)
+                      : sums_of_four(levels + 2 * vector * kBytes) + sums_of_four(levels + (2 * vector + 1) * kBytes);
+        const Integers correction = sum * -zero;
+        std::memcpy(sums + vector * kWidth, &correction, sizeof correction);
+    }
+}
+
+/// One token's rounded elements and one row's packed ones, from some block on.
+struct TokenPart {
+    const int8_t* levels;
+    const float* scales;
+    const int32_t* sums;
+};
+
+/// Scale of the block that each lane of vector `index` belongs to, of the `kWidth` blocks in `scales`.
+template <int Bits, int Index, int... Lanes>
+inline Vector spread(Vector scales, Numbers<Lanes...>) {
+    return __builtin_shufflevector(scales, scales, ((Index * kWidth + Lanes) / Bits)...);
+}
+
+/// Adds the products of vector `Index` of `kWidth` blocks, and of those behind it.
+template <int Bits, bool Symmetric, int Index = 0>
+inline void add_vectors(const uint8_t* const* packed, const Vector* scales, const TokenPart& token, Vector* sums) {
+    if constexpr (Index < Bits) {
+        const Integers start = Symmetric ? load_integers(token.sums + Index * kWidth) : Integers{};
+#pragma GCC unroll 4
+        for (int row = 0; row < kRowsAtOnce; ++row) {
+            const Bytes bytes = load_bytes(packed[row] + Index * kBytes);
+            Integers product;
+            if constexpr (Bits == 4) {
+                const Bytes low = bytes & 15, high = bytes >> 4;
+                product = dot<4>(start, low, load_bytes(token.levels + 2 * Index * kBytes));
+                product = dot<4>(product, high, load_bytes(token.levels + (2 * Index + 1) * kBytes));
+            } else {
+                product = dot<8>(start, bytes, load_bytes(token.levels + Index * kBytes));
+            }
+            sums[row] += __builtin_convertvector(product, Vector) *
+                         spread<Bits, Index>(scales[row], typename Counted<kWidth>::Type{});
+        }
+        add_vectors<Bits, Symmetric, Index + 1>(packed, scales, token, sums);
+    }
+}
+
+/// The products of one token with up to `kRowsAtOnce` rows from `first` on.
+template <int Bits, bool Symmetric>
+void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t token, int64_t first,
+                   int64_t count, float* y) {
+    const int64_t padded = padded_blocks(input.blocks), blocks = matrix.blocks, whole = blocks / kWidth * kWidth;
+    TokenPart part{input.levels + token * padded * kBlock, input.scales + token * padded,
+                   input.sums + token * padded * kSumsOfBlock};
+    const float* const totals = input.totals + token * padded;
+    const uint8_t* packed[kRowsAtOnce];
+    int64_t rows[kRowsAtOnce];
+    Vector sums[kRowsAtOnce] = {}, scales[kRowsAtOnce];
+    for (int row = 0; row < kRowsAtOnce; ++row) {
+        rows[row] = (first + (row < count ? row : 0)) * blocks;
+        packed[row] = matrix.packed + rows[row] * 4 * Bits;
+    }
+    int64_t block = 0;
+    for (; block < whole; block += kWidth) {
+        const Vector inputs = load(part.scales);
+#pragma GCC unroll 4
+        for (int row = 0; row < kRowsAtOnce; ++row) {
+            scales[row] = load_half(matrix.scales + rows[row] + block) * inputs;
+            if constexpr (!Symmetric) sums[row] += load_half(matrix.minima + rows[row] + block) * load(totals + block);
+        }
+        add_vectors<Bits, Symmetric>(packed, scales, part, sums);
+        part.levels += kWidth * kBlock;
+        part.scales += kWidth;
+        part.sums += kWidth * Bits;
+        for (int row = 0; row < kRowsAtOnce; ++row) packed[row] += Bits * kBytes;
+    }
+    if (block < blocks) {
+        const int64_t rest = blocks - block;
+        alignas(64) uint8_t copies[kRowsAtOnce][Bits * kBytes] = {};
+        const Vector inputs = load(part.scales);
+        for (int row = 0; row < kRowsAtOnce; ++row) {
+            std::memcpy(copies[row], packed[row], static_cast<size_t>(rest) * 4 * Bits);
+            packed[row] = copies[row];
+            scales[row] = load_half_first(matrix.scales + rows[row] + block, rest) * inputs;
+            if constexpr (!Symmetric) {
+                sums[row] += load_half_first(matrix.minima + rows[row] + block, rest) * load(totals + block);
+            }
+        }
+        add_vectors<Bits, Symmetric>(packed, scales, part, sums);
+    }
+    for (int row = 0; row < count; ++row) y[row] = sum_of_elements(sums[row]);
+}
+
+/// A panel: for each block and group of four elements, the levels of all its rows; and for each block their scales.
+struct Panel {
+    uint8_t* levels;  ///< [blocks][8][kPanelVectors] vectors
+    float* scales;    ///< [blocks][kPanelRows]
+    float* minima;    ///< likewise
+};
+
+template <int Bits>
+void unpack_panel(const QuantisedMatrix& matrix, int64_t first, int64_t count, const Panel& panel) {
+    constexpr int steps = kBlock / 4, words = Bits;  // words of four bytes in a packed block
+    const int64_t blocks = matrix.blocks;
+    for (int64_t block = 0; block < blocks; ++block) {
+        alignas(64) uint32_t columns[words][kPanelRows] = {};
+        alignas(64) uint16_t halves[2][kPanelRows] = {};
+        for (int64_t row = 0; row < count; ++row) {
+            const int64_t place = (first + row) * blocks + block;
+            uint32_t packed[words];
+            std::memcpy(packed, matrix.packed + place * 4 * Bits, sizeof packed);
+            for (int word = 0; word < words; ++word) columns[word][row] = packed[word];
+            halves[0][row] = matrix.scales[place];
+            if (matrix.minima != nullptr) halves[1][row] = matrix.minima[place];
+        }
+        uint8_t* const levels = panel.levels + block * steps * kPanelVectors * kBytes;
+        for (int vector = 0; vector < kPanelVectors; ++vector) {
+            for (int word = 0; word < words; ++word) {
+                const Bytes bytes = load_bytes(columns[word] + vector * kWidth);
+                if constexpr (Bits == 4) {
+                    const Bytes low = bytes & 15, high = bytes >> 4;
+                    std::memcpy(levels + (2 * word * kPanelVectors + vector) * kBytes, &low, sizeof low);
+                    std::memcpy(levels + ((2 * word + 1) * kPanelVectors + vector) * kBytes, &high, sizeof high);
+                } else {
+                    std::memcpy(levels + (word * kPanelVectors + vector) * kBytes, &bytes, sizeof bytes);
+                }
+            }
+            const int64_t place = block * kPanelRows + vector * kWidth;
+            store(panel.scales + place, load_half(halves[0] + vector * kWidth));
+            if (matrix.minima != nullptr) store(panel.minima + place, load_half(halves[1] + vector * kWidth));
+        }
+    }
+}
+
+/// The products of `Tokens` tokens from `token` on with a panel's rows.
+template <int Bits, bool Symmetric, int Tokens>
+void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token, int64_t count, float* y,
+                   int64_t stride) {
+    constexpr int steps = kBlock / 4;
+    const int64_t padded = padded_blocks(input.blocks);
+    const int8_t* const inputs = input.levels + token * padded * kBlock;
+    const float* const scales = input.scales + token * padded;
+    const float* const totals = input.totals + token * padded;
+    const int32_t* const corrections = input.sums + token * padded * kSumsOfBlock;
+    Vector sums[Tokens][kPanelVectors] = {};
+    for (int64_t block = 0; block < input.blocks; ++block) {
+        Integers products[Tokens][kPanelVectors];
+#pragma GCC unroll 8
+        for (int t = 0; t < Tokens; ++t) {
+            const Integers start =
+                Symmetric ? all_integers(corrections[t * padded * kSumsOfBlock + block]) : Integers{};
+#pragma GCC unroll 2
+            for (int vector = 0; vector < kPanelVectors; ++vector) products[t][vector] = start;
+        }
+        const uint8_t* const levels = panel.levels + block * steps * kPanelVectors * kBytes;
+#pragma GCC unroll 8
+        for (int step = 0; step < steps; ++step) {
+            Bytes rows[kPanelVectors];
+#pragma GCC unroll 2
+            for (int vector = 0; vector < kPanelVectors; ++vector) {
+                rows[vector] = load_bytes(levels + (step * kPanelVectors + vector) * kBytes);
+            }
+#pragma GCC unroll 8
+            for (int t = 0; t < Tokens; ++t) {
+                const Bytes four = all_bytes(inputs + (t * padded + block) * kBlock + 4 * step);
+#pragma GCC unroll 2
+                for (int vector = 0; vector < kPanelVectors; ++vector) {
+                    products[t][vector] = dot<Bits>(products[t][vector], rows[vector], four);
+                }
+            }
+        }
+#pragma GCC unroll 2
+        for (int vector = 0; vector < kPanelVectors; ++vector) {
+            const int64_t place = block * kPanelRows + vector * kWidth;
+            const Vector row_scales = load(panel.scales + place);
+#pragma GCC unroll 8
+            for (int t = 0; t < Tokens; ++t) {
+                sums[t][vector] +=
+                    __builtin_convertvector(products[t][vector], Vector) * (row_scales * scales[t * padded + block]);
+                if constexpr (!Symmetric) {
+                    sums[t][vector] += load(panel.minima + place) * totals[t * padded + block];
+                }
+            }
+        }
+    }
+    for (int t = 0; t < Tokens; ++t) {
+        float* const place = y + (token + t) * stride;
+        if (count == kPanelRows) {
+            for (int vector = 0; vector < kPanelVectors; ++vector) store(place + vector * kWidth, sums[t][vector]);
+        } else {
+            std::memcpy(place, sums[t], static_cast<size_t>(count) * sizeof(float));
+        }
+    }
+}
+
+/// The products of the last `left` <= `Tokens` tokens with a panel's rows.
+template <int Bits, bool Symmetric, int Tokens = kTileTokens - 1>
+void multiply_rest(const Panel& panel, const RoundedInput& input, int64_t left, int64_t count, float* y,
+                   int64_t stride) {
+    if constexpr (Tokens > 0) {
+        if (left == Tokens) {
+            multiply_tile<Bits, Symmetric, Tokens>(panel, input, input.tokens - left, count, y, stride);
+        } else {
+            multiply_rest<Bits, Symmetric, Tokens - 1>(panel, input, left, count, y, stride);
+        }
+    }
+}
+
+template <int Bits, bool Symmetric>
+void multiply_as(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
+                 int64_t stride, uint8_t* scratch) {
+    if (input.order == Order::kByVector) {
+        for (int64_t row = first; row < last; row += kRowsAtOnce) {
+            const int64_t count = last - row < kRowsAtOnce ? last - row : kRowsAtOnce;
+            for (int64_t token = 0; token < input.tokens; ++token) {
+                multiply_rows<Bits, Symmetric>(matrix, input, token, row, count, y + token * stride + row);
+            }
+        }
+        return;
+    }
+    const int64_t blocks = matrix.blocks;
+    float* const scales = reinterpret_cast<float*>(scratch + blocks * kBlock * kPanelRows);
+    const Panel panel{scratch, scales, scales + blocks * kPanelRows};
+    for (int64_t row = first; row < last; row += kPanelRows) {
+        const int64_t count = last - row < kPanelRows ? last - row : kPanelRows;
+        unpack_panel<Bits>(matrix, row, count, panel);
+        int64_t token = 0;
+        for (; token + kTileTokens <= input.tokens; token += kTileTokens) {
+            multiply_tile<Bits, Symmetric, kTileTokens>(panel, input, token, count, y + row, stride);
+        }
+        multiply_rest<Bits, Symmetric>(panel, input, input.tokens - token, count, y + row, stride);
+    }
+}
+
+}  // namespace
+
+void round_input(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result) {
+    for (int64_t token = first; token < last; ++token) {
+        round_token(x + token * result.blocks * kBlock, bits, token, result);
+    }
+}
+
+void multiply(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
+              int64_t stride, uint8_t* scratch) {
+    const bool symmetric = matrix.minima == nullptr;
+    const auto chosen = matrix.bits == 4 ? (symmetric ? multiply_as<4, true> : multiply_as<4, false>)
+                                         : (symmetric ? multiply_as<8, true> : multiply_as<8, false>);
+    chosen(matrix, input, first, last, y, stride, scratch);
+}
+
+}  // namespace kvc::KVC_TARGET

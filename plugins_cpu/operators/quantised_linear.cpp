@@ -1,0 +1,132 @@
+// KvcQuantisedLinear: the product with a matrix in 4 or 8 bits, which is read where the weight file is mapped.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+
+#include "kernels/choice.h"
+#include "operators/all.h"
+
+namespace kvc {
+namespace {
+
+/// Up to so many tokens, rows are multiplied as they are; unpacking panels would take longer.
+constexpr int64_t kFewTokens = 8;
+/// Tokens that are rounded at once: their levels should stay in the last cache while all panels pass over them.
+constexpr int64_t kTokensAtOnce = 1024;
+/// Packed bytes of the rows that one task multiplies with few tokens.
+constexpr int64_t kBytesOfTask = 1 << 16;
+
+struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+};
+using Scratch = std::unique_ptr<uint8_t, Free>;
+
+Scratch aligned(int64_t bytes) {
+    constexpr int64_t line = 64;
+    return Scratch(
+        static_cast<uint8_t*>(std::aligned_alloc(line, static_cast<size_t>((bytes + line - 1) / line * line))));
+}
+
+/// Memory for rounded tokens.
+class Rounded {
+public:
+    Rounded(int64_t tokens, int64_t blocks, Order order) : input_{} {
+        const int64_t padded = tokens * padded_blocks(blocks);
+        memory_ =
+            aligned(padded * (kQuantisedBlock + 2 * int64_t{sizeof(float)} + kSumsOfBlock * int64_t{sizeof(int32_t)}));
+        require(memory_ != nullptr, "x: no memory for ", tokens, " rounded tokens");
+        input_.levels = reinterpret_cast<int8_t*>(memory_.get());
+        input_.scales = reinterpret_cast<float*>(memory_.get() + padded * kQuantisedBlock);
+        input_.totals = input_.scales + padded;
+        input_.sums = reinterpret_cast<int32_t*>(input_.totals + padded);
+        input_.blocks = blocks;
+        input_.order = order;
+    }
+
+    RoundedInput of(int64_t tokens) const {
+        RoundedInput input = input_;
+        input.tokens = tokens;
+        return input;
+    }
+
+private:
+    Scratch memory_;
+    RoundedInput input_;
+};
+
+class QuantisedLinear : public Kernel {
+public:
+    explicit QuantisedLinear(const Attributes& attributes)
+        : bits_(static_cast<int>(attributes.integer("bits"))),
+          in_features_(attributes.integer("in_features", 1)),
+          out_features_(attributes.integer("out_features", 1)) {
+        const int64_t block = attributes.integer("block");
+        require(bits_ == 4 || bits_ == 8, "attribute bits: expected 4 or 8, found ", bits_);
+        require(block == kQuantisedBlock, "attribute block: expected ", kQuantisedBlock, ", found ", block);
+        require(in_features_ % block == 0, "attribute in_features: expected a multiple of ", block, ", found ",
+                in_features_);
+    }
+
+    void compute(Call& call) const override {
+        call.fix(Symbol::kSymbolIn, in_features_, "attribute in_features");
+        call.fix(Symbol::kSymbolOut, out_features_, "attribute out_features");
+        call.fix(Symbol::kSymbolBlocks, in_features_ / kQuantisedBlock, "attribute in_features");
+        call.fix(Symbol::kSymbolBytes, kQuantisedBlock * bits_ / 8, "attribute bits");
+        const int64_t tokens = call.sizes()[Symbol::kSymbolT];
+        const QuantisedMatrix matrix{.packed = call.input<uint8_t>(1),
+                                     .scales = call.input<uint16_t>(2),
+                                     .minima = nullptr,
+                                     .rows = out_features_,
+                                     .blocks = in_features_ / kQuantisedBlock,
+                                     .bits = bits_};
+        const float* const x = call.input<float>(0);
+        float* const y = call.output<float>(0);
+        const Order order = tokens <= kFewTokens ? Order::kByVector : Order::kByPanel;
+        const Rounded rounded(std::min(tokens, kTokensAtOnce), matrix.blocks, order);
+        for (int64_t first = 0; first < tokens; first += kTokensAtOnce) {
+            const RoundedInput part = rounded.of(std::min(tokens - first, kTokensAtOnce));
+            round(call, x + first * in_features_, part);
+            multiply(call, matrix, part, y + first * out_features_);
+        }
+    }
+
+private:
+    void round(const Call& call, const float* x, const RoundedInput& input) const {
+        constexpr int64_t at_once = 16;
+        call.parallel(static_cast<size_t>((input.tokens + at_once - 1) / at_once), [&](size_t task) noexcept {
+            const int64_t first = static_cast<int64_t>(task) * at_once;
+            kernels().round_input(x, bits_, first, std::min(first + at_once, input.tokens), input);
+        });
+    }
+
+    void multiply(const Call& call, const QuantisedMatrix& matrix, const RoundedInput& input, float* y) const {
+        const bool panels = input.order == Order::kByPanel;
+        const int64_t by_bytes = kBytesOfTask / (matrix.blocks * 4 * bits_) / kWidestPanel * kWidestPanel;
+        const int64_t rows = panels ? kWidestPanel : std::max(by_bytes, kWidestPanel);
+        std::atomic<bool> memory{true};
+        call.parallel(static_cast<size_t>((matrix.rows + rows - 1) / rows), [&](size_t task) noexcept {
+            const int64_t first = static_cast<int64_t>(task) * rows;
+            const Scratch scratch = panels ? aligned(panel_scratch(matrix.blocks)) : nullptr;
+            if (panels && scratch == nullptr) {
+                memory = false;
+                return;
+            }
+            kernels().multiply(matrix, input, first, std::min(first + rows, matrix.rows), y, matrix.rows,
+                               scratch.get());
+        });
+        require(memory, "packed: no memory for a panel");
+    }
+
+    int bits_;
+    int64_t in_features_, out_features_;
+};
+
+}  // namespace
+
+const Implementation kQuantisedLinearImplementation{schemas::kKvcQuantisedLinear,
+                                                    [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
+                                                        return std::make_unique<QuantisedLinear>(attributes);
+                                                    }};
+
+}  // namespace kvc

@@ -1,0 +1,113 @@
+"""KvcQuantisedLinear by the native library: within what rounding the input costs, for every instruction set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvc_trt.models.quantisation import dequantise
+from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR
+from kvc_trt.operators.shapes import HeadShape, Layout
+from tests.graph.small_models import SingleNode, normal
+from tests.plugins_cpu.native_node import NativeNode
+
+BODY = QUANTISED_LINEAR.body(Layout(HeadShape(4, 2, 16)))
+
+
+def attributes(inputs: int, outputs: int, bits: int) -> dict[str, int]:
+    return {"in_features": inputs, "out_features": outputs, "bits": bits, "block": 32}
+
+
+def matrix(seed: int, outputs: int, inputs: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every level and scales of both signs, some of them zero or denormal."""
+    rng = np.random.default_rng(seed)
+    packed = rng.integers(0, 256, (outputs, inputs // 32, 4 * bits), dtype=np.uint8)
+    scales = rng.choice([1, -1, 0, 2**-8, 2**-24], (outputs, inputs // 32)) * rng.uniform(0.5, 1)
+    return packed, scales.astype(np.float16)
+
+
+def assert_right(found: np.ndarray, x: np.ndarray, packed: np.ndarray, scales: np.ndarray, bits: int) -> None:
+    values = dequantise(packed, scales, bits).astype(np.float64)
+    steps = np.abs(x).reshape(len(x), -1, 32).max(axis=2) / 127
+    bound = np.repeat(steps / 2, 32, axis=1) @ np.abs(values.T)
+    assert (np.abs(found - x.astype(np.float64) @ values.T) <= 1.001 * bound + 1e-30).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "outputs"),
+    [(1, 576, 100), (8, 544, 33), (9, 64, 1), (35, 1056, 70), (1, 32, 3), (20, 2048, 257)],
+)
+def test_results_are_within_the_bound(
+    library: Path, instructions: str, threads: int, tokens: int, inputs: int, outputs: int, bits: int
+) -> None:
+    native = NativeNode(BODY, attributes(inputs, outputs, bits), library, threads)
+    packed, scales = matrix(tokens, outputs, inputs, bits)
+    x = normal(1, tokens, inputs)
+    assert_right(native(x, packed, scales)["y"], x, packed, scales, bits)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 40), st.integers(1, 80), st.sampled_from([4, 8]), st.integers(0, 1000))
+def test_any_shape_is_right(library: Path, tokens: int, blocks: int, outputs: int, bits: int, seed: int) -> None:
+    native = NativeNode(BODY, attributes(32 * blocks, outputs, bits), library)
+    packed, scales = matrix(seed, outputs, 32 * blocks, bits)
+    x = normal(seed, tokens, 32 * blocks)
+    assert_right(native(x, packed, scales)["y"], x, packed, scales, bits)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("tokens", [2, 40])
+def test_it_rounds_like_the_body(library: Path, bits: int, tokens: int) -> None:
+    """Both round the input by blocks, so they differ by the order of their sums alone."""
+    body, native = SingleNode(BODY, attributes(256, 48, bits)), NativeNode(BODY, attributes(256, 48, bits), library)
+    packed, scales = matrix(3, 48, 256, bits)
+    x = normal(4, tokens, 256)
+    expected = body(x, packed, scales)["y"]
+    np.testing.assert_allclose(native(x, packed, scales)["y"], expected, atol=2e-2 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_token_is_the_same_alone_and_among_a_few_and_on_any_threads(library: Path, bits: int) -> None:
+    packed, scales = matrix(5, 300, 640, bits)
+    x = normal(6, 8, 640)
+    one, two = (NativeNode(BODY, attributes(640, 300, bits), library, threads) for threads in (1, 2))
+    together = one(x, packed, scales)["y"]
+    np.testing.assert_array_equal(two(x, packed, scales)["y"], together)
+    for token in range(8):
+        np.testing.assert_array_equal(one(x[token : token + 1], packed, scales)["y"][0], together[token])
+
+
+def test_a_prompt_of_several_chunks_is_its_tokens(library: Path) -> None:
+    packed, scales = matrix(7, 40, 64, 4)
+    x = normal(8, 2100, 64)
+    native = NativeNode(BODY, attributes(64, 40, 4), library, 2)
+    whole = native(x, packed, scales)["y"]
+    np.testing.assert_array_equal(native(x[1500:2100], packed, scales)["y"], whole[1500:])
+
+
+def test_zeros_give_zeros(library: Path) -> None:
+    packed, scales = matrix(9, 40, 64, 4)
+    native = NativeNode(BODY, attributes(64, 40, 4), library)
+    assert not native(np.zeros((3, 64), np.float32), packed, scales)["y"].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bits": 5}, "attribute bits: expected 4 or 8, found 5"),
+        ({"block": 64}, "attribute block: expected 32, found 64"),
+        ({"in_features": 48}, "attribute in_features: expected a multiple of 32, found 48"),
+        ({"out_features": 41}, "attribute out_features: expected Out = 40, found 41"),
+        ({"bits": 8}, "attribute bits: expected Bytes = 16, found 32"),
+    ],
+)
+def test_attributes_that_do_not_fit_are_refused(library: Path, changes: dict[str, int], message: str) -> None:
+    native = NativeNode(BODY, {**attributes(64, 40, 4), **changes}, library)
+    with pytest.raises(Exception, match=message):
+        native(normal(1, 3, 64), *matrix(1, 40, 64, 4))
