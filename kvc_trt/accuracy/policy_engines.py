@@ -14,11 +14,11 @@ from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
 from kvc_trt.backends.registry import program_backend
+from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource, choose_model, open_source
 from kvc_trt.engine.resolved_build import ResolvedBuild, compute_dtype, host_weights, resolve_parameters, with_defaults
-from kvc_trt.engine.stages import cache_root
 from kvc_trt.errors import InputError
 from kvc_trt.machine import usable_cores
 from kvc_trt.models.config import longest_sequence

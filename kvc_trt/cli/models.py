@@ -18,10 +18,11 @@ def command(as_json: bool) -> None:
     if as_json:
         printing.print_json({"models": presets})
         return
-    headers = ("name", "architecture", "layers", "heads", "KV heads", "positions", "Hugging Face id")
+    headers = ("name", "architecture", "layers", "heads", "KV heads", "positions", "weights")
     keys = ("name", "architecture", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     rows = [
-        [preset[key] for key in (*keys, "max_position_embeddings")] + [preset["hugging_face_id"] or "shipped"]
+        [preset[key] for key in (*keys, "max_position_embeddings")]
+        + [preset["hugging_face_id"] or preset["package"] or "shipped"]
         for preset in presets
     ]
     click.echo(text_table(headers, rows, right=(2, 3, 4, 5)))
@@ -46,6 +47,7 @@ def _preset(name: str) -> dict[str, Any]:
         "architecture": config.architecture,
         "hugging_face_id": preset.hugging_face_id,
         "revision": preset.revision,
+        "package": None if preset.file is None else preset.file.package,
         "parameters": count_parameters(config),
         "num_hidden_layers": config.num_hidden_layers,
         "num_attention_heads": config.num_attention_heads,

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.atomic_files import write_whole
+from kvc_trt.cache import cache_root
 from kvc_trt.config import BuildConfig
-from kvc_trt.engine.stages import cache_root
 from kvc_trt.errors import InputError
 from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.config import ModelConfig, longest_sequence
 from kvc_trt.models.formats import AnyCheckpoint, is_file, is_path, open_checkpoint, read_model_config
 from kvc_trt.models.fp8 import as_floats
+from kvc_trt.models.package_file import PackageFile
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.models.weights import WeightSource, check_weights
 
@@ -51,6 +52,8 @@ class ModelChoice:
     revision: str | None = None
     shipped: Path | None = None
     """The checkpoint that is shipped with the package, if any."""
+    file: PackageFile | None = None
+    """The file of a package that the preset names as its weights, if any."""
 
     @property
     def quantised(self) -> bool:
@@ -91,7 +94,7 @@ def choose_model(model: str, checkpoint: str | None = None) -> ModelChoice:
     preset = load_preset(model)
     defaults = {**_general_defaults(preset.config), **preset.defaults}
     choice = ModelChoice(
-        model, preset.config, defaults, None, preset.hugging_face_id, preset.revision, preset.checkpoint
+        model, preset.config, defaults, None, preset.hugging_face_id, preset.revision, preset.checkpoint, preset.file
     )
     if checkpoint is None:
         return choice
@@ -106,14 +109,16 @@ def open_source(choice: ModelChoice, config: BuildConfig) -> tuple[ModelChoice, 
 
     The returned choice has the configuration of the checkpoint that was opened.
     """
-    from_hub = config.random_weights is None and choice.path is None and choice.shipped is None
+    from_hub = config.random_weights is None and choice.hugging_face_id is not None and choice.path is None
     if config.revision is not None and not from_hub:
         raise InputError(f"--revision {config.revision}: the weights do not come from the Hugging Face Hub")
     if config.random_weights is not None:
         random = RandomWeights(choice.config, config.random_weights)
         return choice, ModelSource(random, f"random weights, seed {config.random_weights}")
     path, commit = choice.path or choice.shipped, None
-    if path is None:
+    if choice.file is not None:
+        path = _checked(choice.file, path, choice.name)
+    elif path is None:
         path, commit = _fetch(choice, config.revision)
     checkpoint = open_checkpoint(path)
     _check_same_model(choice.config, checkpoint.config, choice.name, path)
@@ -136,9 +141,24 @@ def _tokenizer_files(checkpoint: AnyCheckpoint) -> tuple[Path, ...]:
     return tuple(directory / name for name in contents)
 
 
+def _checked(file: PackageFile, given: Path | None, name: str) -> Path:
+    """The preset's file, byte for byte: the one that the user gave, else the fetched one. A directory may be given."""
+    if given is None:
+        return file.found(name)
+    if is_file(given):
+        try:
+            file.check(given)
+        except InputError as error:
+            hint = f"to build that file as it is: --model {given}"
+            raise InputError(error.message, hint=hint) from error
+    return given
+
+
 def _described(choice: ModelChoice, path: Path, commit: str | None) -> str:
     if commit is not None:
         return f"Hugging Face Hub: {choice.hugging_face_id}"
+    if choice.file is not None and is_file(path):
+        return f"{choice.file.package}: {choice.file.name}"
     return "checkpoint shipped with kvc-trt" if path == choice.shipped else f"checkpoint {path}"
 
 

@@ -1,10 +1,10 @@
 """Stages of a build that survive an interruption.
 
-A stage's files are made in a private cache, `~/.cache/kvc-trt` (or `$KVC_TRT_CACHE`), under the digest of the build's
-inputs. A finished stage has a receipt with its files' hashes; the next build of the same inputs checks them and
-continues after that stage. The finished engine gets hard links to the stages' files, so weights are written once; only
-a cache on another file system costs a copy. Then the cache entry is removed, so the cache only holds what unfinished
-builds left. The next build drops entries that have not been touched for a week.
+A stage's files are made in the private cache, under the digest of the build's inputs. A finished stage has a receipt
+with its files' hashes; the next build of the same inputs checks them and continues after that stage. The finished
+engine gets hard links to the stages' files, so weights are written once; only a cache on another file system costs a
+copy. Then the cache entry is removed, so the cache only holds what unfinished builds left. The next build drops entries
+that have not been touched for a week.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import json
 import os
 import resource
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kvc_trt.atomic_files import disk_error, make_durable, write_durably
+from kvc_trt.cache import cache_root
 from kvc_trt.engine.files import sha256
 from kvc_trt.engine.manifest import FileRecord, canonical
 from kvc_trt.errors import UnsupportedEnvironment
@@ -41,23 +41,6 @@ class Receipt:
     peak_rss_bytes: int
     """Peak resident size of the process up to the end of the stage."""
     files: dict[str, FileRecord] = field(default_factory=dict)
-
-
-def cache_root() -> Path:
-    """Return the private cache directory, created with mode 0700; UnsupportedEnvironment if others can write to it."""
-    chosen = os.environ.get("KVC_TRT_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = Path(chosen) if chosen else home / "kvc-trt"
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = root.lstat()
-    except OSError as error:
-        message = f"cannot make the cache directory {root}: {error.strerror}"
-        raise UnsupportedEnvironment(message, hint="set KVC_TRT_CACHE to a directory you may write") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        message = f"the cache {root} must be a directory of yours that nobody else may write"
-        raise UnsupportedEnvironment(message, hint=f"chmod 700 {root}, or set KVC_TRT_CACHE to another directory")
-    return root
 
 
 class Stages:

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvc_trt.atomic_files import make_durable
+from kvc_trt.cache import cache_root
 from kvc_trt.engine.files import listing
 from kvc_trt.engine.manifest import MANIFEST_FILE
-from kvc_trt.engine.stages import cache_root
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 

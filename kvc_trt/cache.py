@@ -1,0 +1,26 @@
+"""The private cache directory of this user: `~/.cache/kvc-trt`, or `$KVC_TRT_CACHE`."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from kvc_trt.errors import UnsupportedEnvironment
+
+
+def cache_root() -> Path:
+    """Return the private cache directory, created with mode 0700; UnsupportedEnvironment if others can write to it."""
+    chosen = os.environ.get("KVC_TRT_CACHE")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(chosen) if chosen else home / "kvc-trt"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.lstat()
+    except OSError as error:
+        message = f"cannot make the cache directory {root}: {error.strerror}"
+        raise UnsupportedEnvironment(message, hint="set KVC_TRT_CACHE to a directory you may write") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        message = f"the cache {root} must be a directory of yours that nobody else may write"
+        raise UnsupportedEnvironment(message, hint=f"chmod 700 {root}, or set KVC_TRT_CACHE to another directory")
+    return root

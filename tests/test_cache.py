@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from kvc_trt.cache import cache_root
+from kvc_trt.errors import UnsupportedEnvironment
+
+
+def test_the_cache_is_private():
+    assert cache_root().stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("problem", ["writable by others", "link", "file"])
+def test_a_cache_that_is_not_ours_alone_is_refused(tmp_path, monkeypatch, problem):
+    path = tmp_path / "cache"
+    monkeypatch.setenv("KVC_TRT_CACHE", str(path))
+    if problem == "writable by others":
+        path.mkdir()
+        path.chmod(0o777)
+    elif problem == "link":
+        (tmp_path / "real").mkdir()
+        path.symlink_to(tmp_path / "real")
+    else:
+        path.write_text("x")
+    with pytest.raises(UnsupportedEnvironment, match="cache"):
+        cache_root()
+
+
+def test_the_cache_follows_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv("KVC_TRT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_root() == tmp_path / "kvc-trt"
