@@ -89,6 +89,10 @@ class PolicyEngines:
         self._open[variant, room] = answerer
         return answerer
 
+    def row_bytes(self, variant: Variant, room: Room) -> int:
+        """Bytes of cache that an engine allocates for one sequence. InputError where there is none of that budget."""
+        return sum(tensor.bytes_per_row() for tensor in self._program(self._resolve(variant, room)).state)
+
     def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
         """As a build resolves it, with layer budgets measured where the variant asks for them."""
         from kvc_trt.engine.calibration import calibrated

@@ -1,0 +1,52 @@
+"""The grid of the real model's accuracy: what is asked first, and what another engine is given to answer."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks import accuracy_kvpress as kvpress
+from benchmarks import accuracy_smollm2 as bench
+from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.policy_engines import open_model
+
+
+def test_the_core_begins_with_what_decides_the_claims():
+    first = bench.STAGES[next(iter(bench.CORE))]
+    assert first.asked == 64
+    assert {"rocketkv", "snapkv-gqa", "hybrid"} <= set(first.policies)
+    assert first.variants[0] == Variant("full", None)
+    assert {group.framing for group in first.groups} == {"chat"}
+
+
+def test_every_policy_with_an_engine_and_both_framings_are_in_the_whole_grid():
+    asked = {policy for stage in bench.STAGES.values() for policy in stage.policies}
+    assert asked == {*bench.CLAIMED, *bench.OTHERS}
+    assert {"full", "rocketkv-v1", "h2o", "quest"} <= asked
+    groups = {group for stage in bench.STAGES.values() for group in stage.groups}
+    assert {group.length for group in groups} == {2048, 4096, 8192}
+    assert {(group.mode, group.framing) for group in groups if group.task == "log-summary"} == {
+        (mode, framing) for mode in bench.MODES for framing in ("plain", "chat")
+    }
+
+
+def test_questions_are_written_with_what_rocketkv_stores_of_them(tmp_path, monkeypatch):
+    stage = bench.Stage(("associative-recall",), (256,), ("plain",), modes=("query-aware",), asked=2)
+    monkeypatch.setattr(bench, "STAGES", {"one": stage})
+    monkeypatch.setattr(bench, "BUDGETS", (64,))
+    with open_model("retrieval-tiny") as model:
+        found = json.loads(bench.write_questions(model, ["one"], tmp_path).read_text())
+        (group,) = found["groups"]
+        assert found["bytes_per_token"] * 64 < group["row_bytes"]["64"]
+    assert (group["asked"], len(group["questions"]), group["mode"]) == (2, 2, "query-aware")
+    assert group["questions"][0]["prompt"]
+
+
+def test_a_point_keeps_what_budget_bytes_and_ratio_leave_of_a_prompt():
+    group = {"output_tokens": 12, "row_bytes": {"128": 1000 * 10}}
+    points = {point.label: point.kept for point in kvpress.points_of(group, 2000, 10)}
+    assert points == {
+        "full": 2000, "budget 128": 116, "bytes of rocketkv 128": 988,
+        "ratio 0.25": 1500, "ratio 0.5": 1000, "ratio 0.75": 500, "ratio 0.875": 250,
+    }  # fmt: skip
+    for kept in (65, 988, 1999):
+        assert int(2000 * (1 - kvpress.ratio_for(kept, 2000))) == kept
