@@ -37,11 +37,67 @@ constexpr int64_t attend_scratch(int64_t count, int64_t group, int64_t head_size
     return group * (padded(count) + 2 * padded(head_size)) + padded(head_size);
 }
 
+/// The scores of a row's pages by their key bounds (docs/policies/hybrid.md, steps 3 to 7), as ranks: whole numbers in the
+/// order of the scores, the same for equal scores, -1 for NaN.
+struct PageScoreCall {
+    const float* query;   ///< [group, head_size], unscaled
+    const float* bounds;  ///< [2 head_size, pages], page maxima of K, then of -K
+    int64_t group;
+    int64_t head_size;
+    int64_t pages;   ///< of the cache
+    int64_t length;  ///< entries of the row; its last page may be partial
+    int64_t page_size;
+    int64_t channels;  ///< channels that score pages
+    float* scratch;    ///< page_score_scratch(...) floats
+};
+
+/// Scratch floats that `rank_pages` needs.
+constexpr int64_t page_score_scratch(int64_t group, int64_t head_size, int64_t pages) {
+    return group * (pages + 2 * 16) + (group + 3) * (head_size + 16);
+}
+
+/// The best of many, of which all but the last count alike: pages with their tokens, or single things.
+struct RankedItems {
+    const int32_t* ranks;  ///< [items], the larger the better; equal ones in order of their numbers
+    int64_t items;
+    int64_t weight;       ///< what an item counts
+    int64_t last_weight;  ///< what the last one counts
+};
+
+/// Causal attention of some rows of a prompt, for all query heads of one KV head.
+struct PrefillCall {
+    const float* q;  ///< [group, length, head_size]
+    const float* k;  ///< [length, head_size]
+    const float* v;  ///< likewise
+    float* o;        ///< [group, length, head_size]
+    int64_t length;
+    int64_t group;
+    int64_t head_size;
+    int64_t first_row;  ///< a multiple of kPrefillTile
+    int64_t rows;
+    float* scratch;  ///< prefill_scratch(rows, group, head_size) floats
+};
+
+/// Rows of queries, and keys, that are multiplied at a time.
+inline constexpr int64_t kPrefillTile = 64;
+
+/// Scratch floats that `prefill` needs.
+constexpr int64_t prefill_scratch(int64_t rows, int64_t group, int64_t head_size) {
+    const int64_t tiles = group * ((rows + kPrefillTile - 1) / kPrefillTile), width = head_size + 16;
+    return kPrefillTile * (tiles * (2 * width + 1 + 16) + 2 * width + kPrefillTile);
+}
+
 struct Kernels {
     const char* name;
     void (*attend)(const AttendCall& call, const Attended& result);
     RoundInput* round_input;
     Multiply* multiply;
+    /// ranks[page] for every page that holds entries.
+    void (*rank_pages)(const PageScoreCall& call, int32_t* ranks);
+    void (*prefill)(const PrefillCall& call);
+    /// Takes items by rank until they count `wanted`, the last one cut to its lowest parts; parts[] holds the numbers of
+    /// those taken, ascending: part i of item n is number n * weight + i.
+    void (*take_best)(const RankedItems& items, int64_t wanted, int32_t* parts);
 };
 
 }  // namespace kvc

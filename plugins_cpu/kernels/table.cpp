@@ -1,7 +1,10 @@
 // The kernels of one instruction set.
 #include "kernels/attend.h"
 #include "kernels/kernels.h"
+#include "kernels/page_scores.h"
+#include "kernels/prefill.h"
 #include "kernels/quantised_target.h"
+#include "kernels/take_best.h"
 
 #define KVC_TEXT_OF(name) #name
 #define KVC_TEXT(name) KVC_TEXT_OF(name)
@@ -14,6 +17,9 @@ const Kernels kTable{
     .attend = attend,
     .round_input = round_input,
     .multiply = multiply,
+    .rank_pages = rank_pages,
+    .prefill = prefill,
+    .take_best = take_best,
 };
 
 }  // namespace kvc::KVC_TARGET

@@ -47,18 +47,6 @@ static inline Vector all(float value) { return Vector{} + value; }
 
 static inline Vector larger(Vector one, Vector other) { return one > other ? one : other; }
 
-static inline float largest_element(Vector vector) {
-    float found = vector[0];
-    for (int lane = 1; lane < kWidth; ++lane) found = vector[lane] > found ? vector[lane] : found;
-    return found;
-}
-
-static inline float sum_of_elements(Vector vector) {
-    float sum = vector[0];
-    for (int lane = 1; lane < kWidth; ++lane) sum += vector[lane];
-    return sum;
-}
-
 template <int... Values>
 struct Numbers {};
 template <int Count, int... Values>
@@ -91,6 +79,30 @@ static inline Vector sum_each(Vector* rows) {
             rows[pair] = folded<Segment>(rows[2 * pair], rows[2 * pair + 1], typename Counted<kWidth>::Type{});
         }
         return sum_each<Segment / 2>(rows);
+    }
+}
+
+template <int Distance, int... Lanes>
+static inline Vector rotated(Vector vector, Numbers<Lanes...>) {
+    return __builtin_shufflevector(vector, vector, (Lanes + Distance) % kWidth...);
+}
+
+template <int Distance = kWidth / 2>
+static inline float largest_element(Vector vector) {
+    if constexpr (Distance == 0) {
+        return vector[0];
+    } else {
+        return largest_element<Distance / 2>(
+            larger(vector, rotated<Distance>(vector, typename Counted<kWidth>::Type{})));
+    }
+}
+
+template <int Distance = kWidth / 2>
+static inline float sum_of_elements(Vector vector) {
+    if constexpr (Distance == 0) {
+        return vector[0];
+    } else {
+        return sum_of_elements<Distance / 2>(vector + rotated<Distance>(vector, typename Counted<kWidth>::Type{}));
     }
 }
 

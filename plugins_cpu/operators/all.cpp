@@ -3,7 +3,8 @@
 namespace kvc {
 
 std::span<const Implementation> implementations() {
-    static const Implementation all[] = {kDenseAttentionImplementation, kQuantisedLinearImplementation};
+    static const Implementation all[] = {kDenseAttentionImplementation, kHybridAttentionImplementation,
+                                         kPrefillAttentionImplementation, kQuantisedLinearImplementation};
     return all;
 }
 

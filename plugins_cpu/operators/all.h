@@ -12,5 +12,7 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kDenseAttentionImplementation;
 extern const Implementation kQuantisedLinearImplementation;
+extern const Implementation kHybridAttentionImplementation;
+extern const Implementation kPrefillAttentionImplementation;
 
 }  // namespace kvc

@@ -46,8 +46,9 @@ void Step::scale_query(int64_t row, float* scaled) const {
     for (int64_t index = 0; index < group_ * head_size_; ++index) scaled[index] = plain[index] * factor;
 }
 
-DenseAttention::DenseAttention(const Step& step) : step_(step), parts_(0) {
+DenseAttention::DenseAttention(const Step& step, int64_t longest) : step_(step), parts_(0) {
     for (int64_t row = 0; row < step.rows(); ++row) {
+        if (step.length(row) > longest) continue;
         parts_ = std::max(parts_, (step.length(row) + kPart - 1) / kPart);
     }
     record_ = step.group() * (step.head_size() + 2);

@@ -47,7 +47,8 @@ class DenseAttention {
 public:
     static constexpr int64_t kPart = 512;
 
-    explicit DenseAttention(const Step& step);
+    /// Rows of more than `longest` entries will not be asked for.
+    explicit DenseAttention(const Step& step, int64_t longest = INT64_MAX);
 
     /// Most parts of a row.
     int64_t parts() const { return parts_; }

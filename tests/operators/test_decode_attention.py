@@ -23,6 +23,7 @@ HEADS, SIZE, CAPACITY = 8, 16, 64
 
 @dataclass(frozen=True)
 class Case:
+    heads: int = HEADS
     page_size: int = 3
     top_r: int = 9
     top_k: int = 12
@@ -42,9 +43,16 @@ class Case:
 
 @lru_cache
 def hybrid(case: Case) -> SingleNode:
-    attributes = {name: getattr(case, name) for name in ("page_size", "top_r", "top_k", "token_budget", "dense_until")}
-    layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, case.pages, case.dtype)
-    return SingleNode(HYBRID_ATTENTION.body(layout), attributes)
+    return SingleNode(hybrid_body(case), attributes_of(case))
+
+
+def hybrid_body(case: Case):
+    layout = Layout(HeadShape(case.heads, case.kv_heads, SIZE), CAPACITY, case.pages, case.dtype)
+    return HYBRID_ATTENTION.body(layout)
+
+
+def attributes_of(case: Case) -> dict[str, int]:
+    return {name: getattr(case, name) for name in ("page_size", "top_r", "top_k", "token_budget", "dense_until")}
 
 
 @lru_cache
@@ -65,15 +73,18 @@ def cache(case: Case, lengths, *, seed=0, rounded=False):
 
 
 def new_entry(case: Case, batch, *, seed=0, rounded=False):
-    arrays = normal(seed + 9, batch, HEADS, SIZE), *(normal(seed + i, batch, case.kv_heads, SIZE) for i in (10, 11))
+    arrays = (
+        normal(seed + 9, batch, case.heads, SIZE),
+        *(normal(seed + i, batch, case.kv_heads, SIZE) for i in (10, 11)),
+    )
     return [np.round(array) for array in arrays] if rounded else list(arrays)
 
 
-def check_step(case: Case, state, step, lengths):
-    """One step from both; returns the new state."""
+def check_step(case: Case, state, step, lengths, node: SingleNode | None = None):
+    """One step from both, of `node` instead of the body if given; returns the new state."""
     query, k_new, v_new = step
     keys, values, bounds = state
-    found = hybrid(case)(query, k_new, v_new, keys, values, bounds, np.array(lengths))
+    found = (node or hybrid(case))(query, k_new, v_new, keys, values, bounds, np.array(lengths))
     after = np.array(lengths) + 1
     for name, old, new in (("k_cache_out", keys, k_new), ("v_cache_out", values, v_new)):
         expected = old.copy()

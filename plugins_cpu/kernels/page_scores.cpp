@@ -1,0 +1,132 @@
+// Scores of pages from the bounds of their keys on a few channels. The same operations in the same order for every page:
+// pages with equal bounds get equal scores, wherever they lie.
+#include "kernels/page_scores.h"
+
+#include "kernels/take_best.h"
+#include "kernels/vector.h"
+
+namespace kvc::KVC_TARGET {
+namespace {
+
+constexpr float kLowest = -3.4e38f;
+
+float magnitude(float value) { return value < 0.0f ? -value : value; }
+
+/// The channels where |query| summed over the group is largest, ascending.
+void choose_channels(const PageScoreCall& call, int32_t* ranks, int32_t* channels) {
+    for (int64_t channel = 0; channel < call.head_size; ++channel) {
+        float sum = 0.0f;
+        for (int64_t head = 0; head < call.group; ++head) sum += magnitude(call.query[head * call.head_size + channel]);
+        ranks[channel] = rank_of(sum);
+    }
+    take_best({.ranks = ranks, .items = call.head_size, .weight = 1, .last_weight = 1}, call.channels, channels);
+}
+
+/// signed_query[head, i] = the query on channel i of those chosen, negated where the channel's minimum is read, over the
+/// head's temperature. rows[i] becomes the row of the bounds.
+void prepare_query(const PageScoreCall& call, int32_t* rows, float* signed_query) {
+    const int64_t size = call.head_size, count = call.channels;
+    for (int64_t head = 0; head < call.group; ++head) {
+        const float* const query = call.query + head * size;
+        float covered = 0.0f, whole = 0.0f;
+        for (int64_t index = 0; index < count; ++index) covered += magnitude(query[rows[index]]);
+        for (int64_t channel = 0; channel < size; ++channel) whole += magnitude(query[channel]);
+        const float share = covered > 0.0f ? covered / whole : 1.0f;
+        const float temperature = __builtin_sqrtf(share * static_cast<float>(size));
+        for (int64_t index = 0; index < count; ++index) {
+            signed_query[head * count + index] = query[rows[index]] / temperature;
+        }
+    }
+    for (int64_t index = 0; index < count; ++index) {
+        float sum = 0.0f;
+        for (int64_t head = 0; head < call.group; ++head) sum += call.query[head * size + rows[index]];
+        if (sum > 0.0f) continue;
+        for (int64_t head = 0; head < call.group; ++head) signed_query[head * count + index] *= -1.0f;
+        rows[index] += static_cast<int32_t>(size);
+    }
+}
+
+/// estimates[head, page] for `Heads` heads and `Parts` vectors of pages; `pages` of the last vector are in the cache.
+template <int Heads, int Parts>
+inline void estimate_block(const PageScoreCall& call, const int32_t* rows, const float* query, int64_t page,
+                           int64_t pages, float* estimates, int64_t width) {
+    Vector sums[Heads][Parts] = {};
+    for (int64_t index = 0; index < call.channels; ++index) {
+        const float* const bounds = call.bounds + rows[index] * call.pages + page;
+        Vector parts[Parts];
+        if (pages == kWidth) {
+            for (int part = 0; part < Parts; ++part) parts[part] = load(bounds + part * kWidth);
+        } else {
+            parts[0] = load_first(bounds, pages);
+        }
+        for (int head = 0; head < Heads; ++head) {
+            const float factor = query[head * call.channels + index];
+            for (int part = 0; part < Parts; ++part) sums[head][part] += parts[part] * factor;
+        }
+    }
+    for (int head = 0; head < Heads; ++head) {
+        for (int part = 0; part < Parts; ++part) store(estimates + head * width + part * kWidth, sums[head][part]);
+    }
+}
+
+template <int Heads>
+void estimate(const PageScoreCall& call, const int32_t* rows, const float* query, int64_t used, float* estimates,
+              int64_t width) {
+    int64_t page = 0;
+    for (; page + 4 * kWidth <= used; page += 4 * kWidth) {
+        estimate_block<Heads, 4>(call, rows, query, page, kWidth, estimates + page, width);
+    }
+    for (; page < used; page += kWidth) {
+        const int64_t left = call.pages - page;
+        estimate_block<Heads, 1>(call, rows, query, page, left < kWidth ? left : kWidth, estimates + page, width);
+    }
+}
+
+/// Turns the estimates of one head into weights of a softmax over tokens, and returns what to multiply them by.
+float soften(float* estimates, int64_t used, int64_t width, float page_size, float last_size) {
+    for (int64_t page = used; page < width; ++page) estimates[page] = kLowest;
+    Vector largest = load(estimates);
+    for (int64_t page = kWidth; page < width; page += kWidth) largest = larger(largest, load(estimates + page));
+    const float maximum = largest_element(largest);
+    Vector sum{};
+    for (int64_t page = 0; page < width; page += kWidth) {
+        const Vector weight = exponential(load(estimates + page) - maximum);
+        store(estimates + page, weight);
+        sum += page + kWidth <= used ? weight : load_first(estimates + page, used - page);
+    }
+    return 1.0f / (sum_of_elements(sum) * page_size - estimates[used - 1] * (page_size - last_size));
+}
+
+}  // namespace
+
+void rank_pages(const PageScoreCall& call, int32_t* ranks) {
+    const int64_t used = (call.length + call.page_size - 1) / call.page_size, width = padded(used);
+    const int64_t last_size = call.length - (used - 1) * call.page_size;
+    float* const estimates = call.scratch;
+    float* const query = estimates + call.group * width;
+    int32_t* const rows = reinterpret_cast<int32_t*>(query + call.group * call.channels);
+    int32_t* const channel_ranks = rows + call.channels;
+    float* const factors = reinterpret_cast<float*>(channel_ranks + call.head_size);
+    choose_channels(call, channel_ranks, rows);
+    prepare_query(call, rows, query);
+    int64_t head = 0;
+    const auto at = [&](int64_t first) { return estimates + first * width; };
+    for (; head + 4 <= call.group; head += 4) {
+        estimate<4>(call, rows, query + head * call.channels, used, at(head), width);
+    }
+    for (; head + 2 <= call.group; head += 2) {
+        estimate<2>(call, rows, query + head * call.channels, used, at(head), width);
+    }
+    for (; head < call.group; ++head) estimate<1>(call, rows, query + head * call.channels, used, at(head), width);
+    for (head = 0; head < call.group; ++head) {
+        factors[head] =
+            soften(at(head), used, width, static_cast<float>(call.page_size), static_cast<float>(last_size));
+    }
+    for (int64_t page = 0; page < width; page += kWidth) {
+        Vector score{};
+        for (head = 0; head < call.group; ++head) score += load(at(head) + page) * factors[head];
+        for (int lane = 0; lane < kWidth && page + lane < used; ++lane) ranks[page + lane] = rank_of(score[lane]);
+    }
+}
+
+}  // namespace kvc::KVC_TARGET

@@ -1,0 +1,50 @@
+// The best items by rank: the smallest rank that is taken is found bit by bit, by counting. No item is moved or sorted.
+#include "kernels/take_best.h"
+
+#include "kernels/vector.h"
+
+namespace kvc::KVC_TARGET {
+namespace {
+
+/// What all items of at least this rank count together.
+int64_t counted_from(const RankedItems& items, int32_t rank) {
+    Integers found{};
+    int64_t item = 0;
+    for (; item + kWidth <= items.items; item += kWidth) {
+        Integers ranks;
+        std::memcpy(&ranks, items.ranks + item, sizeof ranks);
+        found -= ranks >= rank;
+    }
+    int64_t count = 0;
+    for (int lane = 0; lane < kWidth; ++lane) count += found[lane];
+    for (; item < items.items; ++item) count += items.ranks[item] >= rank ? 1 : 0;
+    const bool last = items.ranks[items.items - 1] >= rank;
+    return count * items.weight - (last ? items.weight - items.last_weight : 0);
+}
+
+}  // namespace
+
+void take_best(const RankedItems& items, int64_t wanted, int32_t* parts) {
+    int32_t smallest = -1;
+    if (counted_from(items, 0) >= wanted) {
+        smallest = 0;
+        for (int bit = 30; bit >= 0; --bit) {
+            const int32_t larger = smallest | (1 << bit);
+            if (counted_from(items, larger) >= wanted) smallest = larger;
+        }
+    }
+    // Of equals at the border the lowest items are taken, the last of them in part.
+    int64_t left = wanted - (smallest == INT32_MAX ? 0 : counted_from(items, smallest + 1));
+    for (int64_t item = 0; item < items.items; ++item) {
+        if (items.ranks[item] < smallest) continue;
+        int64_t count = item + 1 < items.items ? items.weight : items.last_weight;
+        if (items.ranks[item] == smallest) {
+            count = count < left ? count : left;
+            left -= count;
+        }
+        const int32_t first = static_cast<int32_t>(item * items.weight);
+        for (int32_t part = 0; part < count; ++part) *parts++ = first + part;
+    }
+}
+
+}  // namespace kvc::KVC_TARGET

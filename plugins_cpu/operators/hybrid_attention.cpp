@@ -1,0 +1,151 @@
+// KvcHybridAttention: append one token, select the pages that matter, attend to their tokens. A row that fits its budget
+// attends to all its entries by the code of KvcDenseAttention.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "kernels/choice.h"
+#include "operators/all.h"
+#include "operators/step.h"
+
+namespace kvc {
+namespace {
+
+constexpr size_t kBounds = 5, kLengths = 6;  // inputs
+constexpr size_t kBoundsOut = 3, kSelected = 4;
+
+struct Rule {
+    int64_t page_size, top_r, top_k, token_budget, dense_until;
+
+    /// Rows of so many entries attend to all of them.
+    int64_t dense_limit() const { return std::max({token_budget, dense_until, top_k}); }
+};
+
+/// One call: everything that a task for one row and KV head needs.
+class HybridStep {
+public:
+    HybridStep(Call& call, const Rule& rule)
+        : rule_(rule), step_(call, kLengths), dense_(step_, rule.dense_limit()), pages_(call.sizes()[Symbol::kPages]) {
+        const int64_t expected = (step_.capacity() + rule.page_size - 1) / rule.page_size;
+        require(pages_ == expected, "bounds: expected ", expected, " pages, found ", pages_);
+        require(call.sizes()[Symbol::kTwiceHeadSize] == 2 * step_.head_size(), "bounds: expected ",
+                2 * step_.head_size(), " rows, found ", call.sizes()[Symbol::kTwiceHeadSize]);
+        require(rule.top_r <= step_.head_size(), "top_r: expected at most ", step_.head_size(), ", found ", rule.top_r);
+        width_ = rule.dense_limit();
+        call.fix(Symbol::kSelectedWidth, width_, "selected");
+        bounds_ = call.updated<float>(kBounds, kBoundsOut);
+        selected_ = call.output<int32_t>(kSelected);
+    }
+
+    int64_t rows() const { return step_.rows(); }
+
+    void run(int64_t row) {
+        step_.append(row);
+        raise_bounds(row);
+        const int64_t length = step_.length(row);
+        int32_t* const listed = selected_ == nullptr ? nullptr : selected_ + row * width_;
+        if (length <= rule_.dense_limit()) {
+            for (int64_t part = 0; part < dense_.parts(); ++part) dense_.attend(row, part);
+            dense_.merge(row);
+            for (int64_t slot = 0; listed != nullptr && slot < length; ++slot)
+                listed[slot] = static_cast<int32_t>(slot);
+        } else {
+            select_and_attend(row, length, listed);
+        }
+        if (listed != nullptr) std::fill(listed + std::min(length, chosen(length)), listed + width_, -1);
+    }
+
+private:
+    /// Entries that a row of `length` reads.
+    int64_t chosen(int64_t length) const { return length <= rule_.dense_limit() ? length : rule_.top_k; }
+
+    void raise_bounds(int64_t row) const {
+        const int64_t size = step_.head_size(), page = (step_.length(row) - 1) / rule_.page_size;
+        float* const column = bounds_ + row * 2 * size * pages_ + page;
+        const float* const key = step_.new_key(row);
+        for (int64_t channel = 0; channel < size; ++channel) {
+            float& high = column[channel * pages_];
+            float& low = column[(size + channel) * pages_];
+            high = std::max(high, key[channel]);
+            low = std::max(low, -key[channel]);
+        }
+    }
+
+    void select_and_attend(int64_t row, int64_t length, int32_t* listed) const {
+        const int64_t group = step_.group(), size = step_.head_size(), count = rule_.top_k;
+        const int64_t pages = (length + rule_.page_size - 1) / rule_.page_size;
+        const int64_t scratch = std::max(page_score_scratch(group, size, pages), attend_scratch(count, group, size));
+        const int64_t query = group * size, statistics = 2 * group;
+        const auto memory =
+            std::make_unique_for_overwrite<float[]>(static_cast<size_t>(scratch + query + statistics + pages + count));
+        float* const scaled = memory.get() + scratch;
+        float* const maximum = scaled + query;
+        int32_t* const ranks = reinterpret_cast<int32_t*>(maximum + statistics);
+        int32_t* const tokens = ranks + pages;
+        kernels().rank_pages({.query = step_.query(row),
+                              .bounds = bounds_ + row * 2 * size * pages_,
+                              .group = group,
+                              .head_size = size,
+                              .pages = pages_,
+                              .length = length,
+                              .page_size = rule_.page_size,
+                              .channels = rule_.top_r,
+                              .scratch = memory.get()},
+                             ranks);
+        kernels().take_best({.ranks = ranks,
+                             .items = pages,
+                             .weight = rule_.page_size,
+                             .last_weight = length - (pages - 1) * rule_.page_size},
+                            count, tokens);
+        step_.scale_query(row, scaled);
+        kernels().attend({.query = scaled,
+                          .keys = step_.keys(row),
+                          .values = step_.values(row),
+                          .tokens = tokens,
+                          .count = count,
+                          .group = group,
+                          .head_size = size,
+                          .scratch = memory.get()},
+                         {.output = step_.output(row), .maximum = maximum, .total = maximum + group});
+        for (int64_t head = 0; head < group; ++head) {
+            float* const output = step_.output(row) + head * size;
+            for (int64_t channel = 0; channel < size; ++channel) output[channel] /= maximum[group + head];
+        }
+        if (listed != nullptr) std::copy(tokens, tokens + count, listed);
+    }
+
+    Rule rule_;
+    Step step_;
+    DenseAttention dense_;
+    int64_t pages_, width_;
+    float* bounds_;
+    int32_t* selected_;
+};
+
+class HybridAttentionKernel : public Kernel {
+public:
+    explicit HybridAttentionKernel(const Attributes& attributes)
+        : rule_{.page_size = attributes.integer("page_size", 1),
+                .top_r = attributes.integer("top_r", 1),
+                .top_k = attributes.integer("top_k", 1),
+                .token_budget = attributes.integer("token_budget"),
+                .dense_until = attributes.integer("dense_until")} {}
+
+    void compute(Call& call) const override {
+        HybridStep step(call, rule_);
+        call.parallel(static_cast<size_t>(step.rows()),
+                      [&](size_t row) noexcept { step.run(static_cast<int64_t>(row)); });
+    }
+
+private:
+    Rule rule_;
+};
+
+}  // namespace
+
+const Implementation kHybridAttentionImplementation{schemas::kKvcHybridAttention,
+                                                    [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
+                                                        return std::make_unique<HybridAttentionKernel>(attributes);
+                                                    }};
+
+}  // namespace kvc

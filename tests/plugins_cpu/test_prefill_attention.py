@@ -1,0 +1,85 @@
+"""KvcPrefillAttention by the native library: the body's results, for any shape, thread count and processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.shapes import HeadShape, Layout
+from tests.graph.small_models import SingleNode, normal
+from tests.plugins_cpu.native_node import NativeNode
+
+
+def prompt(batch: int, heads: int, kv_heads: int, size: int, length: int, seed: int = 0) -> list[np.ndarray]:
+    return [normal(seed + part, batch, count, length, size) for part, count in enumerate((heads, kv_heads, kv_heads))]
+
+
+def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Causal attention in float64."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (np.repeat(part.astype(np.float64), group, axis=1) for part in (k, v))
+    scores = q.astype(np.float64) @ keys.transpose(0, 1, 3, 2) / np.sqrt(q.shape[3])
+    scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ values
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "size", "length"),
+    [(1, 4, 1, 64, 256), (2, 6, 2, 80, 128), (1, 2, 2, 20, 384), (1, 10, 2, 32, 512)],
+)
+def test_results_are_the_bodys(
+    library: Path, instructions: str, threads: int, batch: int, heads: int, kv_heads: int, size: int, length: int
+) -> None:
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(heads, kv_heads, size)))
+    arrays = prompt(batch, heads, kv_heads, size, length)
+    found = NativeNode(body, {}, library, threads)(*arrays)["o"]
+    np.testing.assert_allclose(found, SingleNode(body, {})(*arrays)["o"], atol=2e-6)
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 300),
+    st.sampled_from([1, 2, 3, 5, 8]),
+    st.sampled_from([1, 2]),
+    st.integers(1, 40),
+    st.integers(0, 1000),
+)
+def test_any_length_and_shape_is_right(
+    library: Path, length: int, group: int, kv_heads: int, size: int, seed: int
+) -> None:
+    """Also lengths that are no multiple of a block, which the body does not take."""
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(group * kv_heads, kv_heads, size)))
+    arrays = prompt(1, group * kv_heads, kv_heads, size, length, seed)
+    np.testing.assert_allclose(NativeNode(body, {}, library)(*arrays)["o"], exact(*arrays), atol=2e-6)
+
+
+def test_what_comes_after_a_token_does_not_change_it(library: Path, instructions: str) -> None:
+    """Padding on the right keeps away from every real token, bit for bit."""
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(4, 2, 32)))
+    q, k, v = prompt(1, 4, 2, 32, 384)
+    native = NativeNode(body, {}, library)
+    before = native(q, k, v)["o"]
+    k[:, :, 200:] *= 7
+    v[:, :, 200:] += 3
+    np.testing.assert_array_equal(native(q, k, v)["o"][:, :, :200], before[:, :, :200])
+
+
+def test_threads_do_not_change_a_bit(library: Path) -> None:
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(6, 2, 48)))
+    arrays = prompt(2, 6, 2, 48, 640)
+    one, two = (NativeNode(body, {}, library, threads)(*arrays)["o"] for threads in (1, 2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_large_scores_overflow_nowhere(library: Path, instructions: str) -> None:
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(2, 1, 64)))
+    arrays = prompt(1, 2, 1, 64, 256)
+    arrays[0] *= 300
+    np.testing.assert_allclose(NativeNode(body, {}, library)(*arrays)["o"], exact(*arrays), atol=1e-3)
