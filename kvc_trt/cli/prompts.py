@@ -48,16 +48,22 @@ def read_prompts(
     ids_file: Path | None,
     question: str | None,
     messages_file: Path | None,
+    *,
+    document: Path | None,
     system: str | None,
 ) -> Prompts:
-    """Return what the options say; UsageError unless exactly one of them gives a prompt."""
+    """Return what the options say; UsageError unless exactly one of the first five gives a prompt."""
     if sum(source is not None for source in (text, text_file, ids_file, question, messages_file)) != 1:
         raise click.UsageError(f"give exactly one of {PROMPT_OPTIONS}")
     if system is not None and question is None and messages_file is None:
         raise click.UsageError("--system goes with --chat or --messages")
+    if document is not None and question is None:
+        raise click.UsageError("--document goes with --chat")
     if ids_file is not None:
         return Prompts(ids=read_prompt_ids(ids_file))
     if question is not None:
+        if document is not None and question:
+            question = f"{read_text(document).rstrip()}\n\n{question}"
         asked = [{"role": "user", "content": question}]
         return Prompts(conversations=[check_messages(asked, "--chat", system=system)])
     if messages_file is not None:

@@ -14,6 +14,7 @@ import cloup
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.printing import json_option, print_json, progress
 from kvc_trt.cli.prompts import read_prompts
+from kvc_trt.cli.run_report import report, summary
 
 if TYPE_CHECKING:
     from kvc_trt.runtime import Event, Output, Session
@@ -43,7 +44,10 @@ BARE_PROMPT = (
     ),
 )
 @cloup.option_group(
-    "About the prompt",
+    "Beside it",
+    cloup.option(
+        "--document", type=click.Path(path_type=Path), help="A UTF-8 text file that --chat asks about; it comes first."
+    ),
     cloup.option("--system", metavar="TEXT", help="The system message before --chat or --messages."),
     cloup.option("--raw", is_flag=True, help="Give a chat model the text as it is, without a warning."),
 )
@@ -76,6 +80,7 @@ def command(
     prompt_ids: Path | None,
     chat: str | None,
     messages: Path | None,
+    document: Path | None,
     system: str | None,
     raw: bool,
     max_new_tokens: int | None,
@@ -100,7 +105,7 @@ def command(
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other")
     sampling = Sampling(temperature, top_k, top_p, seed)
-    asked = read_prompts(prompt, prompt_file, prompt_ids, chat, messages, system)
+    asked = read_prompts(prompt, prompt_file, prompt_ids, chat, messages, document=document, system=system)
     if stream and len(asked) > 1:
         raise click.UsageError(f"--stream shows one answer, found {len(asked)} prompts in {prompt_ids or messages}")
 
@@ -119,57 +124,12 @@ def command(
     }
     outputs = _shown(opened.stream(prompts, **rules), session) if stream else opened.generate(prompts, **rules)
     if as_json:
-        print_json({**report(outputs, session, loaded), "kernels": opened.kernels})
+        print_json({**report(outputs, opened, loaded), "kernels": opened.kernels})
         return
     if not stream:
         _print_answers(outputs)
     kernels = f" | {opened.kernels}" if opened.kernels else ""
-    click.echo(summary(outputs, session) + kernels, err=True)
-
-
-def report(outputs: list[Output], session: Session, load_seconds: float) -> dict[str, object]:
-    """Return what --json prints."""
-    timings = session.timings
-    return {
-        "outputs": [
-            {
-                "prompt_token_ids": list(output.prompt_token_ids),
-                "token_ids": list(output.token_ids),
-                "text": output.text,
-                "finish_reason": output.finish_reason,
-                "cache": {"logical": output.logical_length, "physical": list(output.physical_lengths)},
-            }
-            for output in outputs
-        ],
-        "timings": {
-            "load_seconds": load_seconds,
-            "prefill_seconds": timings.prefill_seconds,
-            "decode_seconds": timings.decode_seconds,
-            "decode_runs": timings.decode_runs,
-            "prompt_tokens": timings.prompt_tokens,
-            "new_tokens": sum(len(output.token_ids) for output in outputs),
-            "decode_tokens_per_second": timings.decode_tokens_per_second(),
-        },
-    }
-
-
-def summary(outputs: list[Output], session: Session) -> str:
-    """Summarise in one line: tokens in and out, what the cache held, how long it took."""
-    timings = session.timings
-    stored = [length for output in outputs for length in output.physical_lengths]
-    physical = str(min(stored)) if min(stored) == max(stored) else f"{min(stored)}-{max(stored)}"
-    logical = max(output.logical_length for output in outputs)
-    reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
-    speed = timings.decode_tokens_per_second()
-    return " | ".join(
-        [
-            f"{timings.prompt_tokens} prompt tokens",
-            f"{sum(len(output.token_ids) for output in outputs)} new ({reasons})",
-            f"cache {physical} of {logical} tokens per layer",
-            f"prefill {timings.prefill_seconds:.2f} s",
-            "no decode run" if speed is None else f"{speed:.1f} tokens/s",
-        ]
-    )
+    click.echo(summary(outputs, opened) + kernels, err=True)
 
 
 def _shown(events: Iterable[Event], session: Session) -> list[Output]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -62,6 +63,10 @@ def test_json_alone_on_stdout(engine, capfd):
     physical = output["cache"]["physical"]
     assert len(physical) == 2
     assert all(length < 204 for length in physical)
+    token = 2 * 2 * 16 * 4  # keys and values, two KV heads of 16, fp32
+    assert output["cache"]["full_bytes"] == 204 * 2 * token
+    bounds = output["cache"]["bytes"] - sum(physical) * token
+    assert 0 < bounds < output["cache"]["bytes"] / 2
     assert report["timings"]["decode_runs"] == 4
     assert report["timings"]["prompt_tokens"] == 200
 
@@ -72,7 +77,8 @@ def test_text_on_stdout_and_one_line_on_stderr(engine, capfd):
     assert printed.out == expected["text"] + "\n"
     summary = printed.err.strip().splitlines()[-1]
     physical = expected["cache"]["physical"][0]
-    assert summary.startswith(f"200 prompt tokens | 6 new (length) | cache {physical} of 205 tokens per layer | ")
+    start = f"200 prompt tokens | 6 new (length) | cache {physical} of 205 tokens per layer, "
+    assert re.match(re.escape(start) + r"\d+\.\d KiB of \d+\.\d KiB \| prefill ", summary)
     assert summary.endswith("tokens/s")
 
 

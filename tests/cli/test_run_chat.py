@@ -63,6 +63,14 @@ def test_a_conversation_and_a_batch_of_them(ask, file):
     assert "== prompt 1 ==" in ask("--messages", file([[USER], turns]), *BRIEF).out
 
 
+def test_a_question_about_a_document(ask, tmp_path):
+    document = tmp_path / "long.txt"
+    document.write_text(text(30, 31) + "\n", encoding="utf-8")
+    printed = ask("--chat", QUESTION, "--document", str(document), "--json", *BRIEF)
+    break_between = [0, 0]
+    assert prompts(printed) == [[3, 5, 30, 31, *break_between, 20, 21, 22, 6]]
+
+
 def test_streams_and_samples_like_any_prompt(ask):
     options = ("--chat", QUESTION, "--temperature", "2", "--seed", "1", "--max-new-tokens", "9", "--ignore-eos")
     assert ask(*options, "--stream").out == ask(*options).out
@@ -129,6 +137,10 @@ class TestBadInput:
             ("--chat", "a", "--messages", "b"),
             ("--prompt", "a", "--system", "b"),
             ("--prompt-ids", "a", "--system", "b"),
+            ("--prompt", "a", "--document", "b"),
+            ("--messages", "a", "--document", "b"),
+            ("--chat", "a", "--document", "nowhere.txt"),
+            ("--chat", "", "--document", __file__),
             ("--chat", ""),
             ("--messages", "nowhere.json"),
         ],

@@ -1,0 +1,81 @@
+"""What `run` says of its answers: the summary line, and the report of --json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvc_trt.graph.state import ITEM_SIZE
+from kvc_trt.profile.traffic import full_cache_bytes
+from kvc_trt.sizes import readable_size
+
+if TYPE_CHECKING:
+    from kvc_trt import Engine
+    from kvc_trt.runtime import Output
+
+
+def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[str, object]:
+    """Return what --json prints."""
+    timings = engine.session().timings
+    return {
+        "outputs": [
+            {
+                "prompt_token_ids": list(output.prompt_token_ids),
+                "token_ids": list(output.token_ids),
+                "text": output.text,
+                "finish_reason": output.finish_reason,
+                "cache": {
+                    "logical": output.logical_length,
+                    "physical": list(output.physical_lengths),
+                    "bytes": stored_bytes(engine, output),
+                    "full_bytes": full_bytes(engine, output),
+                },
+            }
+            for output in outputs
+        ],
+        "timings": {
+            "load_seconds": load_seconds,
+            "prefill_seconds": timings.prefill_seconds,
+            "decode_seconds": timings.decode_seconds,
+            "decode_runs": timings.decode_runs,
+            "prompt_tokens": timings.prompt_tokens,
+            "new_tokens": sum(len(output.token_ids) for output in outputs),
+            "decode_tokens_per_second": timings.decode_tokens_per_second(),
+        },
+    }
+
+
+def summary(outputs: list[Output], engine: Engine) -> str:
+    """Summarise in one line: tokens in and out, what the cache held, how long it took."""
+    timings = engine.session().timings
+    stored = [length for output in outputs for length in output.physical_lengths]
+    physical = str(min(stored)) if min(stored) == max(stored) else f"{min(stored)}-{max(stored)}"
+    logical = max(output.logical_length for output in outputs)
+    held = sum(stored_bytes(engine, output) for output in outputs)
+    full = sum(full_bytes(engine, output) for output in outputs)
+    reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
+    speed = timings.decode_tokens_per_second()
+    return " | ".join(
+        [
+            f"{timings.prompt_tokens} prompt tokens",
+            f"{sum(len(output.token_ids) for output in outputs)} new ({reasons})",
+            f"cache {physical} of {logical} tokens per layer, {readable_size(held)} of {readable_size(full)}",
+            f"prefill {timings.prefill_seconds:.2f} s",
+            "no decode run" if speed is None else f"{speed:.1f} tokens/s",
+        ]
+    )
+
+
+def stored_bytes(engine: Engine, output: Output) -> int:
+    """Return the bytes of a row's caches that hold its tokens, with what the policy stores of them besides.
+
+    Buffers are larger: they have room for the longest prompt and its answer.
+    """
+    capacities = engine.session().executor.limits.capacities
+    used = [stored / capacity for stored, capacity in zip(output.physical_lengths, capacities, strict=True)]
+    return round(sum(tensor.bytes_per_row() * used[tensor.cache] for tensor in engine.directory.state))
+
+
+def full_bytes(engine: Engine, output: Output) -> int:
+    """Return the bytes of the same row if every token were kept in every layer."""
+    itemsize = ITEM_SIZE[engine.directory.state[0].dtype]
+    return full_cache_bytes(engine.model, output.logical_length, itemsize)
