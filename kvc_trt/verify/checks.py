@@ -52,6 +52,8 @@ class Rung:
     left_out: bool = False
     layers: list[dict[str, int]] = field(default_factory=list)
     """Measurements per layer that the checks summarise."""
+    summary: list[str] = field(default_factory=list)
+    """What the rung found, in sentences."""
     seconds: float = 0.0
 
     @property
@@ -70,6 +72,7 @@ class Rung:
             "seconds": round(self.seconds, 2),
             "checks": [check.to_json() for check in self.checks],
             **({"layers": self.layers} if self.layers else {}),
+            **({"summary": self.summary} if self.summary else {}),
         }
 
 

@@ -16,10 +16,12 @@ from kvc_trt.progress import Progress
 from kvc_trt.runtime.batch import Batch, batch_of
 from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
 from kvc_trt.verify.plan import Plan
-from kvc_trt.verify.prompts import prompt_lengths, random_prompts, task_prompts, why_not_asked
+from kvc_trt.verify.prompts import prompt_lengths, random_prompts
+from kvc_trt.verify.questions import Wording
 from kvc_trt.verify.reference_run import ForcedChoices, ReferenceRun, can_judge, force_choices, reference_run
 from kvc_trt.verify.report import ErrorHalves, NearTies
 from kvc_trt.verify.thresholds import Thresholds
+from kvc_trt.verify.wordings import wording_for
 
 if TYPE_CHECKING:
     from kvc_trt.backends.harness import Harness
@@ -58,13 +60,18 @@ class EngineUnderTest:
 
     @cached_property
     def batch(self) -> Batch:
-        """Prompts that reach every regime of the policy: the task's where the model knows it, else random tokens."""
+        """Prompts that reach every regime of the policy: text where the model has words, else random tokens."""
         lengths = prompt_lengths(self.engine.parameters, self.plan.longest_prompt)
         if self.plan.limited:
             lengths = lengths[:1]
-        if why_not_asked(self.engine) is None:
-            return batch_of(task_prompts(lengths, self.seed))
-        return batch_of(random_prompts(self.engine.model, lengths, self.seed))
+        if isinstance(self.wording, str):
+            return batch_of(random_prompts(self.engine.model, lengths, self.seed))
+        return batch_of(self.wording.prompts(lengths, self.seed))
+
+    @cached_property
+    def wording(self) -> Wording | str:
+        """How the model is asked, or why it cannot be."""
+        return wording_for(self.engine)
 
     @cached_property
     def engine_run(self) -> EngineRun:

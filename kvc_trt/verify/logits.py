@@ -121,7 +121,8 @@ def _measure_compression(tested: EngineUnderTest, ours: Logits) -> None:
         return
     full = _reference_logits(tested, tested.engine.weights(), parameters.keeping_everything())
     tested.halves.compression = difference(ours, full, 0.0).figures
-    tested.halves.notes["compression"] = "the policy against the full cache, both in the reference"
+    prompts = "random tokens" if isinstance(tested.wording, str) else tested.wording.prompt_text
+    tested.halves.notes["compression"] = f"the policy against the full cache, both in the reference, on {prompts}"
 
 
 def _measure_quantisation(tested: EngineUnderTest, ours: Logits) -> None:

@@ -22,6 +22,14 @@ LARGE_MODEL = 3_000_000_000
 _LIMITED_PROMPT, _LIMITED_STEPS = 56, 8
 _CONTEXT_OF_ALL_SAMPLES = 512
 _FEWEST_SAMPLES = 32
+_TEXT_WORK = 2.25e12
+"""Parameters times prompt tokens of the text questions of one placement and length at quick level: about 8 questions of
+2,048 tokens for a model of 135 million, half a minute on two cores."""
+_TEXT_WORK_OF_FULL = 8 * _TEXT_WORK
+_FEWEST_TEXT_SAMPLES = 4
+_MOST_REFERENCE_SAMPLES = 32
+_SHARE_OF_REFERENCE = 2
+"""One in so many text questions is put to the reference too."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,13 @@ class Plan:
     steps: int
     """How many teacher-forced steps, and how many greedy tokens."""
     samples: int
-    """Retrieval questions per context length and placement; see `samples_at`."""
+    """Most retrieval questions per context length and placement; see `samples_at`."""
     contexts: tuple[int, ...]
+    """Lengths of questions in a vocabulary made for them."""
+    text_contexts: tuple[int, ...] = ()
+    """Lengths of questions that are text."""
+    text_work: float = _TEXT_WORK
+    model_parameters: int = 0
     limited: bool = False
     """Whether this is the limited quick check of a large model."""
     threads: int | None = None
@@ -44,11 +57,29 @@ class Plan:
     exact_samples: bool = False
     """The number of samples was asked for, and holds at every length."""
 
-    def samples_at(self, context: int) -> int:
-        """Questions at one length: fewer at long ones, so that every length takes about the same time."""
-        if self.exact_samples or context <= _CONTEXT_OF_ALL_SAMPLES:
+    def contexts_for(self, max_input_len: int, *, text: bool) -> list[int]:
+        """Lengths of retrieval questions that the engine takes; its own limit where it takes none of them."""
+        wanted = self.text_contexts if text else self.contexts
+        return [length for length in wanted if length <= max_input_len] or [max_input_len]
+
+    def samples_at(self, context: int, *, text: bool) -> int:
+        """Questions at one length: fewer at long ones, so that every length takes about the same time.
+
+        Text is many tokens, and the models that read it are large: their questions are bounded by the work of reading.
+        """
+        if self.exact_samples:
+            return self.samples
+        if text:
+            affordable = int(self.text_work / (max(1, self.model_parameters) * context))
+            return min(self.samples, max(_FEWEST_TEXT_SAMPLES, affordable))
+        if context <= _CONTEXT_OF_ALL_SAMPLES:
             return self.samples
         return max(min(self.samples, _FEWEST_SAMPLES), self.samples * _CONTEXT_OF_ALL_SAMPLES // context)
+
+    def reference_samples(self, asked: int, *, text: bool) -> int:
+        """How many of the questions the reference answers as well."""
+        some = -(-asked // _SHARE_OF_REFERENCE) if text else asked
+        return min(_MOST_REFERENCE_SAMPLES, some)
 
 
 def make_plan(
@@ -67,7 +98,8 @@ def make_plan(
             raise InputError(f"{name} is {value}: expected at least 1")
     if steps is not None and steps > parameters.max_output_len:
         raise InputError(f"--steps is {steps}: the engine has room for {parameters.max_output_len} new tokens")
-    large = count_parameters(model) > LARGE_MODEL
+    parameters_of_model = count_parameters(model)
+    large = parameters_of_model > LARGE_MODEL
     if level == "quick" and large:
         return Plan(level, ("ops", "logits"), (), _LIMITED_PROMPT, steps or _LIMITED_STEPS, 0, (), limited=True)
     rungs = RUNGS if level in ("quick", "full") else (level,)
@@ -81,6 +113,9 @@ def make_plan(
         steps=steps or min(room, 64 if full else 32),
         samples=samples or (200 if full else 32),
         contexts=(256, 512, 1024, 2048) if full else (512,),
+        text_contexts=(512, 2048, 4096) if full else (2048,),
+        text_work=_TEXT_WORK_OF_FULL if full else _TEXT_WORK,
+        model_parameters=parameters_of_model,
         threads=threads_for(model),
         exact_samples=samples is not None,
     )

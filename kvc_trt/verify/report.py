@@ -174,6 +174,8 @@ def _lines(report: Report) -> Iterable[str]:
     if report.memory:
         peaks = ", ".join(f"{phase} {readable_size(bytes_)}" for phase, bytes_ in report.memory.items())
         yield f"peak resident memory: {peaks}"
+    for rung in report.rungs:
+        yield from (f"{rung.name}: {sentence}" for sentence in rung.summary)
     for heading, items in (
         ("finding", report.findings),
         ("left out", report.left_out),

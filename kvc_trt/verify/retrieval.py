@@ -1,146 +1,142 @@
-"""Rung 4: does the model still find what it is asked for? Full and compressed accuracy on the key-value task.
+"""Rung 4: does the model still find what it is asked for? Accuracy with the full cache, and compressed.
 
-Asked twice: with the query inside the prompt, where the observation window sees it, and arriving after compaction,
-where eviction could not know what will be asked. What the policy loses is reported, not judged: the budget decides it.
+Needles in text of any model with a tokenizer, through its chat template where it has one; records of words of the one
+model whose vocabulary they are. Asked twice: with the query inside the prompt, where the observation window sees it,
+and arriving after compaction, where eviction could not know what will be asked. What the policy loses is reported, not
+judged: the budget decides it. That the engine answers as the reference does is judged.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvc_trt.errors import InputError
 from kvc_trt.runtime.batch import batch_of
-from kvc_trt.tasks.key_value import KEYS, RECORD_TOKENS, KeyValueSample, Placement, generate
 from kvc_trt.verify.checks import Check, Rung
 from kvc_trt.verify.engine_under_test import EngineUnderTest
-from kvc_trt.verify.prompts import MOST_PAIRS, why_not_asked
+from kvc_trt.verify.questions import PLACEMENTS, Accuracy, Question, QuestionSet, Wording
 from kvc_trt.verify.tokens import Match, explanation, match, reference_greedy
 
 if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
     from kvc_trt.runtime import Session
 
 Answers = list[tuple[int, ...]]
 
-_ROWS = 8
-_REFERENCE_SAMPLES = 32
+_MOST_ROWS = 8
+_ROWS_BYTES = 1 << 30
+"""Most bytes that the full caches of rows answered together take."""
 _NOTICEABLE = 3.0
 """A difference of more standard errors than this gets a separate line."""
-PLACEMENTS: dict[Placement, str] = {"in_prompt": "query in the prompt", "after_compaction": "query after compaction"}
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Share of right answers among `samples`."""
-
-    right: int
-    samples: int
-
-    @property
-    def rate(self) -> float:
-        """The share itself, between 0 and 1."""
-        return self.right / self.samples
-
-    @property
-    def standard_error(self) -> float:
-        """The rate's binomial standard error."""
-        return math.sqrt(self.rate * (1 - self.rate) / self.samples)
-
-    def __str__(self) -> str:
-        return f"{self.rate:.1%} ± {self.standard_error:.1%}"
 
 
 def check_retrieval(tested: EngineUnderTest, rung: Rung) -> None:
     """Ask both engines the same questions, and the reference some of them."""
-    if (reason := why_not_asked(tested.engine)) is not None:
-        rung.reason = reason
+    wording = tested.wording
+    if isinstance(wording, str):
+        rung.reason = wording
         return
-    limit = tested.engine.parameters.max_input_len
-    contexts = [length for length in tested.plan.contexts if length <= limit] or [limit]
+    contexts = tested.plan.contexts_for(tested.engine.parameters.max_input_len, text=wording.is_text)
     with tested.progress.task("retrieval", len(contexts) * len(PLACEMENTS)) as advance:
         for context in contexts:
             for placement in PLACEMENTS:
-                rung.checks += _ask(tested, context, placement)
+                samples = tested.plan.samples_at(context, text=wording.is_text)
+                try:
+                    asked = wording.ask(context=context, placement=placement, samples=samples, seed=tested.seed)
+                except InputError as error:
+                    rung.reason = error.message
+                    return
+                rung.checks += _ask(tested, rung, wording, asked, f"{PLACEMENTS[placement]}, {context} tokens")
                 advance(1)
 
 
-def _ask(tested: EngineUnderTest, context: int, placement: Placement) -> list[Check]:
-    pairs = max(1, min(MOST_PAIRS, len(KEYS), (context - 3) // RECORD_TOKENS))
-    samples = [
-        generate(seed=tested.seed, index=i, context_tokens=context, pairs=pairs, placement=placement)
-        for i in range(tested.plan.samples_at(context))
-    ]
+def _ask(tested: EngineUnderTest, rung: Rung, wording: Wording, asked: QuestionSet, where: str) -> list[Check]:
+    parameters = tested.engine.parameters
+    if asked.room > parameters.max_output_len:
+        detail = f"query and answer are {asked.room} tokens, the engine has room for {parameters.max_output_len}"
+        return [Check(f"full | compressed, {where}", "0 questions", "not asked", detail=detail)]
+    rows = _rows_for(tested.engine.model, parameters.max_sequence_len)
     with tested.answering():
-        found = answers(tested.session(_ROWS), samples)
-    compressed = score(found, samples)
-    where = f"{PLACEMENTS[placement]}, {context} tokens"
-    asked, note = f"{len(samples)} questions", f"{pairs} pairs in {context} tokens, seed {tested.seed}"
-    checks = []
-    if not tested.engine.parameters.compresses:
-        checks.append(Check(f"full, {where}", asked, str(compressed), "no bar", note=note))
+        found = answers(tested.session(rows), asked)
+    compressed, count = asked.accuracy(found), f"{len(asked.questions)} questions"
+    if not parameters.compresses:
+        checks = [Check(f"full, {where}", count, str(compressed), "no bar", detail=wording.name, note=asked.about)]
+        rung.summary.append(
+            f"of {count} the full cache answers {compressed.right} ({where}; {wording.name}); nothing is compressed"
+        )
     else:
         with tested.phase("dense twin"):
-            full = score(answers(tested.twin_session(_ROWS), samples), samples)
-        both = f"{full} | {compressed}"
-        checks.append(Check(f"full | compressed, {where}", asked, both, "no bar", note=note))
+            full = asked.accuracy(answers(tested.twin_session(rows), asked))
+        both, how = f"{full} | {compressed}", f"{wording.name}, budget {parameters.token_budget}"
+        checks = [Check(f"full | compressed, {where}", count, both, "no bar", detail=how, note=asked.about)]
+        rung.summary.append(
+            f"of {count} the full cache answers {full.right}, {parameters.policy} at budget "
+            f"{parameters.token_budget} {compressed.right} ({where}; {wording.name})"
+        )
         _note_loss(tested, where, full, compressed)
-    return [*checks, _against_reference(tested, where, samples, found)]
+    return [*checks, _against_reference(tested, wording, where, asked, found)]
 
 
-def answers(session: Session, samples: Sequence[KeyValueSample]) -> Answers:
+def answers(session: Session, asked: QuestionSet) -> Answers:
     """Greedy answers; a query that is not in the prompt is fed to the row after its cache was compacted."""
     from kvc_trt.runtime import Request
 
-    found: dict[int, tuple[int, ...]] = {}
-    for first in range(0, len(samples), session.max_batch_size):
-        some = samples[first : first + session.max_batch_size]
-        rows = session.add([Request(s.prompt_ids, max_new_tokens=len(s.answer_ids), ignore_eos=True) for s in some])
-        for row, sample in zip(rows, some, strict=True):
-            session.extend(row, sample.query_ids)
-        index = {row: first + i for i, row in enumerate(rows)}
-        while session.rows:
-            for event in session.step():
-                if event.output is not None:
-                    found[index[event.row]] = event.output.token_ids
-    return [found[i] for i in range(len(samples))]
+    requests = [
+        Request(
+            question.prompt_ids,
+            max_new_tokens=asked.new_tokens,
+            continuation_token_ids=question.query_ids,
+            ignore_eos=True,
+        )
+        for question in asked.questions
+    ]
+    return [output.token_ids for output in session.generate(requests)]
 
 
-def score(found: Answers, samples: Sequence[KeyValueSample]) -> Accuracy:
-    """Share of right answers: right means every token of the answer."""
-    right = sum(answer == sample.answer_ids for answer, sample in zip(found, samples, strict=True))
-    return Accuracy(right, len(samples))
-
-
-def _against_reference(tested: EngineUnderTest, where: str, samples: Sequence[KeyValueSample], found: Answers) -> Check:
-    bars, some = tested.thresholds, samples[:_REFERENCE_SAMPLES]
+def _against_reference(
+    tested: EngineUnderTest, wording: Wording, where: str, asked: QuestionSet, found: Answers
+) -> Check:
+    bars = tested.thresholds
+    count = tested.plan.reference_samples(len(asked.questions), text=wording.is_text)
     total = Match(0, 0, 0, 0, 0)
     with tested.phase("reference"):
-        for first in range(0, len(some), _ROWS):
-            part = some[first : first + _ROWS]
-            query = np.array([s.query_ids for s in part], np.int64).T
-            batch = batch_of([s.prompt_ids for s in part])
-            expected = reference_greedy(tested.reference, batch, len(part[0].answer_ids), query)
-            one = match(found[first : first + len(part)], expected, bars.near_equal_logits)
-            total = Match(
-                total.matched + one.matched,
-                total.compared + one.compared,
-                total.near_equal + one.near_equal,
-                0,
-                total.unexplained + one.unexplained,
-            )
+        for part in _alike(asked.questions[:count]):
+            query = np.array([asked.questions[number].query_ids for number in part], np.int64).T
+            batch = batch_of([asked.questions[number].prompt_ids for number in part])
+            expected = reference_greedy(tested.reference, batch, asked.new_tokens, query)
+            total += match([found[number] for number in part], expected, bars.near_equal_logits)
     tested.near_ties.near_equal_tokens += total.near_equal
     return Check(
         "answers as the reference's",
-        f"{len(some)} questions",
-        f"{len(some) - total.unexplained - total.near_equal}",
+        f"{count} questions",
+        f"{count - total.unexplained - total.near_equal}",
         f"<= {bars.unexplained_answers:.0%} unexplained",
-        total.unexplained <= bars.unexplained_answers * len(some),
+        total.unexplained <= bars.unexplained_answers * count,
         explanation(total),
         where,
     )
+
+
+def _alike(questions: Sequence[Question]) -> list[list[int]]:
+    """Numbers of questions whose late queries are equally long, a few at a time: they are decoded together."""
+    by_length: dict[int, list[int]] = {}
+    for number, question in enumerate(questions):
+        by_length.setdefault(len(question.query_ids), []).append(number)
+    return [
+        numbers[first : first + _MOST_ROWS]
+        for numbers in by_length.values()
+        for first in range(0, len(numbers), _MOST_ROWS)
+    ]
+
+
+def _rows_for(model: ModelConfig, sequence: int) -> int:
+    """Rows of `sequence` tokens that are answered together."""
+    values = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_size * sequence
+    return max(1, min(_MOST_ROWS, _ROWS_BYTES // (4 * values)))
 
 
 def _note_loss(tested: EngineUnderTest, where: str, full: Accuracy, compressed: Accuracy) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +39,10 @@ class Match:
     """Rows that first differ after a near-tie choice that was judged and forced on the reference; likewise."""
     unexplained: int
     """Rows that differ for neither reason."""
+
+    def __add__(self, other: Match) -> Match:
+        """Both comparisons together."""
+        return Match(*(ours + theirs for ours, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def rate(self) -> float:

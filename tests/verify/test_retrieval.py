@@ -10,7 +10,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.verify.ladder import verify
-from kvc_trt.verify.retrieval import Accuracy
+from kvc_trt.verify.questions import Accuracy
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,10 @@ def test_accuracy_has_a_binomial_error():
     assert str(Accuracy(75, 100)) == "75.0% ± 4.3%"
 
 
-def test_a_tokenizer_of_other_words_is_not_applicable(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvc_trt.verify.prompts.WORDS", ("other", "words"))
+def test_words_that_the_tokenizer_lacks_are_not_applicable(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvc_trt.verify.key_value_questions.WORDS", ("other", "words"))
     report = verify(engine, level="retrieval", samples=1)
-    assert "vocabulary is not" in report.rungs[0].reason
+    assert "niah-single-1: the tokenizer cannot spell this task: " in report.rungs[0].reason
     assert not report.passed
 
 
