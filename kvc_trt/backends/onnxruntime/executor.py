@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
+from kvc_trt.backends.onnxruntime.native import native_operators
+from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.engine.program import Graph, Program, engine_program, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR
 from kvc_trt.runtime.executor import Limits, Prefilled
 from kvc_trt.sizes import readable_size
 
@@ -57,6 +60,7 @@ class OnnxRuntimeExecutor:
         self._limits = program.limits
         self._threads = threads
         self._profile = profile
+        self._weights = SharedWeights(program.weights_path)
         self._quantised = GraphWeights(program.weights_path).bits is not None
         self._expose_prefill, self._expose_decode = split_by_graph(expose, program.prefill, program.decode)
         self._exposed: dict[str, NDArray[Any]] = {}
@@ -78,8 +82,8 @@ class OnnxRuntimeExecutor:
     def prefill_session(self) -> InferenceSession:
         """The prefill graph; its weights stay mapped from the file.
 
-        Prepacking would gain under 10%. Quantised weights are unpacked once per run, which costs little for a long
-        prompt; packed copies for both graphs would take more memory than the model.
+        Prepacking would gain under 10%. The body of a quantised product unpacks its weights once per run, which costs
+        little for a long prompt; packed copies for both graphs would take more memory than the model.
         """
         return self._load("prefill", self.program.prefill, self._expose_prefill, prepack=False)
 
@@ -95,8 +99,14 @@ class OnnxRuntimeExecutor:
 
     @property
     def prepacks_decode(self) -> bool:
-        """Whether decode copies its weights. It must copy quantised ones: a step takes 50 times as long otherwise."""
-        return self._quantised or self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
+        """Whether decode copies its weights.
+
+        The body of a quantised product must: a step takes 50 times as long otherwise. Native ones read the file.
+        """
+        if self._quantised:
+            native = native_operators(self.program.dtype)
+            return native is None or QUANTISED_LINEAR.name not in native.operators
+        return self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
 
     @property
     def buffers(self) -> dict[str, NDArray[Any]]:
@@ -181,7 +191,7 @@ class OnnxRuntimeExecutor:
 
     def _load(self, name: str, graph: Graph, expose: list[str], *, prepack: bool) -> InferenceSession:
         prefix = None if self._profile is None else self._profile / name
-        options = LoadOptions(self._threads, prepack, prefix, self.program.dtype)
+        options = LoadOptions(self._threads, prepack, prefix, self.program.dtype, self._weights)
         return load_graph(graph, self.program.weights_path.parent, options, expose)
 
     def _bind(self, rows: int) -> None:

@@ -12,7 +12,10 @@ from kvc_trt.engine.program import Graph, read_graph
 from kvc_trt.errors import UnsupportedEnvironment
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
     from onnxruntime import InferenceSession, IOBinding, RunOptions, SessionOptions
+
+    from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 
 _ERRORS_ONLY = 3
 _OUT_OF_MEMORY = "Failed to allocate memory"  # how ONNX Runtime's arena says it
@@ -30,6 +33,8 @@ class LoadOptions:
     """Write ONNX Runtime's profile to a file with this prefix."""
     dtype: str = "float32"
     """Type of the caches: native operators have only some."""
+    weights: SharedWeights | None = None
+    """The mapping that several sessions share; None lets the session map the file itself."""
 
 
 def load_graph(
@@ -51,8 +56,11 @@ def load_graph(
         "session.model_external_initializers_file_folder_path", str(weights_directory)
     )
     try:
+        model = _in_memory(graph, expose, native)
+        if options.weights is not None:
+            options.weights.lend(model, session_options)
         return onnxruntime.InferenceSession(
-            _in_memory(graph, expose, native), session_options, providers=["CPUExecutionProvider"]
+            bytes(model.SerializeToString()), session_options, providers=["CPUExecutionProvider"]
         )
     except Exception as error:  # onnxruntime's exceptions have no other common base
         what = graph if isinstance(graph, Path) else "a graph"
@@ -92,10 +100,10 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     return session_options
 
 
-def _in_memory(graph: Graph, expose: Sequence[str], native: NativeOperators | None) -> bytes:
+def _in_memory(graph: Graph, expose: Sequence[str], native: NativeOperators | None) -> ModelProto:
     from kvc_trt.graph.expose import expose as exposed
     from kvc_trt.graph.native import prepare
 
     model = read_graph(graph)
     whole = exposed(model, expose) if expose else model
-    return bytes(prepare(whole, () if native is None else native.operators).SerializeToString())
+    return prepare(whole, () if native is None else native.operators)

@@ -1,0 +1,32 @@
+"""Sessions that share a mapping read the same weights as those that map the file themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
+
+MAPS = Path("/proc/self/maps")
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="needs /proc/self/maps, which Linux has")
+def test_both_graphs_of_an_engine_read_one_mapping(rocketkv, monkeypatch):
+    monkeypatch.setattr("kvc_trt.backends.onnxruntime.executor.PREPACK_UP_TO_BYTES", 0)
+    executor = OnnxRuntimeExecutor(rocketkv, threads=1)
+    executor.load()
+    assert MAPS.read_text(encoding="utf-8").count(str(rocketkv.weights_path)) == 1
+
+
+def test_results_are_those_of_a_session_that_maps_the_file_itself(rocketkv):
+    ids = np.random.default_rng(0).integers(2, 97, (1, 128))
+    logits = []
+    for weights in (None, SharedWeights(rocketkv.weights_path)):
+        options = LoadOptions(1, prepack=False, weights=weights)
+        session = load_graph(rocketkv.prefill, rocketkv.weights_path.parent, options)
+        logits.append(session.run(["logits"], {"input_ids": ids, "prompt_lengths": np.array([128])})[0])
+    np.testing.assert_array_equal(*logits)
