@@ -41,12 +41,17 @@ inline Vector scores_of_block(const float* query, const float* const* rows, int6
 
 /// scores[head, token] for all heads; entries past `count` hold the lowest number.
 void score(const AttendCall& call, const float* query, float* scores) {
-    const Rows keys(call.keys, call.tokens, call.head_size);
+    const Rows keys(call.keys, call.tokens, call.head_size), values(call.values, call.tokens, call.head_size);
+    const bool scattered = call.tokens != nullptr;  // the processor foresees what is read in order
+    for (int64_t token = 0; scattered && token < call.count; ++token) prefetch(keys[token], call.head_size);
     const int64_t width = padded(call.count), query_width = padded(call.head_size);
     for (int64_t start = 0; start < call.count; start += kWidth) {
         const float* rows[kWidth];
         for (int row = 0; row < kWidth; ++row)
             rows[row] = keys[start + row < call.count ? start + row : call.count - 1];
+        for (int64_t token = start; scattered && token < start + kWidth && token < call.count; ++token) {
+            prefetch(values[token], call.head_size);
+        }
         for (int64_t head = 0; head < call.group; ++head) {
             store(scores + head * width + start, scores_of_block(query + head * query_width, rows, call.head_size));
         }

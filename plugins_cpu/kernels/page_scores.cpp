@@ -56,6 +56,7 @@ inline void estimate_block(const PageScoreCall& call, const int32_t* rows, const
         Vector parts[Parts];
         if (pages == kWidth) {
             for (int part = 0; part < Parts; ++part) parts[part] = load(bounds + part * kWidth);
+            if (Parts > 1) prefetch(bounds + Parts * kWidth, Parts * kWidth);  // too many rows to be foreseen
         } else {
             parts[0] = load_first(bounds, pages);
         }

@@ -43,6 +43,12 @@ static inline void store_first(float* target, Vector vector, int64_t count) {
     std::memcpy(target, &vector, static_cast<size_t>(count) * sizeof(float));
 }
 
+/// Asks for `count` floats, to be read soon; an address outside of any memory does no harm.
+static inline void prefetch(const float* source, int64_t count) {
+    constexpr int64_t kLine = 16;
+    for (int64_t offset = 0; offset < count; offset += kLine) __builtin_prefetch(source + offset);
+}
+
 static inline Vector all(float value) { return Vector{} + value; }
 
 static inline Vector larger(Vector one, Vector other) { return one > other ? one : other; }

@@ -9,7 +9,7 @@ from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.random_weights import RandomWeights
-from tests.plugins_cpu.conftest import library
+from tests.plugins_cpu.libraries import library
 from tests.small_model import SMALL
 
 __all__ = ["library", "make_program"]

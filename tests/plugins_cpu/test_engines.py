@@ -1,0 +1,92 @@
+"""Whole engines: native operators give the bodies' tokens, index lists and state, under every kind of policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.onnxruntime.native import VARIABLE
+from kvc_trt.engine.program import Program
+from tests.backends.onnxruntime.test_executor import filled
+
+POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq")
+STEPS = 12
+
+
+def decoded(program: Program, threads: int, expose: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The tokens of every step, the exposed lists of the last one, its logits and the state behind it."""
+    executor = OnnxRuntimeExecutor(program, threads=threads, expose=expose)
+    executor.allocate(3)
+    tokens, positions, lengths = filled(executor)
+    first = tokens.copy()
+    answers = [first]
+    for _ in range(STEPS):
+        logits = executor.decode(tokens, positions, lengths)
+        tokens, positions = logits.argmax(axis=1), positions + 1
+        lengths = lengths + 1
+        answers.append(tokens)
+    state = {name: buffer.copy() for name, buffer in executor.buffers.items()}
+    return {
+        "tokens": np.stack(answers),
+        "logits": logits.copy(),
+        "state": state,
+        "lists": {name: executor.exposed(name) for name in expose},
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_answers_are_the_bodies_answers(
+    make_program: Callable[..., Program], policy: str, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = make_program(policy, **({"pool_kernel": 7} if policy in ("rocketkv", "snapkv++") else {}))
+    expose = tuple(f"selected.{layer}" for layer in range(3)) if policy in ("rocketkv", "hybrid") else ()
+    bodies = decoded(program, 1, expose)
+    monkeypatch.setenv(VARIABLE, str(library))
+    native = decoded(program, 2, expose)
+    np.testing.assert_array_equal(native["tokens"], bodies["tokens"])
+    np.testing.assert_allclose(native["logits"], bodies["logits"], atol=1e-5)
+    for name, listed in bodies["lists"].items():
+        np.testing.assert_array_equal(native["lists"][name], listed)
+    for name, buffer in bodies["state"].items():
+        np.testing.assert_allclose(native["state"][name], buffer, atol=2e-5, err_msg=name)
+
+
+def test_while_a_prompt_fits_its_budget_a_sparse_engine_is_the_dense_one_bit_for_bit(
+    make_program: Callable[..., Program], library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(library))
+    sparse, dense = (decoded(make_program(policy, token_budget=256), 2) for policy in ("rocketkv", "full"))
+    np.testing.assert_array_equal(sparse["logits"], dense["logits"])
+
+
+def test_steps_write_where_the_buffers_are(
+    make_program: Callable[..., Program], library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(library))
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", pool_kernel=7), threads=1)
+    executor.allocate(3)
+    tokens, positions, lengths = filled(executor)
+    before = {name: buffer.copy() for name, buffer in executor.buffers.items()}
+    executor.decode(tokens, positions, lengths)
+    for name, buffer in executor.buffers.items():
+        if "cache" in name:
+            changed = (buffer != before[name]).any(axis=-1)
+            expected = np.zeros(changed.shape, bool)
+            expected[range(3), :, lengths[int(name.split(".")[1])]] = True
+            np.testing.assert_array_equal(changed, expected, err_msg=name)
+        else:
+            assert (buffer != before[name]).any(axis=(1, 2, 3)).all(), name
+
+
+def test_caches_of_another_type_run_the_bodies(
+    make_program: Callable[..., Program], library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = make_program("rocketkv", "fp16", pool_kernel=7)
+    bodies = decoded(program, 1)
+    monkeypatch.setenv(VARIABLE, str(library))
+    np.testing.assert_array_equal(decoded(program, 1)["logits"], bodies["logits"])
