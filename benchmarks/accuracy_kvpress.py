@@ -45,6 +45,8 @@ SCORERS = {
     "tova": "TOVAPress",
 }
 """kvpress's classes, each with its defaults."""
+SCORED_BY_AMOUNT = ("streaming-llm",)
+"""Presses whose scores depend on how much is kept; those of the others are computed once per layer."""
 ADAKV = "adakv-snapkv"
 LARGEST_WINDOW = 64
 """SnapKV's: a press that keeps fewer tokens than it observes keeps part of the window alone."""
@@ -98,8 +100,9 @@ def recording(model: PreTrainedModel, kept: Iterable[int], masked: Sequence[int]
         layer = kwargs["past_key_values"].layers[module.layer_idx]
         hidden, keys, values = kwargs["hidden_states"], layer.keys, layer.values
         for name, press in presses.items():
-            scores = type(press).score(press, module, hidden, keys, values, None, kwargs)
-            press.score = lambda *_, scores=scores, **__: scores.clone()
+            if name not in SCORED_BY_AMOUNT:
+                scores = type(press).score(press, module, hidden, keys, values, None, kwargs)
+                press.score = lambda *_, scores=scores, **__: scores.clone()
             for amount in amounts:
                 press.compression_ratio = ratio_for(amount, keys.shape[2])
                 compressed = press.compress(module, hidden, keys, values, None, kwargs)
@@ -110,7 +113,7 @@ def recording(model: PreTrainedModel, kept: Iterable[int], masked: Sequence[int]
                     kvpress.AdaKVPress(press).compress(module, hidden, keys, values, None, kwargs)
                     found.masks[amount].append(module.masked_key_indices)
                 module.masked_key_indices = None
-            del press.score
+            vars(press).pop("score", None)
 
     hooks = []
     for layer in model.model.layers:
@@ -277,16 +280,18 @@ def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def write_result(asked: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Path:
     """A cell per group, press and point, its scores in the order of the questions."""
+    rooms = {(group["dataset"], group["mode"]): group["output_tokens"] for group in asked["groups"]}
     cells: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in sorted(lines, key=lambda one: one["index"]):
         place = {name: line[name] for name in ("task", "mode", "length", "framing", "dataset")}
         for point in line["points"]:
             named = {**place, "press": point["press"], "label": point["label"]}
-            cell = cells.setdefault(tuple(named.values()), {**named, "kept": [], "scores": []})
+            room = rooms[line["dataset"], line["mode"]]
+            cell = cells.setdefault(tuple(named.values()), {**named, "output_tokens": room, "kept": [], "scores": []})
             cell["kept"].append(point["kept"])
             cell["scores"].append(point["score"])
     for cell in cells.values():
-        cell["kept"] = sorted(set(cell["kept"]))
+        cell["kept"] = sorted(set(cell["kept"]))  # prompts differ by a few tokens, and so do shares of them
     record = machine.record()
     commits = list(dict.fromkeys(line["commit"] for line in lines)) or [record["commit"]]
     record["commit"] = ", ".join(sorted(commits, key=lambda one: str(one).endswith("-dirty")))

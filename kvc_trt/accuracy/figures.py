@@ -96,9 +96,9 @@ def average_curves(report: AccuracyReport, mode: str) -> bytes | None:
 def task_curves(report: AccuracyReport, mode: str, length: int) -> bytes | None:
     """A panel per task that counts at one length. PNG; None where there is none."""
     panels = [
-        (task, _of_group(report, QuestionGroup(task, mode, length)))
+        (task, _of_group(report, report.group(task, mode, length)))
         for task in report.tasks
-        if (full := report.cell(QuestionGroup(task, mode, length), Variant(BASELINE, None))) is not None
+        if (full := report.cell(report.group(task, mode, length), Variant(BASELINE, None))) is not None
         and full.evidence
     ]
     return _draw(report, f"{_model(report)}: accuracy by task, {length:,} tokens, {mode}", panels)

@@ -133,8 +133,8 @@ def grid_for(
     tasks: Sequence[str] | None,
     lengths: Sequence[int] | None,
     modes: Sequence[str] | None,
-    framings: Sequence[str] | None = None,
+    framing: str = PLAIN,
 ) -> list[QuestionGroup]:
     """The groups of questions; lengths are `longest`, a half and a quarter of it where none are given."""
     own = [longest // part for part in (4, 2, 1) if longest // part >= min(SHORTEST, longest)]
-    return question_groups(tasks or DEFAULT_TASKS, lengths or own, modes or MODES, framings or (PLAIN,))
+    return question_groups(tasks or DEFAULT_TASKS, lengths or own, modes or MODES, (framing,))

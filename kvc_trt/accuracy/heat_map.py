@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.figures import new_figure, png
-from kvc_trt.accuracy.grid import QuestionGroup, Variant
+from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.policies import BASELINE
 
@@ -56,7 +56,7 @@ def _grids(report: AccuracyReport, task: str, mode: str, policy: str) -> list[Gr
     grids: list[Grid | None] = []
     for budget in report.budgets:
         variant = Variant(policy, None if policy == BASELINE else budget)
-        cells = [report.cell(QuestionGroup(task, mode, length), variant) for length in report.lengths]
+        cells = [report.cell(report.group(task, mode, length), variant) for length in report.lengths]
         asked = any(cell is not None and cell.depths for cell in cells)
         grids.append(np.stack([_column(cell, _bins(cells)) for cell in cells], axis=1) if asked else None)
     return grids

@@ -6,8 +6,9 @@ import base64
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvc_trt.accuracy.cell import EVIDENCE, Mean
-from kvc_trt.accuracy.grid import QuestionGroup, Variant
+from kvc_trt.accuracy.cell import EVIDENCE, Cell, Mean
+from kvc_trt.accuracy.grid import Variant
+from kvc_trt.accuracy.paired import on_answered
 from kvc_trt.accuracy.published import NOTICEABLE, Published, paper_order, published_tables, summary
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.policies import BASELINE
@@ -42,6 +43,7 @@ def html_page(report: AccuracyReport, figures: Mapping[str, bytes]) -> bytes:
         comparisons=comparisons,
         summary=summary(comparisons),
         noticeable=f"{NOTICEABLE:g}",
+        answered=lambda cell: _on_answered(report, cell),
         not_applicable=_not_applicable(report),
         source=tables.source,
         published=[_published_table(report, one) for one in tables.of(model)],
@@ -71,11 +73,19 @@ def _task_tables(report: AccuracyReport, mode: str) -> Iterable[dict[str, Any]]:
                 "length": length,
                 "budget": budget,
                 "rows": [
-                    (task, [report.cell(QuestionGroup(task, mode, length), variant) for variant in variants])
+                    (task, [report.cell(report.group(task, mode, length), variant) for variant in variants])
                     for task in report.tasks
                 ],
                 "averages": [report.average(mode, length, variant) for variant in variants],
             }
+
+
+def _on_answered(report: AccuracyReport, cell: Cell) -> Mean | None:
+    """Accuracy on the questions that the full cache answers, where it does not answer nearly all of them."""
+    full = report.cell(cell.group, Variant(BASELINE, None))
+    if full is None or full is cell or cell.evidence or cell.scored_by != "answer":
+        return None
+    return on_answered(cell.scores, full.scores)
 
 
 def _not_applicable(report: AccuracyReport) -> dict[tuple[str, str], list[str]]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from kvc_trt.accuracy.cell import EVIDENCE, Cell, Mean, mean
-from kvc_trt.accuracy.grid import QuestionGroup, Variant
+from kvc_trt.accuracy.grid import PLAIN, QuestionGroup, Variant
 from kvc_trt.policies import BASELINE
 
 
@@ -94,12 +94,21 @@ class AccuracyReport:
     def not_learned(self) -> list[tuple[QuestionGroup, Mean]]:
         """Groups of questions that the full cache itself does not answer: nothing follows from them."""
         full = [cell for cell in self.cells if cell.policy == BASELINE and cell.scores]
-        return [(cell.group, cell.mean) for cell in full if not cell.evidence]
+        return [(cell.group, cell.mean) for cell in full if not cell.evidence and cell.scored_by == "answer"]
 
     @property
     def not_applicable(self) -> list[Cell]:
         """Cells without answers; each says why."""
         return [cell for cell in self.cells if not cell.scores]
+
+    @property
+    def framing(self) -> str:
+        """How all its questions were put: one measurement has one framing."""
+        return self.cells[0].framing if self.cells else PLAIN
+
+    def group(self, task: str, mode: str, length: int) -> QuestionGroup:
+        """A group of its questions."""
+        return QuestionGroup(task, mode, length, self.framing)
 
     def cell(self, group: QuestionGroup, variant: Variant) -> Cell | None:
         """One cell, if the grid has it."""
@@ -110,7 +119,7 @@ class AccuracyReport:
 
         Tasks have equally many samples, so this is the mean over tasks too.
         """
-        groups = [QuestionGroup(task, mode, length) for task in self.tasks]
+        groups = [self.group(task, mode, length) for task in self.tasks]
         cells = [cell for group in groups if (cell := self.cell(group, variant)) is not None and cell.evidence]
         if not cells or not all(cell.scores for cell in cells):
             return None

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvc_trt.accuracy.grid import Variant, budgets_of, grid_for, longest_of, policies_of, variants
+from kvc_trt.accuracy.grid import PLAIN, Variant, budgets_of, grid_for, longest_of, policies_of, variants
 from kvc_trt.accuracy.measure import QuestionDraw
 from kvc_trt.accuracy.model_under_test import BuiltEngine, ModelUnderTest
 from kvc_trt.accuracy.policy_engines import open_model
@@ -35,6 +35,8 @@ class AccuracyRequest:
     """Tokens of prompt and answer."""
     modes: Sequence[str] | None = None
     """query-aware, query-agnostic, or both."""
+    framing: str = PLAIN
+    """plain, or chat: through the model's chat template."""
     samples: int = SAMPLES
     seed: int = 0
     max_new_tokens: int | Mapping[str, int] | None = None
@@ -88,7 +90,7 @@ def _measured(
     name: str,
     progress: Progress,
 ) -> AccuracyReport:
-    groups = grid_for(longest, asked.tasks, asked.lengths, asked.modes)
+    groups = grid_for(longest, asked.tasks, asked.lengths, asked.modes, asked.framing)
     draw = QuestionDraw(asked.samples, asked.seed, asked.max_new_tokens)
     bars = Bars(asked.minimum_accuracy, asked.maximum_loss)
     return evaluate(model, chosen, groups, draw, asked.directory_for(name), bars=bars, progress=progress)

@@ -31,6 +31,7 @@ options = option_group(
     option("--tasks", type=Names(), help="What to ask (`kvc-trt tasks`).  [default: needles and lines]"),
     option("--lengths", type=Counts(), help="Tokens of prompt and answer.  [default: longest, /2, /4]"),
     option("--modes", type=Names(), help="query-aware, query-agnostic.  [default: both]"),
+    option("--framing", type=click.Choice(["plain", "chat"]), help="chat: by the template.  [default: plain]"),
     option(
         "--max-new-tokens", type=CountOrByName(), metavar="N|TASK=N,..",
         help="Longest answer, of all tasks or by task.  [default: each task's own]",
@@ -54,6 +55,7 @@ def refuse(given: Mapping[str, Any], level: str) -> None:
 
 def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> None:
     """Measure, write the report, print it; VerificationFailed where a bar does not hold."""
+    from kvc_trt.accuracy.grid import PLAIN
     from kvc_trt.accuracy.request import SAMPLES, AccuracyRequest, measure_engine, measure_policies
     from kvc_trt.atomic_files import check_new_file, write_json
     from kvc_trt.backends.registry import open_engine, runner
@@ -67,6 +69,7 @@ def run(engine: Path | None, file: Path | None, as_json: bool, **given: Any) -> 
         tasks=given["tasks"],
         lengths=given["lengths"],
         modes=given["modes"],
+        framing=given["framing"] or PLAIN,
         samples=given["samples"] or SAMPLES,
         seed=given["seed"],
         max_new_tokens=given["max_new_tokens"],
@@ -137,11 +140,9 @@ def _head(report: AccuracyReport) -> str:
 
 
 def _table(report: AccuracyReport, mode: str, length: int) -> str:
-    from kvc_trt.accuracy.grid import QuestionGroup
-
     rows = []
     for variant in report.variants:
-        cells = [report.cell(QuestionGroup(task, mode, length), variant) for task in report.tasks]
+        cells = [report.cell(report.group(task, mode, length), variant) for task in report.tasks]
         average = report.average(mode, length, variant)
         stored = next((cell.row_bytes for cell in cells if cell is not None and cell.row_bytes), None)
         rows.append(
@@ -160,7 +161,7 @@ def _table(report: AccuracyReport, mode: str, length: int) -> str:
 def _cell(cell: Cell | None) -> str:
     if cell is None or not cell.scores:
         return "n/a"
-    return f"{cell.mean}" + ("" if cell.evidence else " *")
+    return cell.figure + ("" if cell.evidence or cell.scored_by != "answer" else " *")
 
 
 def _notes(report: AccuracyReport) -> Iterable[str]:

@@ -152,7 +152,7 @@ class OnnxRuntimeExecutor:
             bind_output(binding, name, array)
         for name in self._expose_prefill:
             binding.bind_output(name, "cpu")
-        self._run(session, binding, self._expose_prefill, _shrinking())
+        self._run(session, binding, self._expose_prefill, shrinking())
         return_freed_memory()
         return Prefilled(outputs["logits"], outputs["cache_lengths"], state)
 
@@ -218,7 +218,7 @@ class OnnxRuntimeExecutor:
             self._exposed.update((name, value.numpy()) for name, value in zip(expose, values, strict=True))
 
 
-def _shrinking() -> RunOptions:
+def shrinking() -> RunOptions:
     """Return options for a run that frees its buffers at its end.
 
     Without an arena a long prefill spends 40% of its time on fresh pages; with one, the memory of a prompt's prefill

@@ -24,8 +24,14 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from kvc_trt.atomic_files import disk_error
-from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+from kvc_trt.backends.onnxruntime.executor import (
+    OnnxRuntimeExecutor,
+    bind_input,
+    bind_output,
+    return_freed_memory,
+    shrinking,
+)
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
 from kvc_trt.engine.program import read_graph
 from kvc_trt.machine import usable_cores
 from kvc_trt.operators import KVC_DOMAIN
@@ -140,7 +146,8 @@ class SharedPrefill:
         session = self._session(halves)
         names = [output.name for output in session.get_outputs()]
         self.runs += 1
-        values = session.run(names, {"input_ids": input_ids, "prompt_lengths": prompt_lengths})
+        values = session.run(names, {"input_ids": input_ids, "prompt_lengths": prompt_lengths}, shrinking())
+        return_freed_memory()
         return dict(zip(names, values, strict=True))
 
     def _session(self, halves: SplitPrefill) -> InferenceSession:
@@ -174,13 +181,22 @@ class SharingExecutor(OnnxRuntimeExecutor):
 
     def prefill(self, input_ids: Int64, prompt_lengths: Int64) -> Prefilled:
         """Run the prompts; the rows' state is [B, ...] per state tensor."""
-        values = self._shared.values(self._halves, input_ids, prompt_lengths)
-        feeds = {"input_ids": input_ids, "prompt_lengths": prompt_lengths, **values}
-        names = ["cache_lengths", *(tensor.name for tensor in self.program.state)]
-        wanted = {value.name for value in self.prefill_session.get_inputs()}
-        found = self.prefill_session.run(names, {name: feeds[name] for name in wanted})
-        state = dict(zip(names, found, strict=True))
-        return Prefilled(values["logits"], state.pop("cache_lengths"), state)
+        rows, session = len(prompt_lengths), self.prefill_session
+        feeds = {"input_ids": input_ids, "prompt_lengths": prompt_lengths}
+        values = {**self._shared.values(self._halves, input_ids, prompt_lengths), **feeds}
+        lengths = np.empty((len(self._limits.capacities), rows), np.int64)
+        state: dict[str, NDArray[Any]] = {
+            tensor.name: np.empty((rows, *tensor.shape), tensor.dtype) for tensor in self.program.state
+        }
+        binding = session.io_binding()
+        inputs = {value.name: np.ascontiguousarray(values[value.name]) for value in session.get_inputs()}
+        for name, array in inputs.items():
+            bind_input(binding, name, array)
+        for name, array in {"cache_lengths": lengths, **state}.items():
+            bind_output(binding, name, array)
+        run_bound(session, binding, shrinking())
+        return_freed_memory()
+        return Prefilled(values["logits"], lengths, state)
 
 
 class OnnxRuntimePrograms:
