@@ -39,7 +39,7 @@ class BuildConfig(OwnSchema):
     split: Literal["adaptive", "even"] | Annotated[float, Field(ge=0, le=1)] = "adaptive"
     dense_until: Count | Literal["auto"] | None = None
     backend: str = "auto"
-    weights: Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4"] = "auto"
+    weights: Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"] = "auto"
     compatibility: Literal["none", "hardware"] | None = None
     """tensorrt only: `hardware` builds engines that later GPU architectures run too, with kernels that suit all."""
     checkpoint: str | None = None

@@ -55,7 +55,7 @@ class PolicyEngines:
         self._backend = program_backend()
         self._runner = self._backend.program_runner(directory, threads=threads or usable_cores(), share_prefill=True)
         self.workers = 1 if threads is None else usable_cores()
-        copied = GraphWeights(self._path).bits is not None
+        copied = GraphWeights(self._path).quantised
         self._stays_open = not copied or self._path.stat().st_size <= COPIED_WEIGHTS
         self._prefills = Prefills()
         self._open: dict[tuple[Variant, Room], Answerer] = {}

@@ -70,7 +70,7 @@ class Backend(ABC):
     """Number of engine files that hold all weights."""
     weight_kinds: ClassVar[tuple[WeightKind, ...]] = ("bf16", "fp16", "fp32")
     """Weight formats that it runs, the recommended one first."""
-    refused_weights: ClassVar[Mapping[str, str]] = {"int8": QUANTISED, "int4": QUANTISED, "fp8": FP8}
+    refused_weights: ClassVar[Mapping[str, str]] = {"int8": QUANTISED, "int4": QUANTISED, "keep": QUANTISED, "fp8": FP8}
     """Weight format -> why it does not run it."""
     runs_programs: ClassVar[bool] = False
     """Whether it runs engines that exist in memory only."""

@@ -11,7 +11,7 @@ from cloup import option, option_group
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
 
-WEIGHTS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4")
+WEIGHTS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep")
 
 
 def policy_options(*more: Decorator[Any]) -> Decorator[Any]:

@@ -25,7 +25,7 @@ options = option_group(
     option("--policies", type=Names(), help="With --model.  [default: all]"),
     option("--budgets", type=Counts(), help="With --model: token budgets.  [default: the preset's, x2, x4]"),
     option(
-        "--weights", type=click.Choice(["fp32", "fp16", "int8", "int4"]),
+        "--weights", type=click.Choice(["fp32", "fp16", "int8", "int4", "keep"]),
         help="With --model: stored weights.  [default: fp32, where it fits]",
     ),
     option("--tasks", type=Names(), help="What to ask (`kvc-trt tasks`).  [default: needles and lines]"),

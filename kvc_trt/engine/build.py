@@ -30,7 +30,7 @@ from kvc_trt.progress import Progress
 from kvc_trt.runtime.chat import ChatTemplate
 from kvc_trt.version import __version__
 
-QUANTISATION = {"int8": "W8A16", "int4": "W4A16"}
+QUANTISATION = {"int8": "W8A16", "int4": "W4A16", "keep": "MIXED_PRECISION"}
 LIBRARIES = ("numpy", "ml_dtypes", "onnx", "tokenizers")
 """Python packages that every build uses; a backend names further ones."""
 DECIDING = ("models", "methods", "operators", "graph", "engine")

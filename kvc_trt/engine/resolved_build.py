@@ -22,11 +22,12 @@ from kvc_trt.validation import validated
 
 USABLE_MEMORY = 0.8
 """Largest share of this machine's memory that weights may take."""
-WeightKind = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"]
+WeightKind = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"]
 BYTES_PER_WEIGHT: dict[str, float] = {
-    "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32,
+    "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1 + 2 / 32, "int4": 0.5 + 2 / 32, "keep": 1 + 2 / 32,
 }  # fmt: skip
-"""Bytes per weight of each format. Quantised matrices have one float32 scale per block of 32."""
+"""Bytes per weight of each format. Quantised matrices have one float16 scale per block of 32;
+kept blocks are counted as the largest that there are."""
 _OWN_KIND: dict[str, WeightKind] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -186,7 +187,7 @@ def host_weights(choice: ModelChoice) -> WeightKind:
 
 
 def weight_bytes(model: ModelConfig, weights: str) -> int:
-    """Return the bytes of the weight file; quantised models keep the embedding (fp8: and the head) in 16 bits."""
+    """Return the bytes of the weight file; int4 has the embedding in int8, fp8 the embedding and head in 16 bits."""
     count = count_parameters(model)
     embedding = model.vocab_size * model.hidden_size
     if weights == "fp8":
@@ -194,8 +195,7 @@ def weight_bytes(model: ModelConfig, weights: str) -> int:
         return int(wide * BYTES_PER_WEIGHT["bf16"] + (count - wide) * BYTES_PER_WEIGHT["fp8"])
     if weights not in ("int8", "int4"):
         return int(count * BYTES_PER_WEIGHT[weights])
-    matrices = count if model.tie_word_embeddings else count - embedding
-    return int(embedding * BYTES_PER_WEIGHT["fp16"] + matrices * BYTES_PER_WEIGHT[weights])
+    return int(embedding * BYTES_PER_WEIGHT["int8"] + (count - embedding) * BYTES_PER_WEIGHT[weights])
 
 
 def _pinned(config: BuildConfig, derived: PolicyParameters, recorded: Mapping[str, Any]) -> BuildConfig:

@@ -155,7 +155,7 @@ def _model(
     layout = _layout(layers, parameters)
     used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
-    if layers.weights.bits is not None:
+    if layers.weights.quantised:
         imports.append(helper.make_opsetid(CONTRIB_DOMAIN, 1))
     return helper.make_model(
         helper.make_graph(nodes, name, inputs, outputs, list(layers.initializers.values())),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from kvc_trt.graph.weight_plans import PACKED, SCALES
+from kvc_trt.graph.weight_plans import OFFSETS, PACKED, SCALES
 from kvc_trt.graph.weights import EMBEDDING, HEAD, ROTARY, GraphWeights, Stored
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.fp8 import FP8
@@ -40,7 +40,8 @@ class Layers:
         """Gather the rows of the embedding for `token_ids` [T]."""
         if EMBEDDING + PACKED in self.weights:
             inputs = {"rows": token_ids, **self._quantised(EMBEDDING)}
-            return QUANTISED_ROWS.call(self.emit, inputs, bits=self._bits(EMBEDDING), block=BLOCK)["y"]
+            rows = QUANTISED_ROWS.call(self.emit, inputs, bits=self._bits(EMBEDDING), block=BLOCK)["y"]
+            return self._with_offsets(rows, token_ids) if EMBEDDING + OFFSETS in self.weights else rows
         return str(self.emit.Gather(self._tensor(EMBEDDING), token_ids))
 
     def norm(self, x: Value, name: str) -> Value:
@@ -102,7 +103,7 @@ class Layers:
         return str(self.emit.Cast(x, to=ELEMENT_TYPES[self.weights.dtype]))
 
     def _multiply(self, x: Value, matrices: list[str], biases: list[str]) -> Value:
-        if self.weights.bits is not None:
+        if any(name + PACKED in self.weights for name in matrices):
             product = self._multiply_quantised(x, matrices)
             return product if not biases else str(self.emit.Add(product, self._joined(biases)))
         bias = [self._joined(biases)] if biases else []
@@ -121,18 +122,32 @@ class Layers:
         return str(self.emit.DequantizeLinear(rows, factors, axis=0, output_dtype=computed))
 
     def _touch(self, names: list[str]) -> bool:
+        if not all(name in self.weights for name in names):
+            return False
         return self.weights.joined(names[0], names) is not None
 
     def _multiply_quantised(self, x: Value, matrices: list[str]) -> Value:
-        parts = [[name + part for name in matrices] for part in (PACKED, SCALES)]
+        suffixes = [
+            suffix for suffix in (PACKED, SCALES, OFFSETS) if any(name + suffix in self.weights for name in matrices)
+        ]
+        parts = [[name + suffix for name in matrices] for suffix in suffixes]
         if len(matrices) > 1 and not all(self._touch(names) for names in parts):
-            return str(self.emit.Concat(*(self._multiply_quantised(x, [name]) for name in matrices), axis=-1))
-        packed, scales = (self._joined(names) for names in parts)
+            return str(self.emit.Concat(*(self._multiply(x, [name], []) for name in matrices), axis=-1))
+        packed, scales, *offsets = (self._joined(names) for names in parts)
         shapes = [self.weights.stored(name).shape for name in parts[1]]
-        return QUANTISED_LINEAR.call(
+        product = QUANTISED_LINEAR.call(
             self.emit, {"x": x, "packed": packed, "scales": scales}, bits=self._bits(matrices[0]), block=BLOCK,
             in_features=shapes[0][1] * BLOCK, out_features=sum(rows for rows, _ in shapes),
         )["y"]  # fmt: skip
+        if not offsets:
+            return product
+        sums = self.emit.ReduceSum(self.emit.Reshape(x, [0, -1, BLOCK]), [2], keepdims=0)
+        return str(self.emit.Gemm(sums, offsets[0], product, transB=1))
+
+    def _with_offsets(self, rows: Value, token_ids: Value) -> Value:
+        """Add to every element of the embedding's rows [T,in] the offset of its block."""
+        offsets = self.emit.Unsqueeze(self.emit.Gather(self._tensor(EMBEDDING + OFFSETS), token_ids), [2])
+        return str(self.emit.Reshape(self.emit.Add(self.emit.Reshape(rows, [0, -1, BLOCK]), offsets), [0, -1]))
 
     def _quantised(self, name: str) -> dict[str, Value]:
         return {"packed": self._tensor(name + PACKED), "scales": self._tensor(name + SCALES)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -13,30 +14,34 @@ from kvc_trt.errors import InputError
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.fp8 import FP8, Fp8Source
+from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
+from kvc_trt.models.gguf.kept_blocks import KEPT_BITS, WITH_OFFSETS
 from kvc_trt.models.quantisation import BLOCK, quantise_tensor
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.models.safetensors_file import TensorPlan
 from kvc_trt.models.weights import WeightSource, expected_tensors, row_chunks
 
-Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"]
 FLOAT_PRECISIONS: dict[str, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
 """Type of activations and of all tensors that are not fp8 matrices, by weight format."""
 QUANTISED_BITS: dict[str, int] = {"int8": 8, "int4": 4}
 PRECISIONS = (*FLOAT_PRECISIONS, *QUANTISED_BITS)
+KEEP = "keep"
+"""The blocks of a GGUF file as they are: the bits differ from matrix to matrix, and some have offsets."""
 TABLE_BITS = 8
 """Bits of a quantised engine's embedding table, which is also the head of a tied model (docs/decisions/0016)."""
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 ROTARY = ("rotary.cos", "rotary.sin")
-PACKED, SCALES = ".packed", ".scales"
+PACKED, SCALES, OFFSETS = ".packed", ".scales", ".offsets"
 _MATRIX = re.compile(r".*_proj\.weight|lm_head\.weight")
 
 
 def activation_dtype(precision: str) -> str:
     """Return the type of activations and cache for a weight format; quantised models compute in float32."""
-    if precision not in PRECISIONS:
-        raise InputError(f"--weights {precision}: expected one of {', '.join(PRECISIONS)}")
+    if precision not in (*PRECISIONS, KEEP):
+        raise InputError(f"--weights {precision}: expected one of {', '.join((*PRECISIONS, KEEP))}")
     return FLOAT_PRECISIONS.get(precision, "float32")
 
 
@@ -50,7 +55,9 @@ def rotary_plans(config: ModelConfig, length: int) -> list[TensorPlan]:
 
 
 def weight_plans(config: ModelConfig, source: WeightSource, weights: str) -> list[TensorPlan]:
-    """Return plans for every tensor of the model; InputError for fp8 from a source without fp8 matrices."""
+    """Return plans for every tensor of the model; InputError for fp8 or blocks from a source that has none."""
+    if weights == KEEP:
+        return kept_plans(config, source)
     in_fp8 = source if weights == "fp8" and isinstance(source, Fp8Source) else None
     if weights == "fp8" and in_fp8 is None:
         raise InputError("--weights fp8: the checkpoint has no matrix in fp8", hint="--weights bf16")
@@ -66,6 +73,53 @@ def weight_plans(config: ModelConfig, source: WeightSource, weights: str) -> lis
             plans += _fp8_plans(in_fp8, group, dtype)
         else:
             plans += [_float_plan(source, name, dtype) for name in group]
+    return plans
+
+
+def kept_plans(config: ModelConfig, source: WeightSource) -> list[TensorPlan]:
+    """Return plans that keep a GGUF file's blocks; InputError for a matrix whose blocks an engine cannot hold exactly.
+
+    Matrices of floats, norms and biases become float32, which is exact as well.
+    """
+    if not isinstance(source, GgufCheckpoint):
+        raise InputError(
+            "--weights keep: the checkpoint has no blocks to keep; expected a GGUF file", hint="--weights int4"
+        )
+    plans: list[TensorPlan] = []
+    for group in _neighbours(config):
+        parts = [_kept_tensor_plans(source, name) for name in group]
+        plans += [plan for place in zip_longest(*parts) for plan in place if plan is not None]
+    return plans
+
+
+def _kept_tensor_plans(source: GgufCheckpoint, name: str) -> list[TensorPlan]:
+    """Plan a tensor's levels, scales and offsets from one pass over it; or the tensor in float32."""
+    kind, shape = source.stored_type(name), source.shape(name)
+    if source.is_float(name) or len(shape) != 2:
+        return [_float_plan(source, name, "float32")]
+    if kind not in KEPT_BITS:
+        raise InputError(
+            f"--weights keep: {name} is {kind}, which an engine cannot hold exactly; expected {', '.join(KEPT_BITS)} "
+            "(blocks of 32 with one float16 scale) or floats",
+            hint="--weights int8, or fp32",
+        )
+    rows, blocks = shape[0], shape[1] // BLOCK
+    kept: dict[str, list[NDArray[Any]]] = {SCALES: [], OFFSETS: []}
+
+    def packed() -> Iterator[NDArray[np.uint8]]:
+        for start, stop in row_chunks(shape):
+            levels, scales, offsets = source.read_blocks(name, start, stop)
+            kept[SCALES].append(scales)
+            if offsets is not None:
+                kept[OFFSETS].append(offsets)
+            yield levels
+
+    plans = [
+        TensorPlan(name + PACKED, "uint8", (rows, blocks, BLOCK * KEPT_BITS[kind] // 8), packed),
+        TensorPlan(name + SCALES, "float16", (rows, blocks), lambda: kept.pop(SCALES)),
+    ]
+    if kind in WITH_OFFSETS:
+        plans.append(TensorPlan(name + OFFSETS, "float32", (rows, blocks), lambda: kept.pop(OFFSETS)))
     return plans
 
 

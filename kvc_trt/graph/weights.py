@@ -1,8 +1,9 @@
 """An engine's weight file: one safetensors file that both graphs read in place, written tensor by tensor.
 
 Matrices keep Hugging Face's names and [out, in] layout. Quantised matrices are two tensors, NAME.packed and
-NAME.scales, in the layout of `kvc_trt.operators.quantised_linear`; a tied head is the embedding's two. fp8 matrices are
-NAME, with a float32 scale per row in NAME.scales.
+NAME.scales, in the layout of `kvc_trt.operators.quantised_linear`; a tied head is the embedding's two. Blocks kept
+from a GGUF file may also have NAME.offsets, added to all elements of a block. fp8 matrices are NAME, with a float32
+scale per row in NAME.scales.
 Projections that read the same input are adjacent, so that a graph can use them as one matrix.
 """
 
@@ -19,6 +20,8 @@ from kvc_trt.graph.weight_plans import (
     EMBEDDING,
     FLOAT_PRECISIONS,
     HEAD,
+    KEEP,
+    OFFSETS,
     PACKED,
     PRECISIONS,
     QUANTISED_BITS,
@@ -41,6 +44,8 @@ __all__ = [
     "EMBEDDING",
     "FLOAT_PRECISIONS",
     "HEAD",
+    "KEEP",
+    "OFFSETS",
     "PACKED",
     "PRECISIONS",
     "QUANTISED_BITS",
@@ -99,6 +104,11 @@ class GraphWeights:
         self.bits = QUANTISED_BITS.get(self.precision)
         self._entries = file.entries
 
+    @property
+    def quantised(self) -> bool:
+        """Return whether there are matrices in 4 or 8 bits."""
+        return any(name.endswith(PACKED) for name in self._entries)
+
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
@@ -133,7 +143,7 @@ class EngineWeights:
 
     def names(self) -> list[str]:
         """Return the Hugging Face names in file order; in older engines a quantised tied head has its own values."""
-        names = (name.removesuffix(PACKED) for name in self._file.names() if not name.endswith(SCALES))
+        names = (name.removesuffix(PACKED) for name in self._file.names() if not name.endswith((SCALES, OFFSETS)))
         return [name for name in names if name not in ROTARY]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -159,7 +169,11 @@ class EngineWeights:
         if self._is_quantised(name):
             packed = self._file.read_rows(name + PACKED, start, stop)
             bits = packed.shape[-1] * 8 // BLOCK
-            return dequantise(packed, self._file.read_rows(name + SCALES, start, stop), bits)
+            values = dequantise(packed, self._file.read_rows(name + SCALES, start, stop), bits)
+            if name + OFFSETS in self._file.entries:
+                by_block = values.reshape(stop - start, -1, BLOCK)  # a view
+                by_block += self._file.read_rows(name + OFFSETS, start, stop)[..., None]
+            return values
         rows = self._file.read_rows(name, start, stop)
         if self._file.entries[name].dtype != fp8.FP8:
             return rows

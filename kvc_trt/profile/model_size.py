@@ -20,10 +20,11 @@ _MATRIX_BYTES = {
     "fp8": 1.0,
     "int8": 1.0 + 2.0 / QUANTISATION_BLOCK,
     "int4": 0.5 + 2.0 / QUANTISATION_BLOCK,
+    "keep": 0.5 + 6.0 / QUANTISATION_BLOCK,
 }
-_TABLE_FORMAT = {"fp8": "bf16", "int4": "int8"}
+_TABLE_FORMAT = {"fp8": "bf16", "int4": "int8", "keep": "int8"}
 """Formats whose embedding, with a tied head, is in another."""
-_ACTIVATION_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 4, "int4": 4}
+_ACTIVATION_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "int8": 4, "int4": 4, "keep": 4}
 
 
 @dataclass(frozen=True)

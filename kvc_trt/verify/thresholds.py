@@ -82,11 +82,12 @@ _BY_WEIGHTS = {
     "fp8": _BFLOAT16,
     "int8": _QUANTISED,
     "int4": _QUANTISED,
+    "keep": _QUANTISED,
 }
 
 
 def thresholds_for(weights: str) -> Thresholds:
-    """Bars for an engine whose weights are fp32, fp16, bf16, fp8, int8 or int4.
+    """Bars for an engine whose weights are fp32, fp16, bf16, fp8, int8, int4 or kept blocks.
 
     bf16 rounds eight times as coarsely as fp16, also what operators are given: operators are held to fp16's bar before
     their result is rounded, logits to eight times fp16's, choices on equal inputs alone (docs/decisions/0012).

@@ -33,7 +33,7 @@ class OnnxRuntimeBackend(Backend):
     automatic = 1
     architecture = "cpu"
     libraries = ("onnxruntime",)
-    weight_kinds = ("fp32", "fp16", "int8", "int4")
+    weight_kinds = ("fp32", "fp16", "int8", "int4", "keep")
     refused_weights = MappingProxyType({"bf16": "ONNX Runtime computes no bfloat16 on a CPU", "fp8": FP8})
     every_operator = True
     runs_programs = True

@@ -61,7 +61,7 @@ class OnnxRuntimeExecutor:
         self._threads = threads
         self._profile = profile
         self._weights = SharedWeights(program.weights_path)
-        self._quantised = GraphWeights(program.weights_path).bits is not None
+        self._quantised = GraphWeights(program.weights_path).quantised
         self._expose_prefill, self._expose_decode = split_by_graph(expose, program.prefill, program.decode)
         self._exposed: dict[str, NDArray[Any]] = {}
         self._buffers: dict[str, NDArray[Any]] = {}

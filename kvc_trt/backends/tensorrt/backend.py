@@ -37,7 +37,7 @@ class TensorRtBackend(Backend):
     libraries = ("tensorrt",)
     weight_copies = 3
     weight_kinds = ("bf16", "fp16", "fp32", "fp8")
-    refused_weights = MappingProxyType({"int8": QUANTISED, "int4": QUANTISED})
+    refused_weights = MappingProxyType({"int8": QUANTISED, "int4": QUANTISED, "keep": QUANTISED})
     own_settings = ("compatibility",)
 
     def probe(self) -> Probe:

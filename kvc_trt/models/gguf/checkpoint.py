@@ -13,6 +13,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.models.gguf.architecture import model_config
 from kvc_trt.models.gguf.header import GgufTensor, read_header
+from kvc_trt.models.gguf.kept_blocks import KeptBlocks, kept_blocks
 from kvc_trt.models.gguf.names import ROPE_FACTORS, hugging_face_name, in_halves, interleaved_heads
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
 from kvc_trt.models.tensor_file import TensorFile
@@ -74,6 +75,28 @@ class GgufCheckpoint:
         first, last = start // size * size, -(-stop // size) * size
         return in_halves(self._values(tensor, first, last), size)[start - first : stop - first]
 
+    def is_float(self, name: str) -> bool:
+        """Whether the tensor is stored as floats, not in blocks."""
+        return self._tensors[name].type in _STORED
+
+    def stored_type(self, name: str) -> str:
+        """The tensor's type in the file, such as Q4_1."""
+        return self._tensors[name].type
+
+    def read_blocks(self, name: str, start: int, stop: int) -> KeptBlocks:
+        """Rows [start, stop) of a matrix whose type is in `KEPT_BITS`, as an engine stores them."""
+        tensor = self._tensors[name]
+        heads = interleaved_heads(name, self.config)
+        size = 1 if heads is None else tensor.shape[0] // heads
+        first, last = start // size * size, -(-stop // size) * size
+        blocks = kept_blocks(self._raw(tensor, first, last), tensor.type, f"{self.path}: tensor {tensor.name!r}")
+
+        def asked(part: NDArray[Any]) -> NDArray[Any]:
+            return (part if heads is None else in_halves(part, size))[start - first : stop - first]
+
+        offsets = None if blocks.offsets is None else asked(blocks.offsets)
+        return KeptBlocks(asked(blocks.packed), asked(blocks.scales), offsets)
+
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the configuration and the file, reading every byte once."""
         if self._fingerprint is None:
@@ -103,12 +126,16 @@ class GgufCheckpoint:
         stop = rows if stop is None else stop
         if not 0 <= start <= stop <= rows:
             raise ValueError(f"{tensor.name}: rows {start}..{stop} of shape {list(tensor.shape)}")
-        what = f"tensor {tensor.name!r}"
         if len(tensor.shape) == 1:  # a vector of blocks has no rows that could be read one by one
-            return _decoded(self._file.read(tensor.offset, tensor.nbytes, what), tensor.type)[start:stop]
-        row = tensor.nbytes // rows
-        raw = self._file.read(tensor.offset + start * row, (stop - start) * row, what)
-        return _decoded(raw.reshape(-1, row), tensor.type).reshape(stop - start, *tensor.shape[1:])
+            whole = self._file.read(tensor.offset, tensor.nbytes, f"tensor {tensor.name!r}")
+            return _decoded(whole, tensor.type)[start:stop]
+        return _decoded(self._raw(tensor, start, stop), tensor.type).reshape(stop - start, *tensor.shape[1:])
+
+    def _raw(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[np.uint8]:
+        """The bytes of rows [start, stop) of a matrix: [rows, bytes]."""
+        row = tensor.nbytes // tensor.shape[0]
+        raw = self._file.read(tensor.offset + start * row, (stop - start) * row, f"tensor {tensor.name!r}")
+        return raw.reshape(stop - start, row)
 
 
 def _decoded(raw: NDArray[np.uint8], kind: str) -> NDArray[Any]:

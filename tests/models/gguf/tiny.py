@@ -87,6 +87,7 @@ def write(
     *,
     architecture: str = "llama",
     kind: str = "F32",
+    kinds: Mapping[str, str] | None = None,
     tied: bool = False,
     biased: bool | None = None,
     pre: str | None = "gpt-2",
@@ -95,7 +96,10 @@ def write(
     extra: Mapping[str, np.ndarray] | None = None,
     tokens: list[str] | None = None,
 ) -> Path:
-    """Write a file and return its path. `changes` replaces metadata (keys may lack the architecture's name)."""
+    """Write a file and return its path. `changes` replaces metadata (keys may lack the architecture's name).
+
+    `kind` is the type of all matrices, `kinds` of those whose name ends with a key.
+    """
     words, merges = vocabulary()
     words = words if tokens is None else tokens
     writer = gguf.GGUFWriter(path, architecture)
@@ -120,9 +124,9 @@ def write(
     for name, values in {**weights, **(extra or {})}.items():
         if name in absent:
             continue
-        if values.ndim == 2 and kind != "F32" and name not in (extra or {}):
-            raw = quantised(values, kind)
-            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+        own = next((given for end, given in (kinds or {}).items() if name.endswith(end)), kind)
+        if values.ndim == 2 and own != "F32" and name not in (extra or {}):
+            writer.add_tensor(name, quantised(values, own), raw_dtype=gguf.GGMLQuantizationType[own])
         else:
             writer.add_tensor(name, values)
     writer.write_header_to_file()
