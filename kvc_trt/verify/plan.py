@@ -22,13 +22,13 @@ LARGE_MODEL = 3_000_000_000
 _LIMITED_PROMPT, _LIMITED_STEPS = 56, 8
 _CONTEXT_OF_ALL_SAMPLES = 512
 _FEWEST_SAMPLES = 32
-_TEXT_WORK = 2.25e12
-"""Parameters times prompt tokens of the text questions of one placement and length at quick level: about 8 questions of
-2,048 tokens for a model of 135 million, half a minute on two cores."""
+_TEXT_WORK = 1.7e12
+"""Parameters times prompt tokens of the text questions of one placement and length at quick level: 6 questions of 2,048
+tokens for a model of 135 million."""
 _TEXT_WORK_OF_FULL = 8 * _TEXT_WORK
 _FEWEST_TEXT_SAMPLES = 4
 _MOST_REFERENCE_SAMPLES = 32
-_SHARE_OF_REFERENCE = 2
+_SHARE_OF_REFERENCE = 3
 """One in so many text questions is put to the reference too."""
 
 
