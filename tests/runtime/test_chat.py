@@ -162,3 +162,25 @@ def test_the_real_date():
 def test_a_long_conversation():
     text = ChatTemplate(CHATML).render([{"role": "user", "content": "\N{SNOWMAN}word " * 100_000}])
     assert text.count("\N{SNOWMAN}word ") == 100_000
+
+
+@pytest.mark.slow
+def test_a_real_models_template(smollm2_gguf, tmp_path):
+    """As transformers reads it from the same GGUF file, text and token ids."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
+
+    contents = GgufCheckpoint(smollm2_gguf).tokenizer_contents()
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    template, tokenizer = ChatTemplate.load(tmp_path), Tokenizer.from_str(contents["tokenizer.json"].decode())
+    theirs = AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+    for conversation in ("question", "system", "turns", "answered"):
+        messages = CONVERSATIONS[conversation]
+        for opened in (True, False):
+            rendered = template.render(messages, add_generation_prompt=opened)
+            assert rendered == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
+            ids = theirs.apply_chat_template(messages, add_generation_prompt=opened, return_dict=False)
+            assert tokenizer.encode(rendered, add_special_tokens=False).ids == ids
