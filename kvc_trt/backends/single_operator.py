@@ -58,12 +58,12 @@ class SingleOperator:
         return onnxruntime.InferenceSession(self.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def single_operators(graph: Path, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOperator]:
-    """Return every distinct kvc operator of a graph file; `dtype` is the engine's cache and activation type.
+def single_operators(graph: Path | ModelProto, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOperator]:
+    """Return every distinct kvc operator of a graph file or a graph; `dtype` is its cache and activation type.
 
     Nodes differ by their attributes and, if the engine's `sites` are given, by the shape of their cache.
     """
-    model = onnx.load(str(graph), load_external_data=False)
+    model = onnx.load(str(graph), load_external_data=False) if isinstance(graph, Path) else graph
     by_name = {site.name: site for site in sites}
     alike: dict[tuple[Any, ...], list[NodeProto]] = {}
     serves: dict[tuple[Any, ...], int | None] = {}

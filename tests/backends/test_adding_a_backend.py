@@ -92,7 +92,7 @@ def test_it_builds_and_its_engine_is_known(engine, capfd):
     found = answer(capfd, "inspect", engine)
     assert found["target"] == {"backend": "throw-away", "architecture": "any"}
     assert registry.open_engine(engine).parameters.dense_until == 77
-    assert registry.runners("throw-away") == ("throw-away", "onnxruntime", "torch")
+    assert registry.runners("throw-away") == ("throw-away", "onnxruntime", "openvino", "torch")
 
 
 def test_an_engine_is_built_again_where_its_source_changed(engine, folder, tiny_arguments, capfd):

@@ -30,10 +30,11 @@ def test_a_damaged_engine_is_refused_before_anything_is_loaded(tiny_engine):
 
 def test_every_backend_that_builds_engines_says_what_runs_them():
     assert {name: runners(name) for name in names()} == {
-        "onnxruntime": ("onnxruntime", "torch"),
+        "onnxruntime": ("onnxruntime", "openvino", "torch"),
+        "openvino": ("openvino", "onnxruntime", "torch"),
         "tensorrt": ("tensorrt", "torch"),
         "tensorrt-llm": ("torch",),
-        "torch": ("torch", "onnxruntime"),
+        "torch": ("torch", "onnxruntime", "openvino"),
     }
 
 
@@ -46,7 +47,7 @@ REFUSED = "an engine built for tensorrt-llm does not run on backend tensorrt-llm
         (["run", "ENGINE", "--prompt", "hello"], 2, REFUSED, "--backend torch"),
         (["verify", "ENGINE"], 2, REFUSED, "kvc-trt export tensorrt-llm"),
         (["run", "ENGINE", "--prompt", "hello", "--backend", "tensorrt"], 2, "on backend tensorrt; expected torch", ""),
-        (["profile", "ENGINE"], 3, "profile runs engines for onnxruntime, tensorrt and torch", "--backend tensorrt"),
+        (["profile", "ENGINE"], 3, "engines for onnxruntime, openvino, tensorrt and torch", "--backend tensorrt"),
     ],
 )
 def test_an_engine_of_tensorrt_llm_says_what_runs_it(command, code, said, hint, tiny_engine, capfd):

@@ -12,7 +12,7 @@ from kvc_trt.cli.main import run
 def test_every_backend_says_what_it_needs_and_what_to_do(capsys):
     assert run(["doctor"]) == 0
     printed = capsys.readouterr().out
-    for name in ("reference", "onnxruntime", "tensorrt", "tensorrt-llm", "torch"):
+    for name in ("reference", "onnxruntime", "openvino", "tensorrt", "tensorrt-llm", "torch"):
         assert f"\n{name}\n" in printed
     assert "  needs  TensorRT: expected 10.15 or newer, found not installed\n" in printed
     assert "  next   pip install 'kvc-trt[tensorrt]'\n" in printed

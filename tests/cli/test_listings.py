@@ -45,7 +45,7 @@ def test_policies_lists_every_policy(capfd):
 
 def test_doctor_says_what_works_and_what_would_help(capfd, monkeypatch):
     answer = {backend["name"]: backend for backend in json_of(capfd, ["doctor"])["backends"]}
-    assert list(answer) == ["reference", "onnxruntime", "tensorrt", "tensorrt-llm", "torch"]
+    assert list(answer) == ["reference", "onnxruntime", "openvino", "tensorrt", "tensorrt-llm", "torch"]
     assert answer["onnxruntime"]["usable"]
     assert "onnxruntime" in answer["onnxruntime"]["versions"]
     assert not answer["tensorrt"]["usable"]

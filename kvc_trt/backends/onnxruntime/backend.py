@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvc_trt.backends.base import FP8, Backend
 from kvc_trt.backends.probes import Probe, import_package
@@ -30,9 +30,9 @@ class OnnxRuntimeBackend(Backend):
 
     name = "onnxruntime"
     purpose = "any CPU; the default"
-    automatic = 1
+    automatic: ClassVar[int | None] = 1
     architecture = "cpu"
-    libraries = ("onnxruntime",)
+    libraries: ClassVar[tuple[str, ...]] = ("onnxruntime",)
     weight_kinds = ("fp32", "fp16", "int8", "int4", "keep")
     refused_weights = MappingProxyType({"bf16": "ONNX Runtime computes no bfloat16 on a CPU", "fp8": FP8})
     every_operator = True

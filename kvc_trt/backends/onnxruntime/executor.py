@@ -7,7 +7,7 @@ bound as both, once per number of rows, and the small inputs are written to the 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ class OnnxRuntimeExecutor:
 
     def load(self) -> None:
         """Load both graphs now, so that the first prompt does not wait for it."""
-        assert self.prefill_session is not None
+        self._load_prefill()
         assert self.decode_session is not None
 
     @property
@@ -135,7 +135,7 @@ class OnnxRuntimeExecutor:
 
     def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
         """Run the prompts; the rows' state is a new array [B, ...] per state tensor."""
-        rows, session = len(prompt_lengths), self.prefill_session
+        rows = len(prompt_lengths)
         outputs: dict[str, NDArray[Any]] = {
             "logits": np.empty((rows, self._limits.vocab_size), np.float32),
             "cache_lengths": np.empty((len(self._limits.capacities), rows), np.int64),
@@ -145,14 +145,7 @@ class OnnxRuntimeExecutor:
             "input_ids": np.ascontiguousarray(input_ids, np.int64),
             "prompt_lengths": np.ascontiguousarray(prompt_lengths, np.int64),
         }
-        binding = session.io_binding()
-        for name, array in inputs.items():
-            bind_input(binding, name, array)
-        for name, array in {**outputs, **state}.items():
-            bind_output(binding, name, array)
-        for name in self._expose_prefill:
-            binding.bind_output(name, "cpu")
-        self._run(session, binding, self._expose_prefill, shrinking())
+        self._run_prefill(inputs, {**outputs, **state})
         return_freed_memory()
         return Prefilled(outputs["logits"], outputs["cache_lengths"], state)
 
@@ -188,6 +181,20 @@ class OnnxRuntimeExecutor:
         """Close ONNX Runtime's profiles and return the files of the graphs that were loaded (prefill, decode)."""
         loaded = {name: self.__dict__.get(f"{name}_session") for name in ("prefill", "decode")}
         return {name: Path(session.end_profiling()) for name, session in loaded.items() if session is not None}
+
+    def _load_prefill(self) -> None:
+        assert self.prefill_session is not None
+
+    def _run_prefill(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
+        """Run the prefill graph once and write the `outputs`; all arrays are contiguous."""
+        binding = self.prefill_session.io_binding()
+        for name, array in inputs.items():
+            bind_input(binding, name, array)
+        for name, array in outputs.items():
+            bind_output(binding, name, array)
+        for name in self._expose_prefill:
+            binding.bind_output(name, "cpu")
+        self._run(self.prefill_session, binding, self._expose_prefill, shrinking())
 
     def _load(self, name: str, graph: Graph, expose: list[str], *, prepack: bool) -> InferenceSession:
         prefix = None if self._profile is None else self._profile / name

@@ -52,7 +52,7 @@ def test_every_backend_has_makers_for_its_stages(name, tiny_model):
 def test_a_backend_without_engine_directories():
     with pytest.raises(InputError, match="unknown backend 'reference'") as caught:
         backend("reference")
-    assert caught.value.hint == "one of auto, onnxruntime, tensorrt, tensorrt-llm, torch"
+    assert caught.value.hint == "one of auto, onnxruntime, openvino, tensorrt, tensorrt-llm, torch"
 
 
 @pytest.mark.parametrize(("dtype", "weights"), [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp16")])

@@ -1,0 +1,25 @@
+"""Measure prefill by OpenVINO and decode by ONNX Runtime on this machine's CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.benchmark import PartOfRun
+from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
+from kvc_trt.backends.openvino.executor import OpenVinoExecutor
+from kvc_trt.engine.program import Program
+
+
+class OpenVinoBenchmark(OnnxRuntimeBenchmark):
+    """The processor, as both libraries use it."""
+
+    def open(self, program: Program) -> Any:
+        """Return an executor; graphs are loaded when they are first run."""
+        return OpenVinoExecutor(program, threads=self._threads)
+
+    def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
+        """Return None: OpenVINO's profile does not say which nodes came from which operator."""
+        return None

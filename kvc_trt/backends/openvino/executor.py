@@ -1,0 +1,60 @@
+"""Run an engine's prefill with OpenVINO and its decode steps with ONNX Runtime, in place over the same buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.openvino.lowering import Constants, PrefillPrecision, Target
+from kvc_trt.backends.openvino.paged_attention import AttentionHeads
+from kvc_trt.backends.openvino.prefill import CompiledGraph
+from kvc_trt.engine.program import Program, read_graph
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import EngineDirectory
+
+
+class OpenVinoExecutor(OnnxRuntimeExecutor):
+    """The `Executor` of one engine, or of a `Program` derived from one. Each graph is loaded when it is first needed.
+
+    `threads` None takes all cores. `expose` names internal values for `exposed`, as in `OnnxRuntimeExecutor`.
+    """
+
+    def __init__(
+        self,
+        engine: EngineDirectory | Program,
+        *,
+        threads: int | None = None,
+        prefill_precision: PrefillPrecision = "f32",
+        expose: Collection[str] = (),
+    ) -> None:
+        super().__init__(engine, threads=threads, expose=expose)
+        self._target = target_of(self.program, threads, prefill_precision)
+
+    @cached_property
+    def compiled_prefill(self) -> CompiledGraph:
+        """The prefill graph; its weights are packed for OpenVINO's kernels when it first runs."""
+        from kvc_trt.graph.expose import expose
+
+        model = read_graph(self.program.prefill)
+        if self._expose_prefill:
+            model = expose(model, self._expose_prefill)
+        constants = Constants.mapped(model.graph, self.program.weights_path)
+        return CompiledGraph(model, constants, self._target)
+
+    def _load_prefill(self) -> None:
+        assert self.compiled_prefill is not None
+
+    def _run_prefill(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
+        self._exposed.update(self.compiled_prefill.run(inputs, outputs, self._expose_prefill))
+
+
+def target_of(program: Program, threads: int | None, precision: PrefillPrecision = "f32") -> Target:
+    """Return what the form of a program's prefill graph depends on; InputError for an unknown precision."""
+    model = program.model
+    heads = AttentionHeads(model.num_attention_heads, model.num_key_value_heads, model.head_size)
+    return Target(heads, program.dtype, precision, threads)

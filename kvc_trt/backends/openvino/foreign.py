@@ -1,0 +1,108 @@
+"""Operators that ONNX Runtime computes inside OpenVINO's graph: those that choose what stays of a prompt.
+
+OpenVINO's TopK promises nothing about equal values, and the lowest index has to win. So these operators run as in every
+other prefill: the native operator where ONNX Runtime has it, else the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+from kvc_trt.backends.single_operator import SingleOperator
+from kvc_trt.methods.registry import operators
+from kvc_trt.operators.schema import CACHE, FLOAT, INT32, INT64, Operator
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+
+class ForeignOperator:
+    """One operator with its attributes, loaded by ONNX Runtime."""
+
+    def __init__(self, single: SingleOperator, threads: int | None, dtype: str) -> None:
+        self.schema: Operator = operators()[single.name]
+        self.attributes = single.attributes
+        self.dtype = dtype
+        options = LoadOptions(threads, prepack=False, dtype=dtype)
+        self._session: InferenceSession = load_graph(lambda: single.model, Path(), options)
+        self._inputs = [(value.name, _NUMPY[value.type]) for value in self._session.get_inputs()]
+
+    def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the outputs in the operator's order."""
+        given = zip(self._inputs, arrays, strict=True)
+        feeds = {name: np.ascontiguousarray(array, dtype) for (name, dtype), array in given}
+        return cast(list[NDArray[Any]], self._session.run(None, feeds))
+
+    def place(self, inputs: Sequence[openvino.Output]) -> list[openvino.Output]:
+        """Return the outputs of a new node of OpenVINO's graph, in the operator's types."""
+        from openvino import opset13
+
+        types: dict[str, str] = {CACHE: _OPENVINO[self.dtype], FLOAT: "f32", INT64: "i64", INT32: "i32"}
+        outputs = ForeignNode(self, inputs).outputs()
+        return [
+            opset13.convert(output, types[one.element]).output(0)
+            for output, one in zip(outputs, self.schema.outputs, strict=True)
+        ]
+
+
+class ForeignNode(openvino.Op):  # type: ignore[misc]
+    """The node of OpenVINO's graph that calls a `ForeignOperator`."""
+
+    def __init__(self, operator: ForeignOperator, inputs: Sequence[Any]) -> None:
+        super().__init__(self)
+        self._operator = operator
+        self.set_arguments(list(inputs))
+        self.constructor_validate_and_infer_types()
+
+    def validate_and_infer_types(self) -> None:
+        """Declare the outputs; their shapes follow from the inputs' where those are known.
+
+        The CPU plugin computes in float32 and int32, and changes the types of all nodes but those from outside.
+        """
+        shapes = [self.get_input_partial_shape(place) for place in range(self.get_input_size())]
+        if all(shape.is_static for shape in shapes):
+            found = self._shapes([list(shape.to_shape()) for shape in shapes])
+        else:
+            found = [[-1] * len(output.shape) for output in self._operator.schema.outputs]
+        self.set_output_size(len(found))
+        for place, (output, shape) in enumerate(zip(self._operator.schema.outputs, found, strict=True)):
+            element = openvino.Type.i32 if output.element in (INT32, INT64) else openvino.Type.f32
+            self.set_output_type(place, element, openvino.PartialShape(shape))
+
+    def clone_with_new_inputs(self, new_inputs: Sequence[Any]) -> ForeignNode:
+        """Return a node of the same operator."""
+        return ForeignNode(self._operator, new_inputs)
+
+    def has_evaluate(self) -> bool:
+        """Return True: the node computes itself."""
+        return True
+
+    def evaluate(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        """Compute the outputs."""
+        found = self._operator.run([tensor.data for tensor in inputs])
+        for tensor, array in zip(outputs, found, strict=True):
+            tensor.shape = array.shape
+            tensor.data[...] = array
+        return True
+
+    def _shapes(self, inputs: list[list[int]]) -> list[list[int]]:
+        schema = self._operator.schema
+        named = dict(zip((one.name for one in schema.inputs), inputs, strict=True))
+        found = schema.output_shapes(named, self._operator.attributes)
+        return [found[one.name] for one in schema.outputs]
+
+
+_OPENVINO = {"float32": "f32", "float16": "f16"}
+_NUMPY = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
