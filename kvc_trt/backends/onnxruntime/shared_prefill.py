@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,13 @@ from kvc_trt.runtime.executor import Prefilled
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession, OrtValue
 
     from kvc_trt.engine.program import Program
 
-Values = Mapping[str, NDArray[Any]]
+Value = Union["OrtValue", NDArray[Any]]
+"""As ONNX Runtime returned it, or in a file."""
+Values = Mapping[str, Value]
 Int64 = NDArray[np.int64]
 
 
@@ -134,21 +136,26 @@ class SharedPrefill:
             self._values.clear()
             self._bytes = 0
 
-    def _kept(self, values: Values) -> Values:
+    def _kept(self, values: Mapping[str, OrtValue]) -> Values:
         """The values as they are, or in files where memory for them is used up."""
-        size = sum(array.nbytes for array in values.values())
+        size = sum(value.tensor_size_in_bytes() for value in values.values())
         if self._bytes + size <= REMEMBERED_BYTES:
             self._bytes += size
             return values
-        return {name: _in_file(array, self._weights_directory) for name, array in values.items()}
+        return {name: _in_file(value.numpy(), self._weights_directory) for name, value in values.items()}
 
-    def _run(self, halves: SplitPrefill, input_ids: Int64, prompt_lengths: Int64) -> Values:
+    def _run(self, halves: SplitPrefill, input_ids: Int64, prompt_lengths: Int64) -> Mapping[str, OrtValue]:
         session = self._session(halves)
         names = [output.name for output in session.get_outputs()]
         self.runs += 1
-        values = session.run(names, {"input_ids": input_ids, "prompt_lengths": prompt_lengths}, shrinking())
+        binding = session.io_binding()
+        binding.bind_cpu_input("input_ids", input_ids)
+        binding.bind_cpu_input("prompt_lengths", prompt_lengths)
+        for name in names:
+            binding.bind_output(name, "cpu")
+        run_bound(session, binding, shrinking())
         return_freed_memory()
-        return dict(zip(names, values, strict=True))
+        return dict(zip(names, binding.get_outputs(), strict=True))
 
     def _session(self, halves: SplitPrefill) -> InferenceSession:
         """The trunk with every announced value as an output; loaded again when an engine announced more."""
@@ -181,22 +188,26 @@ class SharingExecutor(OnnxRuntimeExecutor):
 
     def prefill(self, input_ids: Int64, prompt_lengths: Int64) -> Prefilled:
         """Run the prompts; the rows' state is [B, ...] per state tensor."""
+        input_ids, prompt_lengths = np.ascontiguousarray(input_ids), np.ascontiguousarray(prompt_lengths)
         rows, session = len(prompt_lengths), self.prefill_session
-        feeds = {"input_ids": input_ids, "prompt_lengths": prompt_lengths}
-        values = {**self._shared.values(self._halves, input_ids, prompt_lengths), **feeds}
+        values = self._shared.values(self._halves, input_ids, prompt_lengths)
+        feeds: Values = {**values, "input_ids": input_ids, "prompt_lengths": prompt_lengths}
         lengths = np.empty((len(self._limits.capacities), rows), np.int64)
         state: dict[str, NDArray[Any]] = {
             tensor.name: np.empty((rows, *tensor.shape), tensor.dtype) for tensor in self.program.state
         }
         binding = session.io_binding()
-        inputs = {value.name: np.ascontiguousarray(values[value.name]) for value in session.get_inputs()}
-        for name, array in inputs.items():
-            bind_input(binding, name, array)
+        for name in (read.name for read in session.get_inputs()):
+            if isinstance(value := feeds[name], np.ndarray):
+                bind_input(binding, name, value)
+            else:
+                binding.bind_ortvalue_input(name, value)
         for name, array in {"cache_lengths": lengths, **state}.items():
             bind_output(binding, name, array)
         run_bound(session, binding, shrinking())
         return_freed_memory()
-        return Prefilled(values["logits"], lengths, state)
+        logits = values["logits"]
+        return Prefilled(logits if isinstance(logits, np.ndarray) else logits.numpy(), lengths, state)
 
 
 class OnnxRuntimePrograms:
