@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine
-from kvc_trt.backends.registry import open_engine, runners
-from kvc_trt.backends.registry import backend as backend_of
+from kvc_trt.backends import registry
 from kvc_trt.engine.program import engine_program
 from kvc_trt.profile.profiled_engine import random_prompts
 
@@ -28,12 +27,12 @@ WARM_UP = 256
 
 
 def measure(path: str, tokens: int, threads: int, repeats: int) -> dict[str, Any]:
-    engine = open_engine(path)
+    engine = registry.open_engine(path)
     prompts = random_prompts(1, tokens, engine.model.vocab_size)
     executors = {}
     for name in CANDIDATES:
-        if name in runners(engine.backend) and backend_of(name).probe().usable:
-            executors[name] = backend_of(name).open(engine, threads=threads)
+        if name in registry.runners(engine.backend) and registry.backend(name).probe().usable:
+            executors[name] = registry.backend(name).open(engine, threads=threads)
             executors[name].prefill(prompts[:, :WARM_UP], np.array([WARM_UP]))
     wall: dict[str, list[float]] = {name: [] for name in executors}
     processor: dict[str, list[float]] = {name: [] for name in executors}
