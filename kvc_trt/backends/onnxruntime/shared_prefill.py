@@ -1,8 +1,8 @@
-"""Engines of one model that prefill the same prompts: what they have in common is computed once per batch.
+"""Engines of one model that prefill the same prompts: what they have in common is computed once per prompt.
 
 Prefill is nearly all of what a short answer to a long prompt costs, and dozens of policies read the same prompts. An
 executor here takes the trunk's values from a store that remembers them, and runs its own head on them. What it returns
-is what the engine's whole prefill graph returns, bit for bit.
+is what the engine's whole prefill graph returns for each prompt alone, bit for bit.
 
 Prefill attention is dense and exact under every policy, so the logits and each layer's queries, keys and values do not
 depend on it. The trunk is what the logits need; the head is the rest: compaction, bounds, room for the answer. Both are
@@ -106,7 +106,7 @@ class SharedPrefill:
         self._bytes = 0
         self._lock = threading.Lock()
         self.runs = 0
-        """How many batches were computed rather than remembered."""
+        """How many prompts were computed rather than remembered."""
 
     def split(self, program: Program) -> SplitPrefill:
         """The two halves of an engine's prefill graph; the store notes what the second reads."""
@@ -154,7 +154,6 @@ class SharedPrefill:
         for name in names:
             binding.bind_output(name, "cpu")
         run_bound(session, binding, shrinking())
-        return_freed_memory()
         return dict(zip(names, binding.get_outputs(), strict=True))
 
     def _session(self, halves: SplitPrefill) -> InferenceSession:
@@ -187,27 +186,42 @@ class SharingExecutor(OnnxRuntimeExecutor):
         return load_graph(lambda: self._halves.head(types), self.program.weights_path.parent, options)
 
     def prefill(self, input_ids: Int64, prompt_lengths: Int64) -> Prefilled:
-        """Run the prompts; the rows' state is [B, ...] per state tensor."""
-        input_ids, prompt_lengths = np.ascontiguousarray(input_ids), np.ascontiguousarray(prompt_lengths)
-        rows, session = len(prompt_lengths), self.prefill_session
-        values = self._shared.values(self._halves, input_ids, prompt_lengths)
-        feeds: Values = {**values, "input_ids": input_ids, "prompt_lengths": prompt_lengths}
+        """Run the prompts one by one; the rows' state is [B, ...] per state tensor.
+
+        One row at a time takes half of a batch's time: its values are still in the processor's caches.
+        """
+        rows = len(prompt_lengths)
+        logits = np.empty((rows, self._limits.vocab_size), np.float32)
         lengths = np.empty((len(self._limits.capacities), rows), np.int64)
         state: dict[str, NDArray[Any]] = {
             tensor.name: np.empty((rows, *tensor.shape), tensor.dtype) for tensor in self.program.state
         }
+        for row in range(rows):
+            one = slice(row, row + 1)
+            into = {name: array[one] for name, array in state.items()}
+            logits[one], lengths[:, one] = self._prefill_row(input_ids[one], prompt_lengths[one], into)
+        return_freed_memory()
+        return Prefilled(logits, lengths, state)
+
+    def _prefill_row(
+        self, input_ids: Int64, prompt_lengths: Int64, state: Mapping[str, NDArray[Any]]
+    ) -> tuple[NDArray[np.float32], Int64]:
+        """Write one row's state in place; return its logits [1,vocab] and cache lengths [caches,1]."""
+        ids, stored = np.ascontiguousarray(input_ids), np.empty((len(self._limits.capacities), 1), np.int64)
+        values = self._shared.values(self._halves, ids, prompt_lengths)
+        feeds: Values = {**values, "input_ids": ids, "prompt_lengths": prompt_lengths}
+        session = self.prefill_session
         binding = session.io_binding()
         for name in (read.name for read in session.get_inputs()):
             if isinstance(value := feeds[name], np.ndarray):
                 bind_input(binding, name, value)
             else:
                 binding.bind_ortvalue_input(name, value)
-        for name, array in {"cache_lengths": lengths, **state}.items():
+        for name, array in {"cache_lengths": stored, **state}.items():
             bind_output(binding, name, array)
         run_bound(session, binding, shrinking())
-        return_freed_memory()
-        logits = values["logits"]
-        return Prefilled(logits if isinstance(logits, np.ndarray) else logits.numpy(), lengths, state)
+        logits = values[_LOGITS]
+        return logits if isinstance(logits, np.ndarray) else logits.numpy(), stored
 
 
 class OnnxRuntimePrograms:

@@ -14,6 +14,7 @@ from kvc_trt.accuracy.policy_engines import open_model
 from kvc_trt.backends.onnxruntime import shared_prefill
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.shared_prefill import SharedPrefill, SharingExecutor, split_prefill
+from kvc_trt.runtime.executor import Prefilled
 
 VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]
 ROOM = Room(120, 8)
@@ -39,16 +40,25 @@ def executors(programs, shared):
     return [SharingExecutor(program, shared, half, threads=1) for program, half in zip(programs, halves, strict=True)]
 
 
-def test_every_policy_gets_its_own_prefill_bit_for_bit_from_one_run(programs, prompts):
+def alone(program, prompts):
+    """What the engine's own prefill returns for each row alone, put together."""
+    executor = OnnxRuntimeExecutor(program, threads=1)
+    rows = [executor.prefill(prompts[0][row : row + 1], prompts[1][row : row + 1]) for row in range(len(prompts[1]))]
+    state = {name: np.concatenate([row.state[name] for row in rows]) for name in rows[0].state}
+    lengths = np.concatenate([row.cache_lengths for row in rows], axis=1)
+    return Prefilled(np.concatenate([row.logits for row in rows]), lengths, state)
+
+
+def test_every_policy_gets_its_own_prefill_bit_for_bit_from_one_run_per_prompt(programs, prompts):
     shared = SharedPrefill(programs[0].weights_path.parent)
     for program, executor in zip(programs, executors(programs, shared), strict=True):
-        found, expected = executor.prefill(*prompts), OnnxRuntimeExecutor(program, threads=1).prefill(*prompts)
+        found, expected = executor.prefill(*prompts), alone(program, prompts)
         np.testing.assert_array_equal(found.logits, expected.logits)
         np.testing.assert_array_equal(found.cache_lengths, expected.cache_lengths)
         assert found.state.keys() == expected.state.keys()
         for name, values in expected.state.items():
             np.testing.assert_array_equal(found.state[name], values)
-    assert shared.runs == 1
+    assert shared.runs == 2
 
 
 def test_other_prompts_and_forgotten_ones_are_computed(programs, prompts):
@@ -56,13 +66,15 @@ def test_other_prompts_and_forgotten_ones_are_computed(programs, prompts):
     shared = SharedPrefill(programs[0].weights_path.parent)
     (executor,) = executors(programs[:1], shared)
     executor.prefill(ids, lengths)
+    executor.prefill(ids[::-1], lengths[::-1])
+    assert shared.runs == 2
     executor.prefill(ids, lengths - 1)
-    assert shared.runs == 2
+    assert shared.runs == 4
     executor.prefill(ids, lengths)
-    assert shared.runs == 2
+    assert shared.runs == 4
     shared.forget()
     executor.prefill(ids, lengths)
-    assert shared.runs == 3
+    assert shared.runs == 6
 
 
 def test_what_does_not_fit_in_memory_is_kept_in_files(programs, prompts, monkeypatch):
@@ -72,8 +84,8 @@ def test_what_does_not_fit_in_memory_is_kept_in_files(programs, prompts, monkeyp
     shared = SharedPrefill(directory)
     (executor, other) = executors(programs[:2], shared)
     executor.prefill(*prompts)
-    found, expected = other.prefill(*prompts), OnnxRuntimeExecutor(programs[1], threads=1).prefill(*prompts)
-    assert shared.runs == 1
+    found, expected = other.prefill(*prompts), alone(programs[1], prompts)
+    assert shared.runs == 2
     for name, values in expected.state.items():
         np.testing.assert_array_equal(found.state[name], values)
     assert sorted(directory.iterdir()) == before  # files without names
