@@ -39,7 +39,7 @@ def command(context: click.Context, as_json: bool) -> None:
 @click.option(
     "--tokenizer",
     metavar="PATH_OR_PRESET",
-    help="Preset, Hugging Face directory, engine, or tokenizer.json; a task of token ids needs none.",
+    help="Preset, Hugging Face directory, engine, tokenizer.json or GGUF file; a task of token ids needs none.",
 )
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Room for the answer.  [default: the task's own]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the task, as depth=0.5.")

@@ -65,13 +65,15 @@ class TaskTokenizer:
 
 
 def load_task_tokenizer(source: str) -> TaskTokenizer:
-    """The tokenizer of a preset whose checkpoint is shipped, of a directory (checkpoint or engine), or of a file.
+    """The tokenizer of a preset whose checkpoint is here, of a directory (checkpoint or engine), or of a file.
 
-    InputError where there is none, or it is malformed or empty.
+    A file is a tokenizer.json or a GGUF file. InputError where there is no tokenizer, or it is malformed or empty.
     """
     from kvc_trt.models.tokenizer import read_tokenizer
 
-    path = Path(source) if Path(source).exists() else _shipped(source)
+    path = Path(source) if Path(source).exists() else _of_preset(source)
+    if path.suffix == ".gguf" and path.is_file():
+        return _from_gguf(path)
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (path / name).is_file()]
         if not found:
@@ -79,10 +81,24 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
         file, positions = found[0], _positions(path / "config.json")
     else:
         file, positions = path, None
-    tokenizer = read_tokenizer(file)
+    return _task_tokenizer(read_tokenizer(file), file.read_bytes(), positions)
+
+
+def _from_gguf(path: Path) -> TaskTokenizer:
+    from tokenizers import Tokenizer
+
+    from kvc_trt.models.gguf.checkpoint import GgufCheckpoint
+
+    checkpoint = GgufCheckpoint(path)
+    checkpoint.close()
+    content = checkpoint.tokenizer_contents()["tokenizer.json"]
+    return _task_tokenizer(Tokenizer.from_buffer(content), content, checkpoint.config.max_position_embeddings)
+
+
+def _task_tokenizer(tokenizer: Tokenizer, content: bytes, positions: int | None) -> TaskTokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return TaskTokenizer(tokenizer, hashlib.sha256(file.read_bytes()).hexdigest(), positions)
+    return TaskTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), positions)
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
@@ -93,7 +109,7 @@ def unknown_id(tokenizer: Tokenizer) -> int | None:
     return found
 
 
-def _shipped(name: str) -> Path:
+def _of_preset(name: str) -> Path:
     from kvc_trt.models.presets import list_presets, load_preset
 
     if name not in (known := list_presets()):
@@ -101,12 +117,14 @@ def _shipped(name: str) -> Path:
             f"{name} is neither a file, a directory nor a preset{did_you_mean(name.lower(), known)}",
             hint="give a tokenizer.json, a Hugging Face directory, an engine or a preset (kvc-trt models)",
         )
-    directory = load_preset(name).checkpoint
-    if directory is None:
+    preset = load_preset(name)
+    if preset.file is not None:
+        return preset.file.found(name)
+    if preset.checkpoint is None:
         raise InputError(
             f"preset {name} ships no tokenizer", hint="give the directory of its checkpoint, or its tokenizer.json"
         )
-    return directory
+    return preset.checkpoint
 
 
 def _positions(config: Path) -> int | None:

@@ -101,3 +101,11 @@ def test_a_file_that_cannot_be_read_exactly_is_refused_in_one_line(options, mess
 def test_a_checkpoint_is_given_once(file, capfd):
     assert run(["build", "--model", str(file), "--checkpoint", str(file), "--no-verify"]) == 2
     assert "--model is a checkpoint already" in capfd.readouterr().err
+
+
+def test_tasks_are_made_with_the_files_own_tokenizer(file):
+    from kvc_trt.tasks.tokenizer import load_task_tokenizer
+
+    tokenizer = load_task_tokenizer(str(file))
+    assert tokenizer.encode("The capital") == tokenizer.tokenizer.encode("The capital").ids
+    assert tokenizer.positions == 1024
