@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class OpenVinoExecutor(OnnxRuntimeExecutor):
     """The `Executor` of one engine, or of a `Program` derived from one. Each graph is loaded when it is first needed.
 
-    `threads` None takes all cores. `expose` names internal values for `exposed`, as in `OnnxRuntimeExecutor`.
+    `threads` None takes all cores. Without `keep_prefill` the prefill graph is compiled anew for each prefill, and its
+    weights and temporaries need no memory while tokens are decoded. `expose` names internal values for `exposed`, as in
+    `OnnxRuntimeExecutor`.
     """
 
     def __init__(
@@ -30,9 +32,11 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         *,
         threads: int | None = None,
         prefill_precision: PrefillPrecision = "f32",
+        keep_prefill: bool = True,
         expose: Collection[str] = (),
     ) -> None:
         super().__init__(engine, threads=threads, expose=expose)
+        self._keep_prefill = keep_prefill
         self._target = target_of(self.program, threads, prefill_precision)
 
     @cached_property
@@ -47,10 +51,13 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         return CompiledGraph(model, constants, self._target)
 
     def _load_prefill(self) -> None:
-        assert self.compiled_prefill is not None
+        if self._keep_prefill:
+            assert self.compiled_prefill is not None
 
     def _run_prefill(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> None:
         self._exposed.update(self.compiled_prefill.run(inputs, outputs, self._expose_prefill))
+        if not self._keep_prefill:
+            del self.compiled_prefill
 
 
 def target_of(program: Program, threads: int | None, precision: PrefillPrecision = "f32") -> Target:

@@ -162,6 +162,17 @@ def test_bfloat16_is_near(make_program):
     assert np.abs(rounded.logits - exact.logits).max() < 0.16 * np.abs(exact.logits).max()
 
 
+def test_a_prefill_that_is_not_kept_is_compiled_again(make_program):
+    program = make_program("rocketkv", pool_kernel=7)
+    kept, dropped = OpenVinoExecutor(program, threads=1), OpenVinoExecutor(program, threads=1, keep_prefill=False)
+    dropped.load()
+    for lengths in [(200,), LENGTHS]:
+        prompts = padded(lengths)
+        assert_same(kept.prefill(*prompts), dropped.prefill(*prompts))
+        assert "compiled_prefill" in vars(kept)
+        assert "compiled_prefill" not in vars(dropped)
+
+
 def test_an_unknown_precision_is_refused(make_program):
     with pytest.raises(InputError, match="prefill precision 'f64'; expected f32 or bf16"):
         OpenVinoExecutor(make_program("full"), prefill_precision="f64")
