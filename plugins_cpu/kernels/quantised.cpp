@@ -103,14 +103,12 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
     const int64_t padded = padded_blocks(result.blocks);
     int8_t* const levels = result.levels + token * padded * kBlock;
     float* const scales = result.scales + token * padded;
-    float* const totals = result.totals + token * padded;
     int32_t* const sums = result.sums + token * padded * kSumsOfBlock;
     const int32_t zero = 1 << (bits - 1);
     for (int64_t block = 0; block < padded; ++block) {
         alignas(64) int8_t plain[kBytes > kBlock ? kBytes : kBlock] = {};
         scales[block] = block < result.blocks ? round_block(x + block * kBlock, plain) : 0.0f;
         const int32_t total = sum_of_block(plain);
-        totals[block] = scales[block] * static_cast<float>(total);
         if (result.order == Order::kByPanel) {
             store_by_panel(plain, block, bits, levels);
             sums[block] = -zero * total;
@@ -144,10 +142,10 @@ inline Vector spread(Vector scales, Numbers<Lanes...>) {
 }
 
 /// Adds the products of vector `Index` of `kWidth` blocks, and of those behind it.
-template <int Bits, bool Symmetric, int Index = 0>
+template <int Bits, int Index = 0>
 inline void add_vectors(const uint8_t* const* packed, const Vector* scales, const TokenPart& token, Vector* sums) {
     if constexpr (Index < Bits) {
-        const Integers start = Symmetric ? load_integers(token.sums + Index * kWidth) : Integers{};
+        const Integers start = load_integers(token.sums + Index * kWidth);
 #pragma GCC unroll 4
         for (int row = 0; row < kRowsAtOnce; ++row) {
             const Bytes bytes = load_bytes(packed[row] + Index * kBytes);
@@ -162,18 +160,17 @@ inline void add_vectors(const uint8_t* const* packed, const Vector* scales, cons
             sums[row] += __builtin_convertvector(product, Vector) *
                          spread<Bits, Index>(scales[row], typename Counted<kWidth>::Type{});
         }
-        add_vectors<Bits, Symmetric, Index + 1>(packed, scales, token, sums);
+        add_vectors<Bits, Index + 1>(packed, scales, token, sums);
     }
 }
 
 /// The products of one token with up to `kRowsAtOnce` rows from `first` on.
-template <int Bits, bool Symmetric>
+template <int Bits>
 void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t token, int64_t first,
                    int64_t count, float* y) {
     const int64_t padded = padded_blocks(input.blocks), blocks = matrix.blocks, whole = blocks / kWidth * kWidth;
     TokenPart part{input.levels + token * padded * kBlock, input.scales + token * padded,
                    input.sums + token * padded * kSumsOfBlock};
-    const float* const totals = input.totals + token * padded;
     const uint8_t* packed[kRowsAtOnce];
     int64_t rows[kRowsAtOnce];
     Vector sums[kRowsAtOnce] = {}, scales[kRowsAtOnce];
@@ -187,9 +184,8 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
 #pragma GCC unroll 4
         for (int row = 0; row < kRowsAtOnce; ++row) {
             scales[row] = load_half(matrix.scales + rows[row] + block) * inputs;
-            if constexpr (!Symmetric) sums[row] += load_half(matrix.minima + rows[row] + block) * load(totals + block);
         }
-        add_vectors<Bits, Symmetric>(packed, scales, part, sums);
+        add_vectors<Bits>(packed, scales, part, sums);
         part.levels += kWidth * kBlock;
         part.scales += kWidth;
         part.sums += kWidth * Bits;
@@ -203,11 +199,8 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
             std::memcpy(copies[row], packed[row], static_cast<size_t>(rest) * 4 * Bits);
             packed[row] = copies[row];
             scales[row] = load_half_first(matrix.scales + rows[row] + block, rest) * inputs;
-            if constexpr (!Symmetric) {
-                sums[row] += load_half_first(matrix.minima + rows[row] + block, rest) * load(totals + block);
-            }
         }
-        add_vectors<Bits, Symmetric>(packed, scales, part, sums);
+        add_vectors<Bits>(packed, scales, part, sums);
     }
     for (int row = 0; row < count; ++row) y[row] = sum_of_elements(sums[row]);
 }
@@ -216,7 +209,6 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
 struct Panel {
     uint8_t* levels;  ///< [blocks][8][kPanelVectors] vectors
     float* scales;    ///< [blocks][kPanelRows]
-    float* minima;    ///< likewise
 };
 
 template <int Bits>
@@ -225,14 +217,13 @@ void unpack_panel(const QuantisedMatrix& matrix, int64_t first, int64_t count, c
     const int64_t blocks = matrix.blocks;
     for (int64_t block = 0; block < blocks; ++block) {
         alignas(64) uint32_t columns[words][kPanelRows] = {};
-        alignas(64) uint16_t halves[2][kPanelRows] = {};
+        alignas(64) uint16_t halves[kPanelRows] = {};
         for (int64_t row = 0; row < count; ++row) {
             const int64_t place = (first + row) * blocks + block;
             uint32_t packed[words];
             std::memcpy(packed, matrix.packed + place * 4 * Bits, sizeof packed);
             for (int word = 0; word < words; ++word) columns[word][row] = packed[word];
-            halves[0][row] = matrix.scales[place];
-            if (matrix.minima != nullptr) halves[1][row] = matrix.minima[place];
+            halves[row] = matrix.scales[place];
         }
         uint8_t* const levels = panel.levels + block * steps * kPanelVectors * kBytes;
         for (int vector = 0; vector < kPanelVectors; ++vector) {
@@ -247,29 +238,26 @@ void unpack_panel(const QuantisedMatrix& matrix, int64_t first, int64_t count, c
                 }
             }
             const int64_t place = block * kPanelRows + vector * kWidth;
-            store(panel.scales + place, load_half(halves[0] + vector * kWidth));
-            if (matrix.minima != nullptr) store(panel.minima + place, load_half(halves[1] + vector * kWidth));
+            store(panel.scales + place, load_half(halves + vector * kWidth));
         }
     }
 }
 
 /// The products of `Tokens` tokens from `token` on with a panel's rows.
-template <int Bits, bool Symmetric, int Tokens>
+template <int Bits, int Tokens>
 void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token, int64_t count, float* y,
                    int64_t stride) {
     constexpr int steps = kBlock / 4;
     const int64_t padded = padded_blocks(input.blocks);
     const int8_t* const inputs = input.levels + token * padded * kBlock;
     const float* const scales = input.scales + token * padded;
-    const float* const totals = input.totals + token * padded;
     const int32_t* const corrections = input.sums + token * padded * kSumsOfBlock;
     Vector sums[Tokens][kPanelVectors] = {};
     for (int64_t block = 0; block < input.blocks; ++block) {
         Integers products[Tokens][kPanelVectors];
 #pragma GCC unroll 8
         for (int t = 0; t < Tokens; ++t) {
-            const Integers start =
-                Symmetric ? all_integers(corrections[t * padded * kSumsOfBlock + block]) : Integers{};
+            const Integers start = all_integers(corrections[t * padded * kSumsOfBlock + block]);
 #pragma GCC unroll 2
             for (int vector = 0; vector < kPanelVectors; ++vector) products[t][vector] = start;
         }
@@ -298,9 +286,6 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
             for (int t = 0; t < Tokens; ++t) {
                 sums[t][vector] +=
                     __builtin_convertvector(products[t][vector], Vector) * (row_scales * scales[t * padded + block]);
-                if constexpr (!Symmetric) {
-                    sums[t][vector] += load(panel.minima + place) * totals[t * padded + block];
-                }
             }
         }
     }
@@ -315,41 +300,41 @@ void multiply_tile(const Panel& panel, const RoundedInput& input, int64_t token,
 }
 
 /// The products of the last `left` <= `Tokens` tokens with a panel's rows.
-template <int Bits, bool Symmetric, int Tokens = kTileTokens - 1>
+template <int Bits, int Tokens = kTileTokens - 1>
 void multiply_rest(const Panel& panel, const RoundedInput& input, int64_t left, int64_t count, float* y,
                    int64_t stride) {
     if constexpr (Tokens > 0) {
         if (left == Tokens) {
-            multiply_tile<Bits, Symmetric, Tokens>(panel, input, input.tokens - left, count, y, stride);
+            multiply_tile<Bits, Tokens>(panel, input, input.tokens - left, count, y, stride);
         } else {
-            multiply_rest<Bits, Symmetric, Tokens - 1>(panel, input, left, count, y, stride);
+            multiply_rest<Bits, Tokens - 1>(panel, input, left, count, y, stride);
         }
     }
 }
 
-template <int Bits, bool Symmetric>
+template <int Bits>
 void multiply_as(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
                  int64_t stride, uint8_t* scratch) {
     if (input.order == Order::kByVector) {
         for (int64_t row = first; row < last; row += kRowsAtOnce) {
             const int64_t count = last - row < kRowsAtOnce ? last - row : kRowsAtOnce;
             for (int64_t token = 0; token < input.tokens; ++token) {
-                multiply_rows<Bits, Symmetric>(matrix, input, token, row, count, y + token * stride + row);
+                multiply_rows<Bits>(matrix, input, token, row, count, y + token * stride + row);
             }
         }
         return;
     }
     const int64_t blocks = matrix.blocks;
     float* const scales = reinterpret_cast<float*>(scratch + blocks * kBlock * kPanelRows);
-    const Panel panel{scratch, scales, scales + blocks * kPanelRows};
+    const Panel panel{scratch, scales};
     for (int64_t row = first; row < last; row += kPanelRows) {
         const int64_t count = last - row < kPanelRows ? last - row : kPanelRows;
         unpack_panel<Bits>(matrix, row, count, panel);
         int64_t token = 0;
         for (; token + kTileTokens <= input.tokens; token += kTileTokens) {
-            multiply_tile<Bits, Symmetric, kTileTokens>(panel, input, token, count, y + row, stride);
+            multiply_tile<Bits, kTileTokens>(panel, input, token, count, y + row, stride);
         }
-        multiply_rest<Bits, Symmetric>(panel, input, input.tokens - token, count, y + row, stride);
+        multiply_rest<Bits>(panel, input, input.tokens - token, count, y + row, stride);
     }
 }
 
@@ -363,9 +348,7 @@ void round_input(const float* x, int bits, int64_t first, int64_t last, const Ro
 
 void multiply(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t first, int64_t last, float* y,
               int64_t stride, uint8_t* scratch) {
-    const bool symmetric = matrix.minima == nullptr;
-    const auto chosen = matrix.bits == 4 ? (symmetric ? multiply_as<4, true> : multiply_as<4, false>)
-                                         : (symmetric ? multiply_as<8, true> : multiply_as<8, false>);
+    const auto chosen = matrix.bits == 4 ? multiply_as<4> : multiply_as<8>;
     chosen(matrix, input, first, last, y, stride, scratch);
 }
 

@@ -13,11 +13,10 @@ namespace kvc {
 /// Columns that share a scale.
 inline constexpr int64_t kQuantisedBlock = 32;
 
-/// A matrix [rows, 32 * blocks]: element i of a block is (level_i - 2^(bits - 1)) * scale, or level_i * scale + minimum.
+/// A matrix [rows, 32 * blocks]: element i of a block is (level_i - 2^(bits - 1)) * scale.
 struct QuantisedMatrix {
     const uint8_t* packed;   ///< [rows, blocks, 4 * bits]; in 4 bits, element 2j is the low nibble of byte j
     const uint16_t* scales;  ///< float16 [rows, blocks]
-    const uint16_t* minima;  ///< float16 [rows, blocks], or null
     int64_t rows;
     int64_t blocks;
     int bits;  ///< 4 or 8
@@ -36,7 +35,6 @@ inline constexpr int64_t kSumsOfBlock = 8;
 struct RoundedInput {
     int8_t* levels;  ///< [tokens, 32 * padded]
     float* scales;   ///< [tokens, padded]
-    float* totals;   ///< [tokens, padded], scale times the sum of the levels
     int32_t* sums;   ///< [tokens, 8 * padded], -2^(bits - 1) times the sum of the levels, of each lane or of a block
     int64_t tokens;
     int64_t blocks;
@@ -50,7 +48,7 @@ constexpr int64_t padded_blocks(int64_t blocks) { return (blocks + 15) / 16 * 16
 inline constexpr int64_t kWidestPanel = 32;
 
 /// Bytes that `multiply` by panel needs for a panel, aligned to 64.
-constexpr int64_t panel_scratch(int64_t blocks) { return kWidestPanel * blocks * (32 + 2 * 4); }
+constexpr int64_t panel_scratch(int64_t blocks) { return kWidestPanel * blocks * (kQuantisedBlock + 4); }
 
 /// Rounds tokens first..last-1 of x [tokens, 32 * blocks].
 using RoundInput = void(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result);

@@ -34,12 +34,11 @@ public:
     Rounded(int64_t tokens, int64_t blocks, Order order) : input_{} {
         const int64_t padded = tokens * padded_blocks(blocks);
         memory_ =
-            aligned(padded * (kQuantisedBlock + 2 * int64_t{sizeof(float)} + kSumsOfBlock * int64_t{sizeof(int32_t)}));
+            aligned(padded * (kQuantisedBlock + int64_t{sizeof(float)} + kSumsOfBlock * int64_t{sizeof(int32_t)}));
         require(memory_ != nullptr, "x: no memory for ", tokens, " rounded tokens");
         input_.levels = reinterpret_cast<int8_t*>(memory_.get());
         input_.scales = reinterpret_cast<float*>(memory_.get() + padded * kQuantisedBlock);
-        input_.totals = input_.scales + padded;
-        input_.sums = reinterpret_cast<int32_t*>(input_.totals + padded);
+        input_.sums = reinterpret_cast<int32_t*>(input_.scales + padded);
         input_.blocks = blocks;
         input_.order = order;
     }
@@ -76,7 +75,6 @@ public:
         const int64_t tokens = call.sizes()[Symbol::kSymbolT];
         const QuantisedMatrix matrix{.packed = call.input<uint8_t>(1),
                                      .scales = call.input<uint16_t>(2),
-                                     .minima = nullptr,
                                      .rows = out_features_,
                                      .blocks = in_features_ / kQuantisedBlock,
                                      .bits = bits_};
