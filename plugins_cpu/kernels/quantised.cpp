@@ -133,6 +133,7 @@ struct TokenPart {
     const int8_t* levels;
     const float* scales;
     const int32_t* sums;
+    int64_t ahead;  ///< from a row's packed elements to those that are read next: processors do not look past a page
 };
 
 /// Scale of the block that each lane of vector `index` belongs to, of the `kWidth` blocks in `scales`.
@@ -148,6 +149,7 @@ inline void add_vectors(const uint8_t* const* packed, const Vector* scales, cons
         const Integers start = load_integers(token.sums + Index * kWidth);
 #pragma GCC unroll 4
         for (int row = 0; row < kRowsAtOnce; ++row) {
+            __builtin_prefetch(packed[row] + Index * kBytes + token.ahead);
             const Bytes bytes = load_bytes(packed[row] + Index * kBytes);
             Integers product;
             if constexpr (Bits == 4) {
@@ -170,7 +172,7 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
                    int64_t count, float* y) {
     const int64_t padded = padded_blocks(input.blocks), blocks = matrix.blocks, whole = blocks / kWidth * kWidth;
     TokenPart part{input.levels + token * padded * kBlock, input.scales + token * padded,
-                   input.sums + token * padded * kSumsOfBlock};
+                   input.sums + token * padded * kSumsOfBlock, kRowsAtOnce * blocks * 4 * Bits};
     const uint8_t* packed[kRowsAtOnce];
     int64_t rows[kRowsAtOnce];
     Vector sums[kRowsAtOnce] = {}, scales[kRowsAtOnce];
