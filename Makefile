@@ -43,6 +43,7 @@ env: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "error: kvc-trt needs Python 3.10 to 3.13, found $$($(PYTHON) --version); set PYTHON=python3.x"; exit 3; }
+	@echo "Making the environment in $(VENV); the first time this takes some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
 # Alone, for tests/oracles: its presses need torch and transformers, the rest of it an older transformers and data sets.

@@ -29,6 +29,7 @@ EOF
     ;;
 esac
 printf '\n```text\n'
-# Paths as a reader has them: below the checkout, and below the home directory.
-printf '%s\n' "$printed" | sed -e 1d -e "s#$PWD/##g" -e "s#$HOME/#~/#g"
+# Paths as a reader has them: below the checkout, in the usual cache, below the home directory.
+CACHE=${KVC_TRT_CACHE:-$HOME/.cache/kvc-trt}
+printf '%s\n' "$printed" | sed -e 1d -e "s#$PWD/##g" -e "s#$CACHE/#~/.cache/kvc-trt/#g" -e "s#$HOME/#~/#g"
 echo '```'
