@@ -5,7 +5,7 @@ RUN    := $(VENV)/bin
 DEMO   ?= engines/demo
 DEMO_CHAT ?= engines/chat
 BUILD  ?= build
-PEERS  ?= .venv-peers
+PEERS  ?= $(BUILD)/peers
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
@@ -155,7 +155,7 @@ bench-accuracy-smollm2: smollm2 peers-env
 SELECT  ?= core
 MINUTES ?= 20
 bench-peers: native peers-env
-	$(RUN)/python -m benchmarks.peers --select $(SELECT) --minutes $(MINUTES) --artefacts $(BUILD)/peers \
+	$(RUN)/python -m benchmarks.peers --select $(SELECT) --minutes $(MINUTES) --artefacts $(BUILD)/peer-models \
 		--peers-python $(PEERS)/bin/python $(ARGUMENTS)
 
 # The other engines in an environment of their own. llama.cpp is compiled for this processor, which takes ten minutes.
@@ -170,4 +170,4 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist engines .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist engines .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

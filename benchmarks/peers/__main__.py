@@ -25,7 +25,7 @@ from benchmarks.peers.store import Store
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.registry import backends
 
-_DEFAULT_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+_DEFAULT_PYTHON = ROOT / "build" / "peers" / "bin" / "python"
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="only contenders whose name contains this")
     parser.add_argument("--points", default="", help="only points whose name contains this, such as 'm8 int4'")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--artefacts", type=Path, default=ROOT / "build" / "peers", help="where models are kept")
+    parser.add_argument("--artefacts", type=Path, default=ROOT / "build" / "peer-models", help="where models are kept")
     parser.add_argument("--peers-python", type=Path, default=_DEFAULT_PYTHON, help="Python of the peers' environment")
     parser.add_argument("--fresh", action="store_true", help="drop the results of this commit first")
     parser.add_argument("--page", action="store_true", help="measure nothing, write the page")

@@ -47,8 +47,7 @@ def artefact(measurement: Measurement, place: Workplace) -> Path:
     point, contender = measurement.point, measurement.contender
     shape, weights, folder = point.shape.name, point.weights, place.directory
     if contender.runner == OURS:
-        engine = "openvino" if contender.options.get("backend") == "openvino" else "onnxruntime"
-        return folder / "engines" / place.commit / f"{shape}-{weights}-{contender.policy}-{point.context}-{engine}"
+        return folder / "engines" / place.commit / f"{shape}-{weights}-{contender.policy}-{point.context}"
     if contender.runner == "openvino_genai":
         return folder / f"openvino-{shape}-{weights}"
     if contender.runner == "onnxruntime_genai":
@@ -77,10 +76,9 @@ def _command(measurement: Measurement, checkpoint: Path, target: Path, place: Wo
     point, contender = measurement.point, measurement.contender
     python = place.python(ours=contender.ours)
     if contender.runner == OURS:
-        backend = contender.options.get("backend", "onnxruntime")
         return [
             python, "-m", "kvc_trt", "build", "--model", str(checkpoint), "--weights", point.weights,
-            "--policy", str(contender.policy), "--token-budget", str(TOKEN_BUDGET), "--backend", str(backend),
+            "--policy", str(contender.policy), "--token-budget", str(TOKEN_BUDGET), "--backend", "onnxruntime",
             "--max-input-len", str(point.context), "--max-output-len", str(_OUTPUT_TOKENS), "--no-verify",
             "--force", "-o", str(target),
         ]  # fmt: skip

@@ -44,6 +44,7 @@ class Contender:
 
 
 _BODIES = MappingProxyType({"KVC_TRT_CPU_KERNELS": "none"})
+_OPENVINO_BF16 = MappingProxyType({"backend": "openvino", "prefill_precision": "bf16"})
 _ALL = ("fp32", "int8", "int4")
 
 
@@ -61,8 +62,9 @@ def _openvino(name: str, stored_tokens: int | None, **options: Any) -> Contender
 CONTENDERS = (
     _ours("kvc-trt rocketkv, native operators", "rocketkv"),
     _openvino("OpenVINO GenAI eviction, f32", TOKEN_BUDGET, precision="f32"),
-    _ours("kvc-trt rocketkv, OpenVINO backend", "rocketkv", options={"backend": "openvino"}),
+    _ours("kvc-trt rocketkv, OpenVINO prefill f32", "rocketkv", options={"backend": "openvino"}),
     _openvino("OpenVINO GenAI dense, f32", None, precision="f32"),
+    _ours("kvc-trt rocketkv, OpenVINO prefill bf16", "rocketkv", options=_OPENVINO_BF16),
     _openvino("OpenVINO GenAI eviction, default precision", TOKEN_BUDGET),
     _openvino("OpenVINO GenAI dense, default precision", None),
     _ours("kvc-trt full, native operators", "full"),

@@ -14,6 +14,7 @@ from kvc_trt import policies
 from kvc_trt.accuracy.cell import Mean
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.report import AccuracyReport
+from kvc_trt.pages.chart import COLOURS
 from kvc_trt.policies import BASELINE
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 _DOTS_PER_INCH = 130
 CHOOSES, DROPS = "choose what a step reads", "drop what no step will read again"
 """The two kinds of policies; those that do both are drawn with the first."""
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-"""Okabe and Ito's, told apart by every kind of colour vision; without the yellow, which is pale on white."""
 _MARKERS = "osD^vPX*<>hp"
 _LINES = ("-", "--", ":", "-.")
 _APART = 0.03
@@ -51,9 +50,9 @@ def kind_of(policy: str) -> str:
 
 def style_of(policy: str) -> Style:
     """By the policy's place among those of its kind: colours repeat after seven, with another line and marker."""
-    place = _places().get(policy.partition(":")[0], 0) + (len(_COLOURS) + 3 if ":" in policy else 0)
-    count = len(_COLOURS)
-    return Style(_COLOURS[place % count], _MARKERS[place % len(_MARKERS)], _LINES[place // count % len(_LINES)])
+    place = _places().get(policy.partition(":")[0], 0) + (len(COLOURS) + 3 if ":" in policy else 0)
+    count = len(COLOURS)
+    return Style(COLOURS[place % count], _MARKERS[place % len(_MARKERS)], _LINES[place // count % len(_LINES)])
 
 
 @cache

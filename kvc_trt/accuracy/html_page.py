@@ -11,29 +11,20 @@ from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.paired import on_answered
 from kvc_trt.accuracy.published import NOTICEABLE, Published, paper_order, published_tables, summary
 from kvc_trt.accuracy.report import AccuracyReport
+from kvc_trt.pages.document import render
 from kvc_trt.policies import BASELINE
-
-_TEMPLATE = "report.html.jinja"
 
 
 def html_page(report: AccuracyReport, figures: Mapping[str, bytes]) -> bytes:
     """The whole report; `figures` are PNG images by file name, shown in their order. Every value is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("kvc_trt.accuracy", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     model, comparisons, tables = (
         str(report.settings.get("model", "model")),
         paper_order(report.cells),
         published_tables(),
     )
-    page = environment.get_template(_TEMPLATE).render(
+    return render(
+        "kvc_trt.accuracy",
+        "report.html.jinja",
         title=f"Accuracy of KV-cache policies: {model}",
         report=report,
         settings=_settings(report),
@@ -48,7 +39,6 @@ def html_page(report: AccuracyReport, figures: Mapping[str, bytes]) -> bytes:
         source=tables.source,
         published=[_published_table(report, one) for one in tables.of(model)],
     )
-    return page.encode()
 
 
 def _settings(report: AccuracyReport) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -74,6 +74,16 @@ class PartOfRun:
         return self.part / self.run if self.run else 0.0
 
 
+@dataclass(frozen=True)
+class OperatorTime:
+    """What one operator takes of a run, all its nodes together."""
+
+    name: str
+    seconds: float
+    calls: float
+    """Nodes per run."""
+
+
 class Benchmark(Protocol):
     """Measures engines on one kind of device. Its methods take the executors that it opened."""
 
@@ -112,6 +122,12 @@ class Benchmark(Protocol):
         """Run `repeats` prefills of `prompts` [B, S] and return the one with the median share of compaction.
 
         None if nothing is compacted or the share cannot be measured.
+        """
+
+    def operators(self, program: Program, steps: Callable[[Any], object]) -> list[OperatorTime] | None:
+        """Return what each operator takes of a decode step, slowest first; None if the backend does not tell.
+
+        `steps` is given an executor and runs decode steps on it; the first is left out.
         """
 
     def describe(self) -> dict[str, Any]:

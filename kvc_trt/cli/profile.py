@@ -48,7 +48,7 @@ Result = Mapping[str, Any]
         "--output",
         "directory",
         type=click.Path(path_type=Path, file_okay=False),
-        help="All three files there.",
+        help="All of it there: profile.json, .csv, .png and report.html.",
     ),
 )
 @json_option
@@ -91,9 +91,11 @@ def command(
 def _write_files(result: dict[str, Any], csv_file: Path | None, png_file: Path | None, directory: Path | None) -> None:
     from kvc_trt.atomic_files import write_json, write_whole
     from kvc_trt.profile.files import csv_bytes, png_bytes
+    from kvc_trt.profile.report_page import html_bytes
 
     if directory is not None:
         write_json(directory / "profile.json", result)
+        write_whole(directory / "report.html", html_bytes(result))
     for path in (csv_file, directory and directory / "profile.csv"):
         if path is not None:
             write_whole(path, csv_bytes(result))

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.machine import place
+from kvc_trt.pages.chart import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, distinct for every kind of colour vision; markers are distinct in grey.
-_STYLE = {"engine": ("#0072B2", "o"), "dense": ("#D55E00", "s")}
+STYLE = {"engine": (COLOURS[0], "o"), "dense": (COLOURS[1], "s")}
+"""Colour and marker of each side, in every picture."""
 
 
 def csv_bytes(result: Mapping[str, Any]) -> bytes:
@@ -56,7 +57,7 @@ def png_bytes(result: Mapping[str, Any]) -> bytes:
 def _panel(panel: Axes, rows: Sequence[Mapping[str, Any]], batch: int) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    for side, (color, marker) in _STYLE.items():
+    for side, (color, marker) in STYLE.items():
         mine = [row for row in rows if row["side"] == side]
         if not mine:
             continue

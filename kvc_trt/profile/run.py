@@ -52,6 +52,7 @@ def profile_engine(engine: EngineDirectory, request: ProfileRequest, progress: P
         "streaming_metrics": [_pick(row, _STREAMING, suffix="_ms") for row in rows],
         "memory": {"rows": memory, "peak_resident_bytes_of_the_whole_profile": peak_resident_bytes()},
         "floor": {"copy_bandwidth": _bandwidth(before, after), "rows": [_pick(row, _FLOOR) for row in rows]},
+        "operators": [line for side in sweep.operators for line in side.as_json()],
         "rows": rows,
         "left_out": sweep.left_out,
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.backends.benchmark import Benchmark, PartOfRun, Peak
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.profile.model_size import cache_itemsize, prefill_operations, weight_bytes
+from kvc_trt.profile.operators import StepOperators, step_operators
 from kvc_trt.profile.profiled_engine import (
     DecodeRun,
     DecodeTimes,
@@ -115,6 +116,8 @@ class Sweep:
     """All measurements, and what was left out and why."""
 
     rows: list[SweepRow] = field(default_factory=list)
+    operators: list[StepOperators] = field(default_factory=list)
+    """What operators take of a step, at the longest context and the smallest batch."""
     left_out: list[str] = field(default_factory=list)
 
 
@@ -131,6 +134,8 @@ def run_sweep(engine: EngineDirectory, request: ProfileRequest, progress: Progre
                 progress.note(f"context {context:,}, batch {batch}")
                 sweeper.measure(dense, context, batch)
                 advance(1)
+            if context == max(request.contexts):
+                sweeper.record_operators(dense, context, min(request.batches))
     return sweeper.sweep
 
 
@@ -165,6 +170,11 @@ class _Sweeper:
             for side, times, prefill, lines in zip(running, decodes, prefills, memory, strict=True)
         ]
         self.sweep.rows.append(SweepRow(context, batch, sides[0], sides[1] if len(sides) > 1 else None, compaction))
+
+    def record_operators(self, dense: ProfiledEngine, context: int, batch: int) -> None:
+        """Record the steps of the sides whose caches fit."""
+        running = [side for side in (self._engine, dense) if _fits(side, batch)]
+        self.sweep.operators.extend(step_operators(running, context, batch))
 
     def _prefills(self, running: list[ProfiledEngine], context: int, batch: int) -> list[PrefillTimes | None]:
         expected = self._expected_prefill(running[-1], context, batch)

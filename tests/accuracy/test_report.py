@@ -179,7 +179,7 @@ def test_no_text_of_a_measurement_becomes_markup():
         "html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "table", "tr", "th", "td", "p", "b", "span",
         "ul", "li", "details", "summary", "img", "small", "div",
     }  # fmt: skip
-    assert parser.attributes <= {"lang", "charset", "class", "open", "alt", "src"}
+    assert parser.attributes <= {"lang", "charset", "name", "content", "class", "open", "alt", "src"}
 
 
 class Markup(HTMLParser):

@@ -42,7 +42,8 @@ def test_json_is_alone_and_files_are_whole(tiny_engine, tmp_path, capfd):
     result = json.loads(capfd.readouterr().out)
     assert [row["context"] for row in result["rows"]] == [64, 64, 256, 256]
     assert json.loads((tmp_path / "out" / "profile.json").read_text()) == result
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["profile.csv", "profile.json", "profile.png"]
+    written = ["profile.csv", "profile.json", "profile.png", "report.html"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == written
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
     with (tmp_path / "rows.csv").open(newline="") as file:
         assert [row["side"] for row in csv.DictReader(file)] == ["engine", "dense"] * 2

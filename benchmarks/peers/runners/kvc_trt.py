@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.peers.stopwatch import Answer, Stopwatch
 from kvc_trt import Engine
+from kvc_trt.backends.registry import open_engine, session_of
 from kvc_trt.runtime import Request
 
 
@@ -14,11 +15,13 @@ class Model:
     """An engine directory."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self._engine = Engine.open(
-            request["artefact"], backend=request["options"].get("backend"), threads=request["threads"]
+        directory, options = open_engine(request["artefact"]), dict(request["options"])
+        backend = options.pop("backend", "onnxruntime")
+        self._session = session_of(
+            directory, backend=backend, max_batch_size=request["batch"], threads=request["threads"], **options
         )
-        self._session = self._engine.session(request["batch"])
-        self.versions = {"kernels": self._engine.kernels or "bodies of the operators"}
+        kernels = Engine(directory, backend=backend).kernels
+        self.versions = {} if kernels is None else {"kvc_trt operators": kernels}
 
     def answer(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Answer:
         """Prefill all prompts in one batch, then decode greedily."""

@@ -15,7 +15,9 @@ ATTENTION_SINK, RECENT = 32, 128
 """Tokens at the start and the end of the cache that eviction never touches: its defaults."""
 
 
-def scheduler(cache_gigabytes: int, longest_prompt: int, stored_tokens: int | None) -> openvino_genai.SchedulerConfig:
+def scheduler(
+    cache_gigabytes: int, longest_prompt: int, stored_tokens: int | None, recent: int = RECENT
+) -> openvino_genai.SchedulerConfig:
     """Return the settings of its paged cache; with `stored_tokens` it evicts down to that many."""
     config = openvino_genai.SchedulerConfig()
     config.cache_size = cache_gigabytes
@@ -24,7 +26,7 @@ def scheduler(cache_gigabytes: int, longest_prompt: int, stored_tokens: int | No
     if stored_tokens is not None:
         config.use_cache_eviction = True
         config.cache_eviction_config = openvino_genai.CacheEvictionConfig(
-            start_size=ATTENTION_SINK, recent_size=RECENT, max_cache_size=stored_tokens,
+            start_size=ATTENTION_SINK, recent_size=recent, max_cache_size=stored_tokens,
             aggregation_mode=openvino_genai.AggregationMode.NORM_SUM,
         )  # fmt: skip
     return config

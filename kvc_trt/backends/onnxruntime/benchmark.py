@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,11 +21,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.benchmark import Array, CopyBandwidth, PartOfRun, Peak, compacts, median_share, prefill_seconds
+from kvc_trt.backends.benchmark import (
+    Array,
+    CopyBandwidth,
+    OperatorTime,
+    PartOfRun,
+    Peak,
+    compacts,
+    median_share,
+    prefill_seconds,
+)
 from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
+from kvc_trt.backends.onnxruntime.operator_times import INLINED, operator_times
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
 from kvc_trt.methods.kinds import prompt_runs
@@ -33,7 +43,6 @@ from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
 
-_INLINED = "_inlfunc_"
 _FLOAT32 = 4
 STATE_BYTES = 256 << 20
 """Bytes of caches, too large for a CPU's cache."""
@@ -99,6 +108,13 @@ class OnnxRuntimeBenchmark:
                 prefill_seconds(executor, prompts)
             return median_share(function_times(executor.end_profiling()["prefill"], *prompt_runs())[1:])
 
+    def operators(self, program: Program, steps: Callable[[Any], object]) -> list[OperatorTime]:
+        """Read them from ONNX Runtime's profile. Recording costs time, so only their shares are meaningful."""
+        with TemporaryDirectory() as directory:
+            executor = OnnxRuntimeExecutor(program, threads=self._threads, profile=Path(directory))
+            steps(executor)
+            return operator_times(executor.end_profiling()["decode"])
+
     def describe(self) -> dict[str, Any]:
         """Return the number of threads, and what computes the operators of float32 caches."""
         native = native_operators()
@@ -125,7 +141,7 @@ def prefill_memory(program: Program, rows: int, tokens: int) -> float:
 def function_times(profile: Path, *functions: str) -> list[PartOfRun]:
     """Return, for every run in an ONNX Runtime profile, its duration and the time inside calls of `functions`."""
     events = json.loads(profile.read_text(encoding="utf-8"))
-    prefixes = tuple(f"{_INLINED}{function}_" for function in functions)
+    prefixes = tuple(f"{INLINED}{function}_" for function in functions)
     runs = [_interval(event) for event in events if event.get("name") == "model_run"]
     inside = [
         _interval(event)

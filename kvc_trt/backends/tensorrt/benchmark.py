@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,9 @@ class TensorRtBenchmark:
     def compaction(self, program: Program, prompts: NDArray[np.int64], repeats: int) -> PartOfRun | None:
         """Return None: TensorRT reports layer times only outside normal runs. Compare prefills of engine and twin."""
         return None
+
+    def operators(self, program: Program, steps: Callable[[Any], object]) -> None:
+        """Return None: TensorRT reports layer times only outside normal runs."""
 
     def describe(self) -> dict[str, Any]:
         """Return the GPU and the plugin library."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -144,6 +144,9 @@ class TorchBenchmark:
             seconds = prefill_seconds(executor, prompts)
             found.append(PartOfRun(seconds, decoder.compaction_seconds()))
         return median_share(found[1:])
+
+    def operators(self, program: Program, steps: Callable[[Any], object]) -> None:
+        """Return None: a step is one CUDA graph, or eager code that reports no parts."""
 
     def describe(self) -> dict[str, Any]:
         """Return the device, what runs the operators, and on a CPU a note that no figure is from a GPU."""

@@ -1,0 +1,123 @@
+"""Line and point charts as SVG text, without a library: two logarithmic axes, series with markers, a tooltip each.
+
+A chart is drawn for half a page and grows with it, so that its letters stay legible on a narrow screen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from kvc_trt.pages.scale import Scale
+
+WIDTH, HEIGHT = 460, 330
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 46
+_INK, _SOFT, _GRID = "#1b1f24", "#57606a", "#e4e8ec"
+_FONT = 'font-family="system-ui, sans-serif" font-size="13"'
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+"""Okabe and Ito's, distinct for every kind of colour vision; without the yellow, which is pale on white."""
+MARKERS = "osD^v"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that belong together."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: str
+    marker: str | None = "o"
+    """One of MARKERS; None draws the line alone."""
+    line: str | None = "solid"
+    """solid, dashed or dotted; None draws the markers alone."""
+    upward: Sequence[float] = ()
+    """Ends of error bars above the points, if there are any."""
+    titles: Sequence[str] = ()
+    """What a pointer over each point shows."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What is drawn and how its axes are named."""
+
+    series: Sequence[Series]
+    x_name: str
+    y_name: str
+    x_ticks: Sequence[float] = ()
+    """Values to label; by default round ones."""
+    format_x: Callable[[float], str] = field(default=lambda value: f"{value:,g}")
+    format_y: Callable[[float], str] = field(default=lambda value: f"{value:,g}")
+    y_values: Sequence[float] = ()
+    """Further values that the vertical axis has to reach."""
+    label: str = ""
+    """For readers that do not see it."""
+
+    def svg(self) -> str:
+        """Return the chart as one `svg` element."""
+        across = [x for series in self.series for x, _ in series.points]
+        upward = [y for series in self.series for y in [*(y for _, y in series.points), *series.upward]]
+        x = Scale.around(across, _LEFT, WIDTH - _RIGHT)
+        y = Scale.around([*upward, *self.y_values], HEIGHT - _BOTTOM, _TOP)
+        body = "".join([*self._axes(x, y), *(part for series in self.series for part in _drawn(series, x, y))])
+        return (
+            f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'aria-label="{escape(self.label or self.y_name)}" {_FONT}>{body}</svg>'
+        )
+
+    def _axes(self, x: Scale, y: Scale) -> Iterator[str]:
+        bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+        for value in self.x_ticks or x.ticks():
+            at = x(value)
+            yield f'<path d="M{at:.1f} {_TOP}V{bottom}" stroke="{_GRID}"/>'
+            yield _text(at, bottom + 17, self.format_x(value), "middle", _SOFT)
+        for value in y.ticks():
+            at = y(value)
+            yield f'<path d="M{_LEFT} {at:.1f}H{right}" stroke="{_GRID}"/>'
+            yield _text(_LEFT - 7, at + 4, self.format_y(value), "end", _SOFT)
+        yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="{_SOFT}"/>'
+        yield _text((_LEFT + right) / 2, HEIGHT - 8, self.x_name, "middle", _INK)
+        middle = (_TOP + bottom) / 2
+        yield (
+            f'<text x="14" y="{middle:.1f}" text-anchor="middle" fill="{_INK}" '
+            f'transform="rotate(-90 14 {middle:.1f})">{escape(self.y_name)}</text>'
+        )
+
+
+def _text(x: float, y: float, text: str, anchor: str, colour: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+
+
+_DASHES = {"solid": "", "dashed": ' stroke-dasharray="7 4"', "dotted": ' stroke-dasharray="2 4"'}
+
+
+def _drawn(series: Series, x: Scale, y: Scale) -> Iterator[str]:
+    """Draw the line, the error bars, then the markers with their titles."""
+    places = [(x(across), y(up)) for across, up in series.points]
+    if series.line is not None and len(places) > 1:
+        path = "L".join(f"{across:.1f} {up:.1f}" for across, up in places)
+        width = 2 if series.marker else 1.5
+        dashes = _DASHES[series.line]
+        yield f'<path d="M{path}" fill="none" stroke="{series.colour}" stroke-width="{width}"{dashes}/>'
+    for (across, up), end in zip(places, series.upward, strict=False):
+        top = y(end)
+        yield f'<path d="M{across:.1f} {up:.1f}V{top:.1f}m-4 0h8" fill="none" stroke="{series.colour}"/>'
+    if series.marker is not None:
+        titles = [*series.titles, *[series.name] * (len(places) - len(series.titles))]
+        for (across, up), title in zip(places, titles, strict=True):
+            yield f"<g>{_marker(series.marker, across, up, series.colour)}<title>{escape(title)}</title></g>"
+
+
+_POLYGONS = {"s": (4, 45, 5.6), "D": (4, 0, 6.0), "^": (3, -90, 6.0), "v": (3, 90, 6.0)}
+"""Corners, angle of the first in degrees, radius."""
+
+
+def _marker(kind: str, x: float, y: float, colour: str) -> str:
+    style = f'fill="{colour}" stroke="white" stroke-width="1"'
+    if kind == "o":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.6" {style}/>'
+    corners, first, radius = _POLYGONS[kind]
+    angles = [math.radians(first + 360 * corner / corners) for corner in range(corners)]
+    points = " ".join(f"{x + radius * math.cos(a):.1f},{y + radius * math.sin(a):.1f}" for a in angles)
+    return f'<polygon points="{points}" {style}/>'
