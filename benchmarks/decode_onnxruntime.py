@@ -3,6 +3,9 @@
     python -m benchmarks.decode_onnxruntime                       # everything: about fifteen minutes
     python -m benchmarks.decode_onnxruntime --contexts 16384 --batches 1 --parts step
     python -m benchmarks.decode_onnxruntime --parts attention     # one layer's attention, against a bare grouped matmul
+    python -m benchmarks.decode_onnxruntime --weights int4 --contexts 4096 16384    # quantised weights
+
+Where the library of native operators is found (docs/native.md), each side is measured by it and by the bodies.
 
 Caches are filled synthetically; one step is one whole run of the decode graph. Every pair (dense, sparse) alternates,
 so a busy machine slows both. The figures are medians; the spread is the interquartile range over the median.
@@ -27,9 +30,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from benchmarks import machine
 from kvc_trt import policies
+from kvc_trt.backends.onnxruntime.native import NativeOperators, native_operators
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.build import build_decode
-from kvc_trt.graph.prune import prune
+from kvc_trt.graph.native import prepare
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.methods.parameters import PolicyParameters
@@ -44,6 +48,8 @@ from kvc_trt.operators.shapes import HeadShape, Layout
 
 TOKEN_BUDGET = 512
 NEW_TOKENS = 128
+NATIVE = "_native"
+"""Behind the name of a side that the native operators compute."""
 ROOM = 64
 """Free slots of every cache while it is measured."""
 MODEL = ModelConfig(
@@ -62,7 +68,9 @@ def resolve(policy: str, context: int, model: ModelConfig = MODEL) -> PolicyPara
     )
 
 
-def open_session(path: Path, threads: int, prepack: bool) -> onnxruntime.InferenceSession:
+def open_session(
+    path: Path, threads: int, prepack: bool, native: NativeOperators | None = None
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -70,6 +78,8 @@ def open_session(path: Path, threads: int, prepack: bool) -> onnxruntime.Inferen
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
+    if native is not None:
+        native.register(options)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
@@ -135,10 +145,12 @@ def whole_step(
 ) -> dict[str, Any]:
     steps, shared_any = {}, False
     for name in names:
-        parameters = resolve(name, context)
+        native = native_operators() if name.endswith(NATIVE) else None
+        parameters = resolve(name.removesuffix(NATIVE), context)
         weights = GraphWeights(directory / "weights.safetensors")
         path = directory / f"{name}.{context}.onnx"
-        onnx.save(prune(build_decode(MODEL, parameters, weights=weights)), path)
+        graph = build_decode(MODEL, parameters, weights=weights)
+        onnx.save(prepare(graph, () if native is None else native.operators), path)
         tensors = state_tensors(MODEL, parameters, "float32")
         total = batch * sum(tensor.bytes_per_row() for tensor in tensors)
         shared = {"k_cache", "v_cache"} if total > psutil.virtual_memory().available // 2 else set()
@@ -158,7 +170,7 @@ def whole_step(
         feeds["positions"] = np.full(batch, context - ROOM, np.int64)
         feeds["cache_lengths"] = np.repeat(np.array(lengths, np.int64)[:, None], batch, axis=1)
         aliases = {tensor.name: tensor.aliased_output for tensor in tensors}
-        steps[name] = bound_step(open_session(path, threads, prepack), feeds, aliases, shared)
+        steps[name] = bound_step(open_session(path, threads, prepack, native), feeds, aliases, shared)
     figures = interleave(steps, seconds, burst=2)
     return {
         "context": context, "batch": batch, "threads": threads, "prepacking": prepack,
@@ -217,11 +229,15 @@ def _one_node(emit: Emitter, inputs: dict[str, list[int]], outputs: list[str], *
 
 def attention_alone(context: int, threads: int, seconds: float, directory: Path) -> dict[str, Any]:
     graphs, parameters = attention_graphs(context)
-    steps = {}
+    steps, library = {}, native_operators()
+    if library is not None:
+        for name in ("full", "rocketkv"):
+            graphs[f"{name}{NATIVE}"], parameters[f"{name}{NATIVE}"] = graphs[name], parameters[name]
     for name, model in graphs.items():
+        native = library if name.endswith(NATIVE) else None
         path = directory / f"attention.{name}.onnx"
-        onnx.save(prune(model), path)
-        session = open_session(path, threads, prepack=True)
+        onnx.save(prepare(model, () if native is None else native.operators), path)
+        session = open_session(path, threads, prepack=True, native=native)
         feeds = {value.name: synthetic(tuple(value.shape)) for value in session.get_inputs()}
         if "cache_lengths" in feeds:
             feeds["cache_lengths"] = np.array([parameters[name].capacity - ROOM], np.int64)
@@ -237,7 +253,7 @@ def report(rows: list[dict[str, Any]], title: str, columns: tuple[str, ...]) -> 
         head = "  ".join(f"{name} {row[name]:>6}" for name in columns)
         figures = "  ".join(
             f"{name} {row[name]['median_ms']:8.3f} ms (min {row[name]['min_ms']:.3f}, +-{row[name]['spread']:.0%})"
-            for name in ("full", "rocketkv", "bare_matmul")
+            for name in ("full", "rocketkv", f"full{NATIVE}", f"rocketkv{NATIVE}", "bare_matmul")
             if name in row
         )
         print(f"{head}  {figures}  ratio {row['ratio']:.2f} (of minima {row['ratio_of_minima']:.2f})", flush=True)
@@ -246,6 +262,8 @@ def report(rows: list[dict[str, Any]], title: str, columns: tuple[str, ...]) -> 
 def add_ratios(row: dict[str, Any]) -> dict[str, Any]:
     row["ratio"] = row["full"]["median_ms"] / row["rocketkv"]["median_ms"]
     row["ratio_of_minima"] = row["full"]["min_ms"] / row["rocketkv"]["min_ms"]
+    if f"full{NATIVE}" in row:
+        row["ratio_native"] = row[f"full{NATIVE}"]["median_ms"] / row[f"rocketkv{NATIVE}"]["median_ms"]
     return row
 
 
@@ -255,23 +273,30 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=15, help="measuring time per pair")
+    parser.add_argument("--weights", choices=["fp32", "int8", "int4"], default="fp32", help="of the whole step")
     parser.add_argument("--parts", nargs="+", choices=["step", "attention"], default=["step", "attention"])
     parser.add_argument("--no-prepack", action="store_true", help="leave the weights mapped from the file")
     parser.add_argument("--write", action="store_true", help="store the figures in benchmarks/results/")
     arguments = parser.parse_args()
-    result: dict[str, Any] = {"token_budget": TOKEN_BUDGET, "model": "8 layers, hidden 1024, 16/4 heads of 64, fp32"}
+    native = native_operators()
+    sides = ("full", "rocketkv", *((f"full{NATIVE}", f"rocketkv{NATIVE}") if native else ()))
+    result: dict[str, Any] = {
+        "token_budget": TOKEN_BUDGET,
+        "model": f"8 layers, hidden 1024, 16/4 heads of 64, {arguments.weights}",
+        "native": None if native is None else native.instructions,
+    }
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         if "step" in arguments.parts:
             source = RandomWeights(MODEL, 0)
             path = directory / "weights.safetensors"
-            write_weights(MODEL, source, path, weights="fp32", length=max(arguments.contexts))
+            write_weights(MODEL, source, path, weights=arguments.weights, length=max(arguments.contexts))
             rows = []
             for batch in arguments.batches:
                 for context in arguments.contexts:
                     row = whole_step(
                         context, batch, arguments.threads, arguments.seconds, not arguments.no_prepack, directory,
-                        ("full", "rocketkv"),
+                        sides,
                     )  # fmt: skip
                     rows.append(add_ratios(row))
                     report(rows[-1:], "whole step", ("batch", "context", "threads"))
@@ -281,7 +306,8 @@ def main() -> None:
             report(rows, "attention alone, one layer of 32/8/128", ("context", "threads"))
             result["attention_alone"] = rows
     if arguments.write:
-        print(machine.write_result("decode_onnxruntime", result))
+        kind = "" if arguments.weights == "fp32" else f"_{arguments.weights}"
+        print(machine.write_result(f"decode_onnxruntime{kind}", result))
 
 
 if __name__ == "__main__":
