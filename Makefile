@@ -108,7 +108,7 @@ native: env
 	$(NATIVE) cmake --build $(BUILD) --target kvc_cpu
 
 emulation: emulation-plain
-	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_sanitized kvc_emulation_races kvc_cpu_sanitized
+	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_sanitized kvc_emulation_races
 
 plugins: $(VENV)/.cuda-build
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
@@ -130,8 +130,6 @@ test-all: lint types types-tensorrt plugins test-sanitized
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.
 test-sanitized: emulation
 	$(SANITIZED) $(RUN)/pytest $(COMPARISONS) -m "not gpu" -n 2 --dist loadfile
-	KVC_TRT_CPU_KERNELS="$(abspath $(BUILD))/libkvc_cpu_sanitized.so" $(SANITIZED) $(RUN)/pytest tests/plugins_cpu \
-		--ignore tests/plugins_cpu/test_build.py --ignore tests/plugins_cpu/test_generate.py -n 2 --dist loadfile
 	KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_races.so" $(RUN)/pytest \
 		tests/plugins_cuda/test_every_kernel.py -m "not gpu"
 
