@@ -8,10 +8,13 @@ of the others': what only one of the two has is left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kvc_trt.accuracy.cell import Mean, mean, paired_difference
 
+CHANCE = 0.05
+"""A difference that equal methods show more often than this is none."""
 ANSWERED = 1.0
 """The score of a question that is answered: every value that was asked for."""
 
@@ -26,3 +29,15 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Mean | None:
     """First minus second, of accuracies or likelihoods; None where no question was asked of both."""
     common = min(len(first), len(second))
     return paired_difference(first[:common], second[:common]) if common else None
+
+
+def sign_test(first: Sequence[float], second: Sequence[float]) -> float:
+    """How often two equally good methods differ on as many questions in one direction, or more: exact, two-sided.
+
+    It asks only on how many questions each is better, so that it holds for few questions too, where a standard error
+    of answers that are all alike is 0.
+    """
+    pairs = list(zip(first, second, strict=False))
+    better, worse = (sum(one) for one in ([a > b for a, b in pairs], [a < b for a, b in pairs]))
+    count, tail = better + worse, min(better, worse)
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(tail + 1)) / 2**count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.accuracy.paired import difference, on_answered
+from kvc_trt.accuracy.paired import difference, on_answered, sign_test
 
 
 def test_only_what_the_full_cache_answers_counts():
@@ -26,3 +26,11 @@ def test_what_was_cut_short_is_compared_as_far_as_it_goes():
 def test_a_difference_has_the_error_of_the_differences():
     found = difference((2.0, 3.0), (1.5, 2.0))
     assert (found.value, found.standard_error) == (0.75, pytest.approx(0.25 / 2**0.5))
+
+
+def test_few_questions_show_nothing_however_alike_they_are():
+    assert sign_test((1.0, 1.0), (0.0, 0.0)) == 0.5
+    assert sign_test((1.0,) * 6, (0.0,) * 6) == 2 / 2**6
+    assert sign_test((1.0, 0.0, 1.0), (0.0, 1.0, 1.0)) == 1.0
+    assert sign_test((), ()) == 1.0
+    assert sign_test((1.0,) * 9 + (0.0,), (0.0,) * 9 + (1.0,)) == pytest.approx(2 * 11 / 2**10)

@@ -1,0 +1,139 @@
+"""The two results of the real model's accuracy, read together: our policies' cells and kvpress's presses' cells.
+
+A question has the same place in the scores of every cell of its group, whoever answered it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvc_trt.accuracy.cell import Mean, interval, mean
+from kvc_trt.accuracy.paired import difference, on_answered
+from kvc_trt.policies import BASELINE
+
+OURS, KVPRESS = "kvc-trt", "kvpress"
+
+
+class Group(NamedTuple):
+    """One group of questions."""
+
+    task: str
+    mode: str
+    length: int
+    framing: str
+
+    def __str__(self) -> str:
+        framed = "through the chat template" if self.framing == "chat" else "plain"
+        return f"{self.task}, {self.length:,} tokens, {self.mode}, {framed}"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What one method answered to a group's questions at one point."""
+
+    side: str
+    """OURS or KVPRESS."""
+    group: Group
+    method: str
+    """A policy, or a press."""
+    point: str
+    """budget 256, bytes of rocketkv 256, ratio 0.5, or full."""
+    stored: int
+    """Bytes of cache of one sequence, the answer included."""
+    scores: tuple[float, ...]
+    likelihood: bool
+    """Whether scores are negative log-likelihoods."""
+
+    @property
+    def mean(self) -> Mean:
+        """Over all questions."""
+        return mean(self.scores)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of an accuracy."""
+        return interval(self.mean.value, len(self.scores))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that is known."""
+
+    ours: dict[str, Any]
+    """The result files as they are."""
+    theirs: dict[str, Any]
+    cells: tuple[Answered, ...]
+    absent: tuple[tuple[Group, str, int | None, str], ...]
+    """Groups, policies and budgets without an engine, and the reason."""
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Those that were asked, in the order of the stages."""
+        return list(dict.fromkeys(cell.group for cell in self.cells if cell.side == OURS))
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, Group, str, str], Answered]:
+        return {(cell.side, cell.group, cell.method, cell.point): cell for cell in self.cells}
+
+    def cell(self, side: str, group: Group, method: str, point: str) -> Answered | None:
+        """One cell, if it was asked."""
+        return self._by_place.get((side, group, method, point))
+
+    def full(self, group: Group, side: str = OURS) -> Answered | None:
+        """The whole cache."""
+        return self.cell(side, group, BASELINE, BASELINE)
+
+    def of(self, side: str, group: Group) -> list[Answered]:
+        """A side's cells of a group, the whole cache left out."""
+        return [one for one in self.cells if (one.side, one.group) == (side, group) and one.method != BASELINE]
+
+    def on_answered(self, cell: Answered) -> Mean | None:
+        """Accuracy on the questions that the same side's whole cache answers."""
+        full = self.full(cell.group, cell.side)
+        return None if full is None or cell.likelihood else on_answered(cell.scores, full.scores)
+
+    def lost(self, cell: Answered) -> Mean | None:
+        """The cell minus the same side's whole cache, question by question."""
+        full = self.full(cell.group, cell.side)
+        return None if full is None else difference(cell.scores, full.scores)
+
+
+def methods(cells: Sequence[Answered]) -> list[str]:
+    """The methods of some cells, in their order."""
+    return list(dict.fromkeys(cell.method for cell in cells))
+
+
+def read(ours: Path, theirs: Path | None) -> Comparison:
+    """Both results; the second may not be there yet."""
+    mine = json.loads(ours.read_text(encoding="utf-8"))
+    other = json.loads(theirs.read_text(encoding="utf-8")) if theirs is not None and theirs.is_file() else {}
+    cells = [_ours(one) for one in mine["cells"] if one.get("scores")]
+    cells += [_theirs(one, other["bytes_per_token"]) for one in other.get("cells", [])]
+    absent = [(_group(c), c["policy"], c.get("token_budget"), c["reason"]) for c in mine["cells"] if "reason" in c]
+    return Comparison(mine, other, tuple(cells), tuple(absent))
+
+
+def _group(cell: dict[str, Any]) -> Group:
+    return Group(cell["task"], cell["mode"], cell["length"], cell["framing"])
+
+
+def _ours(cell: dict[str, Any]) -> Answered:
+    budget = cell.get("token_budget")
+    point = BASELINE if budget is None else f"budget {budget}"
+    return Answered(
+        OURS, _group(cell), cell["policy"], point, cell["row_bytes"], tuple(cell["scores"]),
+        cell["scored_by"] == "likelihood",
+    )  # fmt: skip
+
+
+def _theirs(cell: dict[str, Any], bytes_per_token: int) -> Answered:
+    stored = round(sum(cell["kept"]) / len(cell["kept"])) + cell["output_tokens"]
+    return Answered(
+        KVPRESS, _group(cell), cell["press"], cell["label"], stored * bytes_per_token, tuple(cell["scores"]),
+        cell["task"] == "log-summary",
+    )  # fmt: skip

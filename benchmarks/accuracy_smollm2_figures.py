@@ -1,0 +1,91 @@
+"""The figures of docs/results/accuracy-smollm2.md: what is answered against what is stored, and against the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, methods
+from kvc_trt.accuracy.figures import Style, new_figure, png, style_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MIB = 1 << 20
+_PRESSES = {
+    "snapkv": Style("#0072B2", "o", "--"),
+    "adakv-snapkv": Style("#56B4E9", "s", "--"),
+    "streaming-llm": Style("#D55E00", "^", "--"),
+    "expected-attention": Style("#009E73", "D", "--"),
+    "knorm": Style("#CC79A7", "v", "--"),
+    "tova": Style("#E69F00", "P", "--"),
+}
+Place = Callable[[Answered], float | None]
+"""Where a cell stands on the x axis; None leaves it out."""
+
+
+def against_bytes(found: Comparison, groups: Sequence[Group]) -> bytes:
+    """A row of panels per side: our policies above, kvpress's presses below, at what one sequence stores."""
+    return _figure(found, groups, lambda cell: cell.stored / _MIB, "MiB of cache for one sequence, answer included")
+
+
+def against_budget(found: Comparison, groups: Sequence[Group]) -> bytes:
+    """The same at equal token budgets."""
+
+    def budget(cell: Answered) -> float | None:
+        kind, _, number = cell.point.partition(" ")
+        return float(number) if kind == "budget" else None
+
+    return _figure(found, groups, budget, "token budget")
+
+
+def _figure(found: Comparison, groups: Sequence[Group], place: Place, label: str) -> bytes:
+    sides = [side for side in (OURS, KVPRESS) if any(found.of(side, group) for group in groups)]
+    figure = new_figure(4.0 * len(groups) + 2.2, 3.5 * len(sides) + 0.3)
+    parts = figure.subfigures(len(sides), squeeze=False)[:, 0]
+    for part, side in zip(parts, sides, strict=True):
+        part.suptitle({OURS: "kvc-trt's policies", KVPRESS: "kvpress's presses"}[side], fontsize="small")
+        row = part.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+        handles = {}
+        for axes, group in zip(row, groups, strict=True):
+            _panel(axes, found, side, group, place)
+            axes.set_xlabel(label, fontsize="small")
+            handles.update({name: one for one, name in zip(*axes.get_legend_handles_labels(), strict=True)})
+        likelihood = groups[0].task == "log-summary"
+        row[0].set_ylabel("nats above the whole cache" if likelihood else "answered, %", fontsize="small")
+        part.legend(handles.values(), handles.keys(), frameon=False, fontsize="small", loc="outside right center")
+    return png(figure)
+
+
+def _panel(axes: Axes, found: Comparison, side: str, group: Group, place: Place) -> None:
+    full, cells = found.full(group, side), found.of(side, group)
+    if full is not None:
+        level = 0.0 if full.likelihood else 100 * full.mean.value
+        axes.axhline(level, color="black", linewidth=1, linestyle=(0, (1, 1)), label="whole cache")
+    for method in methods(cells):
+        points = sorted((x, *_shown(found, one)) for one in cells if one.method == method and (x := place(one)))
+        if not points:
+            continue
+        style = _PRESSES[method] if side == KVPRESS else style_of(method)
+        xs, values, below, above = zip(*points, strict=True)
+        axes.errorbar(
+            xs, values, yerr=(below, above), color=style.colour, marker=style.marker, linestyle=style.line,
+            label=method, markersize=4.5, linewidth=1.2, capsize=2, alpha=0.85,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_title(f"{group.task}, {group.length:,} tokens,\n{group.mode}, {group.framing}", fontsize="small")
+    axes.tick_params(labelsize="small")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    if full is None or not full.likelihood:
+        axes.set_ylim(-4, 104)
+
+
+def _shown(found: Comparison, cell: Answered) -> tuple[float, float, float]:
+    """A value, and how far its error reaches below and above it: Wilson's interval, or one standard error."""
+    if cell.likelihood:
+        lost = found.lost(cell)
+        assert lost is not None
+        return lost.value, lost.standard_error, lost.standard_error
+    (low, high), value = cell.interval, cell.mean.value
+    return 100 * value, 100 * max(0.0, value - low), 100 * max(0.0, high - value)
