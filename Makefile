@@ -150,6 +150,7 @@ bench-accuracy-smollm2: smollm2 peers-env
 	$(RUN)/python -m benchmarks.accuracy_smollm2 $(ARGUMENTS)
 	PYTHONPATH=. $(PEERS)/bin/python -m benchmarks.accuracy_kvpress \
 		--model "$$($(RUN)/kvc-trt fetch smollm2-135m-instruct)" --questions build/accuracy/accuracy-smollm2/questions.json
+	$(RUN)/python -m benchmarks.accuracy_smollm2_page
 
 # SELECT=quick|core|full, MINUTES=, ARGUMENTS=--fresh: see `python -m benchmarks.peers --help`.
 SELECT  ?= core

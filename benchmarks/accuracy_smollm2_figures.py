@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from benchmarks.accuracy_smollm2 import CLAIMED, OTHERS
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, methods
-from kvc_trt.accuracy.figures import Style, new_figure, png, style_of
+from kvc_trt.accuracy.figures import Style, new_figure, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MIB = 1 << 20
-_PRESSES = {
-    "snapkv": Style("#0072B2", "o", "--"),
-    "adakv-snapkv": Style("#56B4E9", "s", "--"),
-    "streaming-llm": Style("#D55E00", "^", "--"),
-    "expected-attention": Style("#009E73", "D", "--"),
-    "knorm": Style("#CC79A7", "v", "--"),
-    "tova": Style("#E69F00", "P", "--"),
-}
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
+"""Okabe and Ito's, told apart by every kind of colour vision."""
+_MARKERS = "os^DvPX*<>h"
+_SAME = {"snapkv": "snapkv-gqa", "adakv-snapkv": "snapkv"}
+"""Presses and the policies that are most like them: they share a colour."""
 Place = Callable[[Answered], float | None]
 """Where a cell stands on the x axis; None leaves it out."""
 
@@ -41,6 +39,7 @@ def against_budget(found: Comparison, groups: Sequence[Group]) -> bytes:
 
 def _figure(found: Comparison, groups: Sequence[Group], place: Place, label: str) -> bytes:
     sides = [side for side in (OURS, KVPRESS) if any(found.of(side, group) for group in groups)]
+    places = [x for side in sides for group in groups for one in found.of(side, group) if (x := place(one))]
     figure = new_figure(4.0 * len(groups) + 2.2, 3.5 * len(sides) + 0.3)
     parts = figure.subfigures(len(sides), squeeze=False)[:, 0]
     for part, side in zip(parts, sides, strict=True):
@@ -50,11 +49,20 @@ def _figure(found: Comparison, groups: Sequence[Group], place: Place, label: str
         for axes, group in zip(row, groups, strict=True):
             _panel(axes, found, side, group, place)
             axes.set_xlabel(label, fontsize="small")
+            axes.set_xlim(0.9 * min(places), 1.1 * max(places))
             handles.update({name: one for one, name in zip(*axes.get_legend_handles_labels(), strict=True)})
         likelihood = groups[0].task == "log-summary"
         row[0].set_ylabel("nats above the whole cache" if likelihood else "answered, %", fontsize="small")
         part.legend(handles.values(), handles.keys(), frameon=False, fontsize="small", loc="outside right center")
     return png(figure)
+
+
+def _style(method: str) -> Style:
+    """By the method's place among our policies; presses that are no policy come after them."""
+    names = [*CLAIMED, *OTHERS]
+    place = names.index(method) if method in names else len(names) + 1
+    count = len(_COLOURS)
+    return Style(_COLOURS[place % count], _MARKERS[place % len(_MARKERS)], ("-", "--", ":", "-.")[place // count])
 
 
 def _panel(axes: Axes, found: Comparison, side: str, group: Group, place: Place) -> None:
@@ -66,7 +74,7 @@ def _panel(axes: Axes, found: Comparison, side: str, group: Group, place: Place)
         points = sorted((x, *_shown(found, one)) for one in cells if one.method == method and (x := place(one)))
         if not points:
             continue
-        style = _PRESSES[method] if side == KVPRESS else style_of(method)
+        style = _style(_SAME.get(method, method) if side == KVPRESS else method)
         xs, values, below, above = zip(*points, strict=True)
         axes.errorbar(
             xs, values, yerr=(below, above), color=style.colour, marker=style.marker, linestyle=style.line,
