@@ -40,4 +40,4 @@ def sign_test(first: Sequence[float], second: Sequence[float]) -> float:
     pairs = list(zip(first, second, strict=False))
     better, worse = (sum(one) for one in ([a > b for a, b in pairs], [a < b for a, b in pairs]))
     count, tail = better + worse, min(better, worse)
-    return min(1.0, 2 * sum(math.comb(count, k) for k in range(tail + 1)) / 2**count)
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(tail + 1)) / (1 << count))
