@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import ROOT, UNCOMMITTED
+from benchmarks.machine import RESULTS, ROOT, UNCOMMITTED
 from benchmarks.peers.rounds import BUSY
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.summary import PointKey, Row, by_point
+from kvc_trt.accuracy.cell import mean
 from kvc_trt.atomic_files import write_whole
+from kvc_trt.pages.chart import COLOURS, Chart, Series
 
 _PAGE = ROOT / "docs" / "results" / "peers.md"
 
@@ -20,7 +24,9 @@ def write(data: Mapping[str, Any]) -> Path:
     dirty = str(data["machine"]["commit"]).endswith("-dirty")
     page = UNCOMMITTED / _PAGE.name if dirty else _PAGE
     points = by_point(data["measurements"].values())
-    text = "\n\n".join([_head(data), *_bars(points), *_tables(points), _notes(data)]) + "\n"
+    pictures = _charts(points, page.parent if dirty else ROOT / "docs" / "images")
+    images = [f"![{path.stem}]({os.path.relpath(path, page.parent)})" for path in pictures]
+    text = "\n\n".join([_head(data), *_bars(points), *images, *_answers(), *_tables(points), _notes(data)]) + "\n"
     write_whole(page, text.encode())
     return page
 
@@ -73,6 +79,71 @@ def _bars(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:
         lines.append("| " + " | ".join(cells) + " |")
     if len(lines) > 2:
         yield "## Best against best\n\n" + "\n".join(lines)
+
+
+def _charts(points: Mapping[PointKey, Sequence[Row]], folder: Path) -> Iterable[Path]:
+    """Draw step and first token over context for every shape and format that was measured at two contexts or more."""
+    for shape, weights in dict.fromkeys((key[0], key[1]) for key in points if key[3] == 1):
+        contexts = sorted(key[2] for key in points if (key[0], key[1], key[3]) == (shape, weights, 1))
+        if len(contexts) < 2:
+            continue
+        rows = {context: points[shape, weights, context, 1] for context in contexts}
+        for field, name in (("token_ms", "step, ms"), ("first_token_seconds", "first token, s")):
+            names = [one.contender for one in rows[contexts[-1]]][: len(COLOURS)]
+            series = [
+                Series(
+                    contender,
+                    [(at, getattr(one, field)) for at in contexts for one in rows[at] if one.contender == contender],
+                    colour,
+                    "o" if contender.startswith("kvc-trt") else "s",
+                )
+                for contender, colour in zip(names, COLOURS, strict=False)
+            ]
+            path = folder / f"peers-{shape}-{weights}-{field.replace('_', '-')}.svg"
+            label = f"{shape}, {weights}: {name} over prompt tokens"
+            chart = Chart(series, "prompt tokens", f"{shape} {weights}: {name}", contexts, label=label, legend=True)
+            write_whole(path, chart.svg().encode())
+            yield path
+
+
+def _answers() -> Iterable[str]:
+    """What OpenVINO's eviction answers beside RocketKV, where both were asked the same questions."""
+    cells, ours = _cells("peers-eviction"), _cells("accuracy-smollm2")
+    if not cells:
+        return
+    lines = [
+        "| questions | eviction keeps | stored tokens | answered | RocketKV at that budget |",
+        "|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        _, _, budget = cell["point"].rpartition(" ")
+        policy, tokens = ("full", None) if cell["point"] == "full" else ("rocketkv", int(budget))
+        wanted = {"policy": policy, "token_budget": tokens, **{name: cell[name] for name in _SAME}}
+        same = [one for one in ours if all(one.get(name) == value for name, value in wanted.items())]
+        count = len(cell["scores"])
+        beside = _percent(same[0]["scores"][:count]) if same and len(same[0]["scores"]) >= count else "not asked"
+        stored = "all" if cell["stored_tokens"] is None else f"{cell['stored_tokens']:,}"
+        question = f"{cell['task']}, {cell['length']:,} tokens, {cell['framing']}"
+        lines.append(f"| {question} | {cell['point']} | {stored} | {_percent(cell['scores'])} | {beside} |")
+    yield (
+        "## Answers of OpenVINO's eviction\n\nSmolLM2-135M-Instruct, the questions of the accuracy bench, greedy. "
+        "*Budget* keeps as many tokens as RocketKV may read per step; *bytes of rocketkv* as many as RocketKV stores at "
+        "that budget, both counted in float32.\n\n" + "\n".join(lines)
+    )
+
+
+_SAME = ("task", "mode", "length", "framing")
+
+
+def _cells(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
+
+
+def _percent(scores: Sequence[float]) -> str:
+    """Mean and standard error in percent, and of how many questions."""
+    found = mean(scores)
+    return f"{found} ({found.samples})"
 
 
 def _tables(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:

@@ -77,12 +77,12 @@ FULL = (
 )
 QUICK = CORE[:1]
 SELECTIONS = {"quick": QUICK, "core": CORE, "full": FULL}
-CORE_CONTEXT = 4096
-"""Up to here the short selections have every contender."""
+_SHORT = 15
+"""Expected seconds up to which the short selections have every contender."""
 
 
 def measurements(points: tuple[Point, ...], *, everybody: bool) -> list[Measurement]:
-    """Every contender of every point; only those of the core at long contexts unless `everybody` is asked for."""
+    """Every contender of every point; only those of the core where it takes long unless `everybody` is asked for."""
     return [
         Measurement(point, contender)
         for point in points
@@ -90,5 +90,5 @@ def measurements(points: tuple[Point, ...], *, everybody: bool) -> list[Measurem
         if point.weights in contender.weights
         and point.context <= contender.longest
         and point.batch in contender.batches
-        and (everybody or contender.core or point.context <= CORE_CONTEXT)
+        and (everybody or contender.core or Measurement(point, contender).expected_seconds() <= _SHORT)
     ]

@@ -14,6 +14,7 @@ from kvc_trt.pages.scale import Scale
 
 WIDTH, HEIGHT = 460, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 14, 46
+_LINE = 19
 _INK, _SOFT, _GRID = "#1b1f24", "#57606a", "#e4e8ec"
 _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
@@ -53,6 +54,8 @@ class Chart:
     """Further values that the vertical axis has to reach."""
     label: str = ""
     """For readers that do not see it."""
+    legend: bool = False
+    """Whether the names of the series stand below, for a picture in a file of its own."""
 
     def svg(self) -> str:
         """Return the chart as one `svg` element."""
@@ -61,9 +64,14 @@ class Chart:
         x = Scale.around(across, _LEFT, WIDTH - _RIGHT)
         y = Scale.around([*upward, *self.y_values], HEIGHT - _BOTTOM, _TOP)
         body = "".join([*self._axes(x, y), *(part for series in self.series for part in _drawn(series, x, y))])
+        height, legend = HEIGHT, ""
+        if self.legend:
+            legend = "".join(_legend(self.series))
+            height += _LINE * len(self.series)
         return (
-            f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-            f'aria-label="{escape(self.label or self.y_name)}" {_FONT}>{body}</svg>'
+            f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+            f'aria-label="{escape(self.label or self.y_name)}" {_FONT}>'
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>{body}{legend}</svg>'
         )
 
     def _axes(self, x: Scale, y: Scale) -> Iterator[str]:
@@ -83,6 +91,12 @@ class Chart:
             f'<text x="14" y="{middle:.1f}" text-anchor="middle" fill="{_INK}" '
             f'transform="rotate(-90 14 {middle:.1f})">{escape(self.y_name)}</text>'
         )
+
+
+def _legend(series: Sequence[Series]) -> Iterator[str]:
+    for place, one in enumerate(series):
+        at = HEIGHT + _LINE * (place + 0.3)
+        yield _marker(one.marker or "s", _LEFT, at - 4, one.colour) + _text(_LEFT + 12, at, one.name, "start", _INK)
 
 
 def _text(x: float, y: float, text: str, anchor: str, colour: str) -> str:

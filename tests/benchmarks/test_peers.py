@@ -111,6 +111,31 @@ def test_the_page_has_the_figures_of_the_results_and_says_what_failed(data, tmp_
     assert "1.06 |" in text
     assert "llama.cpp: no such module" in text
     assert "40.0 GB/s read" in text
+    assert "![" not in text
+
+
+def test_measurements_at_two_contexts_are_drawn_with_every_name(data, tmp_path, monkeypatch):
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    (tmp_path / "docs" / "images").mkdir()
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    monkeypatch.setattr(page, "_PAGE", tmp_path / "docs" / "results" / "peers.md")
+    data["measurements"]["c"] = entry(runs=[run(50, 8.6)], point=replace(POINT, context=16384))
+    text = page.write(data).read_text()
+    assert "![peers-m8-int4-token-ms](../images/peers-m8-int4-token-ms.svg)" in text
+    picture = (tmp_path / "docs" / "images" / "peers-m8-int4-first-token-seconds.svg").read_text()
+    assert picture.count(OURS.name) == 3  # two points and the legend
+
+
+def test_answers_stand_beside_those_of_rocketkv(data, tmp_path, monkeypatch):
+    same = {"task": "niah", "mode": "query-aware", "length": 2048, "framing": "chat"}
+    theirs = {**same, "point": "budget 128", "stored_tokens": 128, "scores": [1, 0, 1, 0]}
+    ours = {**same, "policy": "rocketkv", "token_budget": 128, "scores": [1, 1, 1, 0, 0, 0]}
+    for name, cell in (("peers-eviction", theirs), ("accuracy-smollm2", ours)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"cells": [cell]}))
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    monkeypatch.setattr(page, "_PAGE", tmp_path / "peers.md")
+    expected = "| niah, 2,048 tokens, chat | budget 128 | 128 | 50.0 ± 25.0 (4) | 75.0 ± 21.7 (4) |"
+    assert expected in page.write(data).read_text()
 
 
 @pytest.fixture

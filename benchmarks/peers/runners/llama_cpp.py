@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 import llama_cpp
@@ -37,7 +36,7 @@ class Model:
         if not self._model or not self._context:
             raise SystemExit(f"error: llama.cpp cannot load {request['artefact']}")
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self.versions = {"llama_cpp_python": metadata.version("llama-cpp-python")}
+        self.versions = {"llama_cpp_python": llama_cpp.__version__}
 
     def answer(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Answer:
         """Decode the prompts in blocks, one after the other, then a step of all rows at a time."""
