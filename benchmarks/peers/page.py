@@ -127,8 +127,8 @@ def _answers() -> Iterable[str]:
         lines.append(f"| {question} | {cell['point']} | {stored} | {_percent(cell['scores'])} | {beside} |")
     yield (
         "## Answers of OpenVINO's eviction\n\nSmolLM2-135M-Instruct, the questions of the accuracy bench, greedy. "
-        "*Budget* keeps as many tokens as RocketKV may read per step; *bytes of rocketkv* as many as RocketKV stores at "
-        "that budget, both counted in float32.\n\n" + "\n".join(lines)
+        "*Budget* keeps as many tokens as RocketKV may read per step; *bytes of rocketkv* as many as RocketKV stores "
+        "at that budget, both counted in float32.\n\n" + "\n".join(lines)
     )
 
 
