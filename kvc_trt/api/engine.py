@@ -118,7 +118,11 @@ class Engine:
 
         if self._session is None:
             self._session = session_of(
-                self.directory, backend=self.backend, max_batch_size=max_batch_size, threads=self._threads
+                self.directory,
+                backend=self.backend,
+                max_batch_size=max_batch_size,
+                threads=self._threads,
+                progress=self._progress,
             )
         elif self._session.max_batch_size < max_batch_size:
             self._session.grow(max_batch_size)

@@ -121,7 +121,14 @@ def open_session(
     cannot run there, UnsupportedEnvironment if this machine cannot run it.
     """
     engine = open_engine(engine_dir, progress=progress)
-    return session_of(engine, backend=backend, max_batch_size=max_batch_size, threads=threads, **executor_options)
+    return session_of(
+        engine,
+        backend=backend,
+        max_batch_size=max_batch_size,
+        threads=threads,
+        progress=progress,
+        **executor_options,
+    )
 
 
 def session_of(
@@ -130,19 +137,23 @@ def session_of(
     backend: str | None = None,
     max_batch_size: int = 1,
     threads: int | None = None,
+    progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
     """Open a session over an open engine directory; otherwise like `open_session`."""
+    from kvc_trt.progress import NullProgress
     from kvc_trt.runtime import Session
 
     chosen = _supporting(runner(engine.backend, backend), engine)
     executor = chosen.open(engine, threads=threads, **executor_options)
-    executor.load()
+    with (progress or NullProgress()).task("loading the engine", None):
+        executor.load()
     return Session(
         executor,
         engine.tokenizer,
         max_batch_size,
         end_token_ids=engine.model.eos_token_ids,
+        progress=progress,
     )
 
 

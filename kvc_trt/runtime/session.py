@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled
 from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
@@ -52,6 +53,7 @@ class Session:
         max_batch_size: int,
         *,
         end_token_ids: Iterable[int] = (),
+        progress: Progress | None = None,
     ) -> None:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, found {max_batch_size}")
@@ -61,6 +63,7 @@ class Session:
         self.max_batch_size = max_batch_size
         self.timings = Timings()
         self._end_token_ids = frozenset(end_token_ids)
+        self._progress = progress or NullProgress()
         self._rows: list[Row] = []
         self._next_identity = 0
         executor.allocate(max_batch_size)
@@ -220,10 +223,12 @@ class Session:
 
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
         batch = batch_of(prompts, self.executor.limits.prompt_block)
+        tokens = int(batch.prompt_lengths.sum())
         start = time.perf_counter()
-        prefilled = self.executor.prefill(batch.input_ids, batch.prompt_lengths)
+        with self._progress.task(f"prefill of {tokens} tokens", None):
+            prefilled = self.executor.prefill(batch.input_ids, batch.prompt_lengths)
         self.timings.prefill_seconds += time.perf_counter() - start
-        self.timings.prompt_tokens += int(batch.prompt_lengths.sum())
+        self.timings.prompt_tokens += tokens
         return prefilled
 
     def _row(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import weakref
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
+from kvc_trt.progress import NullProgress
 from kvc_trt.runtime import Request, Sampling, Session
 from tests.runtime.fake_executor import FakeExecutor, FakeGreedyExecutor
 
@@ -58,6 +60,22 @@ def test_a_step_is_one_decode_run_for_all_active_rows():
     assert executor.batch_sizes == [3] * 5
     assert session.timings.decode_runs == 5
     assert session.timings.decode_tokens == 15
+
+
+def test_a_prefill_reports_while_it_runs():
+    shown = []
+
+    class Shown(NullProgress):
+        @contextlib.contextmanager
+        def task(self, description, total):
+            shown.append((description, total))
+            yield lambda amount: None
+            shown.append("done")
+
+    session = Session(FakeExecutor(), None, 4, progress=Shown())
+    session.add([Request(prompt) for prompt in PROMPTS[:3]])
+    session.step()
+    assert shown == [("prefill of 44 tokens", None), "done"]
 
 
 def test_no_run_where_every_row_is_done():
