@@ -23,6 +23,8 @@ PAGE = machine.ROOT / "docs" / "results" / "accuracy-smollm2.md"
 IMAGES = machine.ROOT / "docs" / "images"
 CLAIMED = ("rocketkv", "hybrid")
 """The policies that are set against every press."""
+NEARLY = 0.9
+"""Share of what the whole cache answers from which a method is said to answer still."""
 PANELS = 3
 """Groups side by side in one figure."""
 _MIB = 1 << 20
@@ -49,6 +51,7 @@ def measured(found: Comparison, images: Sequence[str] = ()) -> str:
         _head(found),
         *_asked(found),
         *(f"![{name.removesuffix('.png')}](../images/{name})" for name in images),
+        *_smallest(found),
         *_among_ours(found),
         *_beside_kvpress(found),
         *(part for group in found.groups for part in _group(found, group)),
@@ -197,6 +200,35 @@ def _verdicts(mine: Answered, others: Sequence[Answered]) -> str:
     words = {"better": "better than", "equal": "not told from", "worse": "worse than"}
     verdicts = {name: [f"`{one.method}`" for one in others if _verdict(mine, one) == name] for name in words}
     return "; ".join(f"{words[name]} {', '.join(found)}" for name, found in verdicts.items() if found)
+
+
+def _smallest(found: Comparison) -> Iterator[str]:
+    """Per group, the methods by the fewest bytes with which they still answer nearly what the whole cache answers."""
+    groups = [group for group in found.groups if (full := found.full(group)) is not None and not full.likelihood]
+    if not groups:
+        return
+    yield "## The smallest cache that still answers"
+    yield (
+        f"MiB of cache for one sequence at the smallest point asked where a method answers {NEARLY:.0%} of the "
+        f"questions that its whole cache answers, kvc-trt's policies and kvpress's presses together."
+    )
+    yield "\n".join(_smallest_line(found, group) for group in groups)
+
+
+def _smallest_line(found: Comparison, group: Group) -> str:
+    fewest: dict[str, int] = {}
+    names: list[str] = []
+    for cell in (*found.of(OURS, group), *found.of(KVPRESS, group)):
+        name = f"`{cell.method}`" + (" of kvpress" if cell.side == KVPRESS else "")
+        kept = found.on_answered(cell)
+        if name not in names:
+            names.append(name)
+        if kept is not None and kept.value >= NEARLY:
+            fewest[name] = min(cell.stored, fewest.get(name, cell.stored))
+    reached = [f"{name} {fewest[name] / _MIB:.1f}" for name in sorted(fewest, key=lambda one: fewest[one])]
+    never = [name for name in names if name not in fewest]
+    missed = f"; at no point: {', '.join(never)}" if never else ""
+    return f"- {group}: {', '.join(reached) or 'none'}{missed}."
 
 
 def _among_ours(found: Comparison) -> Iterator[str]:

@@ -79,6 +79,11 @@ def test_policies_stand_beside_presses_at_equal_tokens_and_equal_bytes(found: Co
     assert f"- {GROUP}, budget 256 (n 10): `rocketkv` is better than `hybrid`." in text
 
 
+def test_the_smallest_cache_that_still_answers_is_found_on_both_sides(found: Comparison):
+    line = next(line for line in page.measured(found).splitlines() if line.startswith(f"- {GROUP}: "))
+    assert line.endswith(": `snapkv` of kvpress 26.4, `rocketkv` 60.0; at no point: `hybrid`.")
+
+
 def test_what_is_missing_is_said(found: Comparison):
     text = page.measured(found)
     assert "`needles` (0 of 1 groups have all 64 questions)" in text
