@@ -22,8 +22,10 @@ from kvc_trt.operators.shapes import Layout, float32
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
+CONTRIBUTED_PRODUCT = "MatMulNBits"
+"""ONNX Runtime's own operator, which the body calls, and which graphs of older engines call themselves."""
 ROUNDED_INPUT = 4
-"""The accuracy level of MatMulNBits that rounds its input to 8 bits."""
+"""Its accuracy level that rounds its input to 8 bits."""
 
 PACKED = Tensor("packed", UINT8, ("Out", "Blocks", "Bytes"))
 SCALES = Tensor("scales", FLOAT16, ("Out", "Blocks"))
@@ -35,7 +37,8 @@ BLOCK_SIZE = Attribute("block", 16, 256, "columns that share a scale, a power of
 
 def _write_linear(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     product = emit.call(
-        "MatMulNBits", "x", "packed", float32(emit, "scales"), domain=CONTRIB_DOMAIN, accuracy_level=ROUNDED_INPUT,
+        CONTRIBUTED_PRODUCT, "x", "packed", float32(emit, "scales"), domain=CONTRIB_DOMAIN,
+        accuracy_level=ROUNDED_INPUT,
         K=emit.reference("in_features"), N=emit.reference("out_features"),
         bits=emit.reference("bits"), block_size=emit.reference("block"),
     )  # fmt: skip

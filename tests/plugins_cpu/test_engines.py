@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx.inliner import inline_selected_functions
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import VARIABLE
 from kvc_trt.engine.program import Program
+from kvc_trt.operators import KVC_DOMAIN
+from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
 from tests.backends.onnxruntime.test_executor import filled
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq")
@@ -81,6 +86,20 @@ def test_steps_write_where_the_buffers_are(
             np.testing.assert_array_equal(changed, expected, err_msg=name)
         else:
             assert (buffer != before[name]).any(axis=(1, 2, 3)).all(), name
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_engines_whose_graphs_call_onnx_runtimes_product_still_prepack_it(
+    make_program: Callable[..., Program], precision: str, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines built before there was an operator for it: without prepacking, a step takes 50 times as long."""
+    monkeypatch.setenv(VARIABLE, str(library))
+    program = make_program("full", precision)
+    whole = onnx.load(program.decode, load_external_data=False)
+    inlined = inline_selected_functions(whole, [(KVC_DOMAIN, QUANTISED_LINEAR.name)])
+    assert any(node.op_type == CONTRIBUTED_PRODUCT for node in inlined.graph.node)
+    assert OnnxRuntimeExecutor(replace(program, decode=lambda: inlined)).prepacks_decode
+    assert not OnnxRuntimeExecutor(program).prepacks_decode
 
 
 def test_caches_of_another_type_run_the_bodies(

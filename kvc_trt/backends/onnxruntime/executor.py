@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
-from kvc_trt.engine.program import Graph, Program, engine_program, split_by_graph
+from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR
+from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
 from kvc_trt.runtime.executor import Limits, Prefilled
 from kvc_trt.sizes import readable_size
 
@@ -101,11 +101,14 @@ class OnnxRuntimeExecutor:
     def prepacks_decode(self) -> bool:
         """Whether decode copies its weights.
 
-        The body of a quantised product must: a step takes 50 times as long otherwise. Native ones read the file.
+        ONNX Runtime's own quantised product must: a step takes 50 times as long otherwise. Native ones read the file.
         """
         if self._quantised:
             native = native_operators(self.program.dtype)
-            return native is None or QUANTISED_LINEAR.name not in native.operators
+            if native is None or QUANTISED_LINEAR.name not in native.operators:
+                return True
+            # Graphs of older engines call ONNX Runtime's product themselves, which no library replaces.
+            return any(node.op_type == CONTRIBUTED_PRODUCT for node in read_graph(self.program.decode).graph.node)
         return self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
 
     @property
