@@ -25,34 +25,40 @@ constexpr BlockBytes kHalves{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 
 constexpr BlockBytes kEighths{0,  2,  4,  6,  1,  3,  5,  7,  8,  10, 12, 14, 9,  11, 13, 15,
                               16, 18, 20, 22, 17, 19, 21, 23, 24, 26, 28, 30, 25, 27, 29, 31};
 
-/// The largest element, in every lane.
+/// The largest lane.
 template <int... Lanes>
-Vector largest_everywhere(Vector vector, Numbers<Lanes...>) {
+int32_t largest_lane(Integers vector, Numbers<Lanes...>) {
     for (int half = kWidth / 2; half > 0; half /= 2) {
         const Integers across = (Integers{Lanes...} + half) & (kWidth - 1);
-        vector = larger(vector, __builtin_shuffle(vector, across));
+        const Integers other = __builtin_shuffle(vector, across);
+        vector = vector > other ? vector : other;
     }
-    return vector;
+    return vector[0];
 }
 
 /// Rounds one block to levels, in order of its elements, and returns the scale.
 float round_block(const float* x, int8_t* levels) {
     constexpr int vectors = kBlock / kWidth;
     typedef int8_t Levels __attribute__((vector_size(kWidth)));
-    Vector parts[vectors], largest{};
+    Vector parts[vectors];
+    // Magnitudes by their bits: those of NaN are above all others, so it reaches the scale, and by it the results.
+    Integers magnitudes{};
     for (int i = 0; i < vectors; ++i) {
         parts[i] = load(x + i * kWidth);
-        largest = larger(larger(parts[i], -parts[i]), largest);
+        const Integers magnitude = reinterpret_cast<Integers>(parts[i]) & INT32_MAX;
+        magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
     }
-    largest = largest_everywhere(largest, typename Counted<kWidth>::Type{});
-    const float inverse = largest[0] > 0.0f ? kLargestLevel / largest[0] : 0.0f;
+    const int32_t bits = largest_lane(magnitudes, typename Counted<kWidth>::Type{});
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
+    const float inverse = largest > 0.0f ? kLargestLevel / largest : 0.0f;
     const Vector rounding = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
     for (int i = 0; i < vectors; ++i) {
         const Integers whole = __builtin_convertvector((parts[i] * inverse + rounding) - rounding, Integers);
         const Levels narrow = __builtin_convertvector(whole, Levels);
         std::memcpy(levels + i * kWidth, &narrow, sizeof narrow);
     }
-    return largest[0] / kLargestLevel;
+    return largest / kLargestLevel;
 }
 
 /// Where the levels of a block go that `dot` multiplies by vectors of a row.

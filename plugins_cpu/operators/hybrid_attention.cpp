@@ -59,15 +59,18 @@ private:
     /// Entries that a row of `length` reads.
     int64_t chosen(int64_t length) const { return length <= rule_.dense_limit() ? length : rule_.top_k; }
 
+    /// The maximum of both; NaN enters and stays, as in the reference.
+    static void raise(float& bound, float value) {
+        if (!(value <= bound) && !std::isnan(bound)) bound = value;
+    }
+
     void raise_bounds(int64_t row) const {
         const int64_t size = step_.head_size(), page = (step_.length(row) - 1) / rule_.page_size;
         float* const column = bounds_ + row * 2 * size * pages_ + page;
         const float* const key = step_.new_key(row);
         for (int64_t channel = 0; channel < size; ++channel) {
-            float& high = column[channel * pages_];
-            float& low = column[(size + channel) * pages_];
-            high = std::max(high, key[channel]);
-            low = std::max(low, -key[channel]);
+            raise(column[channel * pages_], key[channel]);
+            raise(column[(size + channel) * pages_], -key[channel]);
         }
     }
 

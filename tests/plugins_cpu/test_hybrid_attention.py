@@ -83,6 +83,22 @@ def test_nan_ranks_below_every_number(library: Path, instructions: str) -> None:
     assert np.isfinite(found["output"][0, 4:]).all(), "heads of the other group"
 
 
+@pytest.mark.parametrize("length", [40, 41, 42])
+def test_a_nan_key_makes_the_bounds_of_its_page_nan_for_good(library: Path, instructions: str, length: int) -> None:
+    """Wherever in the page it lies: the next keys of the page do not make the bound a number again."""
+    case = Case()
+    keys, values, bounds = bodies.cache(case, [length])
+    query, k_new, v_new = new_entry(case, 1)
+    k_new[0, 0, 3] = np.nan
+    for step, key in enumerate((k_new, np.zeros_like(k_new), np.ones_like(k_new))):
+        found = native(case, library)(query, key, v_new, keys, values, bounds, np.array([length + step]))
+        keys, values, bounds = found["k_cache_out"], found["v_cache_out"], found["bounds_out"]
+        page = length // case.page_size
+        assert np.isnan(bounds[0, 0, [3, 3 + SIZE], page]).all(), step
+        assert np.count_nonzero(np.isnan(bounds)) == 2, step
+        np.testing.assert_array_equal(found["selected"][0, 0, :12], np.arange(12))
+
+
 def test_equal_pages_tie_wherever_they_lie(library: Path, instructions: str) -> None:
     """Whole vectors and what is left behind them compute the same: every page repeats, the lowest win."""
     case = replace(Case(), page_size=1, top_r=16)

@@ -97,6 +97,24 @@ def test_zeros_give_zeros(library: Path) -> None:
     assert not native(np.zeros((3, 64), np.float32), packed, scales)["y"].any()
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("tokens", [2, 20])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_an_input_that_is_no_number_spoils_its_token_and_no_other(
+    library: Path, instructions: str, value: float, tokens: int, bits: int
+) -> None:
+    packed, scales = matrix(10, 40, 96, bits)
+    native = NativeNode(BODY, attributes(96, 40, bits), library)
+    clean = normal(11, tokens, 96)
+    expected = native(clean, packed, scales)["y"]
+    for place in (0, 5, 31, 32, 63, 95):
+        x = clean.copy()
+        x[1, place] = value
+        found = native(x, packed, scales)["y"]
+        assert np.isnan(found[1]).all(), place
+        np.testing.assert_array_equal(np.delete(found, 1, axis=0), np.delete(expected, 1, axis=0))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
