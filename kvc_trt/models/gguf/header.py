@@ -43,6 +43,11 @@ _STRING, _ARRAY = 8, 9
 _SHORTEST_PAIR = 8 + 1 + 4 + 1
 """Bytes of the shortest key with its value: a key of one byte, a value of one."""
 _SHORTEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
+_MOST_KEYS = 4096
+_MOST_TENSORS = 65_536
+_MOST_TEXTS = 2_097_152
+"""In all arrays together. Large models have 50 keys, 2,000 tensors, and 800,000 tokens and merges: a header of many
+short entries would take ten times its own size in Python's objects."""
 _LONGEST_NAME = 1024
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
@@ -50,7 +55,7 @@ _MAX_ALIGNMENT = 1 << 20
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GgufTensor:
     """One tensor: its shape as in Hugging Face (matrices are [out, in]), and its bytes, from the start of the file."""
 
@@ -90,14 +95,14 @@ def read_header(file: TensorFile) -> GgufHeader:
         found = "in big-endian byte order" if swapped else f"of version {version}"
         raise cursor.wrong(f"is GGUF {found}, expected little-endian and version 2 or 3")
     tensor_count, pair_count = cursor.number("Q", "tensor count"), cursor.number("Q", "metadata count")
-    cursor.check_count(pair_count, _SHORTEST_PAIR, "metadata keys")
+    cursor.check_count(pair_count, _SHORTEST_PAIR, "metadata keys", most=_MOST_KEYS)
     metadata: dict[str, Value] = {}
     for _ in range(pair_count):
         key = cursor.text("a metadata key", _LONGEST_NAME)
         if key in metadata:
             raise cursor.wrong(f"metadata key {describe(key)} is given twice")
         metadata[key] = _value(cursor, key)
-    cursor.check_count(tensor_count, _SHORTEST_TENSOR, "tensors")
+    cursor.check_count(tensor_count, _SHORTEST_TENSOR, "tensors", most=_MOST_TENSORS)
     entries = [_tensor(cursor) for _ in range(tensor_count)]
     alignment = _alignment(metadata, cursor)
     start = -(-cursor.position // alignment) * alignment
@@ -116,6 +121,7 @@ class _Cursor:
     def __init__(self, file: TensorFile) -> None:
         self.position = 0
         self.size = file.size
+        self.texts_left = _MOST_TEXTS
         self._file = file
         self._limit = min(file.size, MAX_HEADER_BYTES)
         self._buffer = bytearray()
@@ -123,10 +129,12 @@ class _Cursor:
     def wrong(self, problem: str) -> InputError:
         return InputError(f"{self._file.path}: {problem}")
 
-    def check_count(self, count: int, shortest: int, what: str) -> None:
+    def check_count(self, count: int, shortest: int, what: str, *, most: int = MAX_HEADER_BYTES) -> None:
         left = self._limit - self.position
         if count * shortest > left:
             raise self.wrong(f"{count} {what} in a header of which {left} bytes are left: truncated, or not a header")
+        if count > most:
+            raise self.wrong(f"{count} {what}, expected at most {most}")
 
     def take(self, count: int, what: str) -> bytes:
         end = self.position + count
@@ -167,7 +175,8 @@ def _value(cursor: _Cursor, key: str) -> Value:
         raise cursor.wrong(f"{what} has a value of type {kind}, which GGUF does not have")
     inner, count = cursor.number("I", what), cursor.number("Q", what)
     if inner == _STRING:
-        cursor.check_count(count, 8, f"texts of {what}")
+        cursor.check_count(count, 8, f"texts of {what}", most=cursor.texts_left)
+        cursor.texts_left -= count
         return [cursor.text(what) for _ in range(count)]
     if inner not in _SCALARS:
         raise cursor.wrong(f"{what} is an array of type {inner}, expected one of numbers or text")

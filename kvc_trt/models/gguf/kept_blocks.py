@@ -54,7 +54,7 @@ def _offsets(blocks: NDArray[np.uint8], scales: NDArray[np.float16], where: str)
     offsets: NDArray[np.float32] = minima + eighths
     if not np.isfinite(offsets).all():
         raise InputError(f"{where}: contains NaN or infinite weights")
-    if not np.array_equal(offsets - eighths, minima):
+    if not np.array_equal(offsets, minima.astype(np.float64) + eighths):  # 53 bits hold every such sum exactly
         raise InputError(
             f"{where}: its minima and scales are too far apart to be added exactly in float32",
             hint="--weights int8 quantises them anew",

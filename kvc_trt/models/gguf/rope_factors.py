@@ -22,11 +22,18 @@ _TOLERANCE = 1e-5
 """Relative; converters compute the table in another order of operations than models do."""
 
 
-def llama3_scaling(factors: NDArray[Any], base: float, head_size: int, where: str) -> dict[str, Any] | None:
-    """Hugging Face's `rope_scaling` that divides the frequencies by `factors` [D/2]; None where all of them are 1."""
+def check_shape(shape: tuple[int, ...], head_size: int, where: str) -> None:
+    """Raise InputError unless there is one factor for each rotary pair; asked before the table is read."""
     expected = head_size // 2
-    if factors.shape != (expected,):
-        raise InputError(f"{where}: shape {list(factors.shape)}, expected [{expected}], one for each rotary pair")
+    if shape != (expected,):
+        raise InputError(f"{where}: shape {list(shape)}, expected [{expected}], one for each rotary pair")
+
+
+def llama3_scaling(factors: NDArray[Any], base: float, head_size: int, where: str) -> dict[str, Any] | None:
+    """Hugging Face's `rope_scaling` that divides the frequencies by `factors` [D/2]; None where all of them are 1.
+
+    Raises InputError for any other table.
+    """
     if not np.isfinite(factors).all() or (factors < 1).any():
         raise InputError(f"{where}: expected finite numbers of at least 1")
     if (factors == 1).all():

@@ -15,6 +15,7 @@ from kvc_trt.errors import InputError, describe
 from kvc_trt.models.gguf.architecture import end_tokens
 from kvc_trt.models.gguf.header import GgufHeader
 from kvc_trt.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from kvc_trt.models.tokenizer import check_size
 
 _PREFIX = "tokenizer.ggml."
 _BYTE_LEVEL = "gpt2"
@@ -35,7 +36,7 @@ class _TokenizerMetadata:
     """The keys of one file, checked when read."""
 
     def __init__(self, header: GgufHeader, vocab_size: int) -> None:
-        self._header = header
+        self._header, self._vocab_size = header, vocab_size
         kind = self._scalar("model", str)
         if kind is None:
             raise self._wrong("model", "missing", f"{_BYTE_LEVEL}: the file has no tokenizer", hint=_ANOTHER_WAY)
@@ -66,6 +67,8 @@ class _TokenizerMetadata:
             raise InputError(f"{self._header.source}: {_TEMPLATE} is {describe(template)}, expected text")
         if template:
             files["chat_template.jinja"] = template.encode()
+        for name, content in files.items():
+            check_size(name, len(content), f"{self._header.source}: {name} of its metadata")
         self._check_loads(files["tokenizer.json"])
         return files
 
@@ -114,7 +117,7 @@ class _TokenizerMetadata:
     def _generation_config(self) -> dict[str, Any]:
         ids = {"bos_token_id": self._named["bos_token"], "pad_token_id": self._named["pad_token"]}
         given = {name: number for name, number in ids.items() if number is not None}
-        ends = end_tokens(self._header)
+        ends = end_tokens(self._header, self._vocab_size)
         return given | ({"eos_token_id": ends} if ends else {})
 
     def _post_processor(self) -> dict[str, Any] | None:

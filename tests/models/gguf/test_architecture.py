@@ -68,7 +68,11 @@ def test_a_scaling_that_is_switched_off_is_none(config):
         ({"changes": {"attention.sliding_window": 512}}, "llama.attention.sliding_window is 512, expected 0"),
         ({"changes": {"logit_scale": 8.0}}, "llama.logit_scale is 8.0, expected 0.0"),
         ({"changes": {"attention.causal": False}}, "llama.attention.causal is False, expected True"),
-        ({"changes": {"tokenizer.ggml.eos_token_id": 5000}}, "tokenizer.ggml.eos_token_id is .*5000.*, expected token"),
+        ({"changes": {"tokenizer.ggml.eos_token_id": 5000}}, "tokenizer.ggml.eos_token_id is 5000, expected a token"),
+        ({"changes": {"tokenizer.ggml.eot_token_id": 5000}}, "tokenizer.ggml.eot_token_id is 5000, expected a token"),
+        ({"changes": {"tokenizer.ggml.eom_token_id": "abc"}}, "tokenizer.ggml.eom_token_id is 'abc', expected a token"),
+        ({"changes": {"rope.scaling.factor": -1.0}}, "llama.rope.scaling.factor is -1.0, expected a number of"),
+        ({"changes": {"rope.scale_linear": "a"}}, "llama.rope.scale_linear is 'a', expected a number of at least 1"),
         ({"absent": ("token_embd.weight",)}, "tensor token_embd.weight is missing"),
     ],
 )  # fmt: skip

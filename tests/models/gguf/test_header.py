@@ -80,6 +80,17 @@ CASES = {
 }
 
 
+MANY = 100_000
+CASES |= {
+    "many keys": (header([pair(b"k", 0, b"\0")] * MANY, []), f"{MANY} metadata keys, expected at most 4096"),
+    "many tensors": (header([], [entry(b"t", (8,), 0, 0)] * MANY), f"{MANY} tensors, expected at most 65536"),
+    "many texts": (
+        header([pair(b"k", 9, array(8, 25 * MANY, text(b"") * 25 * MANY))], []),
+        f"{25 * MANY} texts of metadata key 'k', expected at most 2097152",
+    ),
+}
+
+
 def opened(path):
     """The error of reading a file, and the most memory that it took."""
     tracemalloc.start()
@@ -124,6 +135,14 @@ def test_a_header_has_a_largest_size(tmp_path, monkeypatch):
     path = tmp_path / "large.gguf"
     path.write_bytes(header([pair(b"k", 8, text(b"x" * 4000))], []))
     with pytest.raises(InputError, match="are left of the 2048 of a header"):
+        GgufCheckpoint(path)
+
+
+def test_texts_are_counted_over_all_arrays(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvc_trt.models.gguf.header._MOST_TEXTS", 5)
+    path = tmp_path / "many.gguf"
+    path.write_bytes(header([pair(key, 9, array(8, 3, text(b"") * 3)) for key in (b"a", b"b")], []))
+    with pytest.raises(InputError, match="3 texts of metadata key 'b', expected at most 2"):
         GgufCheckpoint(path)
 
 

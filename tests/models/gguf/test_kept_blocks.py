@@ -64,5 +64,6 @@ def test_nan_and_infinite_scales_are_refused(kind, raw):
 def test_what_float32_cannot_add_exactly_is_refused():
     """Eight times the scale and the minimum together take more than the 24 bits of a float32."""
     kept_blocks(block(0.1, 6e-8), "Q4_1", "here")
-    with pytest.raises(InputError, match="too far apart to be added exactly in float32"):
-        kept_blocks(block(30000, 6e-8), "Q4_1", "here")
+    for scale, minimum in ((30000, 6e-8), (1.788e-07, 33), (1e-6, 33)):
+        with pytest.raises(InputError, match="too far apart to be added exactly in float32"):
+            kept_blocks(block(scale, minimum), "Q4_1", "here")

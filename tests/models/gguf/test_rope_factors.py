@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,7 @@ def test_factors_of_one_are_no_scaling():
     [
         (lambda table: table * 1.01, "not those of Llama 3.1's rotary scaling"),
         (lambda table: table[:-1], r"shape \[31\], expected \[32\]"),
+        (lambda table: table[None], r"shape \[1, 32\], expected \[32\]"),
         (lambda table: table * np.nan, "finite numbers"),
         (lambda table: table / 100, "at least 1"),
     ],
@@ -66,3 +69,14 @@ def test_other_factors_are_refused(changed, message, tmp_path):
     path = write(tmp_path / "model.gguf", changes={"rope.freq_base": 500000.0}, extra={"rope_freqs.weight": table})
     with pytest.raises(InputError, match=rf"model\.gguf: tensor rope_freqs\.weight: .*{message}"):
         GgufCheckpoint(path)
+
+
+def test_a_table_of_another_size_is_refused_before_it_is_read(tmp_path):
+    path = write(tmp_path / "model.gguf", extra={"rope_freqs.weight": np.ones(4 << 20, np.float32)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"rope_freqs\.weight: shape \[4194304\], expected \[32\]"):
+            GgufCheckpoint(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()

@@ -97,6 +97,11 @@ def test_a_file_without_a_template_has_none(contents):
     assert "chat_template.jinja" not in contents(absent=("tokenizer.chat_template",))
 
 
+def test_what_an_engine_could_not_read_again_is_refused(contents):
+    with pytest.raises(InputError, match=r"chat_template\.jinja of its metadata: 2\.0 MiB, expected at most 1\.0 MiB"):
+        contents(changes={"tokenizer.chat_template": "a" * (2 << 20)})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
