@@ -12,8 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.accuracy_kvpress import ADAKV
 from kvc_trt.accuracy.cell import Mean, interval, mean
 from kvc_trt.accuracy.paired import difference, on_answered
+from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
 
 OURS, KVPRESS = "kvc-trt", "kvpress"
@@ -109,11 +111,13 @@ def methods(cells: Sequence[Answered]) -> list[str]:
 
 
 def read(ours: Path, theirs: Path | None) -> Comparison:
-    """Both results; the second may not be there yet."""
+    """Both results; the second may not be there yet. InputError where they are answers to other questions."""
     mine = json.loads(ours.read_text(encoding="utf-8"))
     other = json.loads(theirs.read_text(encoding="utf-8")) if theirs is not None and theirs.is_file() else {}
     cells = [_ours(one) for one in mine["cells"] if one.get("scores")]
-    cells += [_theirs(one, other["bytes_per_token"]) for one in other.get("cells", [])]
+    if other:
+        _check_same_questions(mine, other)
+        cells += _theirs(other)
     absent = [(_group(c), c["policy"], c.get("token_budget"), c["reason"]) for c in mine["cells"] if "reason" in c]
     return Comparison(mine, other, tuple(cells), tuple(absent))
 
@@ -131,9 +135,34 @@ def _ours(cell: dict[str, Any]) -> Answered:
     )  # fmt: skip
 
 
-def _theirs(cell: dict[str, Any], bytes_per_token: int) -> Answered:
-    stored = round(sum(cell["kept"]) / len(cell["kept"])) + cell["output_tokens"]
-    return Answered(
-        KVPRESS, _group(cell), cell["press"], cell["label"], stored * bytes_per_token, tuple(cell["scores"]),
-        cell["task"] == "log-summary",
-    )  # fmt: skip
+def _theirs(result: dict[str, Any]) -> list[Answered]:
+    """kvpress's cells. AdaKV masks tokens and frees none: it stores what the whole cache stores."""
+    whole = {_group(one): one["kept"] for one in result["cells"] if one["press"] == BASELINE}
+    found = []
+    for cell in result["cells"]:
+        kept = whole[_group(cell)] if cell["press"] == ADAKV else cell["kept"]
+        stored = round(sum(kept) / len(kept)) + cell["output_tokens"]
+        found.append(
+            Answered(
+                KVPRESS, _group(cell), cell["press"], cell["label"], stored * result["bytes_per_token"],
+                tuple(cell["scores"]), cell["task"] == "log-summary",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _check_same_questions(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    models = [one["settings"]["checkpoint"] for one in (ours, theirs)]
+    if models[0] != models[1]:
+        raise InputError(
+            f"kvpress's result: expected answers of checkpoint {models[0]}, found {models[1]}; "
+            "run make bench-accuracy-smollm2"
+        )
+    asked = {_group(one): one["dataset"] for one in ours["cells"] if one.get("scores")}
+    for cell in theirs["cells"]:
+        expected = asked.get(_group(cell), cell["dataset"])
+        if cell["dataset"] != expected:
+            raise InputError(
+                f"kvpress's result, {_group(cell)}: expected answers to data set {expected}, found {cell['dataset']}; "
+                "run make bench-accuracy-smollm2"
+            )

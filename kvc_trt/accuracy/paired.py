@@ -31,13 +31,18 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Mean | None:
     return paired_difference(first[:common], second[:common]) if common else None
 
 
+def higher_and_lower(first: Sequence[float], second: Sequence[float]) -> tuple[int, int]:
+    """On how many questions the first scores higher than the second, and on how many lower."""
+    pairs = list(zip(first, second, strict=False))
+    return sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+
+
 def sign_test(first: Sequence[float], second: Sequence[float]) -> float:
     """How often two equally good methods differ on as many questions in one direction, or more: exact, two-sided.
 
     It asks only on how many questions each is better, so that it holds for few questions too, where a standard error
-    of answers that are all alike is 0.
+    of answers that are all alike is 0. Its direction is that of `higher_and_lower`, which the mean may contradict.
     """
-    pairs = list(zip(first, second, strict=False))
-    better, worse = (sum(one) for one in ([a > b for a, b in pairs], [a < b for a, b in pairs]))
-    count, tail = better + worse, min(better, worse)
+    higher, lower = higher_and_lower(first, second)
+    count, tail = higher + lower, min(higher, lower)
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(tail + 1)) / (1 << count))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.accuracy.paired import difference, on_answered, sign_test
+from kvc_trt.accuracy.paired import difference, higher_and_lower, on_answered, sign_test
 
 
 def test_only_what_the_full_cache_answers_counts():
@@ -34,3 +34,7 @@ def test_few_questions_show_nothing_however_alike_they_are():
     assert sign_test((1.0, 0.0, 1.0), (0.0, 1.0, 1.0)) == 1.0
     assert sign_test((), ()) == 1.0
     assert sign_test((1.0,) * 9 + (0.0,), (0.0,) * 9 + (1.0,)) == pytest.approx(2 * 11 / 2**10)
+
+
+def test_questions_are_counted_as_far_as_both_go():
+    assert higher_and_lower((1.0, 0.0, 0.5, 1.0), (0.0, 1.0, 0.25)) == (2, 1)
