@@ -8,8 +8,9 @@ own place, behind a layer's attention, on the layer's full cache, and what it re
 press finds the cache whole. Presses that keep equally many tokens are decoded as rows of one batch. AdaKV masks tokens
 of a cache that stays whole: it frees nothing, is decoded alone, and is asked at equal token budgets only.
 
-Answers are greedy, with the positions of the text, as in kvpress's pipeline. Writes build/accuracy/kvpress.jsonl, a
-line per question and point, so that a stopped run goes on, and benchmarks/results/accuracy-smollm2-kvpress.json.
+Answers are greedy, with the positions of the text, as in kvpress's pipeline. Writes a line per question to a file of
+build/accuracy that is named after the checkpoint and kvpress's version, so that a stopped run goes on and no answers
+of others are taken, and benchmarks/results/accuracy-smollm2-kvpress.json with every line that is there.
 """
 
 from __future__ import annotations
@@ -231,10 +232,25 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     asked = json.loads(arguments.questions.read_text(encoding="utf-8"))
-    kept = machine.ROOT / "build" / "accuracy" / "kvpress.jsonl"
+    kept = lines_path(asked)
     until = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     measure(load(arguments.model), asked, kept, until)
-    print(write_result(asked, [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]))
+    print(write_result(asked, lines_of(kept)))
+
+
+def lines_path(asked: Mapping[str, Any]) -> Path:
+    """Where the answers of a checkpoint under this version of kvpress are kept."""
+    name = f"kvpress-{metadata.version('kvpress')}-{asked['settings']['checkpoint'][:12]}.jsonl"
+    return machine.ROOT / "build" / "accuracy" / name
+
+
+def lines_of(kept: Path) -> list[dict[str, Any]]:
+    """A line per answered question. The last one, where a run was ended while it wrote it, is removed from the file."""
+    content = kept.read_bytes() if kept.is_file() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        write_whole(kept, whole)
+    return [json.loads(line) for line in whole.decode("utf-8").splitlines()]
 
 
 def load(path: Path) -> tuple[PreTrainedModel, Any]:
@@ -250,11 +266,10 @@ def measure(loaded: tuple[PreTrainedModel, Any], asked: Mapping[str, Any], kept:
     end = model.generation_config.eos_token_id
     ends = frozenset(end if isinstance(end, list) else [end])
     kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.touch()
-    known = {_key(line) for line in map(json.loads, kept.read_text(encoding="utf-8").splitlines())}
+    known = {_key(line) for line in lines_of(kept)}
     commit = machine.commit()
     for group in asked["groups"]:
-        place = {name: group[name] for name in ("task", "mode", "length", "framing", "dataset")}
+        place = {name: group[name] for name in ("task", "mode", "length", "framing", "dataset", "output_tokens")}
         for index in range(group["asked"]):
             line: dict[str, Any] = {**place, "index": index}
             if _key(line) in known or (until is not None and time.monotonic() >= until):
@@ -279,19 +294,16 @@ def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def write_result(asked: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Path:
-    """A cell per group, press and point, its scores in the order of the questions."""
-    rooms = {(group["dataset"], group["mode"]): group["output_tokens"] for group in asked["groups"]}
+    """A cell per group, press and point, its scores and what was kept of the prompts in the order of the questions."""
     cells: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in sorted(lines, key=lambda one: one["index"]):
         place = {name: line[name] for name in ("task", "mode", "length", "framing", "dataset")}
         for point in line["points"]:
             named = {**place, "press": point["press"], "label": point["label"]}
-            room = rooms[line["dataset"], line["mode"]]
-            cell = cells.setdefault(tuple(named.values()), {**named, "output_tokens": room, "kept": [], "scores": []})
+            new = {**named, "output_tokens": line["output_tokens"], "kept": [], "scores": []}
+            cell = cells.setdefault(tuple(named.values()), new)
             cell["kept"].append(point["kept"])
             cell["scores"].append(point["score"])
-    for cell in cells.values():
-        cell["kept"] = sorted(set(cell["kept"]))  # prompts differ by a few tokens, and so do shares of them
     record = machine.record()
     commits = list(dict.fromkeys(line["commit"] for line in lines)) or [record["commit"]]
     record["commit"] = ", ".join(sorted(commits, key=lambda one: str(one).endswith("-dirty")))

@@ -50,3 +50,36 @@ def test_a_point_keeps_what_budget_bytes_and_ratio_leave_of_a_prompt():
     }  # fmt: skip
     for kept in (65, 988, 1999):
         assert int(2000 * (1 - kvpress.ratio_for(kept, 2000))) == kept
+
+
+def line_of(index, **changes):
+    place = {"task": "t", "mode": "m", "length": 9, "framing": "chat", "dataset": "d", "output_tokens": 12}
+    points = [{"press": "knorm", "label": "ratio 0.5", "kept": 1000 + index, "score": index}]
+    return {**place, "index": index, "points": points, "seconds": 1.0, "commit": "abc", **changes}
+
+
+def test_a_line_that_a_stopped_run_cut_short_is_asked_again(tmp_path):
+    kept = tmp_path / "lines.jsonl"
+    assert kvpress.lines_of(kept) == []
+    kept.write_text(json.dumps(line_of(0)) + "\n" + json.dumps(line_of(1))[:-9])
+    assert kvpress.lines_of(kept) == [line_of(0)]
+    with kept.open("a") as file:
+        file.write(json.dumps(line_of(1)) + "\n")
+    assert kvpress.lines_of(kept) == [line_of(0), line_of(1)]
+
+
+def test_answers_of_another_checkpoint_or_version_are_kept_apart(monkeypatch):
+    monkeypatch.setattr(kvpress.metadata, "version", lambda name: "0.5.5")
+    first, second = (kvpress.lines_path({"settings": {"checkpoint": one * 64}}) for one in "ab")
+    assert first.name == f"kvpress-0.5.5-{'a' * 12}.jsonl"
+    assert first != second
+
+
+def test_answers_stay_in_the_result_when_fewer_stages_are_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(kvpress.metadata, "version", lambda name: "0.5.5")
+    monkeypatch.setattr(kvpress.machine, "result_path", lambda name, record: tmp_path / name)
+    asked = {"settings": {"checkpoint": "c"}, "bytes_per_token": 10, "groups": []}
+    path = kvpress.write_result(asked, [line_of(1), line_of(0), line_of(0, mode="other")])
+    first, second = json.loads(path.read_text())["cells"]
+    assert (first["kept"], first["scores"], first["output_tokens"]) == ([1000, 1001], [0, 1], 12)
+    assert second["mode"] == "other"
