@@ -18,6 +18,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 _MARKERS = "os^DvPX*<>h"
 _SAME = {"snapkv": "snapkv-gqa", "adakv-snapkv": "snapkv"}
 """Presses and the policies that are most like them: they share a colour."""
+_NO_POLICY = Style("#009E73", "h", "-.")
+"""Of a press that is no policy, in a colour that no other press has."""
 Place = Callable[[Answered], float | None]
 """Where a cell stands on the x axis; None leaves it out."""
 
@@ -58,10 +60,11 @@ def _figure(found: Comparison, groups: Sequence[Group], place: Place, label: str
 
 
 def _style(method: str) -> Style:
-    """By the method's place among our policies; presses that are no policy come after them."""
+    """By the method's place among our policies."""
     names = [*CLAIMED, *OTHERS]
-    place = names.index(method) if method in names else len(names) + 1
-    count = len(_COLOURS)
+    if method not in names:
+        return _NO_POLICY
+    place, count = names.index(method), len(_COLOURS)
     return Style(_COLOURS[place % count], _MARKERS[place % len(_MARKERS)], ("-", "--", ":", "-.")[place // count])
 
 
