@@ -77,6 +77,7 @@ def weight_bytes(model: ModelConfig, weights: str) -> WeightBytes:
     """Bytes of the weights in a format, fp32 to int4 (rotary tables and scales of rows, a few MB, left out).
 
     In fp8 the output matrix is in bf16, as in checkpoints; in int4 the embedding is in int8, and so is a tied head.
+    Kept blocks are taken for Q4_1 with a table in 8 bits, an estimate: `engine_weights` counts those of a file.
     """
     parameters = count_parameters(model)
     vectors = parameters.vectors * _ACTIVATION_BYTES[weights]

@@ -15,9 +15,10 @@ from kvc_trt.backends.registry import benchmark_for
 from kvc_trt.engine.program import engine_program
 from kvc_trt.machine import machine_record, peak_resident_bytes
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.profile.engine_weights import engine_weight_bytes
 from kvc_trt.profile.findings import findings
 from kvc_trt.profile.floor import StepCost, ceiling_speedup, floor_seconds
-from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
+from kvc_trt.profile.model_size import cache_itemsize
 from kvc_trt.profile.request import ProfileRequest
 from kvc_trt.profile.statistics import summarise
 from kvc_trt.profile.sweep import Side, SweepRow, run_sweep
@@ -40,8 +41,10 @@ def profile_engine(engine: EngineDirectory, request: ProfileRequest, progress: P
     sweep = run_sweep(engine, request, progress, benchmark)
     after = _copy_bandwidth(benchmark, progress)
     bandwidth = max(before, after, key=lambda found: found.median)
-    formats = Formats(benchmark.weight_format(engine_program(engine)), engine_program(engine).weight_format)
-    rows = measurement_rows(sweep.rows, engine.model, formats, bandwidth.median)
+    program = engine_program(engine)
+    read = engine_weight_bytes(program, benchmark.weight_format(program)).per_step
+    costs = StepCosts(engine.model, read, cache_itemsize(program.weight_format))
+    rows = measurement_rows(sweep.rows, costs, bandwidth.median)
     memory = memory_rows(sweep.rows)
     result: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -132,28 +135,33 @@ def _bandwidth(before: CopyBandwidth, after: CopyBandwidth) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Formats:
-    """The weight formats by which bytes are counted."""
+class StepCosts:
+    """By what the bytes of a step are counted."""
 
-    weights: str
-    """The format in which a step reads the weights."""
-    engine: str
-    """The engine's format; its caches have the type of that format's activations."""
+    model: ModelConfig
+    weight_bytes: float
+    """Bytes of weights that a step reads."""
+    cache_itemsize: int
+    """Bytes of a cached element."""
+
+    def of(self, side: Side, context: int) -> StepCost:
+        """Return the cost of a step in the middle of the answer, with prompt and half of max_output_len cached."""
+        half = side.parameters.max_output_len // 2
+        traffic = row_traffic(self.model, side.parameters, self.cache_itemsize, context, half)
+        return StepCost(self.weight_bytes, traffic.bytes)
 
 
-def measurement_rows(
-    rows: Iterable[SweepRow], model: ModelConfig, formats: Formats, bandwidth: float
-) -> list[dict[str, Any]]:
+def measurement_rows(rows: Iterable[SweepRow], costs: StepCosts, bandwidth: float) -> list[dict[str, Any]]:
     """Return flat rows for the CSV file and the sections of the JSON; `bandwidth` in bytes per second."""
-    return [line for row in rows for line in _pair(row, model, formats, bandwidth)]
+    return [line for row in rows for line in _pair(row, costs, bandwidth)]
 
 
-def _pair(row: SweepRow, model: ModelConfig, formats: Formats, bandwidth: float) -> list[dict[str, Any]]:
-    engine_cost = _cost(row.engine, model, formats, row.context)
+def _pair(row: SweepRow, costs: StepCosts, bandwidth: float) -> list[dict[str, Any]]:
+    engine_cost = costs.of(row.engine, row.context)
     engine = _fields(row, row.engine, engine_cost, bandwidth)
     if row.dense is None:
         return [engine]
-    dense_cost = _cost(row.dense, model, formats, row.context)
+    dense_cost = costs.of(row.dense, row.context)
     dense = _fields(row, row.dense, dense_cost, bandwidth)
     engine["speedup_over_dense"] = dense["median_itl_ms"] / engine["median_itl_ms"]
     engine["ceiling_speedup"] = ceiling_speedup(dense_cost, engine_cost, row.batch)
@@ -205,13 +213,6 @@ def _prefill_fields(row: SweepRow, side: Side) -> dict[str, Any]:
         "compaction_ms": 1e3 * seconds.median * share,
         "prefill_minus_dense_ms": None,
     }
-
-
-def _cost(side: Side, model: ModelConfig, formats: Formats, context: int) -> StepCost:
-    """Return the cost of a step in the middle of the answer, with prompt and half of max_output_len cached."""
-    half = side.parameters.max_output_len // 2
-    traffic = row_traffic(model, side.parameters, cache_itemsize(formats.engine), context, half)
-    return StepCost(weight_bytes(model, formats.weights).per_step, traffic.bytes)
 
 
 def memory_rows(rows: Iterable[SweepRow]) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.benchmark import Benchmark, PartOfRun, Peak
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.profile.model_size import cache_itemsize, prefill_operations, weight_bytes
+from kvc_trt.profile.engine_weights import engine_weight_bytes
+from kvc_trt.profile.model_size import cache_itemsize, prefill_operations
 from kvc_trt.profile.operators import StepOperators, step_operators
 from kvc_trt.profile.profiled_engine import (
     DecodeRun,
@@ -69,7 +70,8 @@ def standing_memory(side: ProfiledEngine, rows: int) -> list[MeasuredMemory]:
     lines = [
         MeasuredMemory(
             "weights",
-            benchmark.weight_copies * (weight_bytes(program.model, benchmark.weight_format(program)).resident + rotary),
+            benchmark.weight_copies
+            * (engine_weight_bytes(program, benchmark.weight_format(program)).resident + rotary),
             *benchmark.weight_bytes(executor),
         ),
         MeasuredMemory("cache", rows * modelled.keys_values, executor.state_bytes() - bounds, "allocated buffers"),

@@ -52,7 +52,7 @@ class ThrowAwayBackend(Backend):
         return OnnxRuntimeHarness(engine, threads)
 
     def benchmark(self, engine, threads):
-        return OnnxRuntimeBenchmark(threads)
+        return OnnxRuntimeBenchmark(threads, engine.state[0].dtype)
 
 
 BACKEND = ThrowAwayBackend()

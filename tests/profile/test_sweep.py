@@ -14,7 +14,7 @@ from kvc_trt.profile.sweep import MeasuredMemory, standing_memory
 @pytest.mark.parametrize("dense", [False, True])
 def test_modelled_memory_is_what_is_allocated(engine, rows, dense):
     program = twin_program(engine) if dense else engine_program(engine)
-    side = open_profiled("side", program, OnnxRuntimeBenchmark(1))
+    side = open_profiled("side", program, OnnxRuntimeBenchmark(1, "float32"))
     DecodeRun(side, rows, 200)
     lines = {line.kind: line for line in standing_memory(side, rows)}
     assert set(lines) == {"weights", "cache"} if dense else {"weights", "cache", "page bounds"}

@@ -96,7 +96,7 @@ class OnnxRuntimeBackend(Backend):
         """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(threads)
+        return OnnxRuntimeBenchmark(threads, engine.state[0].dtype)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

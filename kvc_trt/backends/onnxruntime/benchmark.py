@@ -54,8 +54,10 @@ class OnnxRuntimeBenchmark:
 
     weight_copies = 1
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, dtype: str) -> None:
+        """Measure engines whose caches have this type, on so many threads."""
         self._threads = threads
+        self._dtype = dtype
 
     def open(self, program: Program) -> Any:
         """Return an executor; graphs are loaded when they are first run."""
@@ -116,8 +118,8 @@ class OnnxRuntimeBenchmark:
             return operator_times(executor.end_profiling()["decode"])
 
     def describe(self) -> dict[str, Any]:
-        """Return the number of threads, and what computes the operators of float32 caches."""
-        native = native_operators()
+        """Return the number of threads, and what computes the operators."""
+        native = native_operators(self._dtype)
         return {"threads": self._threads, "operators": "bodies" if native is None else native.describe()}
 
 

@@ -57,7 +57,7 @@ class OpenVinoBackend(OnnxRuntimeBackend):
         """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.openvino.benchmark import OpenVinoBenchmark
 
-        return OpenVinoBenchmark(threads)
+        return OpenVinoBenchmark(threads, engine.state[0].dtype)
 
 
 BACKEND = OpenVinoBackend()

@@ -7,7 +7,9 @@ import json
 
 import pytest
 
+from kvc_trt.backends.onnxruntime.backend import BACKEND
 from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark, function_times, prefill_memory
+from kvc_trt.backends.onnxruntime.native import VARIABLE
 from kvc_trt.engine.program import twin_program
 from kvc_trt.profile.profiled_engine import random_prompts
 
@@ -42,7 +44,9 @@ def program(make_program):
 
 
 def compaction(program, tokens, repeats):
-    return OnnxRuntimeBenchmark(1).compaction(program, random_prompts(1, tokens, program.model.vocab_size), repeats)
+    return OnnxRuntimeBenchmark(1, "float32").compaction(
+        program, random_prompts(1, tokens, program.model.vocab_size), repeats
+    )
 
 
 def test_compaction_of_a_real_prefill(program):
@@ -72,3 +76,11 @@ def test_prefill_memory_is_linear_in_the_prompt(program):
     state = prefill_memory(program, 1, 0)
     one, two = (prefill_memory(program, 1, tokens) - state for tokens in (4096, 8192))
     assert two == 2 * one > 0
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", "native operators"), ("fp16", "bodies")])
+def test_the_record_says_what_computes_the_engines_operators(make_program, library, monkeypatch, precision, expected):
+    """Native operators have caches of float32 alone."""
+    monkeypatch.setenv(VARIABLE, str(library))
+    benchmark = BACKEND.benchmark(make_program("full", precision), 1)
+    assert benchmark.describe()["operators"].startswith(expected)
