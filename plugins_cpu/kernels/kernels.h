@@ -1,7 +1,8 @@
 // The computations that are compiled once per instruction set, and the table by which the operators call them.
 //
 // A file that is compiled so may define nothing that the linker could merge with code of another instruction set: no
-// templates of the standard library that are not inlined, no inline functions outside of the set's own namespace.
+// templates of the standard library that are not inlined, no inline functions outside of the set's own namespace. What
+// all sets share is static: each file has its own.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,7 @@ struct Attended {
 };
 
 /// Scratch floats that `attend` needs.
-constexpr int64_t attend_scratch(int64_t count, int64_t group, int64_t head_size) {
+static constexpr int64_t attend_scratch(int64_t count, int64_t group, int64_t head_size) {
     constexpr int64_t widest = 16;
     const auto padded = [](int64_t size) { return (size + widest - 1) / widest * widest; };
     return group * (padded(count) + 2 * padded(head_size)) + padded(head_size);
@@ -52,7 +53,7 @@ struct PageScoreCall {
 };
 
 /// Scratch floats that `rank_pages` needs.
-constexpr int64_t page_score_scratch(int64_t group, int64_t head_size, int64_t pages) {
+static constexpr int64_t page_score_scratch(int64_t group, int64_t head_size, int64_t pages) {
     return group * (pages + 2 * 16) + (group + 3) * (head_size + 16);
 }
 
@@ -82,7 +83,7 @@ struct PrefillCall {
 inline constexpr int64_t kPrefillTile = 64;
 
 /// Scratch floats that `prefill` needs.
-constexpr int64_t prefill_scratch(int64_t rows, int64_t group, int64_t head_size) {
+static constexpr int64_t prefill_scratch(int64_t rows, int64_t group, int64_t head_size) {
     const int64_t tiles = group * ((rows + kPrefillTile - 1) / kPrefillTile), width = head_size + 16;
     return kPrefillTile * (tiles * (2 * width + 1 + 16) + 2 * width + kPrefillTile);
 }

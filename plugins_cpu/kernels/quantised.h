@@ -42,13 +42,13 @@ struct RoundedInput {
 };
 
 /// Blocks per token in memory: whole vectors of the widest instruction set.
-constexpr int64_t padded_blocks(int64_t blocks) { return (blocks + 15) / 16 * 16; }
+static constexpr int64_t padded_blocks(int64_t blocks) { return (blocks + 15) / 16 * 16; }
 
 /// Rows that one call of `multiply` by panel unpacks at once, for any instruction set: the widest panel.
 inline constexpr int64_t kWidestPanel = 32;
 
 /// Bytes that `multiply` by panel needs for a panel, aligned to 64.
-constexpr int64_t panel_scratch(int64_t blocks) { return kWidestPanel * blocks * (kQuantisedBlock + 4); }
+static constexpr int64_t panel_scratch(int64_t blocks) { return kWidestPanel * blocks * (kQuantisedBlock + 4); }
 
 /// Rounds tokens first..last-1 of x [tokens, 32 * blocks].
 using RoundInput = void(const float* x, int bits, int64_t first, int64_t last, const RoundedInput& result);

@@ -22,7 +22,7 @@ typedef float Vector __attribute__((vector_size(4 * KVC_WIDTH)));
 typedef int32_t Integers __attribute__((vector_size(4 * KVC_WIDTH)));
 
 /// `size` rounded up to whole vectors.
-constexpr int64_t padded(int64_t size) { return (size + kWidth - 1) / kWidth * kWidth; }
+static constexpr int64_t padded(int64_t size) { return (size + kWidth - 1) / kWidth * kWidth; }
 
 static inline Vector load(const float* source) {
     Vector made;
@@ -64,7 +64,7 @@ struct Counted<0, Values...> {
 
 /// Element that lane `lane` of a sum of two vectors reads. Each holds sums of several rows side by side, `segment` lanes
 /// each, which become half as wide; the rows of the first vector come first.
-constexpr int source_lane(int lane, int segment, bool upper) {
+static constexpr int source_lane(int lane, int segment, bool upper) {
     const int half = segment / 2, vector = lane / (kWidth / 2), within = lane % (kWidth / 2);
     return vector * kWidth + within / half * segment + within % half + (upper ? half : 0);
 }

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <type_traits>
+#include <new>
 
 #include "onnxruntime/abi.h"
 #include "onnxruntime/error.h"
@@ -69,13 +70,25 @@ public:
         return static_cast<T*>(updated_memory(index, output, sizeof(T)));
     }
 
-    /// Calls work(0), ..., work(count - 1) on the session's threads. It may not throw.
+    /// Calls work(0), ..., work(count - 1) on the session's threads. It may throw std::bad_alloc and nothing else; so
+    /// does this, once all threads are done.
     template <typename Work>
     void parallel(size_t count, const Work& work) const {
-        static_assert(std::is_nothrow_invocable_v<const Work&, size_t>);
         if (count == 1) return work(0);
-        const auto one = [](void* data, size_t index) { (*static_cast<const Work*>(data))(index); };
-        run(one, count, const_cast<void*>(static_cast<const void*>(&work)));
+        struct Task {
+            const Work& work;
+            std::atomic<bool> out_of_memory{false};
+        } task{work};
+        const auto one = [](void* data, size_t index) noexcept {
+            Task& shared = *static_cast<Task*>(data);
+            try {
+                shared.work(index);
+            } catch (const std::bad_alloc&) {
+                shared.out_of_memory = true;
+            }
+        };
+        run(one, count, &task);
+        if (task.out_of_memory) throw std::bad_alloc();
     }
 
 private:

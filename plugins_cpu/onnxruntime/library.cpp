@@ -1,6 +1,7 @@
 // The entries of the library: what ONNX Runtime calls to register the operators, and what says which there are.
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,11 @@ struct Registered : ort::CustomOperator {
     const Implementation* implementation = nullptr;
 };
 
+/// ONNX Runtime's functions, written by the first registration alone: kernels of other sessions may be running.
 const ort::Api* api = nullptr;
+
+/// In the words of ONNX Runtime's own allocator, by which Python knows the case.
+constexpr const char* kOutOfMemory = "kvc: Failed to allocate memory";
 
 const Implementation& of(const ort::CustomOperator* one) {
     return *static_cast<const Registered*>(one)->implementation;
@@ -34,6 +39,8 @@ ort::Status* guarded(const Schema& schema, const Work& work) noexcept {
     try {
         work();
         return nullptr;
+    } catch (const std::bad_alloc&) {
+        return api->create_status(ort::ErrorCode::kFail, kOutOfMemory);
     } catch (const std::exception& error) {
         std::string text(schema.name);
         text.append(": ").append(error.what());
@@ -89,8 +96,11 @@ ort::Domain* domain() {
             api->release(status);
             throw Error(reason);
         };
-        static std::vector<Registered> all;
-        for (const Implementation& one : implementations()) all.push_back(registered(one));
+        static const std::vector<Registered> all = [] {
+            std::vector<Registered> filled;
+            for (const Implementation& one : implementations()) filled.push_back(registered(one));
+            return filled;
+        }();
         ort::Domain* created = nullptr;
         check(api->create_domain(kDomain, &created));
         for (const Registered& one : all) check(api->add_to_domain(created, &one));
@@ -117,7 +127,7 @@ KVC_EXPORT kvc::ort::Status* RegisterCustomOps(kvc::ort::Options* options, const
         return ort::Api(base->get_api(1)).create_status(ort::ErrorCode::kFail, "kvc: needs ONNX Runtime 1.17 or newer");
     }
     static const ort::Api found(table);
-    api = &found;
+    if (api == nullptr) api = &found;
     try {
         return api->add_domain(options, domain());
     } catch (const std::exception& error) {
@@ -125,7 +135,7 @@ KVC_EXPORT kvc::ort::Status* RegisterCustomOps(kvc::ort::Options* options, const
     }
 }
 
-/// The operators, a space after each: those whose cache is float32.
+/// Names of the operators, separated by spaces. Their caches are float32.
 KVC_EXPORT const char* kvc_cpu_operators() {
     static const std::string names = [] {
         std::string text;
@@ -140,7 +150,7 @@ KVC_EXPORT const char* kvc_cpu_operators() {
 /// Version of what Python asks of the library, the operators' schemas included.
 KVC_EXPORT int32_t kvc_cpu_interface() { return kvc::kInterface; }
 
-/// The instruction set in use: avx512, avx2 or portable.
+/// The instruction set in use: avx512vnni, avx512, avx2 or portable.
 KVC_EXPORT const char* kvc_cpu_instructions() { return kvc::kernels().name; }
 
 /// Uses another instruction set in all sessions of the process; 0 if this processor or this library has it not.

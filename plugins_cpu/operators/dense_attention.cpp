@@ -12,13 +12,12 @@ public:
         const Step step(call, kLengths);
         DenseAttention attention(step);
         const int64_t parts = attention.parts();
-        call.parallel(static_cast<size_t>(step.rows()),
-                      [&](size_t row) noexcept { step.append(static_cast<int64_t>(row)); });
-        call.parallel(static_cast<size_t>(step.rows() * parts), [&](size_t task) noexcept {
+        call.parallel(static_cast<size_t>(step.rows()), [&](size_t row) { step.append(static_cast<int64_t>(row)); });
+        call.parallel(static_cast<size_t>(step.rows() * parts), [&](size_t task) {
             attention.attend(static_cast<int64_t>(task) / parts, static_cast<int64_t>(task) % parts);
         });
         call.parallel(static_cast<size_t>(step.rows()),
-                      [&](size_t row) noexcept { attention.merge(static_cast<int64_t>(row)); });
+                      [&](size_t row) { attention.merge(static_cast<int64_t>(row)); });
     }
 };
 

@@ -136,8 +136,7 @@ public:
 
     void compute(Call& call) const override {
         HybridStep step(call, rule_);
-        call.parallel(static_cast<size_t>(step.rows()),
-                      [&](size_t row) noexcept { step.run(static_cast<int64_t>(row)); });
+        call.parallel(static_cast<size_t>(step.rows()), [&](size_t row) { step.run(static_cast<int64_t>(row)); });
     }
 
 private:

@@ -24,7 +24,7 @@ public:
         const float* const k = call.input<float>(1);
         const float* const v = call.input<float>(2);
         float* const o = call.output<float>(0);
-        call.parallel(static_cast<size_t>(parts * blocks), [&](size_t task) noexcept {
+        call.parallel(static_cast<size_t>(parts * blocks), [&](size_t task) {
             // The last blocks are the longest and come first, so that no thread waits for one at the end.
             const int64_t part = static_cast<int64_t>(task) % parts,
                           block = blocks - 1 - static_cast<int64_t>(task) / parts;

@@ -1,8 +1,8 @@
 // KvcQuantisedLinear: the product with a matrix in 4 or 8 bits, which is read where the weight file is mapped.
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <new>
 
 #include "kernels/choice.h"
 #include "operators/all.h"
@@ -24,8 +24,10 @@ using Scratch = std::unique_ptr<uint8_t, Free>;
 
 Scratch aligned(int64_t bytes) {
     constexpr int64_t line = 64;
-    return Scratch(
+    Scratch made(
         static_cast<uint8_t*>(std::aligned_alloc(line, static_cast<size_t>((bytes + line - 1) / line * line))));
+    if (made == nullptr) throw std::bad_alloc();
+    return made;
 }
 
 /// Memory for rounded tokens.
@@ -35,7 +37,6 @@ public:
         const int64_t padded = tokens * padded_blocks(blocks);
         memory_ =
             aligned(padded * (kQuantisedBlock + int64_t{sizeof(float)} + kSumsOfBlock * int64_t{sizeof(int32_t)}));
-        require(memory_ != nullptr, "x: no memory for ", tokens, " rounded tokens");
         input_.levels = reinterpret_cast<int8_t*>(memory_.get());
         input_.scales = reinterpret_cast<float*>(memory_.get() + padded * kQuantisedBlock);
         input_.sums = reinterpret_cast<int32_t*>(input_.scales + padded);
@@ -68,6 +69,7 @@ public:
     }
 
     void compute(Call& call) const override {
+        const Kernels& set = kernels();  // one set throughout: each orders rounded tokens in its own way
         call.fix(Symbol::kSymbolIn, in_features_, "attribute in_features");
         call.fix(Symbol::kSymbolOut, out_features_, "attribute out_features");
         call.fix(Symbol::kSymbolBlocks, in_features_ / kQuantisedBlock, "attribute in_features");
@@ -84,36 +86,30 @@ public:
         const Rounded rounded(std::min(tokens, kTokensAtOnce), matrix.blocks, order);
         for (int64_t first = 0; first < tokens; first += kTokensAtOnce) {
             const RoundedInput part = rounded.of(std::min(tokens - first, kTokensAtOnce));
-            round(call, x + first * in_features_, part);
-            multiply(call, matrix, part, y + first * out_features_);
+            round(call, set, x + first * in_features_, part);
+            multiply(call, set, matrix, part, y + first * out_features_);
         }
     }
 
 private:
-    void round(const Call& call, const float* x, const RoundedInput& input) const {
+    void round(const Call& call, const Kernels& set, const float* x, const RoundedInput& input) const {
         constexpr int64_t at_once = 16;
-        call.parallel(static_cast<size_t>((input.tokens + at_once - 1) / at_once), [&](size_t task) noexcept {
+        call.parallel(static_cast<size_t>((input.tokens + at_once - 1) / at_once), [&](size_t task) {
             const int64_t first = static_cast<int64_t>(task) * at_once;
-            kernels().round_input(x, bits_, first, std::min(first + at_once, input.tokens), input);
+            set.round_input(x, bits_, first, std::min(first + at_once, input.tokens), input);
         });
     }
 
-    void multiply(const Call& call, const QuantisedMatrix& matrix, const RoundedInput& input, float* y) const {
+    void multiply(const Call& call, const Kernels& set, const QuantisedMatrix& matrix, const RoundedInput& input,
+                  float* y) const {
         const bool panels = input.order == Order::kByPanel;
         const int64_t by_bytes = kBytesOfTask / (matrix.blocks * 4 * bits_) / kWidestPanel * kWidestPanel;
         const int64_t rows = panels ? kWidestPanel : std::max(by_bytes, kWidestPanel);
-        std::atomic<bool> memory{true};
-        call.parallel(static_cast<size_t>((matrix.rows + rows - 1) / rows), [&](size_t task) noexcept {
+        call.parallel(static_cast<size_t>((matrix.rows + rows - 1) / rows), [&](size_t task) {
             const int64_t first = static_cast<int64_t>(task) * rows;
             const Scratch scratch = panels ? aligned(panel_scratch(matrix.blocks)) : nullptr;
-            if (panels && scratch == nullptr) {
-                memory = false;
-                return;
-            }
-            kernels().multiply(matrix, input, first, std::min(first + rows, matrix.rows), y, matrix.rows,
-                               scratch.get());
+            set.multiply(matrix, input, first, std::min(first + rows, matrix.rows), y, matrix.rows, scratch.get());
         });
-        require(memory, "packed: no memory for a panel");
     }
 
     int bits_;

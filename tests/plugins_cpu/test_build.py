@@ -6,8 +6,12 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.plugins_cuda import build
 from tests.plugins_cuda.test_build_python import backend
+
+KERNELS = build.ROOT / "plugins_cpu" / "kernels"
 
 
 def symbols(path: Path, *options: str) -> list[tuple[str, str]]:
@@ -30,6 +34,14 @@ def test_code_of_one_instruction_set_is_never_merged_with_that_of_another(librar
     assert objects
     shared = [(path.name, name) for path in objects for kind, name in symbols(path, "-C") if kind in "WVu"]
     assert shared == []
+
+
+@pytest.mark.parametrize("source", sorted(path.name for path in KERNELS.glob("*.cpp") if path.name != "choice.cpp"))
+def test_nor_is_it_where_the_compiler_inlines_nothing(source: str, tmp_path: Path) -> None:
+    made = tmp_path / "made.o"
+    options = ["-std=c++20", "-O0", "-fno-inline", "-DKVC_TARGET=portable", f"-I{KERNELS.parent}"]
+    subprocess.run(["c++", *options, "-c", str(KERNELS / source), "-o", str(made)], check=True)
+    assert [name for kind, name in symbols(made, "-C") if kind in "WVu"] == []
 
 
 def test_a_wheel_carries_the_library_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
 from tests.plugins_cpu.native_node import NativeNode
+from tests.plugins_cuda.build import ROOT
 
 
 def prompt(batch: int, heads: int, kv_heads: int, size: int, length: int, seed: int = 0) -> list[np.ndarray]:
@@ -83,3 +86,32 @@ def test_large_scores_overflow_nowhere(library: Path, instructions: str) -> None
     arrays = prompt(1, 2, 1, 64, 256)
     arrays[0] *= 300
     np.testing.assert_allclose(NativeNode(body, {}, library)(*arrays)["o"], exact(*arrays), atol=1e-3)
+
+
+LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+from kvc_trt.operators.shapes import HeadShape, Layout
+from tests.plugins_cpu.native_node import NativeNode
+
+native = NativeNode(PREFILL_ATTENTION.body(Layout(HeadShape(64, 1, 4096))), {}, Path(sys.argv[1]), int(sys.argv[2]))
+q, k = np.ones((2, 64, 1, 4096), np.float32), np.ones((2, 1, 1, 4096), np.float32)
+native(q[:, :, :, :64].copy(), k[..., :64].copy(), k[..., :64].copy())
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+try:
+    native(q, k, k)
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_too_little_memory_is_an_error_and_not_the_end_of_the_process(library: Path, threads: int) -> None:
+    """The scratch memory of one task is more than what is left."""
+    command = [sys.executable, "-c", LITTLE_MEMORY, str(library), str(threads)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert "Failed to allocate memory" in found.stdout

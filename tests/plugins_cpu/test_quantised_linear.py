@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvc_trt.backends.onnxruntime.native import load
 from kvc_trt.models.quantisation import dequantise
 from kvc_trt.operators.quantised_linear import QUANTISED_LINEAR
 from kvc_trt.operators.shapes import HeadShape, Layout
@@ -113,6 +115,30 @@ def test_an_input_that_is_no_number_spoils_its_token_and_no_other(
         found = native(x, packed, scales)["y"]
         assert np.isnan(found[1]).all(), place
         np.testing.assert_array_equal(np.delete(found, 1, axis=0), np.delete(expected, 1, axis=0))
+
+
+def test_another_instruction_set_in_the_middle_of_a_call_does_not_change_it(library: Path) -> None:
+    """Each set orders rounded tokens in its own way, so a call computes with one of them throughout."""
+    packed, scales = matrix(12, 8, 16384, 4)
+    x = normal(13, 8, 16384)
+    native = NativeNode(BODY, attributes(16384, 8, 4), library)
+    loaded, done = load(library), Event()
+    before = loaded.instructions
+
+    def change() -> None:
+        while not done.is_set():
+            for name in (before, "portable"):
+                loaded.use_instructions(name)
+
+    other = Thread(target=change)
+    other.start()
+    try:
+        for _ in range(300):
+            assert_right(native(x, packed, scales)["y"], x, packed, scales, 4)
+    finally:
+        done.set()
+        other.join()
+        loaded.use_instructions(before)
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,13 @@ def load_graph(
 
     session_options = _session_options(options)
     native = native_operators(options.dtype)
-    if native is not None:
-        native.register(session_options)
     # A graph in memory has no folder in which to find its weights.
     session_options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(weights_directory)
     )
     try:
+        if native is not None:
+            native.register(session_options)
         model = _in_memory(graph, expose, native)
         if options.weights is not None:
             options.weights.lend(model, session_options)

@@ -5,7 +5,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from kvc_trt.backends.onnxruntime.loading import run_bound
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
+from kvc_trt.backends.onnxruntime.native import VARIABLE, NativeOperators
 from kvc_trt.errors import UnsupportedEnvironment
 
 
@@ -32,3 +33,13 @@ def test_any_other_failure_stays_what_it_is():
     with pytest.raises(Exception, match="ONNXRuntimeError") as caught:
         run_bound(*binding_of([-1, 2]))
     assert not isinstance(caught.value, UnsupportedEnvironment)
+
+
+def test_operators_that_onnx_runtime_refuses_are_a_clear_error(rocketkv, library, monkeypatch):
+    def refuse(self, options):
+        raise RuntimeError("kvc: needs ONNX Runtime 1.17 or newer")
+
+    monkeypatch.setenv(VARIABLE, str(library))
+    monkeypatch.setattr(NativeOperators, "register", refuse)
+    with pytest.raises(UnsupportedEnvironment, match=r"cannot load .*: kvc: needs ONNX Runtime 1\.17 or newer"):
+        load_graph(rocketkv.decode, rocketkv.weights_path.parent, LoadOptions(1, prepack=False))
