@@ -1,4 +1,4 @@
-"""The exceptions that reach a user, and the exit code of each.
+"""The exceptions that reach a user, with the exit code of each, and the one warning.
 
 Every message is one line: what is wrong, where, what was expected against what was found.
 `hint` is the next command or another remedy; the CLI prints it on a separate line.
@@ -36,6 +36,10 @@ class UnsupportedEnvironment(KvcError):
     """The request is valid, but this machine cannot carry it out."""
 
     exit_code = 3
+
+
+class BarePromptWarning(UserWarning):
+    """Text goes to a model with a chat template without it, from Python. Silenced as any warning, by its category."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -17,7 +17,8 @@ from kvc_trt import api
 from kvc_trt.api import engine as api_engine
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
-from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment, VerificationFailed
+from kvc_trt.errors import BarePromptWarning, InputError, KvcError, UnsupportedEnvironment, VerificationFailed
+from kvc_trt.models.tokenizer import TOKENIZER_FILES
 from kvc_trt.verify.checks import Rung, at_most
 from kvc_trt.verify.report import Report
 from tests.readable_model import text
@@ -170,7 +171,10 @@ class TestChat:
         monkeypatch.setattr(engine, "session", None)
         for messages, message in (
             ([], "messages: there is no message"),
-            ("", "message 0: the user says nothing"),
+            ("", "message 0: content of the user's message is empty"),
+            (None, "messages: expected a list of messages, found None"),
+            (5, "messages: expected a list of messages, found 5"),
+            (self.USER, "messages: expected a list of messages, found {'role'"),
             ([[self.USER], []], "conversation 1: there is no message"),
             ([{"role": "robot", "content": "a"}], "role is 'robot'"),
             ([{"role": "tool", "content": "a"}], "refuses these messages: no tools here"),
@@ -179,6 +183,30 @@ class TestChat:
                 engine.chat(messages)
         with pytest.raises(InputError, match="has no chat template: its model came without one"):
             retrieval.chat("hello")
+
+    def test_text_that_bypasses_the_template_is_warned_about(self, chat_engine, retrieval, recwarn):
+        engine = kvc_trt.Engine.open(chat_engine)
+        for ask in (engine.generate, engine.stream):
+            with pytest.warns(BarePromptWarning, match="this prompt bypasses it: .* Engine.chat asks") as caught:
+                ask(self.QUESTION, max_new_tokens=2)
+            assert caught[0].filename == __file__
+        assert not recwarn
+        engine.generate(list(self.ASKED), max_new_tokens=2)
+        engine.chat(self.QUESTION, max_new_tokens=2)
+        retrieval.generate(LAMP)
+        assert not recwarn
+
+    def test_a_template_that_cannot_be_read_is_no_reason_to_refuse_text(self, chat_engine, monkeypatch):
+        engine = kvc_trt.Engine.open(chat_engine)
+        monkeypatch.setitem(TOKENIZER_FILES, "chat_template.jinja", 1)
+        with pytest.warns(BarePromptWarning):
+            assert engine.generate(self.QUESTION, max_new_tokens=2).token_ids
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"text": "a"}])
+def test_what_is_no_prompt_is_refused(prompts, retrieval):
+    with pytest.raises(InputError, match="prompts: expected text, token ids or a list of prompts, found"):
+        retrieval.generate(prompts)
 
 
 def test_another_backend_runs_it_or_is_refused(retrieval):

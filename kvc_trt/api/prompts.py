@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import numbers
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import BarePromptWarning, InputError, describe
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from kvc_trt.engine import EngineDirectory
 
+_BARE_PROMPT = (
+    "the model has a chat template, and this prompt bypasses it: chat models often give no answer then; "
+    "Engine.chat asks through the template"
+)
 Conversation: TypeAlias = Sequence[Mapping[str, str]]
 """Messages, each with role (system, user, assistant or tool) and content."""
 
 
 def prompt_ids(engine: EngineDirectory, prompts: Any) -> tuple[list[Sequence[int]], bool]:
-    """Return the token ids of each prompt (text, or ids already), and whether the prompts are a batch."""
+    """Return the token ids of each prompt (text, or ids already), and whether the prompts are a batch.
+
+    Warns of text for a model with a chat template; InputError for anything else than text or ids.
+    """
+    if isinstance(prompts, Mapping) or not hasattr(prompts, "__len__"):
+        raise InputError(f"prompts: expected text, token ids or a list of prompts, found {describe(prompts)}")
     is_batch = not isinstance(prompts, str) and len(prompts) > 0 and not isinstance(prompts[0], numbers.Integral)
-    return [_ids_of(engine, prompt) for prompt in (prompts if is_batch else [prompts])], is_batch
+    batch = prompts if is_batch else [prompts]
+    if any(isinstance(prompt, str) for prompt in batch) and _is_chat_model(engine):
+        warnings.warn(_BARE_PROMPT, BarePromptWarning, stacklevel=3)
+    return [_ids_of(engine, prompt) for prompt in batch], is_batch
 
 
 def chat_ids(
@@ -33,7 +46,7 @@ def chat_ids(
     """
     from kvc_trt.runtime.chat import check_messages
 
-    is_batch = not isinstance(messages, str) and len(messages) > 0 and _is_conversation(messages[0])
+    is_batch = _is_list(messages) and len(messages) > 0 and _is_list(messages[0])
     batch: Sequence[Any] = messages if is_batch else [messages]
     conversations = []
     for index, conversation in enumerate(batch):
@@ -45,13 +58,21 @@ def chat_ids(
     if template is None:
         raise InputError(
             f"{engine.path} has no chat template: its model came without one",
-            hint="--prompt TEXT gives the model a text as it is",
+            hint="--prompt TEXT, or Engine.generate in Python, gives the model a text as it is",
         )
     rendered = [template.render(conversation) for conversation in conversations]
     return [list(tokenizer.encode(text, add_special_tokens=False).ids) for text in rendered], is_batch
 
 
-def _is_conversation(found: object) -> bool:
+def _is_chat_model(engine: EngineDirectory) -> bool:
+    """Also with a template that cannot be read, which is no reason to refuse a text."""
+    try:
+        return engine.chat_template is not None
+    except InputError:
+        return True
+
+
+def _is_list(found: object) -> bool:
     return isinstance(found, Sequence) and not isinstance(found, (str, bytes))
 
 
@@ -68,6 +89,6 @@ def _tokenizer(engine: EngineDirectory) -> Tokenizer:
     if engine.tokenizer is None:
         raise InputError(
             f"{engine.path} has no tokenizer, so it cannot read text",
-            hint="give token ids: --prompt-ids FILE (a JSON list)",
+            hint="give token ids: --prompt-ids FILE (a JSON list), or a list of them in Python",
         )
     return engine.tokenizer

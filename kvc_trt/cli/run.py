@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,14 @@ from kvc_trt.backends.registry import names
 from kvc_trt.cli.printing import json_option, print_json, progress
 from kvc_trt.cli.prompts import read_prompts
 from kvc_trt.cli.run_report import report, summary
+from kvc_trt.errors import BarePromptWarning
 
 if TYPE_CHECKING:
     from kvc_trt.runtime import Event, Output, Session
 
 BARE_PROMPT = (
-    "warning: the model has a chat template, and this prompt goes past it: chat models often give no answer then\n"
-    "hint: --chat TEXT asks through the template, --raw leaves this warning out"
+    "warning: the model has a chat template, and this prompt bypasses it: chat models often give no answer then\n"
+    "hint: --chat TEXT asks through the template, --raw silences this warning"
 )
 
 
@@ -122,7 +124,9 @@ def command(
         "stop": stop,
         "ignore_eos": ignore_eos,
     }
-    outputs = _shown(opened.stream(prompts, **rules), session) if stream else opened.generate(prompts, **rules)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BarePromptWarning)  # BARE_PROMPT says it, unless --raw is given
+        outputs = _shown(opened.stream(prompts, **rules), session) if stream else opened.generate(prompts, **rules)
     if as_json:
         print_json({**report(outputs, opened, loaded), "kernels": opened.kernels})
         return

@@ -59,8 +59,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt for these messages, each with `role` (one of `ROLES`) and `content`.
 
-        `add_generation_prompt` opens the assistant's answer at its end. Raises InputError, one line, for messages that
-        are none, that the template refuses, or that it cannot render within its bounds.
+        `add_generation_prompt` opens the assistant's answer at its end. Raises InputError, one line, for
+        something that is not a list of messages, and for messages that the template refuses, or cannot render within
+        its bounds.
         """
         checked = check_messages(messages)
         names = {"messages": checked, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
@@ -102,7 +103,7 @@ def _checked(message: object, what: str) -> dict[str, str]:
     if message["role"] not in ROLES:
         raise InputError(f"{what}: role is {describe(message['role'])}, expected one of {', '.join(ROLES)}")
     if message["role"] == "user" and not message["content"]:
-        raise InputError(f"{what}: the user says nothing (content is empty)")
+        raise InputError(f"{what}: content of the user's message is empty")
     return {str(key): str(value) for key, value in message.items()}
 
 
@@ -148,7 +149,8 @@ def _json_object(directory: Path, name: str) -> dict[str, Any]:
 def _configured(value: object, source: Path) -> str | None:
     """`chat_template` of a tokenizer_config.json: one template, or a list of {name, template}."""
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        entries = [entry for entry in value if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        named = {entry["name"]: entry.get("template") for entry in entries}
         if not isinstance(named.get("default"), str):
             raise InputError(f"{source}: no chat_template is named 'default', found {describe(list(named))}")
         value = named["default"]

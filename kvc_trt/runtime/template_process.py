@@ -1,4 +1,4 @@
-"""Render a Jinja template that a stranger wrote in a process of its own, with bounds that it cannot talk itself out of.
+"""Render a Jinja template that a stranger wrote: in a process of its own, with bounds that it cannot lift.
 
 Jinja's sandbox keeps a template away from Python's internals, but not from time and memory: `10 ** 10 ** 9` is one
 expression, and no thread can be stopped in it. So the template runs in `template_worker`, which is limited by the
@@ -22,12 +22,15 @@ from typing import Any
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment, describe
 from kvc_trt.runtime import template_worker
-from kvc_trt.runtime.template_worker import CPU_SECONDS, LONGEST_TEXT
+from kvc_trt.runtime.template_worker import CPU_SECONDS, LONGEST_TEXT, as_line
 
 WALL_SECONDS = 30.0
 """Time for one answer, on a machine that is busy with other things too."""
-_LONGEST_ANSWER = 12 * LONGEST_TEXT
-"""Bytes: a character beyond the basic plane is twelve in JSON."""
+_LONGEST_ANSWER = 6 * LONGEST_TEXT + 1024
+"""Bytes: a control character is six in JSON."""
+_SECONDS_TO_END = 1.0
+"""For a process that has closed its output."""
+_WITHOUT_IT = "ask without the template: kvc-trt run --prompt TEXT --raw, or Engine.generate in Python"
 
 
 class TemplateProcess:
@@ -37,6 +40,7 @@ class TemplateProcess:
         self._first = {"template": template, "variables": dict(variables)}
         self._source = source
         self._process: subprocess.Popen[bytes] | None = None
+        self._ending: weakref.finalize[[subprocess.Popen[bytes]], TemplateProcess] | None = None
         self._lock = threading.Lock()
 
     def render(self, names: Mapping[str, Any]) -> str:
@@ -44,32 +48,38 @@ class TemplateProcess:
         with self._lock:
             if self._process is None:
                 self._process = _start()
-                weakref.finalize(self, _end, self._process)
+                self._ending = weakref.finalize(self, _end, self._process)
                 self._ask(self._process, self._first)
             return self._ask(self._process, names).get("text", "")
 
     def _ask(self, process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> dict[str, str]:
         try:
-            answer = _exchanged(process, json.dumps(request).encode() + b"\n")
+            answer = _exchanged(process, as_line(request))
         except _Ended as ended:
-            self._give_up(process)
-            raise InputError(f"{self._source}: the chat template {ended}") from None
+            self._give_up()
+            raise InputError(f"{self._source}: the chat template {ended}", hint=_WITHOUT_IT) from None
         except BaseException:  # interrupted between a request and its answer: the next one would get the wrong answer
-            self._give_up(process)
+            self._give_up()
             raise
+        if "missing" in answer:
+            self._give_up()
+            problem = f"{sys.executable!r} cannot render a chat template: {answer['missing']}"
+            raise UnsupportedEnvironment(problem, hint="pip install jinja2")
         if "refused" in answer:
             raise InputError(
                 f"{self._source}: the chat template refuses these messages: {_one_line(answer['refused'])}"
             )
-        if "error" in answer:
-            if request is self._first:
-                self._give_up(process)
-            raise InputError(f"{self._source}: the chat template cannot be rendered: {_one_line(answer['error'])}")
+        if "error" in answer:  # also one that came before all of the request was read
+            self._give_up()
+            problem = _one_line(answer["error"])
+            raise InputError(f"{self._source}: the chat template cannot be rendered: {problem}", hint=_WITHOUT_IT)
         return answer
 
-    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = None
-        _end(process)
+    def _give_up(self) -> None:
+        """End the process; the next conversation starts another."""
+        if self._ending is not None:
+            self._ending()
+        self._process = self._ending = None
 
 
 class _Ended(Exception):
@@ -125,11 +135,16 @@ def _exchanged(process: subprocess.Popen[bytes], request: bytes) -> dict[str, st
             received = os.read(source, 1 << 20)
             answer += received
             if not received or len(answer) > _LONGEST_ANSWER:
-                raise _Ended(_reason(process.wait() if not received else 0))
+                raise _Ended(_reason(process) if not received else "answered with more than it may say")
     return _parsed(bytes(answer))
 
 
-def _reason(status: int) -> str:
+def _reason(process: subprocess.Popen[bytes]) -> str:
+    """Why there is no more to read."""
+    try:
+        status = process.wait(_SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        return "closed the way to answer"
     if status == -signal.SIGXCPU:
         return f"took more than {CPU_SECONDS} s of processor time"
     return f"ended the process that renders it (status {status})"

@@ -3,7 +3,8 @@
 It gives up what a template has no use for before it sees one: new files, sockets and processes, and memory beyond
 `LARGEST_MEMORY`. Processor time is limited for each answer. Besides jinja2 only the standard library is imported.
 Every request and every answer is one line of JSON: first the template, answered by an empty object once it compiles,
-then conversations, each answered by `text`, by `refused` (the template called raise_exception) or by `error`.
+then conversations, each answered by `text`, by `refused` (the template called raise_exception) or by `error`. Where
+jinja2 cannot be imported the only answer is `missing`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ LARGEST_MEMORY = 512 << 20
 """Bytes of address space."""
 LONGEST_TEXT = 16 << 20
 """Characters of a rendered conversation."""
+_LONGEST_PROBLEM = 10_000
+"""Characters of what went wrong; a few hundred are shown."""
 CPU_SECONDS = 5
 """Processor time for one answer; the kernel ends the process that takes more."""
 
@@ -28,29 +31,46 @@ CPU_SECONDS = 5
 def main() -> None:
     """Answer lines of stdin on stdout until stdin ends; the arguments are the caller's `sys.path`."""
     sys.path[:] = sys.argv[1:]
-    environment = _environment()
+    try:
+        environment = _environment()
+    except ImportError as error:
+        _answer(as_line({"missing": str(error)}))
+        return
     _open_everything(environment)
     _give_up_rights()
     template: Any = None
     variables: dict[str, Any] = {}
-    for line in sys.stdin.buffer:
+    while True:
         _limit_time()
         try:
+            line = sys.stdin.buffer.readline()
+            if not line:
+                return
             request = json.loads(line)
+            del line
             if template is None:
                 variables = request["variables"]
                 template = environment.from_string(request["template"])
-                answer: dict[str, str] = {}
+                answer = as_line({})
             else:
-                answer = {"text": _rendered(template, {**variables, **request})}
+                answer = as_line({"text": _rendered(template, {**variables, **request})})
         except _Refusal as refusal:
-            answer = {"refused": str(refusal)}
+            answer = as_line({"refused": str(refusal)[:_LONGEST_PROBLEM]})
         except MemoryError:
-            answer = {"error": f"it needs more than {LARGEST_MEMORY >> 20} MiB of memory"}
+            answer = as_line({"error": f"it needs more than {LARGEST_MEMORY >> 20} MiB of memory"})
         except Exception as error:
-            answer = {"error": str(error) or type(error).__name__}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        sys.stdout.buffer.flush()
+            answer = as_line({"error": (str(error) or type(error).__name__)[:_LONGEST_PROBLEM]})
+        _answer(answer)
+
+
+def as_line(value: Any) -> bytes:
+    """JSON as one line of UTF-8, which takes half of what escaped characters do; half of a character passes too."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _answer(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
 
 
 class _Refusal(Exception):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 FramingName = Literal["plain", "chat"]
 _PROBE = "Which words stand around this message?"
 _MOVED_BORDERS = 3
-"""Tokens that a prompt may be longer than its parts: the beginning of the answer moves behind the template's words."""
+"""`encode` measures prompt and frame before the beginning of the answer is moved behind the frame. Texts meet at other
+places then, and each such border may cost a token."""
 
 
 class Template(Protocol):

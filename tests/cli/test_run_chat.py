@@ -93,7 +93,7 @@ class TestBarePrompt:
     def test_warns(self, ask):
         printed = ask("--prompt", QUESTION, *BRIEF)
         warning, hint, summary = printed.err.splitlines()
-        assert warning.startswith("warning: the model has a chat template, and this prompt goes past it")
+        assert warning.startswith("warning: the model has a chat template, and this prompt bypasses it")
         assert "--chat TEXT" in hint
         assert "--raw" in hint
         assert summary.startswith("3 prompt tokens")

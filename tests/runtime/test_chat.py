@@ -96,6 +96,7 @@ class TestLoad:
             ("tokenizer_config.json", b"[" * 100_000, "not valid JSON"),
             ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template must be text, found 3"),
             ("tokenizer_config.json", b'{"chat_template": [[], {}]}', "no chat_template is named 'default'"),
+            ("tokenizer_config.json", b'{"chat_template": [{"name": [], "template": "a"}]}', "is named 'default'"),
         ],
     )
     def test_bad_files(self, tmp_path, name, content, message):
@@ -128,7 +129,7 @@ class TestLoad:
         ([{"role": ["user"], "content": "a"}], "'role' must be text"),
         ([{"role": "user", "content": None}], "'content' must be text, found None"),
         ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], "'content' must be text"),
-        ([{"role": "user", "content": ""}], "the user says nothing"),
+        ([{"role": "user", "content": ""}], "content of the user's message is empty"),
         ([{**USER, "tool_calls": []}], r"'tool_calls' must be text, found \[\]"),
         ([{**USER, 3: "a"}], "3 must be text"),
         ([{"role": "user", "content": "\ud800"}], "half of a character"),

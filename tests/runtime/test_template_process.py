@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.runtime import template_process
 from kvc_trt.runtime.template_process import TemplateProcess
+from kvc_trt.runtime.template_worker import LONGEST_TEXT
 
 NAMES = {"messages": [{"role": "user", "content": "a"}]}
 FOREVER = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
@@ -102,6 +105,44 @@ def test_nothing_stays_behind():
     del process
     gc.collect()
     assert not os.path.exists(f"/proc/{child}")
+
+
+def test_failures_leave_nothing_behind():
+    """A process for each, and each of them forgotten: no finalizer holds on to it."""
+    process = process_of("{{ 1 // 0 }}")
+    for _ in range(3):
+        with pytest.raises(InputError, match="division") as raised:
+            process.render(NAMES)
+        assert "--prompt TEXT" in raised.value.hint
+    held = [each for each in weakref.finalize._registry if (found := each.peek()) and found[0] is process]
+    assert held == []
+
+
+@pytest.mark.parametrize("character", ["\N{SNOWMAN}", "\x01", "\N{GRINNING FACE}"])
+def test_the_longest_conversation(character):
+    """Whatever its characters take in memory and on the way to the process."""
+    text = character * (LONGEST_TEXT - 1)
+    process = process_of("<{{ messages[0].content }}")
+    assert process.render({"messages": [{"role": "user", "content": text}]}) == f"<{text}"
+
+
+def test_half_of_a_character_in_a_template():
+    with pytest.raises(InputError, match="half of a character"):
+        process_of("\ud800").render(NAMES)
+
+
+def test_a_process_that_closes_its_output_is_ended(monkeypatch, tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text("import os, time\nos.close(1)\ntime.sleep(100)")
+    monkeypatch.setattr(template_process.template_worker, "__file__", str(worker))
+    with pytest.raises(InputError, match="closed the way to answer"):
+        process_of("a").render(NAMES)
+
+
+def test_without_jinja(monkeypatch):
+    monkeypatch.setattr("sys.path", [path for path in sys.path if "site-packages" not in path])
+    with pytest.raises(UnsupportedEnvironment, match="cannot render a chat template: No module named 'jinja2'"):
+        process_of("a").render(NAMES)
 
 
 def test_several_threads_get_their_own_answers():
