@@ -1,4 +1,28 @@
 """What kvc-trt and a library of native operators (plugins_cpu/) have to agree on."""
 
-INTERFACE = 1
-"""Number of the interface. It rises when the schema of a native operator or a function of the library changes."""
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+from kvc_trt.operators.registry import OPERATORS
+from kvc_trt.operators.schema import Operator
+
+REVISION = 2
+"""Rises when a function of the library, or what an operator's attributes mean, changes: schemas do not show that."""
+
+
+@cache
+def interface() -> int:
+    """Return the number of the interface, 0 to 2^31 - 1: a digest of all schemas and the revision."""
+    text = repr((REVISION, [_schema(operator) for operator in OPERATORS.values()]))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def _schema(operator: Operator) -> tuple[object, ...]:
+    tensors = [
+        [(tensor.name, tensor.element, tensor.shape, tensor.alias, tensor.optional) for tensor in side]
+        for side in (operator.inputs, operator.outputs)
+    ]
+    attributes = [(attribute.name, attribute.least, attribute.most) for attribute in operator.attributes]
+    return operator.name, tensors, attributes

@@ -130,11 +130,11 @@ def _operators(result: Result) -> list[dict[str, Any]]:
         mine = [row for row in result["operators"] if row["side"] == side]
         if not mine:
             continue
-        step = next(
-            row["median_itl_ms"]
-            for row in _of_side(result["rows"], side)
-            if (row["context"], row["batch_size"]) == (mine[0]["context"], mine[0]["batch_size"])
-        )
+        where = (mine[0]["context"], mine[0]["batch_size"])
+        rows = [row for row in _of_side(result["rows"], side) if (row["context"], row["batch_size"]) == where]
+        if not rows:  # recorded, but its caches did not fit when steps were timed
+            continue
+        step = rows[0]["median_itl_ms"]
         shown = [row for row in mine if row["share"] >= _LEAST_SHARE]
         rest = [row for row in mine if row["share"] < _LEAST_SHARE]
         lines = [(row["operator"], row["nodes"], row["share"]) for row in shown]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.dimensions import SIZES
-from kvc_trt.operators.native import INTERFACE
+from kvc_trt.operators.native import interface
 from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.schema import CACHE, FLOAT, FLOAT16, INT32, INT64, UINT8, Operator, Tensor
 from plugins_cuda.generate import laid_out
@@ -51,7 +51,7 @@ def schemas_header() -> str:
 namespace kvc {{
 
 /// What Python and the library agree on.
-inline constexpr int32_t kInterface = {INTERFACE};
+inline constexpr int32_t kInterface = {interface()};
 
 inline constexpr const char* kDomain = "{KVC_DOMAIN}";
 

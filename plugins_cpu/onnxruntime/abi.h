@@ -62,10 +62,6 @@ public:
     Status* integer_attribute(const Info* info, const char* name, int64_t* value) const {
         return call<Status*(const Info*, const char*, int64_t*)>(86, info, name, value);
     }
-    /// The value of an input that is a constant of the graph.
-    Status* constant_input(const Info* info, size_t index, int* is_constant, const Value** value) const {
-        return call<Status*(const Info*, size_t, int*, const Value**)>(249, info, index, is_constant, value);
-    }
 
     Status* input_count(const Context* context, size_t* count) const {
         return call<Status*(const Context*, size_t*)>(88, context, count);
@@ -87,9 +83,6 @@ public:
         return call<Status*(const Value*, Shape**)>(65, value, shape);
     }
     void release(Shape* shape) const { call<void(Shape*)>(99, shape); }
-    Status* element_type(const Shape* shape, ElementType* type) const {
-        return call<Status*(const Shape*, ElementType*)>(60, shape, type);
-    }
     Status* rank(const Shape* shape, size_t* rank) const {
         return call<Status*(const Shape*, size_t*)>(61, shape, rank);
     }

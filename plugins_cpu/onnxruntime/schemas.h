@@ -10,7 +10,7 @@
 namespace kvc {
 
 /// What Python and the library agree on.
-inline constexpr int32_t kInterface = 1;
+inline constexpr int32_t kInterface = 1330849715;
 
 inline constexpr const char* kDomain = "kvc";
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvc_trt.operators import native
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.native import interface
 from kvc_trt.operators.registry import OPERATORS
-from kvc_trt.operators.schema import CACHE, Tensor
+from kvc_trt.operators.schema import CACHE, FLOAT16, Tensor
 from plugins_cpu import generate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,3 +33,21 @@ def test_an_operator_reaches_the_tables(monkeypatch: pytest.MonkeyPatch) -> None
     assert "kSymbolZOver2,  ///< Z/2" in text
     assert '{"sinks", ort::ElementType::kFloat, false, kShape_H_ZOver2}' in text
     assert 'inline constexpr Schema kKvcThrowAway{"KvcThrowAway", kKvcThrowAwayInputs, kKvcThrowAwayOutputs};' in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outputs": DENSE_ATTENTION.outputs[::-1]},
+        {"inputs": (replace(DENSE_ATTENTION.inputs[0], element=FLOAT16), *DENSE_ATTENTION.inputs[1:])},
+        {"attributes": (replace(DENSE_ATTENTION.attributes[0], name="renamed"),)},
+    ],
+)
+def test_a_library_built_before_a_schema_changed_is_another_interface(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    before = interface()
+    assert f"kInterface = {before};" in generate.schemas_header()
+    changed = replace(DENSE_ATTENTION, **change)
+    monkeypatch.setattr(native, "OPERATORS", {**OPERATORS, changed.name: changed})
+    assert interface.__wrapped__() != before

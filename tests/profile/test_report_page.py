@@ -134,3 +134,10 @@ def test_what_was_not_measured_is_left_out(result):
     assert "None" not in page
     nothing = html_bytes({**bare, "rows": []}).decode()
     assert "<svg" not in nothing
+
+
+def test_operators_of_a_side_that_was_not_timed_are_left_out(result):
+    changed = copy.deepcopy(result)
+    changed["rows"] = [row for row in changed["rows"] if row["side"] != "dense" or row["context"] != 512]
+    assert any(row["side"] == "dense" for row in changed["operators"])
+    assert html_bytes(changed) != html_bytes(result)

@@ -1,6 +1,6 @@
 """A Llama checkpoint as GGUF for llama.cpp, every matrix in one format.
 
-    python -m benchmarks.peers.converters.gguf CHECKPOINT OUTPUT.gguf F32|Q8_0|Q4_0
+    python -m benchmarks.peers.converters.llama_cpp CHECKPOINT OUTPUT.gguf F32|Q8_0|Q4_0
 
 Runs in the peers' environment. Rows of Q and K change places, since llama.cpp rotates neighbouring channels where the
 checkpoint rotates halves. The file has no vocabulary: prompts are token ids.

@@ -1,1 +1,1 @@
-"""One module per engine: `open_model(request)` loads it, and the result answers a prompt and tells the times."""
+"""One module per engine: `Model(request)` loads the artefact, answers a prompt and tells the times."""

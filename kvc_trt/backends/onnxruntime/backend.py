@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: the embedded default, which executes the body of every operator."""
+"""ONNX Runtime on the CPU: the embedded default, which executes operators by a native library or by their bodies."""
 
 from __future__ import annotations
 

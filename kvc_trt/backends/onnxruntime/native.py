@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.operators.native import INTERFACE
+from kvc_trt.operators.native import interface
 
 if TYPE_CHECKING:
     from onnxruntime import SessionOptions
@@ -116,8 +116,8 @@ def _loaded(path: Path) -> ctypes.CDLL:
         found = library.kvc_cpu_interface()
     except (OSError, AttributeError) as error:
         raise UnsupportedEnvironment(f"{path} holds no native operators: {error}", hint=hint) from error
-    if found != INTERFACE:
-        raise UnsupportedEnvironment(f"{path} has interface {found}; expected {INTERFACE}", hint=hint)
+    if found != interface():
+        raise UnsupportedEnvironment(f"{path} has interface {found}; expected {interface()}", hint=hint)
     for name in ("kvc_cpu_operators", "kvc_cpu_instructions"):
         getattr(library, name).restype = ctypes.c_char_p
     return library

@@ -103,7 +103,8 @@ class SharedPrefill:
         self._between: dict[str, set[str]] = {}
         self._sessions: dict[str, tuple[frozenset[str], InferenceSession]] = {}
         self._values: dict[tuple[str, str], Values] = {}
-        self._bytes = 0
+        self._in_memory: dict[tuple[str, str], int] = {}
+        """Bytes of the values that are kept in memory."""
         self._lock = threading.Lock()
         self.runs = 0
         """How many prompts were computed rather than remembered."""
@@ -122,7 +123,8 @@ class SharedPrefill:
         with self._lock:
             found = self._values.get(key, {})
             if not set(halves.between) <= found.keys():
-                found = self._values[key] = self._kept(self._run(halves, input_ids, prompt_lengths))
+                self._drop(key)
+                found = self._values[key] = self._kept(key, self._run(halves, input_ids, prompt_lengths))
             return found
 
     def types(self, halves: SplitPrefill) -> dict[str, str]:
@@ -134,13 +136,18 @@ class SharedPrefill:
         """Drop the remembered values: the next prompts are others."""
         with self._lock:
             self._values.clear()
-            self._bytes = 0
+            self._in_memory.clear()
 
-    def _kept(self, values: Mapping[str, OrtValue]) -> Values:
+    def _drop(self, key: tuple[str, str]) -> None:
+        """Forget one prompt."""
+        self._values.pop(key, None)
+        self._in_memory.pop(key, None)
+
+    def _kept(self, key: tuple[str, str], values: Mapping[str, OrtValue]) -> Values:
         """The values as they are, or in files where memory for them is used up."""
         size = sum(value.tensor_size_in_bytes() for value in values.values())
-        if self._bytes + size <= REMEMBERED_BYTES:
-            self._bytes += size
+        if sum(self._in_memory.values()) + size <= REMEMBERED_BYTES:
+            self._in_memory[key] = size
             return values
         return {name: _in_file(value.numpy(), self._weights_directory) for name, value in values.items()}
 
@@ -175,7 +182,7 @@ class SharingExecutor(OnnxRuntimeExecutor):
 
     @property
     def prepacks_decode(self) -> bool:
-        """Whether decode copies its weights: quantised ones, as every engine does, and small ones."""
+        """Whether decode copies its weights: quantised ones, which its prefill does not share, and small ones."""
         return self._quantised or self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
 
     @cached_property

@@ -91,6 +91,22 @@ def test_what_does_not_fit_in_memory_is_kept_in_files(programs, prompts, monkeyp
     assert sorted(directory.iterdir()) == before  # files without names
 
 
+def test_values_that_are_computed_again_take_the_place_of_the_first(programs, prompts, monkeypatch):
+    """An engine that reads more than those before it has a prompt run again: memory for all of it is enough."""
+
+    def remembered():
+        shared = SharedPrefill(programs[0].weights_path.parent)
+        for program in programs:
+            executors([program], shared)[0].prefill(*prompts)
+        assert shared.runs > 2
+        return [value for values in shared._values.values() for value in values.values()]
+
+    needed = sum(value.tensor_size_in_bytes() for value in remembered())
+    monkeypatch.setattr(shared_prefill, "REMEMBERED_BYTES", needed)
+    monkeypatch.setattr(shared_prefill, "_in_file", lambda *arguments: pytest.fail("there is memory"))
+    remembered()
+
+
 def test_every_method_with_an_engine_has_the_same_trunk():
     """Whatever constants its own part of the graph shares with it."""
     identities = {}
