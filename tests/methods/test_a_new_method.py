@@ -38,7 +38,7 @@ def test_policies_and_plan_list_it(dropped_in, tiny_model, capsys):
     assert run(["policies", "--json"]) == 0
     (entry,) = [one for one in json.loads(capsys.readouterr().out)["policies"] if one["name"] == NAME]
     kinds = entry["prompt_eviction"], entry["decode_selection"]
-    assert (kinds, entry["engines"]) == (("thirds", "newest"), ["onnxruntime"])
+    assert (kinds, entry["engines"]) == (("thirds", "newest"), ["onnxruntime", "openvino"])
     assert run(["plan", "--model", str(tiny_model), "--compare", *LENGTHS, "--json"]) == 0
     (row,) = [one for one in json.loads(capsys.readouterr().out)["policies"] if one["policy"] == NAME]
     assert 0 < row["read_share"] < row["stored_share"] < 1

@@ -34,7 +34,7 @@ def broken_emulation(directory: Path, *edits: tuple[str, str, str]) -> Path:
         text = path.read_text()
         assert text.count(right) == 1, f"{name} has changed: {right!r} occurs there {text.count(right)} times"
         path.write_text(text.replace(right, wrong))
-    return build("kvc_emulation", "-DKVC_CUDA=OFF", source=source, directory=directory / "build")
+    return build("kvc_emulation", "-DKVC_CUDA=OFF", "-DKVC_CPU=OFF", source=source, directory=directory / "build")
 
 
 def emulation() -> Path:

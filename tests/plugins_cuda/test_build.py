@@ -49,7 +49,7 @@ def compile_commands(directory: Path) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def host_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("host")
-    done = configure(directory, "-DKVC_CUDA=OFF", "-DKVC_SANITIZE=ON")
+    done = configure(directory, "-DKVC_CUDA=OFF", "-DKVC_CPU=OFF", "-DKVC_SANITIZE=ON")
     assert done.returncode == 0, done.stderr
     return directory
 
@@ -116,7 +116,7 @@ def test_the_sanitised_library_stops_at_the_first_error(host_build: Path) -> Non
 def cuda_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configured build by nvcc, of this machine or of the wheels."""
     directory = tmp_path_factory.mktemp("cuda")
-    done = configure(directory, "-DKVC_EMULATION=OFF", VIRTUAL_ENV=sys.prefix)
+    done = configure(directory, "-DKVC_EMULATION=OFF", "-DKVC_CPU=OFF", VIRTUAL_ENV=sys.prefix)
     assert done.returncode == 0, done.stderr
     said = summary(done.stdout)["kvc_kernels"]
     if said.startswith("no"):

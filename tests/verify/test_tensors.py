@@ -48,11 +48,12 @@ def test_a_right_engine_passes_and_polygraphy_goes_on_from_its_files(engine, tmp
     ]
     assert run(arguments) == 0
     report = json.loads(capfd.readouterr().out)
-    names = [f"{graph}: onnxruntime | {other}" for graph in ("prefill", "decode") for other in ("lowered", "torch")]
+    others = ("lowered", "openvino", "torch")
+    names = [f"{graph}: onnxruntime | {other}" for graph in ("prefill", "decode") for other in others]
     assert [rung["name"] for rung in report["rungs"]] == names
     assert all(rung["status"] == "passed" for rung in report["rungs"])
     files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.json")}
-    kinds = ("inputs", "onnxruntime", "lowered", "torch")
+    kinds = ("inputs", "onnxruntime", *others)
     assert files == {f"{graph}/{kind}.json" for graph in ("prefill", "decode") for kind in kinds}
     shown = polygraphy("inspect", "data", str(tmp_path / "out" / "prefill" / "torch.json"))
     assert "indices.0" in shown
@@ -107,7 +108,7 @@ def test_a_wrong_graph_is_named_against_another_executor(engine, monkeypatch, tm
     monkeypatch.setattr(tensor_runners, "engine_graph", wrong)
     assert run(["verify", str(engine.path), "--level", "tensors", "--steps", "1"]) == 1
     streams = capfd.readouterr()
-    assert "decode: onnxruntime | torch: tensors beyond the bar" in streams.err
+    assert "decode: onnxruntime | openvino: tensors beyond the bar" in streams.err
     assert "the first is k_cache_out.1 in step 1" in streams.err
     assert "lowered: tensors beyond" not in streams.err
 

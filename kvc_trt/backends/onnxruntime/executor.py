@@ -132,6 +132,11 @@ class OnnxRuntimeExecutor:
             ) from error
         self._bound_rows = 0
 
+    def fill_rows(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Fill every row of the named state tensors with these contents, each of one row's shape."""
+        for name, row in rows.items():
+            self._buffers[name][:] = row
+
     def state_bytes(self) -> int:
         """Return the size of the allocated state buffers in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
