@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvc_trt.backends.trusted_files import check_writers
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.operators.native import interface
 
@@ -73,14 +74,20 @@ def native_operators(dtype: str = "float32") -> NativeOperators | None:
 
 
 def library_path() -> Path | None:
-    """Return the library to use, or None. The file is not read."""
+    """Return the library to use, or None. The file is not read.
+
+    UnsupportedEnvironment for one that the user names where others can change it.
+    """
     named = os.environ.get(VARIABLE)
     if named == NONE:
         return None
     if named:
         if not os.path.isabs(named):
             raise UnsupportedEnvironment(f"{VARIABLE} is {named!r}; expected an absolute path or {NONE!r}")
-        return Path(named)
+        path = Path(named)
+        if path.is_file():
+            check_writers(path)
+        return path
     checkout = _PACKAGE.parent
     places = [_PACKAGE / "lib" / _NAME]
     if (checkout / "plugins_cpu").is_dir():

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvc_trt.backends.trusted_files import check_writers
 from kvc_trt.engine.files import sha256
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.kernels.loading import VARIABLE as KERNELS_VARIABLE
@@ -98,26 +98,7 @@ def check_trusted(path: Path) -> None:
         raise UnsupportedEnvironment(f"{path}: expected a plugin library, found nothing", hint=BUILD_HINT) from error
     if not real.is_file():
         raise UnsupportedEnvironment(f"{path}: expected a plugin library, found no regular file", hint=BUILD_HINT)
-    for place in (real, real.parent):
-        status = place.stat()
-        sticky = bool(status.st_mode & stat.S_ISVTX)
-        problem = untrusted(status.st_uid, stat.S_IMODE(status.st_mode), os.geteuid(), sticky=sticky)
-        if problem is not None:
-            raise UnsupportedEnvironment(
-                f"{place} {problem}; expected plugin libraries that nobody else can change",
-                hint=f"chmod go-w {place}, or take the library from a place of your own",
-            )
-
-
-def untrusted(owner: int, mode: int, user: int, *, sticky: bool = False) -> str | None:
-    """Return why `user` does not load code with this owner and mode; None if trusted."""
-    if owner not in (user, 0):
-        return f"belongs to user {owner}"
-    if mode & stat.S_IWOTH and not sticky:
-        return "can be written by everybody"
-    if mode & stat.S_IWGRP and not sticky and owner == 0:
-        return "can be written by a group"
-    return None
+    check_writers(real)
 
 
 @dataclass(frozen=True)

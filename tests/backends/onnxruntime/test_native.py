@@ -56,6 +56,15 @@ def test_a_library_that_is_not_there_is_one_line(value: str, message: str, monke
     assert native.describe_choice().startswith("unusable: ")
 
 
+def test_a_library_that_everybody_can_write_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "libkvc_cpu.so"
+    path.touch()
+    path.chmod(0o666)
+    monkeypatch.setenv(native.VARIABLE, str(path))
+    with pytest.raises(UnsupportedEnvironment, match="can be written by everybody; expected a library that nobody"):
+        native.native_operators()
+
+
 def test_a_file_that_is_no_library_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "libkvc_cpu.so"
     path.write_text("text")

@@ -12,7 +12,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.backends.tensorrt import device, machine, plugins
 from kvc_trt.backends.tensorrt.context import sizes_of
 from kvc_trt.backends.tensorrt.loading import DTYPES, TensorInfo, load, state_problems
-from kvc_trt.backends.tensorrt.plugins import check_trusted, fingerprint, named_path, untrusted
+from kvc_trt.backends.tensorrt.plugins import check_trusted, fingerprint, named_path
 from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from tests.backends.compiled import as_compiled
@@ -99,21 +99,6 @@ class TestState:
 
 
 class TestLibraries:
-    @pytest.mark.parametrize(
-        ("owner", "mode", "sticky", "problem"),
-        [
-            (1000, 0o755, False, None),
-            (0, 0o755, False, None),
-            (1000, 0o775, False, None),
-            (0, 0o775, False, "can be written by a group"),
-            (1001, 0o755, False, "belongs to user 1001"),
-            (1000, 0o757, False, "can be written by everybody"),
-            (0, 0o777, True, None),
-        ],
-    )
-    def test_who_may_have_written_it(self, owner, mode, sticky, problem):
-        assert untrusted(owner, mode, 1000, sticky=sticky) == problem
-
     def test_a_library_that_everybody_can_write_is_not_loaded(self, tmp_path):
         library = tmp_path / "libkvc_plugins.so"
         library.write_bytes(b"")

@@ -1,0 +1,23 @@
+"""Whose files are executed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvc_trt.backends.trusted_files import untrusted
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "sticky", "problem"),
+    [
+        (1000, 0o755, False, None),
+        (0, 0o755, False, None),
+        (1000, 0o775, False, None),
+        (0, 0o775, False, "can be written by a group"),
+        (1001, 0o755, False, "belongs to user 1001"),
+        (1000, 0o757, False, "can be written by everybody"),
+        (0, 0o777, True, None),
+    ],
+)
+def test_who_may_have_written_it(owner, mode, sticky, problem):
+    assert untrusted(owner, mode, 1000, sticky=sticky) == problem
