@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 
-from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.schema import Operator
 
 REVISION = 2
@@ -15,6 +14,8 @@ REVISION = 2
 @cache
 def interface() -> int:
     """Return the number of the interface, 0 to 2^31 - 1: a digest of all schemas and the revision."""
+    from kvc_trt.operators.registry import OPERATORS  # which imports every module of this package, this one too
+
     text = repr((REVISION, [_schema(operator) for operator in OPERATORS.values()]))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvc_trt.operators import native
+from kvc_trt.operators import registry
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.native import interface
 from kvc_trt.operators.registry import OPERATORS
@@ -49,5 +49,5 @@ def test_a_library_built_before_a_schema_changed_is_another_interface(
     before = interface()
     assert f"kInterface = {before};" in generate.schemas_header()
     changed = replace(DENSE_ATTENTION, **change)
-    monkeypatch.setattr(native, "OPERATORS", {**OPERATORS, changed.name: changed})
+    monkeypatch.setattr(registry, "OPERATORS", {**OPERATORS, changed.name: changed})
     assert interface.__wrapped__() != before
