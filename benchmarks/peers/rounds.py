@@ -46,7 +46,9 @@ def measure_all(
     deadline = time.monotonic() + 60 * minutes
     complete = True
     for turn in range(rounds):
-        for measurement in measurements:
+        # Who begins changes from round to round, so that a machine that warms up favours nobody.
+        begins = turn % max(1, len(measurements))
+        for measurement in [*measurements[begins:], *measurements[:begins]]:
             if len(store.runs(measurement)) > turn or measurement.key in store.data.get("failed", {}):
                 continue
             if time.monotonic() + expected_seconds(measurement, store) > deadline:

@@ -45,7 +45,8 @@ class Store:
             measurement.key,
             {
                 "shape": point.shape.name, "weights": point.weights, "context": point.context, "batch": point.batch,
-                "contender": contender.name, "runner": contender.runner, "reads": contender.reads,
+                "contender": contender.name, "runner": contender.runner, "full_precision": contender.full_precision,
+                "reads": contender.reads,
                 "cache_bytes_per_number": contender.cache_bytes, "disk_bytes": disk_bytes(artefact),
                 "floor_ms": floor_ms, "runs": [],
             },

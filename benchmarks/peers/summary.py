@@ -16,6 +16,7 @@ class Row:
 
     contender: str
     ours: bool
+    full_precision: bool
     first_token_seconds: float
     first_token_spread: float
     token_ms: float
@@ -41,6 +42,7 @@ def row(entry: Mapping[str, Any]) -> Row:
     return Row(
         contender=entry["contender"],
         ours=entry["runner"] == "kvc_trt",
+        full_precision=entry["full_precision"],
         first_token_seconds=median(firsts),
         first_token_spread=_spread(firsts),
         token_ms=median(tokens),

@@ -36,7 +36,8 @@ def run(first_token: float, token: float, others: float = 0.0, peak: int = 2**30
 def entry(contender=OURS, runs=(), point=POINT):
     return {
         "shape": point.shape_name, "weights": point.weights, "context": point.context, "batch": point.batch,
-        "contender": contender.name, "runner": contender.runner, "disk_bytes": 3 << 20, "floor_ms": 2.0,
+        "contender": contender.name, "runner": contender.runner, "full_precision": contender.full_precision,
+        "disk_bytes": 3 << 20, "floor_ms": 2.0,
         "runs": list(runs),
     }  # fmt: skip
 
@@ -104,14 +105,25 @@ def data():
 def test_the_page_has_the_figures_of_the_results_and_says_what_failed(data, tmp_path, monkeypatch):
     monkeypatch.setattr(page, "_PAGE", tmp_path / "peers.md")
     text = page.write(data).read_text()
-    assert "| kvc-trt rocketkv, bodies | 5.20 ±0% | 8.40 ±0% | 2.00 | 24 % | 3.00 | 3 | 1 |" in text
-    assert "| OpenVINO GenAI eviction, f32 † | 3.00" in text
+    assert "| kvc-trt rocketkv, bodies | 5.20 | 8.40 | 2.00 | 24 % | 3.00 | 3 | 1 |" in text
+    assert "| OpenVINO GenAI eviction, f32 † | 3.00 | 7.90 | - | - |" in text
     assert "| m8, int4, 4,096 tokens | 5.20 s (kvc-trt rocketkv, bodies) | 3.00 s" in text
     assert "1.73 | 8.40 ms" in text
     assert "1.06 |" in text
     assert "llama.cpp: no such module" in text
     assert "40.0 GB/s read" in text
     assert "![" not in text
+
+
+def test_bfloat16_is_not_set_against_float32(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "_PAGE", tmp_path / "peers.md")
+    default = next(one for one in CONTENDERS if one.name == "OpenVINO GenAI dense, default precision")
+    data["measurements"]["c"] = entry(default, [run(1.5, 7.1), run(1.7, 7.1)])
+    text = page.write(data).read_text()
+    alike, anything = text.split("## Best against best, in any arithmetic")
+    assert "3.00 s (OpenVINO GenAI eviction, f32)" in alike
+    assert "1.60 s (OpenVINO GenAI dense, default precision)" in anything
+    assert "| 1.60 ±12% | 7.10 ±0% |" in text
 
 
 def test_measurements_at_two_contexts_are_drawn_with_every_name(data, tmp_path, monkeypatch):
