@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import RESULTS, ROOT, UNCOMMITTED
+from benchmarks.peers.bars import FLOOR_BAR, bars
 from benchmarks.peers.rounds import BUSY
 from benchmarks.peers.shapes import SHAPES
 from benchmarks.peers.summary import PointKey, Row, by_point
@@ -51,8 +52,8 @@ def _head(data: Mapping[str, Any]) -> str:
             "",
             "All engines run the same random weights and the same prompt, greedy, each in a process of its own; they "
             "take turns. *First token* is the time of the prompt, compaction included; *step* is the time of one "
-            "further token. Figures are medians over the runs, with the range over the median where there is more than "
-            "one run. *Floor*: the bytes that a step of kvc-trt has to read over the faster of both bandwidths; the "
+            "further token. Figures are medians over the runs, with the range where there is more than one. "
+            "*Floor*: the bytes that a step of kvc-trt has to read over the faster of both bandwidths; the "
             "others' formats differ, so theirs is not said. *Peak* is the highest resident memory of the process. Rows "
             "are sorted by the step.",
             "",
@@ -67,29 +68,24 @@ def _head(data: Mapping[str, Any]) -> str:
 
 
 def _bars(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:
-    """Our best against the best peer, point by point: at equal precision, then at any that each side offers."""
-    alike = {key: [one for one in rows if one.full_precision] for key, rows in points.items()}
-    yield from _best("Best against best, in float32 arithmetic", alike)
-    yield from _best("Best against best, in any arithmetic", points)
-
-
-def _best(title: str, points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:
-    lines = [
-        "| point | first token, ours | best peer | ours / peer | step, ours | best peer | ours / peer |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for key, rows in points.items():
-        ours, peers = [one for one in rows if one.ours], [one for one in rows if not one.ours]
-        if not ours or not peers:
-            continue
-        cells = [_point_name(key)]
-        for field, unit in (("first_token_seconds", "s"), ("token_ms", "ms")):
-            mine, other = (min(group, key=lambda one: getattr(one, field)) for group in (ours, peers))
-            a, b = getattr(mine, field), getattr(other, field)
-            cells += [f"{a:.2f} {unit} ({mine.contender})", f"{b:.2f} {unit} ({other.contender})", f"{a / b:.2f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    if len(lines) > 2:
-        yield f"## {title}\n\n" + "\n".join(lines)
+    """Each bar at each point, met or missed."""
+    found = list(bars(points))
+    if not found:
+        return
+    lines = ["| point | what | kvc-trt | peer | ratio | bar | |", "|---|---|---|---|---|---|---|"]
+    for one in found:
+        a, b = one.figure(one.ours), one.figure(one.peer)
+        limit = f"{one.limit:.2f}" + (f", or {FLOOR_BAR} x floor" if one.floor else "")
+        lines.append(
+            f"| {_point_name(one.point)} | {one.what} | {a:,.2f} {one.unit} ({one.ours.contender}) | "
+            f"{b:,.2f} {one.unit} ({one.peer.contender}) | {one.ratio:.2f} | {limit} | "
+            f"{'met' if one.met else '**missed**'} |"
+        )
+    yield (
+        "## The bars\n\nOur best RocketKV configuration beside the best of the peer that the bar names, at the same "
+        "precision: OpenVINO GenAI for the first token, its eviction to the same token budget for the step, llama.cpp "
+        "for memory and disk.\n\n" + "\n".join(lines)
+    )
 
 
 def _charts(points: Mapping[PointKey, Sequence[Row]], folder: Path) -> Iterable[Path]:
@@ -171,15 +167,15 @@ def _tables(points: Mapping[PointKey, Sequence[Row]]) -> Iterable[str]:
         ]
         lines += [
             f"| {one.contender}{'' if one.quiet else ' †'} | {one.first_token_seconds:.2f}"
-            f"{_spread(one.first_token_spread, one.runs)} | {one.token_ms:.2f}{_spread(one.token_spread, one.runs)} | "
+            f"{_range(one.first_token_range, one.runs)} | {one.token_ms:.2f}{_range(one.token_range, one.runs)} | "
             f"{_floor(one)} | {one.peak_gib:.2f} | {one.disk_mib:,.0f} | {one.runs} |"
             for one in rows
         ]
         yield "\n".join(lines)
 
 
-def _spread(share: float, runs: int) -> str:
-    return f" ±{share:.0%}" if runs > 1 else ""
+def _range(span: tuple[float, float], runs: int) -> str:
+    return f" ({span[0]:.2f} to {span[1]:.2f})" if runs > 1 else ""
 
 
 def _floor(row: Row) -> str:

@@ -1,12 +1,13 @@
-"""What the runs of one measurement say: medians over the quiet ones, and how far they are apart."""
+"""What the runs of one measurement say: medians over the quiet ones, and their range."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks.peers.contenders import OURS
 from benchmarks.peers.rounds import BUSY
 
 
@@ -15,18 +16,23 @@ class Row:
     """The figures of one contender at one point."""
 
     contender: str
-    ours: bool
+    runner: str
+    reads: str
     full_precision: bool
     first_token_seconds: float
-    first_token_spread: float
+    first_token_range: tuple[float, float]
     token_ms: float
-    token_spread: float
+    token_range: tuple[float, float]
     floor_ms: float
     peak_gib: float
     disk_mib: float
     runs: int
     quiet: bool
     """Whether others left the machine alone in the runs that count."""
+
+    @property
+    def ours(self) -> bool:
+        return self.runner == OURS
 
     @property
     def percent_of_floor(self) -> float:
@@ -41,23 +47,19 @@ def row(entry: Mapping[str, Any]) -> Row:
     tokens = [median(run["token_ms"]) for run in counted]
     return Row(
         contender=entry["contender"],
-        ours=entry["runner"] == "kvc_trt",
+        runner=entry["runner"],
+        reads=entry["reads"],
         full_precision=entry["full_precision"],
         first_token_seconds=median(firsts),
-        first_token_spread=_spread(firsts),
+        first_token_range=(min(firsts), max(firsts)),
         token_ms=median(tokens),
-        token_spread=_spread(tokens),
+        token_range=(min(tokens), max(tokens)),
         floor_ms=entry["floor_ms"],
         peak_gib=max(run["peak_resident_bytes"] for run in counted) / 2**30,
         disk_mib=entry["disk_bytes"] / 2**20,
         runs=len(counted),
         quiet=bool(quiet),
     )
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Return the range over the median."""
-    return (max(values) - min(values)) / median(values)
 
 
 PointKey = tuple[str, str, int, int]

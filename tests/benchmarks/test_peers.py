@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import machine
 from benchmarks.peers import artefacts, page, rounds, store
+from benchmarks.peers.bars import bars
 from benchmarks.peers.contenders import CONTENDERS
 from benchmarks.peers.floors import floor_ms, step_cost
 from benchmarks.peers.idle import Others
@@ -37,7 +38,7 @@ def entry(contender=OURS, runs=(), point=POINT):
     return {
         "shape": point.shape_name, "weights": point.weights, "context": point.context, "batch": point.batch,
         "contender": contender.name, "runner": contender.runner, "full_precision": contender.full_precision,
-        "disk_bytes": 3 << 20, "floor_ms": 2.0,
+        "reads": contender.reads, "disk_bytes": 3 << 20, "floor_ms": 2.0,
         "runs": list(runs),
     }  # fmt: skip
 
@@ -74,7 +75,7 @@ def test_a_floor_counts_the_cache_that_the_contender_reads():
 def test_a_busy_run_counts_only_where_there_is_no_quiet_one():
     found = row(entry(runs=[run(1.0, 10.0), run(3.0, 30.0, others=0.2), run(2.0, 20.0)]))
     assert (found.first_token_seconds, found.token_ms, found.runs, found.quiet) == (1.5, 15.0, 2, True)
-    assert found.first_token_spread == pytest.approx(1 / 1.5)
+    assert (found.first_token_range, found.token_range) == ((1.0, 2.0), (10.0, 20.0))
     busy = row(entry(runs=[run(3.0, 30.0, others=0.2)]))
     assert (busy.token_ms, busy.quiet, busy.percent_of_floor) == (30.0, False, pytest.approx(100 * 2 / 30))
 
@@ -107,23 +108,50 @@ def test_the_page_has_the_figures_of_the_results_and_says_what_failed(data, tmp_
     text = page.write(data).read_text()
     assert "| kvc-trt rocketkv, bodies | 5.20 | 8.40 | 2.00 | 24 % | 3.00 | 3 | 1 |" in text
     assert "| OpenVINO GenAI eviction, f32 † | 3.00 | 7.90 | - | - |" in text
-    assert "| m8, int4, 4,096 tokens | 5.20 s (kvc-trt rocketkv, bodies) | 3.00 s" in text
-    assert "1.73 | 8.40 ms" in text
-    assert "1.06 |" in text
+    beside = "5.20 s (kvc-trt rocketkv, bodies) | 3.00 s (OpenVINO GenAI eviction, f32) | 1.73 | 1.05 | **missed** |"
+    assert f"| m8, int4, 4,096 tokens | first token, float32 | {beside}" in text
+    assert "7.90 ms (OpenVINO GenAI eviction, f32) | 1.06 | 0.80, or 1.15 x floor | **missed** |" in text
     assert "llama.cpp: no such module" in text
     assert "40.0 GB/s read" in text
     assert "![" not in text
 
 
-def test_bfloat16_is_not_set_against_float32(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "_PAGE", tmp_path / "peers.md")
-    default = next(one for one in CONTENDERS if one.name == "OpenVINO GenAI dense, default precision")
-    data["measurements"]["c"] = entry(default, [run(1.5, 7.1), run(1.7, 7.1)])
-    text = page.write(data).read_text()
-    alike, anything = text.split("## Best against best, in any arithmetic")
-    assert "3.00 s (OpenVINO GenAI eviction, f32)" in alike
-    assert "1.60 s (OpenVINO GenAI dense, default precision)" in anything
-    assert "| 1.60 ±12% | 7.10 ±0% |" in text
+def contender(name):
+    return next(one for one in CONTENDERS if one.name == name)
+
+
+def judged(*entries):
+    return {one.what: (one.ratio, one.met) for one in bars(by_point(entries))}
+
+
+def test_bfloat16_is_not_set_against_float32():
+    found = judged(
+        entry(runs=[run(2.0, 4.0)]), entry(DENSE, [run(2.5, 7.0)]),
+        entry(contender("OpenVINO GenAI dense, default precision"), [run(1.0, 7.0)]),
+    )  # fmt: skip
+    assert found == {"first token, float32": (0.8, True)}
+    both = judged(
+        entry(contender("kvc-trt rocketkv, OpenVINO prefill bf16"), [run(1.5, 4.0)]),
+        entry(contender("OpenVINO GenAI dense, default precision"), [run(1.0, 7.0)]),
+    )  # fmt: skip
+    assert both == {"first token, bfloat16 allowed": (1.5, False)}
+
+
+def test_a_policy_that_keeps_everything_meets_no_bar_for_rocketkv():
+    assert not judged(entry(contender("kvc-trt full, native operators"), [run(1, 1)]), entry(EVICTION, [run(2, 2)]))
+
+
+@pytest.mark.parametrize(("step", "met"), [(6.4, True), (6.5, False), (2.3, True)])
+def test_a_step_meets_its_bar_beside_the_eviction_or_beside_its_floor(step, met):
+    peer = 8.0 if step > 3 else 2.0
+    assert judged(entry(runs=[run(1, step)]), entry(EVICTION, [run(1, peer)]))["step, float32"][1] is met
+
+
+def test_memory_and_disk_are_judged_on_the_larger_shape():
+    large = Point("m1b", "int4", 4096)
+    llama = contender("llama.cpp, flash attention off")
+    found = judged(entry(runs=[run(1, 1, peak=5 << 30)], point=large), entry(llama, [run(1, 1, peak=4 << 30)], large))
+    assert found == {"peak memory": (1.25, False), "disk": (1.0, True)}
 
 
 def test_measurements_at_two_contexts_are_drawn_with_every_name(data, tmp_path, monkeypatch):

@@ -60,5 +60,6 @@ class Model:
         ids = np.array(prompts, np.int64)
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
         metrics = self._pipeline.generate(inputs, settings).perf_metrics
-        steps = [1e-6 * microseconds for microseconds in metrics.raw_metrics.m_durations]
-        return Answer(1e-3 * metrics.get_ttft().mean, steps)
+        # The metrics' own durations are per token of the batch, not per step.
+        steps = 1e-3 * np.diff(metrics.raw_metrics.m_new_token_times)
+        return Answer(1e-3 * metrics.get_ttft().mean, steps.tolist())
