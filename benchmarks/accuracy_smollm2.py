@@ -2,10 +2,11 @@
 
     python -m benchmarks.accuracy_smollm2 [--checkpoint FILE.gguf] [--stages needles,likelihood] [--minutes 60]
 
-The stages stand in the order in which they decide something; the first ones are the core grid, `--stages all` asks for
-the rest. What is measured is kept in build/accuracy/, some questions at a time, so a run that was stopped goes on where
-it was. Writes benchmarks/results/accuracy-smollm2.json with the score of every question, and questions.json beside the
-kept results: the same token ids for `benchmarks.accuracy_kvpress`. The page is `benchmarks.accuracy_smollm2_page`'s.
+The stages (`benchmarks.accuracy_smollm2_stages`) stand in the order in which they decide something; the first ones are
+the core grid, `--stages all` asks for the rest. What is measured is kept in build/accuracy/, some questions at a time,
+so a run that was stopped goes on where it was. Writes benchmarks/results/accuracy-smollm2.json with the score of every
+question, and questions.json beside the kept results: the same token ids for `benchmarks.accuracy_kvpress`. The page is
+`benchmarks.accuracy_smollm2_page`'s.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
 from benchmarks.accuracy import cells_in, record_of, total_spent
-from kvc_trt import policies
+from benchmarks.accuracy_smollm2_stages import BUDGETS, CORE, ROCKETKV, SAMPLES, STAGES, Stage, estimate
 from kvc_trt.accuracy.cell import Cell
-from kvc_trt.accuracy.grid import CHAT, MODES, PLAIN, QuestionGroup, Variant, question_groups, variants
+from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.measure import GroupMeasurement, QuestionDraw, measure
 from kvc_trt.accuracy.policy_engines import PolicyEngines, open_model
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
@@ -34,67 +34,12 @@ from kvc_trt.tasks.dataset import VERSION
 
 MODEL = "smollm2-135m-instruct"
 NAME = "accuracy-smollm2"
-BUDGETS = (128, 256, 512)
-SAMPLES = 64
-"""Questions of a group that decides something; the same ones are drawn for every stage."""
-CLAIMED = (
-    "rocketkv", "snapkv++", "hybrid", "snapkv", "snapkv-gqa", "streaming-llm", "tova", "expected-attention",
-    "expected-attention-hybrid",
-)  # fmt: skip
-OTHERS = tuple(
-    one.name for one in policies.describe() if one.name not in CLAIMED and not policies.named(one.name).selection.oracle
-)
 LONGEST_ANSWERS = {
     "niah-single-1": 12, "niah-single-2-prose": 12, "niah-multikey-1-prose": 12, "niah-multikey-2": 12, "lines": 12,
     "niah-multivalue": 48, "niah-multiquery": 48, "variable-tracking": 32, "log-summary": 64,
 }  # fmt: skip
 """What the model needs to answer: policies that evict spend their budget on the answer's room too."""
 SEED = 0
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the grid that is measured before the next one."""
-
-    tasks: tuple[str, ...]
-    lengths: tuple[int, ...] = (2048,)
-    framings: tuple[str, ...] = (CHAT,)
-    policies: tuple[str, ...] = CLAIMED
-    modes: tuple[str, ...] = MODES
-    asked: int = SAMPLES
-
-    @property
-    def groups(self) -> list[QuestionGroup]:
-        """The groups of questions."""
-        return question_groups(self.tasks, self.lengths, self.modes, self.framings)
-
-    @property
-    def variants(self) -> list[Variant]:
-        """The full cache first."""
-        return variants(self.policies, BUDGETS)
-
-
-FOUND = ("niah-single-1", "niah-single-2-prose", "niah-multikey-1-prose")
-HARD = ("niah-multikey-2", "niah-multivalue", "niah-multiquery", "variable-tracking", "lines")
-CORE = {
-    "needles": Stage(FOUND[:1], modes=MODES[:1]),
-    "late-needles": Stage(FOUND[:1], modes=MODES[1:]),
-    "likelihood": Stage(("log-summary",), modes=MODES[:1], asked=32),
-    "plain": Stage(FOUND[:2], framings=(PLAIN,), modes=MODES[:1], asked=32),
-    "needles-4k": Stage(FOUND[:1], (4096,), modes=MODES[:1], asked=32),
-    "late-likelihood": Stage(("log-summary",), modes=MODES[1:], asked=32),
-    "tasks": Stage((*FOUND[1:], *HARD), modes=MODES[:1], asked=16),
-}
-"""At most eight hours on two cores, kvpress included."""
-REST = {
-    "other-policies": Stage(FOUND[:1], policies=OTHERS),
-    "plain-rest": Stage((*FOUND, *HARD, "log-summary"), framings=(PLAIN,)),
-    "needles-4k-rest": Stage(FOUND, (4096,)),
-    "tasks-rest": Stage((*FOUND[1:], *HARD, "log-summary"), (2048, 4096)),
-    "other-policies-rest": Stage((*FOUND, *HARD, "log-summary"), (2048, 4096), policies=OTHERS),
-    "needles-8k": Stage(FOUND, (8192,)),
-}
-STAGES = {**CORE, **REST}
 
 
 def main() -> None:
@@ -106,6 +51,7 @@ def main() -> None:
     started, processor, before = time.monotonic(), time.process_time(), cells_in(directory)
     with open_model(arguments.model, checkpoint=arguments.checkpoint, progress=progress_on()) as model:
         if arguments.questions:
+            print(estimate(names))
             print(write_questions(model, names, directory))
             return
         try:
@@ -153,10 +99,13 @@ def write_result(settings: dict[str, Any], cells: Sequence[Cell], spent: dict[st
 
 
 def write_questions(model: PolicyEngines, names: Sequence[str], directory: Path) -> Path:
-    """The stages' questions as token ids, with what policies store of them: what another engine is asked to keep."""
+    """Questions as token ids, with what policies store of them: what another engine is asked to keep.
+
+    Those of the stages that ask RocketKV, which the others are set beside.
+    """
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size, model.template)
     known: dict[QuestionGroup, dict[str, Any]] = {}
-    for stage in (STAGES[name] for name in names):
+    for stage in (stage for name in names if (stage := STAGES[name]).beside_kvpress):
         for group in stage.groups:
             rule = _draw(stage)
             drawn = draw(
@@ -180,7 +129,7 @@ def _asked(model: PolicyEngines, questions: QuestionSet, count: int) -> dict[str
         "dataset": questions.digest,
         "max_new_tokens": questions.max_new_tokens,
         "output_tokens": room.max_output_len,
-        "row_bytes": {str(budget): model.row_bytes(Variant("rocketkv", budget), room) for budget in BUDGETS},
+        "row_bytes": {str(budget): model.row_bytes(Variant(ROCKETKV, budget), room) for budget in BUDGETS},
         "questions": [
             {
                 "prompt": one.prompt_ids,

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from benchmarks import accuracy_smollm2
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, methods
+from benchmarks.accuracy_smollm2_stages import BUDGETS, ROCKETKV, SAMPLES
 from kvc_trt.accuracy.cell import Mean
 from kvc_trt.accuracy.paired import CHANCE, difference, higher_and_lower, sign_test
 
-AGAINST_PRESSES = ("rocketkv", "hybrid")
+AGAINST_PRESSES = (ROCKETKV, "hybrid")
 """The policies that are set against every press."""
-ROCKETKV = AGAINST_PRESSES[0]
 NEARLY = 0.9
 """Share of what the whole cache answers from which a method is said to answer still."""
-ENOUGH = accuracy_smollm2.SAMPLES
+ENOUGH = SAMPLES
 """Questions from which a comparison decides something."""
 FEWER = f"What fewer than {ENOUGH} questions say is called a direction."
 _MIB = 1 << 20
@@ -50,9 +49,9 @@ def _comparisons(found: Comparison, group: Group) -> Iterator[str]:
     yield "| policy | against | " + " | ".join(f"`{press}`" for press in presses) + " |"
     yield "|---|---|" + "---|" * len(presses)
     for policy in AGAINST_PRESSES:
-        for budget in accuracy_smollm2.BUDGETS:
+        for budget in BUDGETS:
             mine = found.cell(OURS, group, policy, f"budget {budget}")
-            points = [f"budget {budget}", *([f"bytes of rocketkv {budget}"] if policy == "rocketkv" else [])]
+            points = [f"budget {budget}", *([f"bytes of rocketkv {budget}"] if policy == ROCKETKV else [])]
             for point in points if mine is not None else ():
                 row = [_against(mine, found.cell(KVPRESS, group, press, point)) for press in presses]
                 what = "equal token budget" if point.startswith("budget") else "equal bytes"
@@ -85,7 +84,7 @@ def verdict(mine: Answered, other: Answered) -> str:
 def _sentences(found: Comparison, group: Group) -> Iterator[str]:
     """What the table of a group says of RocketKV, in words."""
     presses = methods(found.of(KVPRESS, group))
-    for budget in accuracy_smollm2.BUDGETS:
+    for budget in BUDGETS:
         mine = found.cell(OURS, group, ROCKETKV, f"budget {budget}")
         for point, what in ((f"budget {budget}", "equal tokens"), (f"bytes of rocketkv {budget}", "equal bytes")):
             others = [cell for press in presses if (cell := found.cell(KVPRESS, group, press, point)) is not None]
@@ -99,7 +98,7 @@ def among_ours(found: Comparison) -> Iterator[str]:
     yield f"They store different amounts: the tables below say how much. {FEWER}"
     lines = []
     for group in found.groups:
-        for budget in accuracy_smollm2.BUDGETS:
+        for budget in BUDGETS:
             mine = found.cell(OURS, group, ROCKETKV, f"budget {budget}")
             others = [
                 one for one in found.of(OURS, group) if one.point == f"budget {budget}" and one.method != ROCKETKV

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.accuracy_smollm2 import CLAIMED, OTHERS
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, methods
+from benchmarks.accuracy_smollm2_stages import CLAIMED, OTHERS
 from kvc_trt.accuracy.figures import Style, new_figure, png
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from benchmarks.accuracy_page import BEGIN, END
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, read
 from benchmarks.accuracy_smollm2_claims import among_ours, beside_kvpress, signed, smallest
 from benchmarks.accuracy_smollm2_figures import against_budget, against_bytes
+from benchmarks.accuracy_smollm2_stages import CORE
 from kvc_trt.accuracy.cell import Mean, interval
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.errors import InputError
@@ -121,7 +122,7 @@ def _equal(ours: Answered, theirs: Answered) -> str:
 def _missing(found: Comparison) -> list[str]:
     """Stages of the core grid with questions that were not asked."""
     missing = []
-    for name, stage in accuracy_smollm2.CORE.items():
+    for name, stage in CORE.items():
         asked = [
             (cell := found.full(Group(g.task, g.mode, g.length, g.framing))) is not None
             and len(cell.scores) >= stage.asked

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 from benchmarks import accuracy_kvpress as kvpress
 from benchmarks import accuracy_smollm2 as bench
+from benchmarks import accuracy_smollm2_stages as stages
+from kvc_trt import policies
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.policy_engines import open_model
 
 
 def test_the_core_begins_with_what_decides_the_claims():
-    first = bench.STAGES[next(iter(bench.CORE))]
+    first = stages.STAGES[next(iter(stages.CORE))]
     assert first.asked == 64
-    assert {"rocketkv", "snapkv-gqa", "hybrid"} <= set(first.policies)
+    assert {"rocketkv", "snapkv-gqa", "hybrid", "snapkv-gqa:pool_kernel=17"} <= set(first.policies)
     assert first.variants[0] == Variant("full", None)
     assert {group.framing for group in first.groups} == {"chat"}
 
 
+def test_whatever_the_core_sets_beside_kvpress_has_enough_questions():
+    assert {stage.asked for stage in stages.CORE.values() if stage.beside_kvpress} == {64}
+    assert not stages.STAGES["answered"].beside_kvpress
+    assert [str(one) for one in stages.STAGES["answered"].variants] == ["full"]
+
+
+def test_the_core_takes_at_most_eight_hours_on_two_cores():
+    assert max(map(sum, zip(*(stage.hours() for stage in stages.CORE.values()), strict=True))) <= 8
+    *lines, total = stages.estimate(["needles", "pools"]).splitlines()
+    assert lines == ["needles: 0.3 h of our engines, 0.5 h of kvpress", "pools: 0.1 h of our engines, 0.0 h of kvpress"]
+    assert total == "together, a core each: 0.5 h (0.4 and 0.5)"
+
+
 def test_every_policy_with_an_engine_and_both_framings_are_in_the_whole_grid():
-    asked = {policy for stage in bench.STAGES.values() for policy in stage.policies}
-    assert asked == {*bench.CLAIMED, *bench.OTHERS}
-    assert {"full", "rocketkv-v1", "h2o", "quest"} <= asked
-    groups = {group for stage in bench.STAGES.values() for group in stage.groups}
+    asked = {variant.name for stage in stages.STAGES.values() for variant in stage.variants}
+    assert asked == {one.name for one in policies.describe() if not policies.named(one.name).selection.oracle}
+    groups = {group for stage in stages.STAGES.values() for group in stage.groups}
     assert {group.length for group in groups} == {2048, 4096, 8192}
     assert {(group.mode, group.framing) for group in groups if group.task == "log-summary"} == {
-        (mode, framing) for mode in bench.MODES for framing in ("plain", "chat")
+        (mode, framing) for mode in stages.MODES for framing in ("plain", "chat")
     }
 
 
 def test_questions_are_written_with_what_rocketkv_stores_of_them(tmp_path, monkeypatch):
-    stage = bench.Stage(("associative-recall",), (256,), ("plain",), modes=("query-aware",), asked=2)
-    monkeypatch.setattr(bench, "STAGES", {"one": stage})
+    stage = stages.Stage(("associative-recall",), (256,), ("plain",), modes=("query-aware",), asked=2)
+    alone = dataclasses.replace(stage, lengths=(512,), policies=())
+    monkeypatch.setattr(bench, "STAGES", {"one": stage, "whole cache alone": alone})
     monkeypatch.setattr(bench, "BUDGETS", (64,))
     with open_model("retrieval-tiny") as model:
-        found = json.loads(bench.write_questions(model, ["one"], tmp_path).read_text())
+        found = json.loads(bench.write_questions(model, ["one", "whole cache alone"], tmp_path).read_text())
         (group,) = found["groups"]
         assert found["bytes_per_token"] * 64 < group["row_bytes"]["64"]
     assert (group["asked"], len(group["questions"]), group["mode"]) == (2, 2, "query-aware")

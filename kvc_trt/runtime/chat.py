@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -56,16 +57,22 @@ class ChatTemplate:
         tokens = {**_special_tokens(_json_object(directory, "special_tokens_map.json")), **_special_tokens(config)}
         return cls(template, special_tokens=tokens, source=str(source))
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+    ) -> str:
         """Return the prompt for these messages, each with `role` (one of `ROLES`) and `content`.
 
-        `add_generation_prompt` opens the assistant's answer at its end. Raises InputError, one line, for
-        something that is not a list of messages, and for messages that the template refuses, or cannot render within
-        its bounds.
+        `add_generation_prompt` opens the assistant's answer at its end. `now` is the date that a template may write
+        into the prompt; None is the clock's. Raises InputError, one line, for something that is not a list of messages,
+        and for messages that the template refuses, or cannot render within its bounds.
         """
         checked = check_messages(messages)
         names = {"messages": checked, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
-        return self._process.render(names)
+        return self._process.render(names if now is None else {**names, "now": now.isoformat()})
 
 
 def check_messages(messages: object, what: str = "messages", *, system: str | None = None) -> list[dict[str, str]]:

@@ -3,8 +3,9 @@
 It gives up what a template has no use for before it sees one: new files, sockets and processes, and memory beyond
 `LARGEST_MEMORY`. Processor time is limited for each answer. Besides jinja2 only the standard library is imported.
 Every request and every answer is one line of JSON: first the template, answered by an empty object once it compiles,
-then conversations, each answered by `text`, by `refused` (the template called raise_exception) or by `error`. Where
-jinja2 cannot be imported the only answer is `missing`.
+then conversations, each answered by `text`, by `refused` (the template called raise_exception) or by `error`. A
+conversation may say what time it is (`now`); else it is the clock's. Where jinja2 cannot be imported the only answer is
+`missing`.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ class _Refusal(Exception):
 
 def _rendered(template: Any, names: dict[str, Any]) -> str:
     pieces, length = [], 0
+    moment = names.pop("now", None)
+    if moment is not None:
+        names["strftime_now"] = datetime.fromisoformat(moment).strftime
     for piece in template.generate(names):
         pieces.append(piece)
         length += len(piece)

@@ -21,7 +21,7 @@ from kvc_trt.tasks.registry import task
 from kvc_trt.tasks.task import Encode, Task, TaskSample
 from kvc_trt.tasks.tokenizer import TaskTokenizer
 
-VERSION = 1
+VERSION = 2
 """The version of the file's layout and of the generators: raised when equal arguments give other samples."""
 
 

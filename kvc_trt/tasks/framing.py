@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from kvc_trt.errors import InputError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 FramingName = Literal["plain", "chat"]
 _PROBE = "Which words stand around this message?"
+DATE = datetime(2025, 1, 1)
+"""The date that templates write into prompts: questions are the same on every day."""
 _MOVED_BORDERS = 3
 """`encode` measures prompt and frame before the beginning of the answer is moved behind the frame. Texts meet at other
 places then, and each such border may cost a token."""
@@ -28,8 +31,14 @@ places then, and each such border may cost a token."""
 class Template(Protocol):
     """A chat template, as `kvc_trt.runtime.chat.ChatTemplate` is one."""
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The text of a conversation, which ends where the reply begins."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+    ) -> str:
+        """The text of a conversation at a time, None being the clock's; it ends where the reply begins."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +105,16 @@ def plain(tokenizer: Tokenizer) -> Framing:
 
 
 def chat(tokenizer: Tokenizer, template: Template) -> Framing:
-    """Prompts through a template; InputError for one that does not repeat a user's message as it is, once."""
-    rendered = template.render([{"role": "user", "content": _PROBE}], add_generation_prompt=True)
+    """Prompts through a template, on the same `DATE` for all.
+
+    InputError for one that does not repeat a user's message as it is, once, or says something else every time.
+    """
+    messages = [{"role": "user", "content": _PROBE}]
+    rendered, again = (template.render(messages, add_generation_prompt=True, now=DATE) for _ in range(2))
+    if rendered != again:
+        raise InputError(
+            "the chat template makes another prompt of the same message each time", hint="ask without the template"
+        )
     before, found, after = rendered.partition(_PROBE)
     if not found or _PROBE in after:
         raise InputError(

@@ -4,10 +4,10 @@ Nothing is generated. The score is how likely the model finds the true summary, 
 log: what a policy drops makes names, prices and places harder to predict. It tells small differences that right and
 wrong answers hide, and a model need not follow instructions to be asked.
 
-The log is prose in which six purchases are stated, one in each sixth of the text. The prose names the same people and
-things, so a summary cannot be told from which words occur. A task of our own: there are no published numbers.
-SmolLM2-135M-Instruct, asked after 1,920 tokens, has 1.58 nats with the whole prompt, 1.88 with its last 1,024 tokens,
-2.09 with 512, and 2.52 with 128, which tell at most one of the purchases.
+The log is prose in which up to six purchases are stated, as many as the summary has room for, one in each equal part of
+the text. The prose names the same people and things, so a summary cannot be told from which words occur. A task of our
+own: there are no published numbers. SmolLM2-135M-Instruct, asked for six after 1,920 tokens, has 1.58 nats with the
+whole prompt, 1.88 with its last 1,024 tokens, 2.09 with 512, and 2.52 with 128, which tell at most one of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kvc_trt.tasks.words import ADJECTIVES, NOUNS, PEOPLE, PLACES, prose
 NAME = "log-summary"
 MAX_NEW_TOKENS = 128
 PURCHASES = 6
+"""At most; three fit in 64 tokens of SmolLM2's."""
 PRICES = (100, 999)
 
 INTRODUCTION = (
@@ -57,17 +58,17 @@ def generate(
     encode: Encode,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> TaskSample:
-    """Sample `index`; its one answer is the summary, of as many purchases as `max_new_tokens` has room for."""
+    """Sample `index`; its one answer is the summary, of all purchases: as many as `max_new_tokens` has room for."""
     rng = sample_rng(NAME, seed, index)
-    purchases = _draw(rng)
-    depths = [float(depth) for depth in (np.arange(PURCHASES) + rng.random(PURCHASES)) / PURCHASES]
+    purchases, summary = _that_fit(_draw(rng), encode, max_new_tokens)
+    count = len(purchases)
+    depths = [float(depth) for depth in (np.arange(count) + rng.random(count)) / count]
     log = Drawn(prose(sample_rng(f"{NAME}/prose", seed, index)))
 
     def context(sentences: int) -> str:
         stated = [purchase.stated() for purchase in purchases]
         return INTRODUCTION + " ".join(insert_needles(log.first(sentences), stated, depths))
 
-    summary = _summary(purchases, encode, max_new_tokens)
     sentences = fit_units(
         lambda count: context(count) + QUESTION,
         task=NAME,
@@ -89,13 +90,13 @@ def _draw(rng: np.random.Generator) -> list[_Purchase]:
     return [_Purchase(*one) for one in zip(buyers, things, prices, places, strict=True)]
 
 
-def _summary(purchases: Sequence[_Purchase], encode: Encode, room: int) -> str:
-    """The first purchases that `room` tokens hold, counted after the question: what the summary adds to its tokens."""
+def _that_fit(purchases: Sequence[_Purchase], encode: Encode, room: int) -> tuple[Sequence[_Purchase], str]:
+    """The first purchases whose summary `room` tokens hold, counted after the question: what it adds to its tokens."""
     before = len(encode(QUESTION))
     for count in range(len(purchases), 0, -1):
         text = "".join(purchase.summed_up() for purchase in purchases[:count])
         if len(encode(QUESTION + text)) - before <= room:
-            return text
+            return purchases[:count], text
     raise InputError(f"{NAME}: the summary of one purchase needs more than {room} tokens", hint="leave more room")
 
 
@@ -107,7 +108,7 @@ TASKS = (
     Task(
         NAME,
         "likelihood",
-        "the summary of a log, of which six purchases are to be remembered",
+        "the summary of a log, of which up to six purchases are to be remembered",
         MAX_NEW_TOKENS,
         generate,
         None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 
 import pytest
 
@@ -158,6 +159,12 @@ def test_a_template_may_be_used_again_and_after_an_error():
 def test_the_real_date():
     text = ChatTemplate("{{ strftime_now('%Y-%m') }}").render([USER])
     assert text in (time.strftime("%Y-%m"), time.strftime("%Y-%m", time.localtime(time.time() - 60)))
+
+
+def test_a_given_date_is_written_in_place_of_todays():
+    template = ChatTemplate("{{ now }}{{ strftime_now('%d %b %Y') }}")
+    assert template.render([USER], now=datetime(2024, 2, 29, 12)) == "29 Feb 2024"
+    assert template.render([USER]) != "29 Feb 2024"
 
 
 def test_a_long_conversation():

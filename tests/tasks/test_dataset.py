@@ -28,7 +28,7 @@ def test_the_first_line_says_what_the_samples_are():
         "max_new_tokens": 128,
         "tokenizer": "0123",
         "options": {"depth": 0.25},
-        "version": 1,
+        "version": 2,
         "count": 4,
     }
     assert [line["index"] for line in lines] == [0, 1, 2, 3]
@@ -82,7 +82,7 @@ def test_what_cannot_be_drawn_is_refused():
         (lambda text: "[1]\n", "is not a data set of kvc-trt"),
         (lambda text: text[: len(text) // 2], "is not a data set of kvc-trt"),
         (lambda text: text[: text.rindex('{"answers"')], "has 3 samples, its header says 4"),
-        (lambda text: text.replace('"version":1', '"version":2'), "is of version 2, expected 1"),
+        (lambda text: text.replace('"version":2', '"version":3'), "is of version 3, expected 2"),
         (lambda text: text.replace('"task":"passkey"', '"task":"passky"'), "unknown task 'passky'"),
         (lambda text: text.replace('"seed":3,"target', '"sed":3,"target'), "is not a data set of kvc-trt"),
         (lambda text: text.replace('"index"', '"number"'), "is not a data set of kvc-trt"),

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.chat import ChatTemplate
 from kvc_trt.tasks import framing
 from kvc_trt.tasks.dataset import draw_data_set, read_data_set
 from kvc_trt.tasks.registry import all_tasks, task
@@ -18,7 +19,7 @@ BYTES = byte_tokenizer()
 class Template:
     """A template with a system message and marks around what is said."""
 
-    def render(self, messages, *, add_generation_prompt=True):
+    def render(self, messages, *, add_generation_prompt=True, now=None):
         said = "".join(f"<{message['role']}>{message['content']}</>" for message in messages)
         return f"<system>Be brief.</>{said}" + "<assistant>" * add_generation_prompt
 
@@ -47,6 +48,17 @@ def test_both_modes_feed_the_same_text(chosen, how):
     assert text_of(how.continuation(sample)) == sample.answers[0]
 
 
+def test_a_template_that_writes_the_date_makes_the_same_questions_every_day():
+    template = ChatTemplate("<{{ strftime_now('%d %b %Y') }}>{{ messages[0].content }}<a>")
+    assert framing.chat(BYTES, template).frame == ("<01 Jan 2025>", "<a>")
+
+
+def test_a_template_that_draws_lots_is_refused():
+    template = ChatTemplate("{{ range(99999) | random }}{{ messages[0].content }}")
+    with pytest.raises(InputError, match="makes another prompt of the same message each time"):
+        framing.chat(BYTES, template)
+
+
 def test_plain_prompts_are_as_they_are():
     sample = sample_of(task("passkey"), PLAIN)
     assert PLAIN.texts(sample) == (sample.context, sample.question)
@@ -72,7 +84,7 @@ def test_the_frame_is_counted(index, target_tokens):
 @pytest.mark.parametrize(("shown", "times"), [("{}{}", 2), ("nothing", 0)])
 def test_a_template_that_does_not_show_the_message_once_is_refused(shown, times):
     class Other:
-        def render(self, messages, *, add_generation_prompt=True):
+        def render(self, messages, *, add_generation_prompt=True, now=None):
             return shown.format(messages[0]["content"], messages[0]["content"])
 
     with pytest.raises(InputError, match=f"shows a user's message {times} times, expected once"):

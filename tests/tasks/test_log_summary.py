@@ -29,18 +29,23 @@ def test_the_summary_repeats_the_purchases_in_their_order_and_in_other_words(ind
     assert sample.question == QUESTION
 
 
-def test_purchases_are_spread_over_the_text():
-    sample = draw(target_tokens=4000)
+@pytest.mark.parametrize(("room", "purchases"), [(128, PURCHASES), (64, 3), (20, 1)])
+def test_purchases_are_spread_over_the_text(room, purchases):
+    sample = draw(target_tokens=4000, max_new_tokens=room)
     text = sample.context.removeprefix(INTRODUCTION)
     places = [found.start() / len(text) for found in STATED.finditer(text)]
-    assert all(i / PURCHASES - 0.05 <= place <= (i + 1) / PURCHASES + 0.05 for i, place in enumerate(places))
+    assert len(places) == purchases
+    assert all(i / purchases - 0.05 <= place <= (i + 1) / purchases + 0.05 for i, place in enumerate(places))
+    assert sample.meta["depths"] == pytest.approx(places, abs=0.05)
 
 
 @pytest.mark.parametrize(("reader", "room"), [(by_word, 128), (by_word, 40), (by_byte, 128)])
-def test_the_summary_has_as_many_purchases_as_there_is_room_for(reader, room):
-    (summary,) = draw(encode=reader, target_tokens=6000, max_new_tokens=room).answers
+def test_the_summary_has_as_many_purchases_as_there_is_room_for_and_the_log_no_others(reader, room):
+    sample = draw(encode=reader, target_tokens=6000, max_new_tokens=room)
+    (summary,) = sample.answers
     assert len(reader(QUESTION + summary)) - len(reader(QUESTION)) <= room
     assert 1 <= len(SUMMED_UP.findall(summary)) <= PURCHASES
+    assert len(SUMMED_UP.findall(summary)) == len(STATED.findall(sample.context))
 
 
 def test_room_for_less_than_one_purchase_is_refused():

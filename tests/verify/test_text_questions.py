@@ -15,7 +15,7 @@ from kvc_trt.verify.wordings import wording_for
 class Template:
     """Asks in the words of the shipped model's vocabulary."""
 
-    def render(self, messages, *, add_generation_prompt=True):
+    def render(self, messages, *, add_generation_prompt=True, now=None):
         return "Remember. " + messages[0]["content"] + "\n" * add_generation_prompt
 
 
