@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, content, replace=True)
+        _write(path, [content], replace=True)
     except OSError as error:
         raise disk_error(error, f"writing {path}") from error
 
@@ -33,14 +33,19 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def write_new_file(path: Path, text: str, *, replace: bool) -> None:
-    """Write `text` to `path` in an existing directory.
+    """Write `text` to `path` in an existing directory; otherwise like `write_new_pieces`."""
+    write_new_pieces(path, [text.encode()], replace=replace)
+
+
+def write_new_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, replace: bool) -> None:
+    """Write the pieces, one after the other, to `path` in an existing directory.
 
     Raises InputError where `check_new_file` does, also for what appears at `path` meanwhile; UnsupportedEnvironment
     for a disk that is full or cannot be written.
     """
     check_new_file(path, replace=replace)
     try:
-        _write(path, text.encode(), replace=replace)
+        _write(path, pieces, replace=replace)
     except FileExistsError:
         check_new_file(path, replace=replace)
         raise
@@ -62,10 +67,7 @@ def check_new_file(path: Path, *, replace: bool) -> None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """Write a new file and force it to the disk; FileExistsError where there is one."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    _write_pieces(path, [content])
 
 
 def make_durable(path: Path) -> None:
@@ -87,13 +89,21 @@ def disk_error(error: OSError, doing: str) -> UnsupportedEnvironment:
     return UnsupportedEnvironment(f"failed while {doing}: {error.strerror or error}")
 
 
-def _write(path: Path, content: bytes, *, replace: bool) -> None:
+def _write(path: Path, pieces: Iterable[bytes | memoryview], *, replace: bool) -> None:
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        write_durably(partial, content)
+        _write_pieces(partial, pieces)
         if replace:
             os.replace(partial, path)
         else:
             os.link(partial, path, follow_symlinks=False)  # unlike a rename it fails where something appeared
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    with path.open("xb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())

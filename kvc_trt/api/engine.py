@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.runtime import Event, Output, Request, Sampling, Session
+    from kvc_trt.runtime import Context, Event, Output, Request, Sampling, Session
     from kvc_trt.verify.report import Report
 
 StrPath: TypeAlias = "str | PathLike[str]"
@@ -141,6 +141,7 @@ class Engine:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        context: Context | None = None,
     ) -> Output: ...
 
     @overload
@@ -152,6 +153,7 @@ class Engine:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        context: Context | None = None,
     ) -> list[Output]: ...
 
     def generate(
@@ -162,15 +164,17 @@ class Engine:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        context: Context | None = None,
     ) -> Output | list[Output]:
         """Answer a prompt (text, or token ids); a list of prompts is a batch, and gives a list in its order.
 
-        `sampling` None always takes the best token. An answer ends with `finish_reason` stop (an end token, or one of
-        the texts `stop`), length (`max_new_tokens`; None is the engine's max_output_len) or capacity (the cache is
-        full). Raises InputError for any bad prompt before anything runs.
+        `sampling` None always takes the best token. With `context`, every prompt continues that stored text; it may be
+        empty, and its tokens are fed one decode step each. An answer ends with `finish_reason` stop (an end token, or
+        one of the texts `stop`), length (`max_new_tokens`; None is the engine's max_output_len) or capacity (the cache
+        is full). Raises InputError for any bad prompt before anything runs.
         """
-        ids, is_batch = prompt_ids(self.directory, prompts)
-        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos)
+        ids, is_batch = prompt_ids(self.directory, prompts, continues=context is not None)
+        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos, context)
         outputs = self.session(self.rows_for(requests)).generate(requests)
         return outputs if is_batch else outputs[0]
 
@@ -182,15 +186,53 @@ class Engine:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        context: Context | None = None,
     ) -> Iterator[Event]:
         """Yield the answer token by token: `event.text` as it comes, `event.output` with the last token of an answer.
 
         `event.row` is the prompt's place in a batch. Otherwise like `generate`. An iterator that is left early ends its
         answers when it is closed; until then the engine answers nothing else.
         """
-        ids, _ = prompt_ids(self.directory, prompts)
-        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos)
+        ids, _ = prompt_ids(self.directory, prompts, continues=context is not None)
+        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos, context)
         return _numbered(self.session(self.rows_for(requests)).stream(requests))
+
+    def context(self, prompt: str | Sequence[int], *, context: Context | None = None) -> Context:
+        """Read a prompt (text, or token ids) and return what its caches hold, compressed by the policy.
+
+        With `context`, the prompt continues that one. `generate` and `stream` start from a context without computing
+        its tokens again. Raises InputError as they do.
+        """
+        ids, is_batch = prompt_ids(self.directory, prompt, continues=context is not None)
+        if is_batch:
+            raise InputError(f"a context is of one prompt, found a list of {len(ids)}")
+        session = self.session()
+        if session.rows:
+            raise ValueError(f"context needs an idle session, found rows {session.rows}")
+        (request,) = _requests(ids, None, None, (), False, context)
+        (row,) = session.add([replace(request, keep_logits=True)])
+        try:
+            if context is not None:
+                for _ in ids[0]:
+                    session.advance()
+            return session.take(row)
+        finally:
+            session.remove(row)
+
+    def save_context(self, context: Context, path: StrPath, *, replace: bool = False) -> None:
+        """Write a context to a file, whole or not at all; with `replace` over an old one."""
+        from kvc_trt.contexts import write_context
+
+        write_context(Path(path), context, replace=replace)
+
+    def load_context(self, path: StrPath) -> Context:
+        """Read a context that an engine of the same weights and settings has saved.
+
+        Raises InputError for a file that is damaged or was changed, and for another engine's or policy's context.
+        """
+        from kvc_trt.contexts import packing_of, read_context
+
+        return read_context(Path(path), packing_of(self.directory))
 
     @overload
     def chat_prompt(self, messages: str | Conversation, *, system: str | None = None) -> list[int]: ...
@@ -367,13 +409,19 @@ def _requests(
     sampling: Sampling | None,
     stop: Sequence[str],
     ignore_eos: bool,
+    context: Context | None = None,
 ) -> list[Request]:
     """One request for each prompt, all under the same rules."""
     from kvc_trt.runtime import Request, Sampling
 
     stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
     rule = Request(
-        (), max_new_tokens, sampling=sampling or Sampling(), stop_strings=stop_strings, ignore_eos=ignore_eos
+        (),
+        max_new_tokens,
+        context=context,
+        sampling=sampling or Sampling(),
+        stop_strings=stop_strings,
+        ignore_eos=ignore_eos,
     )
     return [replace(rule, prompt_token_ids=ids) for ids in prompts]
 

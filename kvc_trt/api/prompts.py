@@ -22,18 +22,19 @@ Conversation: TypeAlias = Sequence[Mapping[str, str]]
 """Messages, each with role (system, user, assistant or tool) and content."""
 
 
-def prompt_ids(engine: EngineDirectory, prompts: Any) -> tuple[list[Sequence[int]], bool]:
+def prompt_ids(engine: EngineDirectory, prompts: Any, *, continues: bool = False) -> tuple[list[Sequence[int]], bool]:
     """Return the token ids of each prompt (text, or ids already), and whether the prompts are a batch.
 
-    Warns of text for a model with a chat template; InputError for anything else than text or ids.
+    Text that `continues` another may be empty and gets no start token. Warns of other text for a model with a chat
+    template; InputError for anything else than text or ids.
     """
     if isinstance(prompts, Mapping) or not hasattr(prompts, "__len__"):
         raise InputError(f"prompts: expected text, token ids or a list of prompts, found {describe(prompts)}")
     is_batch = not isinstance(prompts, str) and len(prompts) > 0 and not isinstance(prompts[0], numbers.Integral)
     batch = prompts if is_batch else [prompts]
-    if any(isinstance(prompt, str) for prompt in batch) and _is_chat_model(engine):
+    if not continues and any(isinstance(prompt, str) for prompt in batch) and _is_chat_model(engine):
         warnings.warn(_BARE_PROMPT, BarePromptWarning, stacklevel=3)
-    return [_ids_of(engine, prompt) for prompt in batch], is_batch
+    return [_ids_of(engine, prompt, continues) for prompt in batch], is_batch
 
 
 def chat_ids(
@@ -76,13 +77,15 @@ def _is_list(found: object) -> bool:
     return isinstance(found, Sequence) and not isinstance(found, (str, bytes))
 
 
-def _ids_of(engine: EngineDirectory, prompt: Any) -> Sequence[int]:
+def _ids_of(engine: EngineDirectory, prompt: Any, continues: bool) -> Sequence[int]:
     if not isinstance(prompt, str):
         return list(prompt)
+    if continues and not prompt:
+        return []
     tokenizer = _tokenizer(engine)
     if not prompt:  # checked before encoding: many tokenizers put a start token in front of nothing
         raise InputError("the prompt is empty")
-    return list(tokenizer.encode(prompt).ids)
+    return list(tokenizer.encode(prompt, add_special_tokens=not continues).ids)
 
 
 def _tokenizer(engine: EngineDirectory) -> Tokenizer:

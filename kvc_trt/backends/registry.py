@@ -141,6 +141,7 @@ def session_of(
     **executor_options: Any,
 ) -> Session:
     """Open a session over an open engine directory; otherwise like `open_session`."""
+    from kvc_trt.contexts import packing_of
     from kvc_trt.progress import NullProgress
     from kvc_trt.runtime import Session
 
@@ -153,6 +154,7 @@ def session_of(
         engine.tokenizer,
         max_batch_size,
         end_token_ids=engine.model.eos_token_ids,
+        packing=packing_of(engine),
         progress=progress,
     )
 

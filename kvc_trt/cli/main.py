@@ -23,6 +23,7 @@ COMMANDS = {
     "verify": "Check an engine against the PyTorch reference, from single ops up to tasks.",
     "profile": "Measure an engine's speed and memory beside the floor and the dense twin.",
     "plan": "Predict cache size, traffic and the floor; needs neither weights nor a GPU.",
+    "context": "Store what an engine keeps of a prompt, or show what such a file holds.",
     "inspect": "Check an engine's integrity and show what it holds.",
     "export": "Write what other runtimes load: a configuration of TensorRT-LLM's own RocketKV.",
     "models": "List the model presets.",

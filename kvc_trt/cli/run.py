@@ -54,6 +54,14 @@ BARE_PROMPT = (
     cloup.option("--raw", is_flag=True, help="Give a chat model the text as it is, without a warning."),
 )
 @cloup.option_group(
+    "Start",
+    cloup.option(
+        "--context",
+        type=click.Path(path_type=Path),
+        help="A file of kvc-trt context save. A prompt continues its text; without one the answer does.",
+    ),
+)
+@cloup.option_group(
     "Answer",
     cloup.option("--max-new-tokens", type=click.IntRange(min=1), help="Tokens of it.  [default: max_output_len]"),
     cloup.option("--stream", is_flag=True, help="Print the text as it comes."),
@@ -85,6 +93,7 @@ def command(
     document: Path | None,
     system: str | None,
     raw: bool,
+    context: Path | None,
     max_new_tokens: int | None,
     stream: bool,
     temperature: float,
@@ -107,14 +116,21 @@ def command(
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other")
     sampling = Sampling(temperature, top_k, top_p, seed)
-    asked = read_prompts(prompt, prompt_file, prompt_ids, chat, messages, document=document, system=system)
+    if context is None:
+        asked = read_prompts(prompt, prompt_file, prompt_ids, chat, messages, document=document, system=system)
+    else:
+        if chat is not None or messages is not None or document is not None or system is not None:
+            raise click.UsageError("--context goes with --prompt, --prompt-file or --prompt-ids, or with none of them")
+        none = prompt is None and prompt_file is None and prompt_ids is None
+        asked = read_prompts("" if none else prompt, prompt_file, prompt_ids, None, None, document=None, system=None)
     if stream and len(asked) > 1:
         raise click.UsageError(f"--stream shows one answer, found {len(asked)} prompts in {prompt_ids or messages}")
 
     started = time.perf_counter()
     opened = Engine.open(engine, backend=backend, threads=threads, progress=progress())
     prompts = asked.for_engine(opened)
-    if asked.is_bare_text and not raw and opened.directory.chat_template is not None:
+    start = None if context is None else opened.load_context(context)
+    if asked.is_bare_text and start is None and not raw and opened.directory.chat_template is not None:
         click.echo(BARE_PROMPT, err=True)
     session = opened.session(opened.rows_for(prompts))
     loaded = time.perf_counter() - started
@@ -123,6 +139,7 @@ def command(
         "sampling": sampling,
         "stop": stop,
         "ignore_eos": ignore_eos,
+        "context": start,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BarePromptWarning)  # BARE_PROMPT says it, unless --raw is given

@@ -23,6 +23,7 @@ def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[s
                 "token_ids": list(output.token_ids),
                 "text": output.text,
                 "finish_reason": output.finish_reason,
+                "reused_tokens": output.reused_tokens,
                 "cache": {
                     "logical": output.logical_length,
                     "physical": list(output.physical_lengths),
@@ -55,8 +56,10 @@ def summary(outputs: list[Output], engine: Engine) -> str:
     of_full = f" of {readable_size(full)}" if held < full else ""
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     speed = timings.decode_tokens_per_second()
+    reused = sum(output.reused_tokens for output in outputs)
     return " | ".join(
         [
+            *([f"{reused} tokens of a stored context"] if reused else []),
             f"{timings.prompt_tokens} prompt tokens",
             f"{sum(len(output.token_ids) for output in outputs)} new ({reasons})",
             f"cache {physical} of {logical} tokens per layer, {readable_size(held)}{of_full}",

@@ -21,7 +21,15 @@ from kvc_trt.engine.format import (
     EngineFormat,
     required_files,
 )
-from kvc_trt.engine.manifest import MANIFEST_FILE, FileRecord, check_files, file_records, read_manifest, rebuild_hint
+from kvc_trt.engine.manifest import (
+    MANIFEST_FILE,
+    FileRecord,
+    check_files,
+    digest_of,
+    file_records,
+    read_manifest,
+    rebuild_hint,
+)
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import ADDED_LATER
 from kvc_trt.methods.parameters import PolicyParameters
@@ -112,6 +120,11 @@ class EngineDirectory:
         from kvc_trt.runtime.chat import ChatTemplate
 
         return ChatTemplate.load(self.path / TOKENIZER_DIRECTORY)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the manifest, and through it of every byte of the engine."""
+        return digest_of(self.manifest)
 
     @property
     def backend(self) -> str:

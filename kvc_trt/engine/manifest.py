@@ -41,9 +41,14 @@ def canonical(value: Mapping[str, Any]) -> bytes:
     return text.encode("ascii") + b"\n"
 
 
+def digest_of(fields: Mapping[str, Any]) -> str:
+    """Return the SHA-256 (hex) of the canonical form."""
+    return hashlib.sha256(canonical(fields)).hexdigest()
+
+
 def sealed(fields: Mapping[str, Any]) -> bytes:
     """Return the bytes of manifest.json for `fields`, with the digest of their canonical form added."""
-    return canonical({**fields, SELF_DIGEST: hashlib.sha256(canonical(fields)).hexdigest()})
+    return canonical({**fields, SELF_DIGEST: digest_of(fields)})
 
 
 def rebuild_hint(engine: Path) -> str:

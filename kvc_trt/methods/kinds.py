@@ -9,8 +9,8 @@ The graph pieces of a kind import `onnx` and its reference imports `torch`, insi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, LayerCache, Selection
     from kvc_trt.reference.rules import PromptQueries
+
+
+Rebuild: TypeAlias = "Callable[[Array, Array, Constants], Array]"
+"""Makes a state tensor [B,...] from keys [B,G,C,D], of which `lengths` [B] slots are in use, and the constants."""
 
 
 class PromptEviction(ABC):
@@ -193,11 +197,18 @@ class DecodeSelection(ABC):
         """Return how cached tokens are ranked, if verification can prove a near-tie of that ranking."""
         return None
 
-    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
-        """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
+    @property
+    def rebuilt(self) -> Mapping[str, Rebuild]:
+        """Return, by name, the functions that make state from the stored keys alone, bit for bit.
+
+        A stored context leaves this state out; everything else that a cache carries is part of it."""
         from kvc_trt.methods.verification import page_bounds
 
-        return {"bounds": page_bounds(keys, lengths, rule.page_size)} if self.pages else {}
+        return {"bounds": lambda keys, lengths, rule: page_bounds(keys, lengths, rule.page_size)} if self.pages else {}
+
+    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
+        """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
+        return {name: rebuild(keys, lengths, rule) for name, rebuild in self.rebuilt.items()}
 
     def layer_cache(
         self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants

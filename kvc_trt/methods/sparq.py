@@ -13,6 +13,7 @@ k = floor(t/2); where S > D t even r = 1 exceeds that. Dense when it fits; score
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import NOTHING
 from kvc_trt.methods.graph_pieces import PromptLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection
+from kvc_trt.methods.kinds import DecodeSelection, Rebuild
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.verification import Array
@@ -68,10 +69,15 @@ class LargestChannels(DecodeSelection):
         mean = ", the mean value in place of the others" if rule.reallocate else ""
         return f"and the current one, scored by {rule.top_r} of each key's channels{mean}"
 
+    @property
+    def rebuilt(self) -> Mapping[str, Rebuild]:
+        """Return the channels; the sum of the values depends on the order of its terms."""
+        return {"channels": lambda keys, lengths, rule: np.ascontiguousarray(keys.swapaxes(2, 3))}
+
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make channels and value sum, with zeros in unused slots."""
         total = values.sum(axis=2, dtype=np.float64).astype(np.float32)
-        return {"channels": np.ascontiguousarray(keys.swapaxes(2, 3)), "value_sum": total}
+        return {**super().state_of(keys, values, lengths, rule), "value_sum": total}
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,6 +38,7 @@ _MAX_DIMENSIONS = 32
 _MAX_EXTENT = (1 << 63) - 1
 
 Chunks: TypeAlias = NDArray[Any] | Iterable[NDArray[Any]]
+Bytes: TypeAlias = bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class SafetensorsFile:
         self.path = Path(path)
         self._file = TensorFile(self.path)
         try:
-            self.metadata, self.entries = _read_header(self._file.descriptor, str(self.path))
+            self.metadata, self.entries, self.data_start = _read_header(self._file.descriptor, str(self.path))
         except BaseException:
             self._file.close()
             raise
@@ -78,6 +79,10 @@ class SafetensorsFile:
             raise ValueError(f"{name}: rows {start}..{stop} of shape {list(entry.shape)}")
         row = entry.nbytes // entry.shape[0] if entry.shape[0] else 0
         return self._read(name, start * row, (stop - start) * row).reshape(stop - start, *entry.shape[1:])
+
+    def header_bytes(self) -> bytes:
+        """The file's bytes in front of the tensors' data: length and header."""
+        return self._file.read(0, self.data_start, "the header").tobytes()
 
     def digest(self) -> str:
         """SHA-256 (hex) of the file's bytes."""
@@ -119,23 +124,46 @@ def write_safetensors(
     called with the number of bytes just written. The file is flushed to disk; on any error it is left incomplete, so
     write beside the target and rename. Raises ValueError where a piece is not what its plan says.
     """
-    header, places = _layout(tensors, metadata or {})
+    pieces, places = serialised(tensors, metadata, progress)
     with open(path, "wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for plan in tensors:
-            offset, _ = places[plan.name]
-            file.write(b"\0" * (offset - file.tell()))
-            for piece in _pieces(plan):
-                file.write(piece)
-                if progress is not None:
-                    progress(len(piece))
+        for piece in pieces:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     return places
 
 
-def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str, TensorEntry]]:
-    """Check and read the header; returns the metadata, and the tensors in the order of their bytes."""
+def serialised(
+    tensors: Sequence[TensorPlan],
+    metadata: dict[str, str] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[Iterator[Bytes], dict[str, tuple[int, int]]]:
+    """Return the bytes of a file, piece by piece, and the places; otherwise like `write_safetensors`."""
+    header, places = _layout(tensors, metadata or {})
+    return _bytes_of(header, tensors, places, progress), places
+
+
+def _bytes_of(
+    header: bytes,
+    tensors: Sequence[TensorPlan],
+    places: Mapping[str, tuple[int, int]],
+    progress: Callable[[int], object] | None,
+) -> Iterator[Bytes]:
+    yield (start := len(header).to_bytes(8, "little") + header)
+    position = len(start)
+    for plan in tensors:
+        offset, nbytes = places[plan.name]
+        if offset > position:
+            yield bytes(offset - position)
+        for piece in _pieces(plan):
+            yield piece
+            if progress is not None:
+                progress(len(piece))
+        position = offset + nbytes
+
+
+def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str, TensorEntry], int]:
+    """Check and read the header; returns the metadata, the tensors in the order of their bytes, and their start."""
     try:
         safe_open(f"/proc/self/fd/{descriptor}", framework="numpy", backend="pread")  # by number: the very file
     except SafetensorError as error:
@@ -153,7 +181,7 @@ def _read_header(descriptor: int, source: str) -> tuple[dict[str, str], dict[str
         raise InputError(f"{source}: header begins with {describe(text[:1])}, expected '{{'")
     metadata = header.pop("__metadata__", {})
     found = [(name, _entry_of(name, value, 8 + length, source)) for name, value in header.items()]
-    return metadata, dict(sorted(found, key=lambda item: (item[1].offset, item[1].nbytes)))
+    return metadata, dict(sorted(found, key=lambda item: (item[1].offset, item[1].nbytes))), 8 + length
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

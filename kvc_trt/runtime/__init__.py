@@ -5,10 +5,11 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
+from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
 from kvc_trt.runtime.session import Session, Timings
 
-__all__ = ["Event", "Output", "Request", "Sampling", "Session", "Timings", "load_tokenizer"]
+__all__ = ["Context", "Event", "Output", "Request", "Sampling", "Session", "Timings", "load_tokenizer"]
 
 
 def load_tokenizer(path: PathLike[str] | None) -> Any:

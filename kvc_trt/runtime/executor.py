@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -80,6 +81,12 @@ class Executor(Protocol):
 
     def move(self, source_row: int, row: int) -> None:
         """Copy row `source_row` of every buffer over row `row`."""
+
+    def read_row(self, row: int) -> Mapping[str, NDArray[Any]]:
+        """Return one row of every state tensor, by name; valid until the next call."""
+
+    def write_row(self, row: int, tensors: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Write row `row` of every state tensor, given by name; nothing of a former row is left."""
 
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits
 
 FinishReason = Literal["stop", "length", "capacity"]
@@ -43,6 +44,10 @@ class Request:
     prompt_token_ids: Sequence[int]
     max_new_tokens: int | None = None
     """None means the engine's max_output_len. A row whose cache fills up earlier ends with `capacity`."""
+    context: Context | None = None
+    """A stored context that the prompt continues. The prompt is then fed through decode, and may be empty."""
+    keep_logits: bool = False
+    """Bring the logits of every step to the host, so that `Session.take` can store the row at any time."""
     continuation_token_ids: Sequence[int] = ()
     """Tokens fed through decode after compaction and before sampling: a question asked after eviction."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -67,6 +72,8 @@ class Output:
     """Tokens the model has seen. The last sampled token is not fed, so it does not count."""
     physical_lengths: tuple[int, ...]
     """Tokens stored in each cache."""
+    reused_tokens: int = 0
+    """Tokens of the stored context that the row started from; they were not computed again."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +104,9 @@ def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[in
 def check_request(request: Request, limits: Limits, what: str = "prompt") -> tuple[list[int], list[int], int]:
     """Check a request against the engine's limits; return (prompt ids, continuation ids, max_new_tokens)."""
     prompt = check_token_ids(request.prompt_token_ids, limits, what)
-    if not prompt:
+    if not prompt and request.context is None:
         raise InputError(f"{what} is empty, expected 1 to {limits.max_input_len} tokens")
-    if len(prompt) > limits.max_input_len:
+    if len(prompt) > limits.max_input_len and request.context is None:
         raise InputError(
             f"{what} has {len(prompt)} tokens, expected at most {limits.max_input_len} (the engine's max_input_len)",
             hint=f"shorten it, or build the engine with --max-input-len {len(prompt)}",

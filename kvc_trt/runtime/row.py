@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.runtime.context import NO_TOKENS, extended_digest
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request
 from kvc_trt.runtime.sampling import Sampler
@@ -42,15 +43,20 @@ class Row:
     ) -> None:
         self.identity = identity
         self.answer = answer
-        self.position = len(prompt)
+        context = request.context
+        self.position = len(prompt) if context is None else context.logical_length
         """Logical position of the next token fed."""
         self.cache_lengths = cache_lengths
         """[caches]: tokens stored per cache."""
-        self.forced: deque[int] = deque()
+        self.forced: deque[int] = deque(() if context is None else prompt)
         """Tokens to feed before anything is sampled again."""
         self.next_token: int | None = None
         """The token that was sampled but not fed yet."""
+        self._digest = NO_TOKENS if context is None else context.token_digest
+        self._undigested = prompt[:] if context is None else []
         self._prompt = tuple(prompt)
+        self._reused = 0 if context is None else context.logical_length
+        self._keep_logits = request.keep_logits
         self._limits = limits
         self._max_new_tokens = max_new_tokens
         self._sampler = Sampler(request.sampling)
@@ -63,7 +69,7 @@ class Row:
     @property
     def is_greedy(self) -> bool:
         """Whether the row always takes the best token and needs no logits."""
-        return self._sampler.is_greedy
+        return self._sampler.is_greedy and not self._keep_logits
 
     @property
     def is_finite(self) -> bool:
@@ -104,6 +110,7 @@ class Row:
 
     def fed(self, answer: Answer) -> None:
         """Record that the token was appended to every cache of this row, and the model's answer."""
+        self._undigested.append(self.feed())
         if self.next_token is not None:
             self.next_token = None
         else:
@@ -111,6 +118,12 @@ class Row:
         self.position += 1
         self.cache_lengths = self.cache_lengths + 1
         self.answer = answer
+
+    def token_digest(self) -> str:
+        """Return the digest of every token that was fed, a context's tokens included."""
+        self._digest = extended_digest(self._digest, self._undigested)
+        self._undigested = []
+        return self._digest
 
     def _take(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self._stop_token_ids:
@@ -135,4 +148,5 @@ class Row:
             finish_reason=reason,
             logical_length=self.position,
             physical_lengths=tuple(np.minimum(self.cache_lengths, self._limits.capacities).tolist()),
+            reused_tokens=self._reused,
         )

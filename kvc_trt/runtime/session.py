@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.batch import batch_of
+from kvc_trt.runtime.context import Context, Packing
 from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled
 from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
 from kvc_trt.runtime.row import Answer, Row
@@ -53,6 +54,7 @@ class Session:
         max_batch_size: int,
         *,
         end_token_ids: Iterable[int] = (),
+        packing: Packing | None = None,
         progress: Progress | None = None,
     ) -> None:
         if max_batch_size < 1:
@@ -63,6 +65,7 @@ class Session:
         self.max_batch_size = max_batch_size
         self.timings = Timings()
         self._end_token_ids = frozenset(end_token_ids)
+        self._packing = packing
         self._progress = progress or NullProgress()
         self._rows: list[Row] = []
         self._next_identity = 0
@@ -88,6 +91,7 @@ class Session:
     def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Let rows join the batch with one batched prefill and return their numbers. Nothing is sampled yet.
 
+        Rows of a stored context join with a copy of it, without a prefill.
         Raises InputError for an invalid request and ValueError for more rows than are free; then no row has joined.
         """
         if not requests:
@@ -98,12 +102,40 @@ class Session:
             self._checked(request, f"prompt {i}" if len(requests) > 1 else "prompt")
             for i, request in enumerate(requests)
         ]
-        prefilled = self._prefill([prompt for prompt, _, _ in prompts])
-        joining = [self._row(request, *prompts[i], prefilled, i) for i, request in enumerate(requests)]
-        for i, row in enumerate(joining):
-            self.executor.insert(prefilled, i, len(self._rows))
-            self._rows.append(row)
+        contexts = {i: request.context for i, request in enumerate(requests) if request.context is not None}
+        starts = {i: (found.logits, np.array(found.cache_lengths, np.int64)) for i, found in contexts.items()}
+        fresh = [i for i in range(len(requests)) if i not in contexts]
+        if fresh:
+            prefilled = self._prefill([prompts[i][0] for i in fresh])
+            for place, i in enumerate(fresh):
+                starts[i] = prefilled.logits[place], prefilled.cache_lengths[:, place].copy()
+        joining = [self._row(request, *prompts[i], *starts[i]) for i, request in enumerate(requests)]
+        for place, i in enumerate(fresh):
+            self.executor.insert(prefilled, place, len(self._rows))
+            self._rows.append(joining[i])
+        for i, context in contexts.items():  # last: prefilled rows may wait in rows that are still free
+            self.executor.write_row(len(self._rows), self._contexts().unpack(context))
+            self._rows.append(joining[i])
         return tuple(row.identity for row in joining)
+
+    def take(self, row: int) -> Context:
+        """Return a copy of everything that a row has fed so far, as a context that other rows can start from.
+
+        The row goes on. Its queued tokens, and a sampled token that was not fed yet, are not part of the context.
+        ValueError for a row whose logits stay on the device, unless its request says `keep_logits`.
+        """
+        found = self._find(row)
+        if isinstance(found.answer, int):
+            raise ValueError(f"row {row} has only its best token on the host; expected a request with keep_logits")
+        packing, lengths = self._contexts(), tuple(found.cache_lengths.tolist())
+        return Context(
+            fingerprint=packing.fingerprint,
+            logical_length=found.position,
+            cache_lengths=lengths,
+            token_digest=found.token_digest(),
+            logits=found.answer.copy(),
+            tensors=packing.pack(self.executor.read_row(self._rows.index(found)), lengths),
+        )
 
     def extend(self, row: int, token_ids: Iterable[int]) -> None:
         """Queue tokens that are fed to one row through decode (a question that arrives after compaction).
@@ -211,6 +243,8 @@ class Session:
     def _checked(self, request: Request, what: str) -> tuple[list[int], list[int], int]:
         if request.stop_strings and self.tokenizer is None:
             raise InputError(f"{what}: stop strings need a tokenizer, and this engine has none")
+        if request.context is not None:
+            request.context.fingerprint.check_same(self._contexts().fingerprint, f"{what}: its context")
         return check_request(request, self.executor.limits, what)
 
     def _decode(
@@ -237,24 +271,29 @@ class Session:
         prompt: list[int],
         continuation: list[int],
         max_new_tokens: int,
-        prefilled: Prefilled,
-        i: int,
+        answer: Answer,
+        cache_lengths: NDArray[np.int64],
     ) -> Row:
         row = Row(
             self._next_identity,
             request,
             prompt,
             max_new_tokens,
-            answer=prefilled.logits[i],
-            cache_lengths=prefilled.cache_lengths[:, i].copy(),
+            answer=answer,
+            cache_lengths=cache_lengths,
             limits=self.executor.limits,
             end_token_ids=self._end_token_ids,
             tokenizer=self.tokenizer,
         )
-        _check_room(row, len(continuation), "continuation")
         row.forced.extend(continuation)
+        _check_room(row, len(row.forced), "continuation")
         self._next_identity += 1
         return row
+
+    def _contexts(self) -> Packing:
+        if self._packing is None:
+            raise ValueError("this session was opened without a packing, which contexts need")
+        return self._packing
 
     def _find(self, identity: int) -> Row:
         for row in self._rows:

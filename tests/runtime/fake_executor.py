@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 
+from kvc_trt.runtime.context import Fingerprint
 from kvc_trt.runtime.executor import NOT_FINITE, Limits, Prefilled
 
 EMPTY = -1
@@ -60,6 +61,13 @@ class FakeExecutor:
             buffer[row] = buffer[source_row]
             buffer[source_row] = EMPTY
 
+    def read_row(self, row):
+        return {f"cache.{cache}": buffer[row] for cache, buffer in enumerate(self.buffers)}
+
+    def write_row(self, row, tensors):
+        for name, array in tensors:
+            self.buffers[int(name.removeprefix("cache."))][row] = array
+
     def decode(self, tokens, positions, cache_lengths):
         self.runs += 1
         self.batch_sizes.append(len(tokens))
@@ -81,6 +89,19 @@ class FakeExecutor:
         if position in self.poisoned:
             logits[3] = np.nan
         return logits
+
+
+class FakePacking:
+    """Contexts of a `FakeExecutor`: the tokens that its two caches hold."""
+
+    fingerprint = Fingerprint(*(f"{number}" * 64 for number in range(5)), "fake", "fake")
+
+    def pack(self, row, cache_lengths):
+        return {name: row[name][:length].copy() for name, length in zip(row, cache_lengths, strict=True)}
+
+    def unpack(self, context):
+        for (name, stored), slots in zip(context.tensors.items(), FakeExecutor().limits.capacities, strict=True):
+            yield name, np.pad(stored, (0, slots - len(stored)), constant_values=EMPTY)
 
 
 class FakeGreedyExecutor(FakeExecutor):

@@ -7,7 +7,7 @@ bound as both, once per number of rows, and the small inputs are written to the 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,6 +166,15 @@ class OnnxRuntimeExecutor:
         """Copy one row of every buffer over another."""
         for buffer in self._buffers.values():
             buffer[row] = buffer[source_row]
+
+    def read_row(self, row: int) -> dict[str, NDArray[Any]]:
+        """Return one row of every state tensor, by name; its memory is that of the buffers."""
+        return {name: buffer[row] for name, buffer in self._buffers.items()}
+
+    def write_row(self, row: int, tensors: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Write one row of every state tensor, given by name."""
+        for name, array in tensors:
+            self._buffers[name][row] = array
 
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]

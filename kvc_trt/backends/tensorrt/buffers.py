@@ -163,6 +163,20 @@ class Buffers:
         self.stream.synchronise()
         return found
 
+    def read_row(self, tensor: StateTensor, row: int) -> Array:
+        """Return a copy of one row of a state tensor."""
+        found = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
+        self.stream.copy_out(found.ctypes.data, self.address(tensor.name) + row * found.nbytes, found.nbytes)
+        self.stream.synchronise()
+        return found
+
+    def write_row(self, tensor: StateTensor, row: int, array: Array) -> None:
+        """Write one row of a state tensor."""
+        contiguous = np.ascontiguousarray(array, numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+        address = self.address(tensor.name) + row * contiguous.nbytes
+        self.stream.copy_in(address, contiguous.ctypes.data, contiguous.nbytes)
+        self.stream.synchronise()  # before the array is freed
+
     def check_rows(self, rows: int) -> None:
         """Raise InputError for more rows than were allocated."""
         if not 1 <= rows <= self.sizes.rows:

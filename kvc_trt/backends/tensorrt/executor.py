@@ -8,7 +8,7 @@ otherwise for the logits that it samples from, which are copied after the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,7 @@ class TensorRtExecutor:
         self._engine, self._loaded = engine, loaded
         self._limits = self.program.limits
         self._cuda_graphs = cuda_graphs
+        self._state_by_name = {tensor.name: tensor for tensor in self.program.state}
         self._runs = 0
         self._stream: Stream | None = None
         self._buffers: Buffers | None = None
@@ -161,6 +162,15 @@ class TensorRtExecutor:
     def move(self, source_row: int, row: int) -> None:
         """Copy one row of every buffer over another."""
         self._allocated.copy_row(source_row, row)
+
+    def read_row(self, row: int) -> dict[str, Array]:
+        """Return a copy of one row of every state tensor, by name."""
+        return {tensor.name: self._allocated.read_row(tensor, row) for tensor in self.program.state}
+
+    def write_row(self, row: int, tensors: Iterable[tuple[str, Array]]) -> None:
+        """Write one row of every state tensor, given by name."""
+        for name, array in tensors:
+            self._allocated.write_row(self._state_by_name[name], row, array)
 
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]

@@ -7,7 +7,7 @@ kernels (emulated, or their reference) inside a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +164,15 @@ class TorchExecutor:
         """Copy one row of every buffer over another."""
         for buffer in self._buffers.values():
             buffer[row] = buffer[source_row]
+
+    def read_row(self, row: int) -> dict[str, NDArray[Any]]:
+        """Return one row of every state tensor, by name; a copy on a GPU, shared memory on a CPU."""
+        return {name: to_numpy(buffer[row]) for name, buffer in self._buffers.items()}
+
+    def write_row(self, row: int, tensors: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Write one row of every state tensor, given by name."""
+        for name, array in tensors:
+            self._buffers[name][row] = from_numpy(array).to(self.device)
 
     def decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]

@@ -15,9 +15,11 @@ from kvc_trt.backends.tensorrt.loading import LoadedEngine, check_state
 from kvc_trt.backends.tensorrt.lowering import PLUGINS
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
+from kvc_trt.contexts import RowPacking
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.runtime import Request, Sampling, Session
+from kvc_trt.runtime.context import Fingerprint
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
 from tests.backends.tensorrt.fake_cuda import FakeCuda, FakeEngine
 from tests.graph.small_models import make_small_engine, prompts_of
@@ -91,6 +93,23 @@ def test_it_is_an_executor_that_tells_the_best_token(executor):
 def test_a_session_answers_as_on_onnx_runtime(executor, program, greedy):
     """Greedy rows by the engine's best tokens, a mixed batch by its logits."""
     assert generated(executor, greedy=greedy) == generated(OnnxRuntimeExecutor(program, threads=1), greedy=greedy)
+
+
+def test_a_stored_row_goes_on_beside_rows_that_are_prefilled(executor, program):
+    """Rows of a prefill wait in rows that are still free, where contexts are written."""
+    packing = RowPacking(program, Fingerprint(*"01234", "small", "rocketkv"))
+    session = Session(executor, None, ROWS, packing=packing)
+    first, *others = (replace(request, keep_logits=True) for request in requests())
+    (row,) = session.add([first])
+    tokens = [event.token_id for _ in range(2) for event in session.step()]
+    context = session.take(row)
+    rest = [event.token_id for _ in range(4) for event in session.step()]
+    assert session.rows == ()
+    outputs = session.generate([replace(first, prompt_token_ids=(), context=context, max_new_tokens=4), *others])
+    assert list(outputs[0].token_ids) == rest
+    fresh = generated(executor)
+    assert fresh[0] == (*tokens, *rest)
+    assert [output.token_ids for output in outputs[1:]] == fresh[1:]
 
 
 def test_a_greedy_step_copies_four_bytes_per_row_and_waits_once(executor, cuda):

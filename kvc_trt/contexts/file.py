@@ -1,0 +1,233 @@
+"""A context as one safetensors file, read as hostile input and written whole or not at all.
+
+The tensors are `logits` and those of `Context.tensors`; the metadata hold one JSON document (`ContextHeader`) and a
+checksum, the SHA-256 of the file with 64 zeros in its place, so no byte can change unnoticed. That is integrity, not
+authenticity: whoever can write the file can also write a new checksum.
+
+Reading goes from the outside inwards: the safetensors header, the document, whether it fits the engine, every tensor's
+type and shape, then the data with the checksum. Memory is taken only for shapes that the engine itself expects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from kvc_trt.atomic_files import write_new_pieces
+from kvc_trt.contexts.packing import RowPacking
+from kvc_trt.errors import InputError, describe
+from kvc_trt.models.safetensors_file import ALIGNMENT, PADDING_PREFIX, SafetensorsFile, TensorPlan, serialised
+from kvc_trt.runtime.context import Array, Context, Fingerprint
+from kvc_trt.validation import OwnSchema, validated
+from kvc_trt.version import __version__
+
+FORMAT: Final = 1
+LOGITS, DOCUMENT, CHECKSUM = "logits", "kvc-trt context", "checksum"
+UNSEALED = "0" * 64
+LARGEST_DOCUMENT = 1 << 20
+"""Characters; no model has caches enough for more."""
+
+_OF_A_CACHE = re.compile(r"[a-z_]{1,40}\.(0|[1-9][0-9]{0,8})")
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,200}$")]
+"""Printed to terminals, so without anything that could control one."""
+Count = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a context's file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class ContextHeader(OwnSchema):
+    """The JSON document in a file's metadata."""
+
+    version: Literal[1]
+    written_by: Name
+    engine: Digest
+    weights: Digest
+    model: Digest
+    parameters: Digest
+    state: Digest
+    compatibility: Digest
+    model_name: Name
+    policy_name: Name
+    logical_length: Count
+    cache_lengths: list[Count]
+    tokens: Digest
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What the context was made by."""
+        return Fingerprint(
+            engine=self.engine,
+            weights=self.weights,
+            model=self.model,
+            parameters=self.parameters,
+            state=self.state,
+            model_name=self.model_name,
+            policy_name=self.policy_name,
+        )
+
+
+def write_context(path: Path, context: Context, *, replace: bool = False) -> None:
+    """Write a context to a new file; with `replace` over an old one.
+
+    Raises InputError for a path that cannot be a new file, UnsupportedEnvironment for a disk that is full.
+    """
+    tensors = {LOGITS: context.logits, **context.tensors}
+    plans = [
+        TensorPlan(name, str(array.dtype), array.shape, lambda array=array: array)  # type: ignore[misc]
+        for name, array in tensors.items()
+    ]
+    document = _header_of(context).model_dump_json()
+    unsealed, _ = serialised(plans, {DOCUMENT: document, CHECKSUM: UNSEALED})
+    checksum = hashlib.sha256()
+    for piece in unsealed:
+        checksum.update(piece)
+    sealed, _ = serialised(plans, {DOCUMENT: document, CHECKSUM: checksum.hexdigest()})
+    write_new_pieces(path, sealed, replace=replace)
+
+
+def read_context(path: Path, packing: RowPacking) -> Context:
+    """Read a context for the engine of `packing`.
+
+    Raises InputError for a file that is damaged, was changed or does not fit the engine, before its state is used.
+    """
+    file = SafetensorsFile(path)
+    try:
+        header = _read_header(file)
+        header.fingerprint.check_same(packing.fingerprint, str(path))
+        _check_lengths(header, packing, path)
+        _check_tensors(file, packing.layout(header.cache_lengths), packing.limits.vocab_size)
+        tensors = dict(_sealed_tensors(file))
+    finally:
+        file.close()
+    return Context(
+        fingerprint=header.fingerprint,
+        logical_length=header.logical_length,
+        cache_lengths=tuple(header.cache_lengths),
+        token_digest=header.tokens,
+        logits=tensors.pop(LOGITS),
+        tensors=tensors,
+    )
+
+
+def inspect_context(path: Path) -> tuple[ContextHeader, list[StoredTensor]]:
+    """Check a file as far as that needs no engine; return its document, and what it stores."""
+    file = SafetensorsFile(path)
+    try:
+        header = _read_header(file)
+        _check_names(file, len(header.cache_lengths))
+        for _ in _sealed_tensors(file):
+            pass
+        entries = {name: file.entries[name] for name in file.names()}
+    finally:
+        file.close()
+    return header, [StoredTensor(name, one.dtype, one.shape, one.nbytes) for name, one in entries.items()]
+
+
+def _check_names(file: SafetensorsFile, caches: int) -> None:
+    """Raise InputError for a tensor that belongs to none of the caches."""
+    for name in file.names():
+        found = _OF_A_CACHE.fullmatch(name)
+        if name != LOGITS and (found is None or int(found[1]) >= caches):
+            raise InputError(f"{file.path}: tensor {describe(name)} belongs to none of its {caches} caches")
+
+
+def _header_of(context: Context) -> ContextHeader:
+    made_by = context.fingerprint
+    return ContextHeader(
+        version=FORMAT,
+        written_by=f"kvc-trt {__version__}",
+        engine=made_by.engine,
+        weights=made_by.weights,
+        model=made_by.model,
+        parameters=made_by.parameters,
+        state=made_by.state,
+        compatibility=made_by.compatibility,
+        model_name=made_by.model_name,
+        policy_name=made_by.policy_name,
+        logical_length=context.logical_length,
+        cache_lengths=list(context.cache_lengths),
+        tokens=context.token_digest,
+    )
+
+
+def _read_header(file: SafetensorsFile) -> ContextHeader:
+    """Return the checked document; InputError for a safetensors file that is no context of this format."""
+    document = file.metadata.get(DOCUMENT)
+    if document is None or file.metadata.keys() != {DOCUMENT, CHECKSUM} or len(document) > LARGEST_DOCUMENT:
+        raise InputError(f"{file.path}: a safetensors file, but not a context", hint="kvc-trt context save makes one")
+    try:
+        fields = json.loads(document)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file.path}: the context's document is not valid JSON ({describe(str(error))})") from error
+    if isinstance(fields, dict) and fields.get("version") != FORMAT:
+        found = describe(fields.get("version"))
+        hint = "make it again with this version's kvc-trt context save"
+        raise InputError(f"{file.path}: context format {found}, expected {FORMAT}", hint=hint)
+    header = validated(ContextHeader, fields, str(file.path))
+    if header.compatibility != header.fingerprint.compatibility:
+        raise InputError(f"{file.path}: its compatibility digest does not follow from its other digests")
+    return header
+
+
+def _check_lengths(header: ContextHeader, packing: RowPacking, path: Path) -> None:
+    """Raise InputError for lengths that no row of the engine can have."""
+    limits, lengths = packing.limits, header.cache_lengths
+    if header.logical_length > limits.max_sequence_len:
+        raise InputError(f"{path}: {header.logical_length} tokens, expected at most {limits.max_sequence_len}")
+    if len(lengths) != len(limits.capacities):
+        raise InputError(f"{path}: lengths of {len(lengths)} caches, expected {len(limits.capacities)}")
+    evicting = limits.evicting or (False,) * len(lengths)
+    for cache, (stored, slots, evicts) in enumerate(zip(lengths, limits.capacities, evicting, strict=True)):
+        most = header.logical_length if evicts else min(slots, header.logical_length)
+        if stored > most:
+            raise InputError(f"{path}: cache {cache} has {stored} tokens, expected at most {most}")
+
+
+def _check_tensors(file: SafetensorsFile, layout: Mapping[str, tuple[str, tuple[int, ...]]], vocab_size: int) -> None:
+    """Raise InputError unless the file holds exactly these tensors."""
+    expected = {LOGITS: ("float32", (vocab_size,)), **layout}
+    found = {name: (file.entries[name].dtype, file.entries[name].shape) for name in file.names()}
+    for name in sorted(expected.keys() ^ found.keys()):
+        state = "is missing" if name in expected else "does not belong to the engine's state"
+        raise InputError(f"{file.path}: tensor {describe(name)} {state}")
+    for name, (dtype, shape) in expected.items():
+        if found[name] != (dtype, shape):
+            own = f"{found[name][0]} {describe(list(found[name][1]))}"
+            raise InputError(f"{file.path}: tensor {name} is {own}, expected {dtype} {list(shape)}")
+
+
+def _sealed_tensors(file: SafetensorsFile) -> Iterator[tuple[str, Array]]:
+    """Yield every tensor in the order of its bytes; at the end, InputError unless the checksum is that of the bytes."""
+    recorded = file.metadata[CHECKSUM]
+    written = f'"{CHECKSUM}":"{recorded}"'.encode()
+    header = file.header_bytes()
+    if len(recorded) != len(UNSEALED) or header.count(written) != 1:
+        raise InputError(f"{file.path}: its checksum is not written as this format writes it")
+    computed = hashlib.sha256(header.replace(written, f'"{CHECKSUM}":"{UNSEALED}"'.encode()))
+    for name, entry in file.entries.items():
+        if name.startswith(PADDING_PREFIX) and entry.nbytes >= ALIGNMENT:
+            raise InputError(f"{file.path}: {entry.nbytes} bytes of padding, expected fewer than {ALIGNMENT}")
+        array = file.read(name)
+        computed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        if not name.startswith(PADDING_PREFIX):
+            yield name, array
+    if computed.hexdigest() != recorded:
+        raise InputError(
+            f"{file.path} was changed: its checksum is {describe(recorded)}, its content has {computed.hexdigest()}",
+            hint="make it again with kvc-trt context save",
+        )

@@ -1,0 +1,125 @@
+"""One row's state tensors as the tensors of a context, and back.
+
+A context holds the slots that are in use, contiguous. What follows from the stored keys bit for bit (page bounds, keys
+by channel) is left out and rebuilt; the policy's kind of selection says what that is. Everything else travels as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvc_trt.engine.format import WEIGHTS_FILE
+from kvc_trt.engine.manifest import digest_of
+from kvc_trt.engine.program import Program, engine_program
+from kvc_trt.graph.state import CacheSite, StateTensor, cache_sites
+from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.operators.tensors import K_CACHE, V_CACHE
+from kvc_trt.runtime.context import Array, Context, Fingerprint
+from kvc_trt.runtime.executor import Limits
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import EngineDirectory
+
+SHORT_NAMES = {K_CACHE.name: "k", V_CACHE.name: "v"}
+"""Names in a context, where they differ from those of the state tensors."""
+
+LONGEST_NAME = 200
+"""Characters of a name in a fingerprint, all of them printable ASCII."""
+
+
+class RowPacking:
+    """The `Packing` of one program."""
+
+    def __init__(self, program: Program, fingerprint: Fingerprint) -> None:
+        self._fingerprint = fingerprint
+        self.limits: Limits = program.limits
+        self._caches = [
+            (site, {tensor.name.partition(".")[0]: tensor for tensor in program.state if tensor.cache == site.cache})
+            for site in cache_sites(program.model, program.parameters)
+        ]
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What the contexts of this engine are made by."""
+        return self._fingerprint
+
+    def layout(self, cache_lengths: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return type and shape of every tensor of a context with these lengths, by its name there."""
+        found = {}
+        for site, tensors in self._caches:
+            kept = self._kept(site, cache_lengths)
+            for kind, tensor in _carried(site, tensors).items():
+                found[_name(kind, site)] = (tensor.dtype, _shape(kind, tensor, kept))
+        return found
+
+    def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int]) -> dict[str, Array]:
+        """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
+        lengths, found = tuple(cache_lengths), {}
+        for site, tensors in self._caches:
+            kept = self._kept(site, lengths)
+            for kind, tensor in _carried(site, tensors).items():
+                whole = row[tensor.name]
+                found[_name(kind, site)] = np.array(whole[:, :kept] if kind in SHORT_NAMES else whole, order="C")
+        return found
+
+    def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
+        """Yield every state tensor of a row, by name, in the shape of one row; one after the other is made."""
+        for site, tensors in self._caches:
+            kept = self._kept(site, context.cache_lengths)
+            keys = None
+            for kind, tensor in _carried(site, tensors).items():
+                stored = context.tensors[_name(kind, site)]
+                if kind in SHORT_NAMES:
+                    whole = np.full(tensor.shape, tensor.fill, numpy_dtype(tensor.dtype))
+                    whole[:, :kept] = stored
+                    stored = whole
+                keys = stored if kind == K_CACHE.name else keys
+                yield tensor.name, stored
+            assert keys is not None
+            rule = site.parameters
+            for kind, rebuild in rule.selection.rebuilt.items():
+                yield tensors[kind].name, rebuild(keys[None], np.array([kept]), rule)[0]
+
+    def _kept(self, site: CacheSite, cache_lengths: Sequence[int]) -> int:
+        """Return the slots in use: a cache that evicts at every step uses all of them once it was full."""
+        return min(cache_lengths[site.cache], self.limits.capacities[site.cache])
+
+
+def packing_of(engine: EngineDirectory) -> RowPacking:
+    """Return the packing of an engine directory."""
+    return RowPacking(engine_program(engine), fingerprint_of(engine))
+
+
+def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
+    """Return what contexts of an engine directory are made by."""
+    parameters, build = engine.parameters, engine.build
+    model_name = f"{Path(build.model).name} ({build.weights} weights)"
+    return Fingerprint(
+        engine=engine.digest,
+        weights=engine.files[WEIGHTS_FILE].sha256,
+        model=digest_of(dataclasses.asdict(engine.model)),
+        parameters=digest_of(dataclasses.asdict(parameters)),
+        state=digest_of({"state": [dataclasses.asdict(tensor) for tensor in engine.state]}),
+        model_name=re.sub(r"[^\x20-\x7e]", "?", model_name)[:LONGEST_NAME],
+        policy_name=f"{parameters.policy}, token budget {parameters.token_budget}",
+    )
+
+
+def _carried(site: CacheSite, tensors: Mapping[str, StateTensor]) -> dict[str, StateTensor]:
+    """Return the tensors of a cache that a context holds, by kind, keys first."""
+    return {kind: tensor for kind, tensor in tensors.items() if kind not in site.parameters.selection.rebuilt}
+
+
+def _name(kind: str, site: CacheSite) -> str:
+    return f"{SHORT_NAMES.get(kind, kind)}.{site.cache}"
+
+
+def _shape(kind: str, tensor: StateTensor, kept: int) -> tuple[int, ...]:
+    heads, *rest = tensor.shape
+    return (heads, kept, rest[-1]) if kind in SHORT_NAMES else tensor.shape

@@ -1,0 +1,112 @@
+"""A compressed context: everything that a row has stored, apart from the executor that stored it.
+
+A row that starts from a context goes on as the row that it was taken from: the same caches, the same logits of the last
+token, the same position. What belongs to a request (random numbers, stop rules, the answer so far) is not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.errors import InputError
+
+Array = NDArray[Any]
+NO_TOKENS = hashlib.sha256(b"kvc-trt tokens").hexdigest()
+"""The token digest of an empty text."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a context was made by: SHA-256 digests, and two names for messages.
+
+    A context fits every engine that is equal in `weights`, `model`, `parameters` and `state`, whatever runs it.
+    """
+
+    engine: str
+    """Of the engine's manifest. It differs between backends and does not decide."""
+    weights: str
+    """Of the weight file."""
+    model: str
+    """Of the model's configuration."""
+    parameters: str
+    """Of the resolved policy parameters."""
+    state: str
+    """Of the list of state tensors: names, types and shapes."""
+    model_name: str
+    policy_name: str
+
+    @property
+    def compatibility(self) -> str:
+        """The digest of what decides whether a context fits an engine."""
+        parts = (self.weights, self.model, self.parameters, self.state)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def check_same(self, needed: Fingerprint, what: str) -> None:
+        """Raise InputError, naming `what` and the first reason, unless a context of this fits engine `needed`."""
+        again = "it fits engines of equal weights, policy and settings; make it again with kvc-trt context save"
+        if self.model != needed.model:
+            raise InputError(f"{what} is of model {self.model_name}; this engine has {needed.model_name}", hint=again)
+        if self.parameters != needed.parameters:
+            other = needed.policy_name
+            differ = "has the same with other numbers" if self.policy_name == other else f"has {other}"
+            raise InputError(f"{what} was made under policy {self.policy_name}; this engine {differ}", hint=again)
+        for name, own, other in (
+            ("weights", self.weights, needed.weights),
+            ("state tensors", self.state, needed.state),
+        ):
+            if own != other:
+                found = f"expected digest {other[:12]}, found {own[:12]}"
+                raise InputError(f"{what} was made by an engine with other {name}: {found}", hint=again)
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What one row has stored of a text."""
+
+    fingerprint: Fingerprint
+    logical_length: int
+    """Tokens of the text; the next one is at this position."""
+    cache_lengths: tuple[int, ...]
+    """Per cache, the tokens that count as stored: more than its slots where a step evicts."""
+    token_digest: str
+    """`extended_digest` of the text's tokens."""
+    logits: NDArray[np.float32]
+    """[vocab]: the model's answer to the last token."""
+    tensors: Mapping[str, Array]
+    """State by name: `k.N` and `v.N` of cache N, [G,kept,D] in the cache's type, and what cannot be rebuilt."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors, logits included."""
+        return self.logits.nbytes + sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+class Packing(Protocol):
+    """Turns one row of an executor's state tensors into a context's tensors and back."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What the contexts of this engine are made by."""
+
+    def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int]) -> dict[str, Array]:
+        """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
+
+    def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
+        """Yield every state tensor of a row, by name, in the shape of one row."""
+
+
+def extended_digest(digest: str, token_ids: Iterable[int]) -> str:
+    """Return the digest (hex) of a text with these tokens added, given the digest of what came before.
+
+    Each token is hashed with the digest before it: a text that goes on is known by the digest of its beginning.
+    """
+    running = bytes.fromhex(digest)
+    for token in token_ids:
+        running = hashlib.sha256(running + token.to_bytes(8, "little")).digest()
+    return running.hex()

@@ -1,0 +1,134 @@
+"""A row that starts from a stored context goes on as the row it was taken from, under every policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.contexts import RowPacking, read_context, write_context
+from kvc_trt.runtime import Request, Sampling, Session
+from tests.contexts.conftest import ENGINES, FINGERPRINT, settings_of
+
+PROMPT = np.random.default_rng(3).integers(2, 97, 200).tolist()
+OTHER = np.random.default_rng(4).integers(2, 97, 77).tolist()
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def program(request, make_program):
+    return make_program(request.param, **settings_of(request.param))
+
+
+def session_of(program, rows=1, executor=OnnxRuntimeExecutor):
+    return Session(executor(program, threads=1), None, rows, packing=RowPacking(program, FINGERPRINT))
+
+
+def through_a_file(context, program, tmp_path):
+    write_context(tmp_path / "context", context, replace=True)
+    return read_context(tmp_path / "context", RowPacking(program, FINGERPRINT))
+
+
+def state_of(session, row):
+    place = session.rows.index(row)
+    return {name: array.tobytes() for name, array in session.executor.read_row(place).items()}
+
+
+def steps(session, count):
+    """Tokens and logits of every row, by row."""
+    seen = []
+    for _ in range(count):
+        tokens = {event.row: event.token_id for event in session.step()}
+        seen.append({row: (token, session.take(row).logits.tobytes()) for row, token in tokens.items()})
+    return seen
+
+
+def test_a_restored_row_goes_on_bit_for_bit(program, tmp_path):
+    running = session_of(program)
+    (row,) = running.add([Request(PROMPT, 16, ignore_eos=True)])
+    after_prompt, at_first = running.take(row), state_of(running, row)
+    first = steps(running, 5)
+    in_the_answer, later = running.take(row), state_of(running, row)
+    second = steps(running, 5)
+
+    for context, state, expected in (
+        (after_prompt, at_first, [*first, *second]),
+        (in_the_answer, later, second),
+    ):
+        restored = session_of(program)
+        stored = through_a_file(context, program, tmp_path)
+        (again,) = restored.add([Request([], 16, context=stored, ignore_eos=True)])
+        assert state_of(restored, again) == state
+        assert restored.take(again).token_digest == context.token_digest
+        found = steps(restored, len(expected))
+        assert [seen[again] for seen in found] == [seen[row] for seen in expected]
+        assert state_of(restored, again) == state_of(running, row)
+        assert restored.take(again).token_digest == running.take(row).token_digest
+
+
+def test_rows_of_a_batch_go_on_as_they_would_alone(program, tmp_path):
+    """One row is restored beside one that is prefilled with it, into a batch that is decoding."""
+    alone = session_of(program)
+    (row,) = alone.add([Request(PROMPT, 6, ignore_eos=True)])
+    context = through_a_file(alone.take(row), program, tmp_path)
+    alone.remove(row)
+    answers = [alone.generate([Request(prompt, 6, ignore_eos=True)])[0] for prompt in (PROMPT, OTHER, PROMPT[:50])]
+
+    session, outputs = session_of(program, rows=3), {}
+    (running,) = session.add([Request(OTHER, 6, ignore_eos=True)])
+    session.step()
+    joined = session.add([Request([], 6, context=context, ignore_eos=True), Request(PROMPT[:50], 6, ignore_eos=True)])
+    while session.rows:
+        outputs |= {event.row: event.output for event in session.step() if event.output is not None}
+    found = [outputs[row] for row in (joined[0], running, joined[1])]
+    assert [output.token_ids for output in found] == [answer.token_ids for answer in answers]
+    assert [output.physical_lengths for output in found] == [answer.physical_lengths for answer in answers]
+    assert [output.reused_tokens for output in found] == [200, 0, 0]
+
+
+def test_equal_seeds_draw_equal_tokens(program, tmp_path):
+    rule = {"max_new_tokens": 8, "sampling": Sampling(temperature=0.9, top_p=0.9, seed=5), "ignore_eos": True}
+    session = session_of(program)
+    (row,) = session.add([Request(PROMPT, 1)])
+    context = through_a_file(session.take(row), program, tmp_path)
+    session.remove(row)
+    fresh = session.generate([Request(PROMPT, **rule)])[0]
+    restored = session.generate([Request([], context=context, **rule)])[0]
+    assert restored.token_ids == fresh.token_ids
+
+
+def test_a_prompt_after_a_context_is_a_continuation(program, tmp_path):
+    question = PROMPT[:5]
+    session = session_of(program)
+    fed = session.generate([Request(PROMPT, 6, continuation_token_ids=question, ignore_eos=True)])[0]
+    (row,) = session.add([Request(PROMPT, 1)])
+    context = through_a_file(session.take(row), program, tmp_path)
+    session.remove(row)
+    found = session.generate([Request(question, 6, context=context, ignore_eos=True)])[0]
+    assert found.token_ids == fed.token_ids
+    assert found.physical_lengths == fed.physical_lengths
+    assert (found.logical_length, found.reused_tokens) == (fed.logical_length, 200)
+    assert found.prompt_token_ids == tuple(question)
+
+
+CROSSED = ["full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa"]
+
+
+@pytest.mark.parametrize("policy", CROSSED)
+@pytest.mark.parametrize("from_torch", [False, True])
+def test_a_context_goes_on_under_another_executor(policy, from_torch, make_program, tmp_path):
+    """The state is of one executor, what follows of another: logits agree as the executors do."""
+    from kvc_trt.backends.torch.executor import TorchExecutor
+
+    program = make_program(policy, **settings_of(policy))
+    maker, taker = (TorchExecutor, OnnxRuntimeExecutor) if from_torch else (OnnxRuntimeExecutor, TorchExecutor)
+    made = session_of(program, executor=maker)
+    (row,) = made.add([Request(PROMPT, 16, keep_logits=True, continuation_token_ids=OTHER[:8], ignore_eos=True)])
+    restored = session_of(program, executor=taker)
+    context = through_a_file(made.take(row), program, tmp_path)
+    (again,) = restored.add([Request(OTHER[:8], 16, context=context, keep_logits=True, ignore_eos=True)])
+    for _ in range(8):
+        made.advance()
+        restored.advance()
+        expected, found = made.take(row), restored.take(again)
+        np.testing.assert_allclose(found.logits, expected.logits, atol=2e-4)
+        assert found.token_digest == expected.token_digest
