@@ -58,6 +58,7 @@ class BuildConfig(OwnSchema):
     sinks: Count | None = None
     recent: Positive | None = None
     future_positions: Positive | None = None
+    max_conversation_len: Positive | None = None
     positions: Literal["original", "cache"] | None = None
     reallocate: bool | None = None
     head_pattern: str | None = None

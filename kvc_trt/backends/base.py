@@ -16,7 +16,7 @@ from kvc_trt.backends.harness import Harness
 from kvc_trt.backends.probes import Probe
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.build import Makers
-from kvc_trt.engine.format import GRAPH_FILES
+from kvc_trt.engine.format import WITH_TURNS
 from kvc_trt.engine.graph_stages import graph_makers
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource
 from kvc_trt.engine.program import Program
@@ -60,7 +60,7 @@ class Backend(ABC):
     calls_kernels: ClassVar[bool] = False
     """Whether it calls a kernel library that the user can choose (`verify --kernels`)."""
 
-    files: ClassVar[Mapping[str, str]] = GRAPH_FILES
+    files: ClassVar[Mapping[str, str]] = WITH_TURNS
     """Stage of a build -> the file it makes, in order."""
     architecture: ClassVar[str] = "any"
     """The manifest's architecture, for a backend that compiles nothing."""
@@ -115,7 +115,7 @@ class Backend(ABC):
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
         """Return what makes the file of each stage. Heavy libraries are imported on the first call."""
-        return graph_makers(resolved, source, progress)
+        return graph_makers(resolved, source, progress, turns="extend" in self.files)
 
     def sources(self) -> Iterable[Path]:
         """Return the source files that determine its engines; if one changes, engines are out of date."""

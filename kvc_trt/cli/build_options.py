@@ -23,6 +23,11 @@ def policy_options(*more: Decorator[Any]) -> Decorator[Any]:
         option("--max-input-len", type=int, help="Longest prompt in tokens."),
         option("--max-output-len", type=int, help="Most tokens generated per prompt."),
         option(
+            "--max-conversation-len",
+            type=int,
+            help="Most tokens of a conversation of several turns.  [default: one prompt and one answer]",
+        ),
+        option(
             "--layer-budget",
             type=click.Choice(["uniform", "squeeze", "squeeze-online"]),
             help="Divide what is kept among layers: alike, by what calibration prompts say, or anew for each prompt.",

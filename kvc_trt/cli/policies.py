@@ -13,10 +13,14 @@ _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 
 @click.command()
 @printing.json_option
-def command(as_json: bool) -> None:
+@click.option("--turns", is_flag=True, help="Print what a turn of a conversation does under each policy (Markdown).")
+def command(as_json: bool, turns: bool) -> None:
     """List the KV-cache policies."""
     from kvc_trt.policies import describe, named
 
+    if turns:
+        click.echo(turn_table())
+        return
     policies = [(one, engines(one.name)) for one in describe()]
     if as_json:
         entries = [{**one._asdict(), "overrides": list(one.overrides), "engines": able} for one, able in policies]
@@ -29,6 +33,18 @@ def command(as_json: bool) -> None:
         if (kinds := named(one.name))
     ]
     click.echo(text_table(headers, rows))
+
+
+def turn_table() -> str:
+    """Return the table of docs/conversations.md: what a turn does under each policy that engines can have."""
+    from kvc_trt.policies import describe, named
+
+    rows: dict[str, list[str]] = {}
+    for one in describe():
+        if not named(one.name).selection.oracle:
+            rows.setdefault(one.turn or "There are no turns.", []).append(f"`{one.name}`")
+    lines = [f"| {', '.join(names)} | {turn} |" for turn, names in rows.items()]
+    return "\n".join(["| policy | after a turn |", "|---|---|", *lines])
 
 
 def engines(policy: str) -> list[str]:

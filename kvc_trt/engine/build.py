@@ -45,7 +45,7 @@ class Maker(Protocol):
 
 
 Makers = Mapping[str, Maker]
-"""Stage -> what makes its file, for every stage of the backend's `files`."""
+"""Stage -> what makes its file, for every stage of the backend's `files`; for extend only if the policy takes turns."""
 
 
 class EngineBackend(EngineFormat, Protocol):
@@ -101,7 +101,7 @@ def build_engine(
     check_tokenizer(source.tokenizer_files, resolved.model.vocab_size)
     for directory in {path.parent for path in source.tokenizer_files}:
         ChatTemplate.load(directory)  # refuses files that cannot be read; what is in it shows when it is rendered
-    config_json = engine_config(resolved)
+    config_json = engine_config(resolved, turns="extend" in makers)
     with progress.task("reading the inputs", None):
         inputs = inputs_of(config_json, source, target, backend.sources())
     existing = _existing(output, inputs, backends, force=force, progress=progress)
@@ -109,7 +109,7 @@ def build_engine(
         return BuildResult(existing, "up to date", (), time.monotonic() - started)
     check_space(output, backend.weight_copies * weight_bytes(resolved.model, resolved.config.weights))
     with Stages.open(_digest(inputs), progress) as stages:
-        for name, file in backend.files.items():
+        for name, file in ((name, file) for name, file in backend.files.items() if name in makers):
             stages.run(name, file, partial(makers[name], finished=stages.directory))
         try:
             small = _small_files(config_json, source)
@@ -128,13 +128,15 @@ def build_engine(
     return BuildResult(engine, "built", tuple(stages.resumed), time.monotonic() - started)
 
 
-def engine_config(resolved: ResolvedBuild) -> dict[str, Any]:
-    """Return config.json: TensorRT-LLM's three sections and field names, and the resolved compression."""
+def engine_config(resolved: ResolvedBuild, *, turns: bool) -> dict[str, Any]:
+    """Return config.json: TensorRT-LLM's three sections and field names, and the resolved compression.
+
+    With `turns` the state is that of the extend graph."""
     from kvc_trt.graph.state import state_tensors
     from kvc_trt.models.pretrained_config import to_pretrained_config
 
     parameters = resolved.parameters
-    state = state_tensors(resolved.model, parameters, resolved.dtype)
+    state = state_tensors(resolved.model, parameters, resolved.dtype, turns=turns)
     pretrained = to_pretrained_config(resolved.model)
     algorithm = QUANTISATION.get(resolved.config.weights)
     if algorithm is not None:

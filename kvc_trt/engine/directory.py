@@ -15,6 +15,7 @@ from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.format import (
     CONFIG_FILE,
     DECODE_FILE,
+    EXTEND_FILE,
     PREFILL_FILE,
     TOKENIZER_DIRECTORY,
     WEIGHTS_FILE,
@@ -97,8 +98,13 @@ class EngineDirectory:
         return self.path / DECODE_FILE
 
     @property
+    def extend_path(self) -> Path | None:
+        """Path of the extend graph; None if the engine takes no turns."""
+        return self.path / EXTEND_FILE if EXTEND_FILE in self.files else None
+
+    @property
     def weights_path(self) -> Path:
-        """Path of the weight file that both graphs refer to."""
+        """Path of the weight file that all graphs refer to."""
         return self.path / WEIGHTS_FILE
 
     @property
@@ -133,7 +139,7 @@ class EngineDirectory:
 
     @cached_property
     def state(self) -> tuple[StateTensor, ...]:
-        """Every decode state tensor, in the order of config.json; enough to allocate, bind and count bytes."""
+        """Every state tensor, in the order of config.json; enough to allocate, bind and count bytes."""
         from kvc_trt.graph.state import StateTensor
 
         return tuple(

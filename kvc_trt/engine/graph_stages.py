@@ -1,4 +1,4 @@
-"""The stages of every engine: one weight file, and the two graphs that read it in place."""
+"""The stages of every engine: one weight file, and the graphs that read it in place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.engine.build import Makers
+from kvc_trt.engine.build import Maker, Makers
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.model_choice import ModelSource
 from kvc_trt.engine.resolved_build import ResolvedBuild
@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
-    """Return what makes each stage's file; onnx is imported when the first graph is made."""
-    return {
+def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress, *, turns: bool) -> Makers:
+    """Return what makes each stage's file; onnx is imported when the first graph is made.
+
+    With `turns`, the extend graph is one of them where the policy takes turns."""
+    turns = turns and resolved.parameters.no_turn is None
+    makers: dict[str, Maker] = {
         "weights": partial(_write_weights, resolved=resolved, source=source, progress=progress),
-        "prefill": partial(_write_prefill, resolved=resolved, progress=progress),
+        "prefill": partial(_write_prefill, resolved=resolved, progress=progress, turns=turns),
         "decode": partial(_write_decode, resolved=resolved, progress=progress),
     }
+    if turns:
+        makers["extend"] = partial(_write_extend, resolved=resolved, progress=progress)
+    return makers
 
 
 def _write_weights(
@@ -35,11 +41,11 @@ def _write_weights(
     write_weights(resolved.model, source.weights, path, weights=kind, length=length, progress=progress)
 
 
-def _write_prefill(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress) -> None:
+def _write_prefill(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress, turns: bool) -> None:
     from kvc_trt.graph.build import build_prefill
 
     with progress.task("building the prefill graph", None):
-        _write_graph(build_prefill, resolved, path, finished)
+        _write_graph(partial(build_prefill, turns=turns), resolved, path, finished)
 
 
 def _write_decode(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress) -> None:
@@ -47,6 +53,13 @@ def _write_decode(path: Path, *, finished: Path, resolved: ResolvedBuild, progre
 
     with progress.task("building the decode graph", None):
         _write_graph(build_decode, resolved, path, finished)
+
+
+def _write_extend(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress) -> None:
+    from kvc_trt.graph.build import build_extend
+
+    with progress.task("building the extend graph", None):
+        _write_graph(build_extend, resolved, path, finished)
 
 
 def _write_graph(build: Callable[..., ModelProto], resolved: ResolvedBuild, path: Path, finished: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an executor runs: two graphs that share a weight file and the state tensors."""
+"""What an executor runs: graphs that share a weight file and the state tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.executor import Limits, NoTurns
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -32,6 +32,8 @@ class Program:
     weights_path: Path
     prefill: Graph
     decode: Graph
+    extend: Graph | None = None
+    """None if there are no turns."""
 
     @property
     def dtype(self) -> str:
@@ -63,7 +65,22 @@ class Program:
             capacities=self.capacities,
             prompt_block=PROMPT_BLOCK,
             evicting=self.evicting,
+            keeping=tuple(not site.parameters.evicts_on_turns for site in cache_sites(self.model, parameters)),
+            no_turns=self._no_turns,
         )
+
+    @property
+    def _no_turns(self) -> NoTurns | None:
+        """Why a row takes no turns; None if it does."""
+        if self.parameters.no_turn is not None:
+            return NoTurns(f"policy {self.parameters.policy} takes no turns: {self.parameters.no_turn}")
+        if self.extend is None:
+            rebuild = "build it again: kvc-trt build --config ENGINE_DIR/config.json -o ENGINE_DIR --force"
+            return NoTurns(
+                "the engine has no extend graph: an earlier version built it, or it is for a backend without turns",
+                rebuild,
+            )
+        return None
 
     @property
     def weight_format(self) -> str:
@@ -76,8 +93,9 @@ class Program:
 def engine_program(engine: EngineDirectory) -> Program:
     """Return the program of an engine directory."""
     return Program(
-        engine.model, engine.parameters, engine.state, engine.weights_path, engine.prefill_path, engine.decode_path
-    )
+        engine.model, engine.parameters, engine.state, engine.weights_path,
+        engine.prefill_path, engine.decode_path, engine.extend_path,
+    )  # fmt: skip
 
 
 def twin_program(engine: EngineDirectory | Program) -> Program:

@@ -1,8 +1,9 @@
-"""Build the two graphs of an engine.
+"""Build the graphs of an engine.
 
     weights = GraphWeights("engine/weights.safetensors")
-    onnx.save(build_prefill(config, parameters, weights=weights), "engine/prefill.onnx")
+    onnx.save(build_prefill(config, parameters, weights=weights, turns=True), "engine/prefill.onnx")
     onnx.save(build_decode(config, parameters, weights=weights), "engine/decode.onnx")
+    onnx.save(build_extend(config, parameters, weights=weights), "engine/extend.onnx")
 
 A graph holds a few hundred bytes per tensor; the data stay in the weight file, which must be in the same directory.
 """
@@ -17,13 +18,14 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from kvc_trt.errors import InputError
 from kvc_trt.graph import IR_VERSION, squeeze
-from kvc_trt.graph.decoder import decode_layer, prefill_layer
+from kvc_trt.graph.decoder import decode_layer, extend_layer, prefill_layer
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
 from kvc_trt.graph.weights import EMBEDDING, PACKED, ROTARY, GraphWeights
 from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.registry import operators
+from kvc_trt.methods.turn_pieces import TurnBatch
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
@@ -31,12 +33,14 @@ from kvc_trt.operators.shapes import HeadShape, Layout, count_to
 from kvc_trt.version import __version__
 
 
-def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
+def build_prefill(
+    config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights, turns: bool = False
+) -> ModelProto:
     """Build the prefill graph, which reads prompts and returns the first logits and the compressed caches.
 
     input_ids INT64 [batch,sequence], right padded to a multiple of PROMPT_BLOCK; prompt_lengths INT64 [batch] ->
     logits FLOAT [batch,vocab] of each row's last token, cache_lengths INT64 [caches,batch], and every state tensor of
-    `state_tensors`, ready to be bound to the decode graph.
+    `state_tensors`, ready to be bound to the decode graph; with `turns`, to the extend graph too.
     """
     _check(config, parameters, weights)
     emit = Emitter()
@@ -49,7 +53,7 @@ def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights:
     for layer, of_layer in _by_layer(sites):
         with emit.scope(f"layers.{layer}"):
             before = x
-            x, attended = prefill_layer(layers, prompt, x, of_layer)
+            x, attended = prefill_layer(layers, prompt, x, of_layer, turns=turns)
             if of_layer[0] in squeezed:
                 cosines.append(squeeze.cosine(emit, prompt, before, attended))
     if squeezed:
@@ -63,7 +67,7 @@ def build_prefill(config: ModelConfig, parameters: PolicyParameters, *, weights:
     outputs = [
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", config.vocab_size]),
         _int64("cache_lengths", [len(sites), "batch"]),
-        *_state(config, parameters, weights, "name"),
+        *_state(config, parameters, weights, "name", turns=turns),
     ]
     return _model("prefill", layers, parameters, inputs, outputs)
 
@@ -103,6 +107,54 @@ def build_decode(
     return _model("decode", layers, parameters, inputs, outputs)
 
 
+def build_extend(
+    config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights, all_logits: bool = False
+) -> ModelProto:
+    """Build the extend graph, which reads many tokens per row at once (a turn) and updates the state tensors.
+
+    input_ids INT64 [batch,block], right padded; lengths INT64 [batch] new tokens; positions INT64 [batch] (logical, of
+    the first new token); cache_lengths INT64 [caches,batch] and the state tensors of `state_tensors(turns=True)` ->
+    logits FLOAT [batch,vocab] of each row's last token, or with `all_logits` [batch,block,vocab];
+    cache_lengths_out, and each state tensor's `aliased_output`. An executor may bind one buffer as input and as output.
+    InputError for a policy without turns.
+    """
+    _check(config, parameters, weights)
+    if parameters.no_turn is not None:
+        raise InputError(f"policy {parameters.policy} takes no turns: {parameters.no_turn}")
+    emit = Emitter()
+    layers = Layers(emit, config, weights)
+    turn = _turn(layers, parameters)
+    x = layers.embed(emit.Reshape("input_ids", [-1]))
+    sites = cache_sites(config, parameters)
+    for layer, of_layer in _by_layer(sites):
+        with emit.scope(f"layers.{layer}"):
+            x = extend_layer(layers, turn, x, of_layer, "cache_lengths")
+    block: list[int | str] = ["batch", "block"]
+    by_token = emit.Concat(turn.grid, [-1], axis=0)
+    if all_logits:
+        emit.Reshape(layers.head(x), by_token, outputs=["logits"])
+    else:
+        place = emit.Unsqueeze(emit.Sub("lengths", 1), [1])
+        last = emit.GatherND(emit.Reshape(x, by_token), place, batch_dims=1)
+        emit.Identity(layers.head(last), outputs=["logits"])
+    rows = [emit.Unsqueeze(f"lengths.{site.name}", [0]) for site in sites]
+    emit.Concat(*rows, axis=0, outputs=["cache_lengths_out"])
+    inputs = [
+        _int64("input_ids", block),
+        _int64("lengths", ["batch"]),
+        _int64("positions", ["batch"]),
+        _int64("cache_lengths", [len(sites), "batch"]),
+        *_state(config, parameters, weights, "name", turns=True),
+    ]
+    shape: list[int | str] = [*(block if all_logits else ["batch"]), config.vocab_size]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape),
+        _int64("cache_lengths_out", [len(sites), "batch"]),
+        *_state(config, parameters, weights, "aliased_output", turns=True),
+    ]
+    return _model("extend", layers, parameters, inputs, outputs)
+
+
 def slice_limit(parameters: PolicyParameters) -> int:
     """Return the number of entries up to which an engine promises dense results and attends to a slice of the cache."""
     if parameters.reads_a_part or parameters.evicts_while_decoding:
@@ -129,14 +181,29 @@ def _prompt(layers: Layers, parameters: PolicyParameters) -> PromptBatch:
     return PromptBatch("prompt_lengths", grid, angles, emit.Unsqueeze(window, [2]), layers.rotary_tables)
 
 
+def _turn(layers: Layers, parameters: PolicyParameters) -> TurnBatch:
+    emit = layers.emit
+    grid, length = emit.Shape("input_ids"), emit.Shape("input_ids", start=1)
+    # Padding may extend past the rotary tables; its results are never used.
+    places = emit.Add(emit.Unsqueeze("positions", [1]), count_to(emit, length))
+    angles = layers.rotary(emit.Min(places, parameters.max_sequence_len - 1))
+    observed = 1 if parameters.eviction.observes_every_query else parameters.window
+    width = emit.Min(length, [observed])
+    last = emit.Add(emit.Sub(emit.Unsqueeze("lengths", [1]), width), count_to(emit, width))
+    window = emit.Unsqueeze(emit.Max(last, 0), [2])
+    return TurnBatch("lengths", grid, angles, window, layers.rotary_tables, "positions", emit.Min("lengths", width))
+
+
 def _int64(name: str, shape: Sequence[int | str]) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.INT64, shape)
 
 
-def _state(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights, name: str) -> list[ValueInfoProto]:
+def _state(
+    config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights, name: str, *, turns: bool = False
+) -> list[ValueInfoProto]:
     return [
         helper.make_tensor_value_info(getattr(tensor, name), ELEMENT_TYPES[tensor.dtype], ["batch", *tensor.shape])
-        for tensor in state_tensors(config, parameters, weights.dtype)
+        for tensor in state_tensors(config, parameters, weights.dtype, turns=turns)
     ]
 
 

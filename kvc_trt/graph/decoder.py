@@ -1,34 +1,83 @@
-"""Write one decoder layer into the prefill or the decode graph."""
+"""Write one decoder layer into the prefill, the decode or the extend graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
 from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch, PromptLayer, StepLayer, by_head
+from kvc_trt.methods.turn_pieces import TurnBatch, TurnLayer
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.emitter import Value
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
 
-def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[CacheSite]) -> tuple[Value, Value]:
+def prefill_layer(
+    layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[CacheSite], *, turns: bool
+) -> tuple[Value, Value]:
     """Pass the residual stream [T,hidden] through one layer, which writes its caches `sites`.
 
-    Return the stream after the layer, and the one between attention and feed-forward.
+    With `turns` they also carry what a turn needs. Return the stream after the layer, and the one between attention
+    and feed-forward.
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
+    made = _projected(layers, batch, x, name)
+    attended = PREFILL_ATTENTION.call(emit, {"q": made.queries, "k": made.keys, "v": made.values})["o"]
+    for site in sites:
+        rule = site.parameters
+        prompt = PromptLayer(emit, config, rule, site.name, batch, **vars(made)).of_heads(site.kv_heads)
+        rule.eviction.store(prompt, bounds=rule.has_pages)
+        if turns:
+            rule.eviction.begin_turns(prompt)
+        rule.selection.complete(prompt)
+    return _finished(layers, x, attended, name)
+
+
+def extend_layer(layers: Layers, batch: TurnBatch, x: Value, sites: Sequence[CacheSite], stored: Value) -> Value:
+    """Pass a turn's residual stream [T,hidden] through one layer, which reads and writes its caches `sites`.
+
+    `stored` [caches,B] are the entries before the turn.
+    """
+    emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
+    made = _projected(layers, batch, x, name)
+    parts = []
+    for site in sites:
+        rule, entries = site.parameters, emit.Gather(stored, site.cache)
+        whole = TurnLayer(emit, config, rule, site.name, batch, **vars(made), turn=batch, entries=entries)
+        turn = rule.eviction.new_entry(whole.of_heads(site.kv_heads))
+        parts.append(rule.eviction.extend(turn, bounds=rule.has_pages))
+        if not rule.evicts_on_turns:
+            rule.selection.append_turn(turn)
+    attended = parts[0]
+    if len(parts) > 1:
+        attended = str(emit.Gather(emit.Concat(*parts, axis=1), _places(config, sites), axis=1))
+    return _finished(layers, x, attended, name)[0]
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """Attention inputs of many tokens per row, by the names of `PromptLayer`."""
+
+    query_rows: Value
+    queries: Value
+    keys: Value
+    values: Value
+    plain_keys: Callable[[], Value]
+    plain_queries: Callable[[], Value]
+
+
+def _projected(layers: Layers, batch: PromptBatch, x: Value, name: str) -> _Projected:
+    """Project the residual stream [T,hidden] to queries, keys and values."""
+    emit, config = layers.emit, layers.config
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
     plain_query, query = _rotated(layers, batch, normed, name, "q")
     plain_key, key = _rotated(layers, batch, normed, name, "k")
     value = _by_row(layers, batch, layers.linear(normed, f"{name}.self_attn.v_proj"))
     queries, keys, values = (by_head(emit, part, config.head_size) for part in (query, key, value))
-    attended = PREFILL_ATTENTION.call(emit, {"q": queries, "k": keys, "v": values})["o"]
-    flat = emit.Reshape(
-        emit.Transpose(attended, perm=[0, 2, 1, 3]), [-1, config.num_attention_heads * config.head_size]
-    )
 
     def plain_keys() -> Value:
         return by_head(emit, plain_key, config.head_size)
@@ -36,14 +85,15 @@ def prefill_layer(layers: Layers, batch: PromptBatch, x: Value, sites: Sequence[
     def plain_queries() -> Value:
         return str(emit.Reshape(plain_query, [0, 0, -1, config.head_size]))
 
-    for site in sites:
-        rule = site.parameters
-        whole = PromptLayer(
-            emit, config, rule, site.name, batch, query, queries, keys, values, plain_keys, plain_queries
-        )
-        prompt = whole.of_heads(site.kv_heads)
-        rule.eviction.store(prompt, bounds=rule.has_pages)
-        rule.selection.complete(prompt)
+    return _Projected(query, queries, keys, values, plain_keys, plain_queries)
+
+
+def _finished(layers: Layers, x: Value, attended: Value, name: str) -> tuple[Value, Value]:
+    """Add attention [B,H,S,D] and the feed-forward block to the stream; return it after both, and between them."""
+    emit, config = layers.emit, layers.config
+    flat = emit.Reshape(
+        emit.Transpose(attended, perm=[0, 2, 1, 3]), [-1, config.num_attention_heads * config.head_size]
+    )
     x = emit.Add(x, layers.linear(flat, f"{name}.self_attn.o_proj"))
     normed = layers.norm(x, f"{name}.post_attention_layernorm.weight")
     return str(emit.Add(x, layers.feed_forward(normed, name))), x

@@ -1,4 +1,4 @@
-"""The state tensors of a decoding engine; runtimes allocate and bind from this list alone."""
+"""The state tensors of an engine; runtimes allocate and bind from this list alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEM_SIZE: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32":
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One tensor of decode state: an input of the decode graph that shares a buffer with an output."""
+    """One tensor of an engine's state: an input of a graph that shares a buffer with an output."""
 
     layer: int
     cache: int
@@ -32,6 +32,8 @@ class StateTensor:
     fill: float
     """Value of an empty slot or page."""
     aliased_output: str
+    in_step: bool = True
+    """Whether a decode step reads and writes it; others pass from the prefill graph to the extend graph."""
 
     def bytes_per_row(self) -> int:
         """Size of one row of the batch in bytes."""
@@ -71,22 +73,26 @@ def uses_pages(parameters: PolicyParameters, layer: int) -> bool:
     return any(group.parameters.has_pages for group in parameters.groups(layer))
 
 
-def state_tensors(config: ModelConfig, parameters: PolicyParameters, dtype: str) -> tuple[StateTensor, ...]:
-    """Return every state tensor of a decode graph, in the graph's order."""
+def state_tensors(
+    config: ModelConfig, parameters: PolicyParameters, dtype: str, *, turns: bool = False
+) -> tuple[StateTensor, ...]:
+    """Return every state tensor of a decode graph, in the graph's order; with `turns`, those of an extend graph."""
     if dtype not in LOWEST:
         raise ValueError(f"dtype: expected one of {', '.join(LOWEST)}, found {dtype!r}")
-    return tuple(tensor for site in cache_sites(config, parameters) for tensor in _tensors(config, site, dtype))
+    sites = cache_sites(config, parameters)
+    return tuple(tensor for site in sites for tensor in _tensors(config, site, dtype, turns=turns))
 
 
-def _tensors(config: ModelConfig, site: CacheSite, dtype: str) -> Iterator[StateTensor]:
+def _tensors(config: ModelConfig, site: CacheSite, dtype: str, *, turns: bool) -> Iterator[StateTensor]:
     rule, size, heads = site.parameters, config.head_size, cache_heads(config, site)
     sizes = {"G": heads, "C": rule.capacity, "D": size, "2D": 2 * size, "P": rule.num_pages()}
-    for part in (K_CACHE, V_CACHE, *rule.selection.state):
+    in_step = (K_CACHE, V_CACHE, *rule.selection.state)
+    for part in (*in_step, *(rule.eviction.turn_state if turns else ())):
         name, output = f"{part.name}.{site.name}", f"{part.name}_out.{site.name}"
         own = {CACHE: dtype, FLOAT: "float32", INT32: "int32"}[part.element]
         shape = tuple(sizes[symbol] for symbol in part.shape[1:])
         fill = LOWEST[own] if part.fill == "lowest" else part.fill
-        yield StateTensor(site.layer, site.cache, name, own, shape, fill, output)
+        yield StateTensor(site.layer, site.cache, name, own, shape, fill, output, part in in_step)
 
 
 def cache_heads(config: ModelConfig, site: CacheSite) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Positions = Literal["original", "cache"]
-ADDED_LATER = frozenset(("future_positions",))
+ADDED_LATER = frozenset(("future_positions", "max_conversation_len"))
 """Fields that engines built earlier do not record; they mean their defaults there."""
 
 
@@ -59,11 +59,13 @@ class Constants:
     """If layer budgets are set per prompt: the share of prompt_budget that unimportant layers keep."""
     future_positions: int = 0
     """Positions after a prompt whose expected queries decide what is kept; 0 if the prompt's own queries decide."""
+    max_conversation_len: int = 0
+    """Logical positions of a conversation of several turns; 0: those of one prompt and one answer."""
 
     @property
     def max_sequence_len(self) -> int:
-        """S: the longest prompt and everything generated after it."""
-        return self.max_input_len + self.max_output_len
+        """S: the longest conversation, at least the longest prompt and everything generated after it."""
+        return max(self.max_conversation_len, self.max_input_len + self.max_output_len)
 
     @property
     def most_kept(self) -> int:

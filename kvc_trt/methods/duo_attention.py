@@ -8,6 +8,8 @@ Shapes: a layer may hold two caches, [B,F_l,S,D] and [B,G-F_l,sinks+recent,D]. T
 gives 128 sinks, 512 recent tokens and F = floor((t - 640) / (S - 640) of all heads); smaller budgets give no retrieval
 head and need no pattern. Deviations: ties go to the lower layer and head (published: to noise); prefill attention is
 exact for every head, also for streaming heads.
+
+A turn of a conversation is appended in retrieval heads; in streaming heads the first and the last tokens stay.
 """
 
 from __future__ import annotations
@@ -97,4 +99,6 @@ DUO_ATTENTION = Policy(
     selection=RING,
     resolve=resolve,
     overrides=("sinks", "recent", "head_scores", *EVERY_POLICY),
+    turn="Retrieval heads append the turn, and it is refused if they have no free slots; in the other heads the first "
+    "tokens of the conversation and its last ones stay.",
 )

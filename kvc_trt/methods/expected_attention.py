@@ -6,6 +6,10 @@ the prompt, these say in closed form what attention each key will receive. The q
 be compressed before anybody knows what will be asked. `expected-attention` then attends densely to what is left,
 `expected-attention-hybrid` reads the best of it as RocketKV does, and keeps as much of a prompt as RocketKV.
 
+After a turn of a conversation, stored and new tokens are ranked like a prompt, by the queries expected after it: their
+mean and covariance are those of the turn's own queries, since earlier ones are not stored. The first tokens of the
+conversation stay.
+
 Deviations: a value counts by its own length, not by that of its contribution to the residual stream; every KV head has
 the same budget; the answer's tokens all stay.
 """
@@ -28,16 +32,27 @@ from kvc_trt.methods.inputs import EVERY_POLICY, SELECTION, PolicyInputs, consta
 from kvc_trt.methods.kinds import PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.verification import Array, Found, PromptCase, PromptRun, RunnableAlone, float32
+from kvc_trt.methods.verification import (
+    Array,
+    Found,
+    PromptCase,
+    PromptRun,
+    RunnableAlone,
+    TurnCase,
+    TurnRun,
+    float32,
+)
 from kvc_trt.models.rope import rotary_tables
 from kvc_trt.operators.compact_expected_attention import COMPACT_EXPECTED_ATTENTION
-from kvc_trt.operators.expected_queries import EXPECTED_QUERIES
+from kvc_trt.operators.expected_queries import EXPECTED_QUERIES, EXPECTED_QUERIES_OF_TURN
+from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvc_trt.methods.turn_pieces import TurnLayer
     from kvc_trt.operators.emitter import Value
-    from kvc_trt.reference import Compacted, ExpectedQueries
+    from kvc_trt.reference import Compacted, ExpectedQueries, Turn
     from kvc_trt.reference.rules import PromptQueries
 
 SINKS = 4
@@ -49,6 +64,11 @@ class ExpectedAttention(PromptEviction):
 
     name = "expected-attention"
     operators = (COMPACT_EXPECTED_ATTENTION, EXPECTED_QUERIES)
+    turn = (
+        "Stored and new tokens compete for the prompt budget: those stay that queries like the turn's can be expected "
+        "to attend to."
+    )
+    turn_state = (SLOT_POSITIONS,)
     observes_every_query = True
 
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor, rule: Constants) -> ExpectedQueries:
@@ -70,9 +90,36 @@ class ExpectedAttention(PromptEviction):
             observed, keys, values, prompt_lengths, prompt_budget=rule.prompt_budget, sinks=rule.sinks
         )
 
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Compact every row of which more is stored and new than the prompt budget."""
+        from kvc_trt import reference
+
+        tables, ahead = turn.rotary_tables, rule.future_positions
+        rotation = reference.future_rotation(*tables, turn.positions, future_positions=ahead)
+        observed = reference.expected_queries(turn.plain_queries(), rotation, turn.new_lengths, sinks=0)
+        return self.compact(observed, turn.keys, turn.values, turn.lengths, rule)
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Write the queries expected after the turn, then the compaction by them."""
+        joined = turn.join(turn.entries)
+        attended = turn.attend(joined.keys, joined.values, turn.entries)
+        cosine, sine = _rotation_ahead(turn, turn.emit.Add(turn.turn.positions, turn.batch.lengths))
+        queries = turn.call(
+            EXPECTED_QUERIES_OF_TURN,
+            {
+                "plain_queries": turn.plain_queries(),
+                "future_cosine": cosine,
+                "future_sine": sine,
+                "prompt_lengths": turn.batch.lengths,
+            },
+            {one.name: f"{one.name}.{turn.name}" for one in EXPECTED_QUERIES_OF_TURN.outputs},
+        )
+        turn.compact_turn(COMPACT_EXPECTED_ATTENTION, joined, queries, bounds=bounds)
+        return attended
+
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write the expected queries, then the compaction by them."""
-        cosine, sine = _rotation_ahead(prompt)
+        cosine, sine = _rotation_ahead(prompt, prompt.batch.lengths)
         queries = prompt.call(
             EXPECTED_QUERIES,
             {
@@ -88,6 +135,10 @@ class ExpectedAttention(PromptEviction):
     def least(self, rule: Constants) -> int:
         """Return the sinks and one more token."""
         return rule.sinks + 1
+
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        """Return the isolated run of the queries expected after a turn."""
+        return {EXPECTED_QUERIES_OF_TURN.name: _run_queries_of_turn}
 
     def describe(self, rule: Constants) -> str:
         """Describe how many tokens are sinks, and how far ahead queries are expected."""
@@ -112,15 +163,15 @@ class ExpectedAttention(PromptEviction):
         return self.judged(results, case, rule, exact, self.compact(single, k, v, rows, rule))
 
 
-def _rotation_ahead(prompt: PromptLayer) -> tuple[Value, Value]:
-    """Return cosine and sine of the mean rotation of the positions after each prompt, FLOAT [B,D/2].
+def _rotation_ahead(prompt: PromptLayer, lengths: Value) -> tuple[Value, Value]:
+    """Return cosine and sine of the mean rotation of the positions after `lengths` [B] tokens, FLOAT [B,D/2].
 
-    It is that of the first positions, rotated by the prompt's length, so the engine's tables need not be longer than
-    its sequences."""
+    It is that of the first positions, rotated by the length, so the engine's tables need not be longer than its
+    sequences."""
     emit = prompt.emit
     first = rotary_tables(prompt.config, prompt.rule.future_positions)
     mean_cosine, mean_sine = (table.mean(axis=0, dtype=np.float64).astype(np.float32) for table in first)
-    cosine, sine = (emit.Gather(table, prompt.batch.lengths) for table in prompt.batch.rotary_tables())
+    cosine, sine = (emit.Gather(table, lengths) for table in prompt.batch.rotary_tables())
     ahead = emit.Sub(emit.Mul(cosine, mean_cosine), emit.Mul(sine, mean_sine))
     return ahead, emit.Add(emit.Mul(sine, mean_cosine), emit.Mul(cosine, mean_sine))
 
@@ -155,6 +206,21 @@ def _run_queries(operator: RunnableAlone, case: PromptCase, rule: Constants) -> 
     needed = case.prompt_lengths.max() > rule.prompt_budget
     expected = [table.numpy() * needed for table in _expected(case, rule)]
     return Found(computed=tuple(zip(result, expected, strict=True)))
+
+
+def _run_queries_of_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
+    import torch
+
+    from kvc_trt import reference
+
+    prompts = case.joined(case.q.shape[2])
+    cosine, sine = _rotation(prompts)
+    inputs = {"future_cosine": cosine, "future_sine": sine, "prompt_lengths": case.lengths}
+    result = operator.run(plain_queries=np.ascontiguousarray(case.q.swapaxes(1, 2)), **inputs)
+    tables = (float32(table).double() for table in (case.q, cosine, sine))
+    queries, *rotation = tables
+    expected = reference.expected_queries(queries, (rotation[0], rotation[1]), torch.from_numpy(case.lengths), sinks=0)
+    return Found(computed=tuple(zip(result, (table.numpy() for table in expected), strict=True)))
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

@@ -1,4 +1,6 @@
-"""Keep and read the whole cache: the baseline for every policy. No budget, no deviations."""
+"""Keep and read the whole cache: the baseline for every policy. No budget, no deviations.
+
+A turn of a conversation appends its tokens."""
 
 from __future__ import annotations
 
@@ -24,6 +26,10 @@ class Nothing(PromptEviction):
 
     name = "none"
     evicts = False
+    turn = (
+        "Nothing is evicted: the tokens of a turn are appended, the cache grows, and a turn that finds no free slots "
+        "is refused."
+    )
 
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants

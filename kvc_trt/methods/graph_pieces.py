@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -61,6 +61,9 @@ class CacheLayer:
         return {one.name: f"{own.get(one.name, one.name)}.{self.name}" for one in operator.outputs}
 
 
+Layer = TypeVar("Layer", bound="PromptLayer")
+
+
 @dataclass(frozen=True)
 class PromptLayer(CacheLayer):
     """One layer's attention inputs for a whole prompt, or those of the KV heads that one cache serves."""
@@ -80,7 +83,7 @@ class PromptLayer(CacheLayer):
     heads: tuple[int, ...] | None = None
     """Query heads of the group; None for the whole layer."""
 
-    def of_heads(self, kv_heads: tuple[int, ...] | None) -> PromptLayer:
+    def of_heads(self: Layer, kv_heads: tuple[int, ...] | None) -> Layer:
         """The part of some KV heads; None: all of it."""
         if kv_heads is None:
             return self

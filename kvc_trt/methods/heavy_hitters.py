@@ -5,6 +5,10 @@ Every cache entry carries the attention probability it has received so far from 
 answer. Half of the budget is for the last tokens, the other half for the largest sums. A step attends to everything
 cached, the new token included, adds its probabilities, and drops one token once the budget is exceeded.
 
+A turn of a conversation attends exactly to everything stored and to itself, and adds what its queries attend to; then
+the same shares of stored and new tokens stay. Steps would have dropped tokens on the way, so M tokens at once are not M
+steps.
+
 Shapes: token budget + 1 entries per KV head, sums float32 [B,G,C], each KV head with its own entries. Deviations: the
 sums of a group's query heads are added and the group shares one list (the released code has no grouped-query
 attention); budgets are absolute (the released code's simulation uses shares of the prompt); sums are not divided by the
@@ -13,6 +17,7 @@ number of queries that saw an entry; positions are those of the text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +27,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.graph_pieces import PromptLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
+from kvc_trt.methods.kinds import DecodeSelection, PromptEviction, judged_as
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.verification import (
@@ -32,15 +37,20 @@ from kvc_trt.methods.verification import (
     PromptCase,
     RunnableAlone,
     StepCase,
+    TurnCase,
+    TurnRun,
     float32,
 )
 from kvc_trt.operators.compact_heavy_hitters import COMPACT_HEAVY_HITTERS
+from kvc_trt.operators.compact_heavy_hitters_of_turn import COMPACT_HEAVY_HITTERS_OF_TURN
 from kvc_trt.operators.heavy_hitter_attention import HEAVY_HITTER_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted, LayerCache, Selection
+    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
 SPARE_SLOTS = 1
 """Extra slots, since a step attends to the new token before it drops one."""
@@ -51,6 +61,7 @@ class MostAttended(PromptEviction):
 
     name = "heavy-hitters"
     operators = (COMPACT_HEAVY_HITTERS,)
+    turn = "The last tokens of the conversation stay, and of the others those that received the most attention so far."
     observes_every_query = True
 
     def compact(
@@ -61,6 +72,27 @@ class MostAttended(PromptEviction):
 
         shares = {"heavy": _heavy(rule), "recent": rule.recent}
         return reference.keep_heavy_hitters(observed, keys, values, prompt_lengths, **shares)
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Keep the last tokens and the heavy hitters of stored and new ones."""
+        from kvc_trt import reference
+
+        if turn.scores is None:
+            raise ValueError("scores are missing; expected the attention received by every entry [B,G,T]")
+        tables = turn.queries, turn.keys, turn.values, turn.lengths, turn.new_lengths, turn.scores
+        return reference.keep_heavy_hitters_of_turn(*tables, heavy=_heavy(rule), recent=rule.recent)
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Write the compaction of stored and new tokens in the order of the text."""
+        ordered = turn.join_in_order(turn.rule.capacity - SPARE_SLOTS)
+        attended = turn.attend(ordered.keys, ordered.values, ordered.stored)
+        more = {
+            "stored_scores": turn.state("scores"), "order": ordered.order,
+            "stored_lengths": ordered.stored, "lengths": turn.batch.lengths,
+        }  # fmt: skip
+        budget = turn.rule.capacity - SPARE_SLOTS
+        turn.compact_turn(COMPACT_HEAVY_HITTERS_OF_TURN, ordered, more, ordered=ordered, prompt_budget=budget)
+        return attended
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write compaction to the budget, without the spare slot of a step."""
@@ -80,6 +112,35 @@ class MostAttended(PromptEviction):
         q, k, v = (float32(table) for table in (aligned, case.k, case.v))
         single = self.compact(q, k, v, rows, rule)
         return self.judged(results, case, rule, self.compact(q.double(), k.double(), v.double(), rows, rule), single)
+
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        """Return the isolated run of KvcCompactHeavyHittersOfTurn."""
+        return {COMPACT_HEAVY_HITTERS_OF_TURN.name: self._run_turn}
+
+    def _run_turn(self, operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
+        """Run the compaction after a turn, over stored tokens in any slot with random scores."""
+        import torch
+
+        from kvc_trt import reference
+
+        case = replace(case, cache_lengths=np.minimum(case.cache_lengths, rule.capacity - SPARE_SLOTS))
+        both, slots = case.joined(case.q.shape[2]), case.k_cache.shape[2]
+        order = np.broadcast_to(np.arange(slots)[::-1], case.k_cache.shape[:3]).astype(np.int32)
+        scores = np.random.default_rng(7).random(order.shape, np.float32)
+        results = operator.run(
+            q=case.q, k=both.k, v=both.v, stored_scores=scores, order=np.ascontiguousarray(order),
+            stored_lengths=case.cache_lengths, prompt_lengths=both.prompt_lengths, lengths=case.lengths,
+        )  # fmt: skip
+        held = np.zeros(both.k.shape[:3], np.float32)
+        held[:, :, :slots] = np.where(np.arange(slots) < case.cache_lengths[:, None, None], scores[:, :, ::-1], 0)
+        lengths, new = torch.from_numpy(both.prompt_lengths), torch.from_numpy(case.lengths)
+        shares = {"heavy": _heavy(rule), "recent": rule.recent}
+        tables = [float32(table) for table in (both.q_window, both.k, both.v, held)]
+        single, double = (
+            reference.keep_heavy_hitters_of_turn(q, k, v, lengths, new, paid, **shares)
+            for q, k, v, paid in (tables, [table.double() for table in tables])
+        )
+        return judged_as(COMPACT_HEAVY_HITTERS_OF_TURN, results, both, rule, double, single)
 
 
 class HeavyHitters(DecodeSelection):

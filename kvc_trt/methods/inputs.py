@@ -14,13 +14,13 @@ from kvc_trt.models.config import ModelConfig, check_length
 MINIMUM_TOKEN_BUDGET = 16
 DEFAULT_WINDOW = 32
 
-EVERY_POLICY = ("skip_layers",)
+EVERY_POLICY = ("skip_layers", "max_conversation_len")
 EVICTION = ("prompt_budget", "window", "pool_kernel")
 SELECTION = ("page_size", "top_r", "top_k", "dense_until")
 OVERRIDES = (
     "prompt_budget", "page_size", "top_r", "top_k", "pool_kernel", "window", "skip_layers", "sinks", "recent",
     "future_positions", "positions", "reallocate", "layer_budget", "squeeze_share", "layer_budgets", "dense_until",
-    "head_scores",
+    "max_conversation_len", "head_scores",
 )  # fmt: skip
 """Derived numbers of a policy that can be set by hand, in the order of a plan."""
 CHOICES: dict[str, tuple[object, ...]] = {"positions": ("original", "cache"), "reallocate": (True, False)}
@@ -40,8 +40,8 @@ class PolicyInputs:
 
     @property
     def sequence(self) -> int:
-        """S: the longest prompt and everything generated after it."""
-        return self.max_input_len + self.max_output_len
+        """S: the longest conversation, at least the longest prompt and everything generated after it."""
+        return max(self.value("max_conversation_len", 0), self.max_input_len + self.max_output_len)
 
     @property
     def budget(self) -> int:
@@ -74,6 +74,7 @@ def constants(
         "top_k": capacity,
         "dense_until": capacity,
         "skip_layers": inputs.value("skip_layers", 0),
+        "max_conversation_len": inputs.value("max_conversation_len", 0),
     }
     return PolicyParameters(
         policy=inputs.policy,
@@ -92,7 +93,8 @@ def check_inputs(inputs: PolicyInputs) -> None:
     model = inputs.model
     _integer("max_input_len", inputs.max_input_len, 1)
     _integer("max_output_len", inputs.max_output_len, 1)
-    check_length(model, inputs.sequence, inputs.max_output_len)
+    check_length(model, inputs.max_input_len + inputs.max_output_len, inputs.max_output_len)
+    _conversation(inputs)
     if inputs.token_budget is not None:
         _integer("token_budget", inputs.token_budget, MINIMUM_TOKEN_BUDGET)
     _split(inputs.split)
@@ -100,7 +102,7 @@ def check_inputs(inputs: PolicyInputs) -> None:
         "prompt_budget": (1, None, ""),
         "window": (1, None, ""),
         "pool_kernel": (1, None, ""),
-        "page_size": (1, inputs.sequence, "max_input_len + max_output_len"),
+        "page_size": (1, inputs.sequence, "the longest sequence"),
         "top_r": (1, model.head_size, "the head size"),
         "top_k": (1, None, ""),
         "dense_until": (0, None, ""),
@@ -116,6 +118,20 @@ def check_inputs(inputs: PolicyInputs) -> None:
             raise InputError(f"{name} is {value!r}; expected one of {', '.join(map(str, CHOICES[name]))}")
     if inputs.value("pool_kernel", 1) % 2 == 0:
         raise InputError(f"pool_kernel is {inputs.overrides['pool_kernel']}; expected an odd number (it is centred)")
+
+
+def _conversation(inputs: PolicyInputs) -> None:
+    """Check the longest conversation: at least one prompt and answer, at most what the model was made for."""
+    if "max_conversation_len" not in inputs.overrides:
+        return
+    model, least = inputs.model, inputs.max_input_len + inputs.max_output_len
+    most = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
+    _integer("max_conversation_len", inputs.overrides["max_conversation_len"], 1)
+    if not least <= inputs.overrides["max_conversation_len"] <= max(least, most):
+        raise InputError(
+            f"max_conversation_len is {inputs.overrides['max_conversation_len']}; expected {least} (the longest prompt "
+            f"and answer) to {max(least, most)} (the model's positions)"
+        )
 
 
 def _integer(name: str, value: object, low: int, high: int | None = None, limit: str = "") -> None:

@@ -1,7 +1,8 @@
 """KeyDiff: keep the prompt tokens whose keys differ most from the mean direction ("KeyDiff: Key Similarity-Based
 KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained Environments", arXiv 2504.15364, section 3).
 
-Queries are not used, so it does not matter which question follows. A step attends densely to what is kept.
+Queries are not used, so it does not matter which question follows. A step attends densely to what is kept. After a turn
+of a conversation, stored and new tokens are ranked like a prompt; generated tokens compete.
 
 Shapes: token budget - new tokens of a prompt per KV head, and room for the new ones. Deviations: a prompt is ranked
 once as a whole (the paper reads it in blocks and evicts after each of them), and all tokens of the answer are kept.
@@ -19,11 +20,14 @@ from kvc_trt.methods.kinds import PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.operators.compact_keydiff import COMPACT_KEYDIFF
+from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted
+    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, Turn
 
 
 class DistinctKeys(PromptEviction):
@@ -31,6 +35,8 @@ class DistinctKeys(PromptEviction):
 
     name = "keydiff"
     operators = (COMPACT_KEYDIFF,)
+    turn = "Stored and new tokens compete for the prompt budget: the keys that differ most from all of them stay."
+    turn_state = (SLOT_POSITIONS,)
 
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
@@ -39,6 +45,17 @@ class DistinctKeys(PromptEviction):
         from kvc_trt import reference
 
         return reference.keep_distinct(keys, values, prompt_lengths, prompt_budget=rule.prompt_budget)
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Compact every row of which more is stored and new than the prompt budget."""
+        return self.compact(turn.queries, turn.keys, turn.values, turn.lengths, rule)
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Write KvcCompactKeydiff over stored and new tokens."""
+        joined = turn.join(turn.entries)
+        attended = turn.attend(joined.keys, joined.values, turn.entries)
+        turn.compact_turn(COMPACT_KEYDIFF, joined, bounds=bounds)
+        return attended
 
     def describe(self, rule: Constants) -> str:
         """Describe the choice by keys alone."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer, StepLayer
+    from kvc_trt.methods.turn_pieces import TurnLayer
     from kvc_trt.methods.verification import (
         Array,
         ByPages,
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
         RunnableAlone,
         StepCase,
         StepRun,
+        TurnRun,
     )
     from kvc_trt.operators.emitter import Value
-    from kvc_trt.reference import Compacted, LayerCache, Selection
+    from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
     from kvc_trt.reference.rules import PromptQueries
+
+Entry = TypeVar("Entry", "StepLayer", "TurnLayer")
 
 
 Rebuild: TypeAlias = "Callable[[Array, Array, Constants], Array]"
@@ -53,6 +57,10 @@ class PromptEviction(ABC):
     """Whether each query head has its own cache, so that a group's keys and values are repeated."""
     observes_every_query = False
     """Whether all queries of a prompt decide, not only those of the window."""
+    turn: str | None = None
+    """What a turn of a conversation evicts, in one sentence for the user; None: there are no turns."""
+    turn_state: tuple[Tensor, ...] = ()
+    """What the cache carries from a prompt to a turn and from turn to turn, which no step reads."""
     trims = False
     """Whether `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
 
@@ -77,9 +85,29 @@ class PromptEviction(ABC):
         """Graph: write what `store` writes, for a cache that keeps `budgets` [B] tokens of prompts of `lengths` [B]."""
         raise NotImplementedError(f"prompt eviction {self.name} does not trim")
 
-    def new_entry(self, step: StepLayer) -> StepLayer:
-        """Graph: return the step with key and value in the form that this eviction's cache stores."""
+    def new_entry(self, step: Entry) -> Entry:
+        """Graph: return a step or a turn with keys and values in the form that this eviction's cache stores."""
         return step
+
+    def no_turn(self, rule: Constants) -> str | None:
+        """Return why a cache of this rule takes no turns; None if it does."""
+        return "its method does not say what a turn evicts" if self.turn is None else None
+
+    def begin_turns(self, prompt: PromptLayer) -> None:
+        """Graph: after a prompt, write `turn_state`: the positions of what was kept, as far as no step carries them."""
+        for tensor in self.turn_state:
+            prompt.emit.Identity(f"indices.{prompt.name}", outputs=[f"{tensor.name}.{prompt.name}"])
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Reference: keep the part of stored and new tokens that stays after a turn, if any is evicted."""
+        raise NotImplementedError(f"prompt eviction {self.name} evicts nothing on turns")
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Graph: attend from a turn's tokens to everything stored and to each other, and write the cache after it.
+
+        That is the updated keys, values and `turn_state`, lengths [B], and the page bounds if `bounds`; the selection
+        writes what else it carries in `append_turn`. Returns [B,H,M,D]. By default the tokens are appended."""
+        return turn.append(bounds=bounds)
 
     def least(self, rule: Constants) -> int:
         """Return the fewest prompt tokens that a layer can keep, by default the observation window."""
@@ -96,6 +124,10 @@ class PromptEviction(ABC):
     def runs(self) -> Mapping[str, PromptRun]:
         """Return the isolated run of each of its operators on a prompt, by the operator's name."""
         return {operator.name: self.run_alone for operator in self.operators or ()}
+
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        """Return the isolated run of each operator that it has for turns alone, by the operator's name."""
+        return {}
 
     def run_alone(self, operator: RunnableAlone, case: PromptCase, rule: Constants) -> Found:
         """Run its first operator and the reference in float64 and float32; where these two differ, rounding decides."""
@@ -115,28 +147,40 @@ class PromptEviction(ABC):
         self, results: Sequence[Array], case: PromptCase, rule: Constants, double: Compacted, single: Compacted
     ) -> Found:
         """Compare its first operator's result with the two results of the reference; it must equal one of them."""
-        from kvc_trt.methods.verification import ExactList, Found, gathered
-
         assert self.operators
-        found = {one.name: result for one, result in zip(self.operators[0].outputs, results, strict=True)}
-        indices, width = found["indices"], single.indices.shape[2]
-        moved = [
-            (found["cache_lengths"], single.lengths.numpy()),
-            (found["k_cache"], gathered(case.k, indices)),
-            (found["v_cache"], gathered(case.v, indices)),
-        ]
-        if "bounds" in found:
-            moved += stored_bounds(rule, found["bounds"], found["k_cache"], single.lengths.numpy())
-        if "slot_positions" in found:
-            moved.append((found["slot_positions"], indices))
-        return Found(
-            chosen=[
-                ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
-                for row in range(len(indices))
-            ],
-            moved=moved,
-            computed=[] if double.scores is None else [(found["scores"][:, :, :width], double.scores.numpy())],
-        )
+        return judged_as(self.operators[0], results, case, rule, double, single)
+
+
+def judged_as(
+    operator: Operator,
+    results: Sequence[Array],
+    case: PromptCase,
+    rule: Constants,
+    double: Compacted,
+    single: Compacted,
+) -> Found:
+    """Compare a compaction's result with those of the reference in float64 and float32; it must equal one of them."""
+    from kvc_trt.methods.verification import ExactList, Found, gathered
+
+    found = {one.name: result for one, result in zip(operator.outputs, results, strict=True)}
+    indices, width = found["indices"], single.indices.shape[2]
+    moved = [
+        (found["cache_lengths"], single.lengths.numpy()),
+        (found["k_cache"], gathered(case.k, indices)),
+        (found["v_cache"], gathered(case.v, indices)),
+    ]
+    if "bounds" in found:
+        moved += stored_bounds(rule, found["bounds"], found["k_cache"], single.lengths.numpy())
+    if "slot_positions" in found:
+        moved.append((found["slot_positions"], indices))
+    return Found(
+        chosen=[
+            ExactList(row, indices[row, :, :width], (double.indices[row].numpy(), single.indices[row].numpy()))
+            for row in range(len(indices))
+        ],
+        moved=moved,
+        computed=[] if double.scores is None else [(found["scores"][:, :, :width], double.scores.numpy())],
+    )
 
 
 class DecodeSelection(ABC):
@@ -169,6 +213,11 @@ class DecodeSelection(ABC):
 
     def complete(self, prompt: PromptLayer) -> None:  # noqa: B027 (most caches carry nothing else)
         """Graph: after a prompt, write what the cache carries in addition to keys, values and page bounds."""
+
+    def append_turn(self, turn: TurnLayer) -> None:  # noqa: B027 (most caches carry nothing else)
+        """Graph: after a turn, write what the cache carries in addition to keys, values and page bounds.
+
+        Called where the turn's tokens were appended; a compaction writes all of its cache itself."""
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -276,6 +325,12 @@ def prompt_runs() -> Mapping[str, PromptRun]:
     """Return the isolated run of every operator of an eviction, by name."""
     kinds = objects(PromptEviction).values()  # type: ignore[type-abstract]
     return {operator: run for kind in kinds for operator, run in kind.runs().items()}
+
+
+def turn_runs() -> Mapping[str, TurnRun]:
+    """Return the isolated run of every operator that an eviction has for turns alone, by name."""
+    kinds = objects(PromptEviction).values()  # type: ignore[type-abstract]
+    return {operator: run for kind in kinds for operator, run in kind.turn_runs().items()}
 
 
 def step_runs() -> Mapping[str, StepRun]:

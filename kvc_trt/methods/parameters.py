@@ -44,6 +44,18 @@ class PolicyParameters(Constants):
         return self.selection.evicts_while_decoding
 
     @property
+    def evicts_on_turns(self) -> bool:
+        """Whether stored and new tokens compete for the slots after a turn; otherwise new ones are appended."""
+        return self.eviction.evicts
+
+    @property
+    def no_turn(self) -> str | None:
+        """Why the policy takes no turns; None if it does."""
+        if self.squeeze_share is not None:
+            return "layer budgets are measured on a prompt (--layer-budget squeeze-online), and a turn is none"
+        return self.eviction.no_turn(self)
+
+    @property
     def drops_before_append(self) -> bool:
         """Whether a step drops the oldest token that is not a sink before it stores the new one."""
         return self.selection.drops_before_append
@@ -128,6 +140,7 @@ class PolicyParameters(Constants):
             dense_until=length,
             skip_layers=0,
             split=self.split,
+            max_conversation_len=self.max_conversation_len,
         )
 
     def _by_heads(self, retrieval: tuple[bool, ...]) -> tuple[Group, ...]:

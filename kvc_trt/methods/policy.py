@@ -14,7 +14,7 @@ from kvc_trt.methods.parameters import PolicyParameters
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted, LayerCache, Selection
+    from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Policy:
     """The only supported division of the budget between two stages."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Numbers fixed by the policy's name: only the user can change them, not a model's defaults."""
+    turn: str | None = None
+    """What a turn of a conversation does, where it is more than its eviction says (`PromptEviction.turn`)."""
     published: Formula | None = None
     """Its formulas in RocketKV's Table 1 (arXiv 2502.14051)."""
 
@@ -50,6 +52,10 @@ class Policy:
     ) -> Compacted:
         """Compact a prompt's cache [B,G,S,D]; `observed` is usually the last queries [B,H,W,D]."""
         return self.eviction.compact(observed, keys, values, prompt_lengths, parameters)
+
+    def compact_turn(self, turn: Turn, parameters: Constants) -> Compacted:
+        """Compact stored and new tokens after a turn."""
+        return self.eviction.compact_turn(turn, parameters)
 
     def select(self, query: Tensor, cache: LayerCache, parameters: Constants) -> Selection:
         """Run one step [B,H,D] over a cache that holds the current token."""

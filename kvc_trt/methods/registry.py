@@ -28,6 +28,8 @@ class Description(NamedTuple):
     decode_selection: str
     overrides: tuple[str, ...]
     """Names of the numbers that a user can set."""
+    turn: str | None
+    """What a turn of a conversation evicts; None if there are no turns."""
 
 
 def resolve(
@@ -91,10 +93,13 @@ def available() -> list[tuple[str, str, str]]:
 
 def describe() -> list[Description]:
     """Return every policy with its kinds, in reading order."""
-    return [
-        Description(one.name, one.summary, one.source, one.eviction.name, one.selection.name, one.overrides)
-        for one in sorted(objects(Policy).values(), key=_place)
-    ]
+    return [_description(one) for one in sorted(objects(Policy).values(), key=_place)]
+
+
+def _description(policy: Policy) -> Description:
+    kinds = policy.eviction.name, policy.selection.name
+    turn = policy.turn or policy.eviction.turn
+    return Description(policy.name, policy.summary, policy.source, *kinds, policy.overrides, turn)
 
 
 def operators() -> Mapping[str, Operator]:

@@ -5,31 +5,35 @@ appendix (arXiv 2502.14051): the prompt keeps (token budget - new tokens) / grou
 holds one list per query head.
 
 Shapes: keys and values are repeated to [B,H,C,D], so grouped-query attention saves nothing; with one query head per KV
-head it equals `snapkv-gqa`. Deviations: max-pooling of width 7, as the paper's LongBench runs (the released
+head it equals `snapkv-gqa`. A turn of a conversation compacts stored and new tokens by the same rule, with one list
+per query head. Deviations: max-pooling of width 7, as the paper's LongBench runs (the released
 code's default is an average of width 5); scores are float32; a prompt of exactly the budget is kept whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import DENSE
-from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, repeat_heads
+from kvc_trt.methods.graph_pieces import PromptLayer, repeat_heads
 from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
-from kvc_trt.methods.kinds import PromptEviction
+from kvc_trt.methods.kinds import Entry, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.snapkv_gqa import POOL_KERNEL, TABLE_1
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
-from kvc_trt.methods.verification import ByWindow
+from kvc_trt.methods.verification import ByWindow, TurnRun
 from kvc_trt.operators.compact import COMPACT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted
+    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, Turn
 
 
 class ObservedPerQueryHead(PromptEviction):
@@ -37,6 +41,8 @@ class ObservedPerQueryHead(PromptEviction):
 
     name = "snapkv"
     operators = None
+    turn = OBSERVED_ATTENTION.turn
+    turn_state = OBSERVED_ATTENTION.turn_state
     cache_per_query_head = True
 
     def compact(
@@ -52,10 +58,27 @@ class ObservedPerQueryHead(PromptEviction):
         keys, values = (repeat_heads(prompt.emit, prompt.config, part) for part in (prompt.keys, prompt.values))
         replace(prompt, keys=keys, values=values).compact(COMPACT, bounds=bounds)
 
-    def new_entry(self, step: StepLayer) -> StepLayer:
-        """Return the step with key and value repeated for every query head."""
+    def new_entry(self, step: Entry) -> Entry:
+        """Return the step or turn with keys and values repeated for every query head."""
+        from kvc_trt.methods.turn_pieces import TurnLayer
+
+        if isinstance(step, TurnLayer):
+            keys, values = (repeat_heads(step.emit, step.config, part) for part in (step.keys, step.values))
+            return replace(step, keys=keys, values=values)
         key, value = (repeat_heads(step.emit, step.config, part) for part in (step.key, step.value))
         return replace(step, key=key, value=value)
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Compact like the shared choice; the stored keys and values are repeated already."""
+        return OBSERVED_ATTENTION.compact_turn(turn, rule)
+
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        """Return the isolated runs of the shared choice."""
+        return OBSERVED_ATTENTION.turn_runs()
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Write KvcCompactTurn over repeated heads."""
+        return OBSERVED_ATTENTION.extend(turn, bounds=bounds)
 
     def describe(self, rule: Constants) -> str:
         """Describe the choice like the shared one."""

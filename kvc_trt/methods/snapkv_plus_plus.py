@@ -4,6 +4,10 @@ After prefill, each KV head keeps the `prompt_budget` prompt tokens that the las
 are summed over the query heads of its group and spread to neighbours by max-pooling. Generated tokens are never
 evicted. A step attends densely to everything kept.
 
+A turn of a conversation attends exactly to everything stored. If stored and new tokens together are more than the
+prompt budget, they compete under the same rule: the last min(window, turn) queries of the turn vote and their tokens
+stay, votes spread over slots, generated tokens of earlier answers compete like all others.
+
 Deviations: the prompt budget is the one RocketKV would use for the same token budget, so a step reads the whole
 compressed cache, which is more than the token budget. Scores are float32 (released: float16), and the softmax includes
 the causal window (the paper's text is ambiguous, the released code includes it).
@@ -12,6 +16,7 @@ the causal window (the paper's text is ambiguous, the released code includes it)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,17 +38,21 @@ from kvc_trt.methods.verification import (
     PromptCase,
     PromptRun,
     RunnableAlone,
+    TurnCase,
+    TurnRun,
     float32,
     gathered,
 )
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.compact_ranked import COMPACT_RANKED, TRIM
+from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvc_trt.methods.turn_pieces import TurnLayer
     from kvc_trt.operators.emitter import Value
-    from kvc_trt.reference import Compacted
+    from kvc_trt.reference import Compacted, Turn
 
 
 class ObservedAttention(PromptEviction):
@@ -51,6 +60,8 @@ class ObservedAttention(PromptEviction):
 
     name = "snapkv++"
     operators = (COMPACT,)
+    turn = "Stored and new tokens compete for the prompt budget: the last queries of the turn vote, as after a prompt."
+    turn_state = (SLOT_POSITIONS,)
     trims = True
 
     def compact(
@@ -68,6 +79,26 @@ class ObservedAttention(PromptEviction):
             prompt.compact(COMPACT, bounds=bounds)
         else:
             prompt.compact(COMPACT_RANKED, prompt_budget=prompt.rule.most_kept)
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Compact every row of which more is stored and new than the prompt budget."""
+        from kvc_trt import reference
+
+        return reference.compact_turn(
+            turn.queries[:, :, -rule.window :], turn.keys, turn.values, turn.lengths, turn.new_lengths,
+            prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel,
+        )  # fmt: skip
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Write KvcCompactTurn over stored and new tokens."""
+        joined = turn.join(turn.entries)
+        attended = turn.attend(joined.keys, joined.values, turn.entries)
+        turn.compact_turn(COMPACT_TURN, joined, bounds=bounds)
+        return attended
+
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        """Return the isolated run of KvcCompactTurn."""
+        return {COMPACT_TURN.name: _run_turn}
 
     def trim(self, cache: CacheLayer, budgets: Value, lengths: Value, *, bounds: bool) -> None:
         """Write KvcTrim, which keeps the best of what was ranked."""
@@ -100,6 +131,25 @@ def _run_compact(operator: RunnableAlone, case: PromptCase, rule: Constants) -> 
             *stored_bounds(rule, bounds, k_cache, stored),
         ),
     )
+
+
+def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
+    """Run KvcCompactTurn: each row must keep what KvcCompact keeps of stored and new tokens by the row's own window."""
+    both = case.joined(rule.window)
+    votes = np.minimum(case.lengths, both.q_window.shape[2])
+    k_cache, v_cache, bounds, cache_lengths, indices = operator.run(**both.inputs(), window_lengths=votes)
+    chosen = []
+    for row, count in enumerate(votes):
+        alone = both.row(row)
+        alone = replace(alone, q_window=alone.q_window[:, :, alone.q_window.shape[2] - count :])
+        chosen.append(_kept(alone, rule, rule.prompt_budget, indices[row : row + 1]))
+    moved = (
+        (cache_lengths, np.minimum(both.prompt_lengths, rule.prompt_budget)),
+        (k_cache, gathered(both.k, indices)),
+        (v_cache, gathered(both.v, indices)),
+        *stored_bounds(rule, bounds, k_cache, np.clip(cache_lengths, 0, k_cache.shape[2])),
+    )
+    return Found(tuple(chosen), moved)
 
 
 def _kept(case: PromptCase, rule: Constants, budget: int, indices: Array) -> KeptOfPrompt:

@@ -26,12 +26,14 @@ from kvc_trt.methods.kinds import DecodeSelection, Rebuild
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.verification import Array
+from kvc_trt.operators.append_block import APPEND_CHANNELS
 from kvc_trt.operators.shapes import float32
 from kvc_trt.operators.sparq_attention import SPARQ_ATTENTION
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvc_trt.methods.turn_pieces import TurnLayer
     from kvc_trt.reference import LayerCache, Selection
 
 
@@ -59,6 +61,16 @@ class LargestChannels(DecodeSelection):
         emit, name = prompt.emit, prompt.name
         emit.Transpose(f"k_cache.{name}", perm=[0, 1, 3, 2], outputs=[f"channels.{name}"])
         emit.ReduceSum(float32(emit, f"v_cache.{name}"), [2], keepdims=0, outputs=[f"value_sum.{name}"])
+
+    def append_turn(self, turn: TurnLayer) -> None:
+        """Write the new keys a second time, channel by channel, and add the new values to the sum."""
+        inputs = {
+            "k_new": turn.keys, "v_new": turn.values,
+            "channels": turn.state("channels"), "value_sum": turn.state("value_sum"),
+            "cache_lengths": turn.entries, "lengths": turn.batch.lengths,
+        }  # fmt: skip
+        names = {f"{tensor}_out": turn.updated(tensor) for tensor in ("channels", "value_sum")}
+        turn.call(APPEND_CHANNELS, inputs, names)
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """Count `top_r` channels of every key, and the mean of all values."""

@@ -4,6 +4,10 @@ Sinks", arXiv 2309.17453, section 3).
 The first `sinks` tokens are always kept, and the last `token_budget - sinks`. Once the budget is used up, each step
 drops the oldest of these, so memory does not grow with the answer. A step attends to everything cached.
 
+A turn of a conversation attends exactly to everything stored and to itself; then the first and the last tokens of both
+stay. Decode steps would have dropped tokens on the way: M tokens at once are not M steps. With positions="cache" there
+are no turns: the rank of a stored key would change with every token of the block.
+
 Shapes: a cache holds min(token budget, longest sequence) entries, the same for all KV heads. Deviations:
 positions="original" is the default: keys are stored rotated to their text positions, as in DuoAttention.
 positions="cache" is the paper's form: keys are stored unrotated and rotated at every step by their rank in the cache.
@@ -26,14 +30,26 @@ from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
-from kvc_trt.methods.verification import Array, Found, RunnableAlone, StepCase, StepRun, float32
+from kvc_trt.methods.verification import (
+    Array,
+    Found,
+    RunnableAlone,
+    StepCase,
+    StepRun,
+    TurnCase,
+    TurnRun,
+    float32,
+)
+from kvc_trt.operators.compact_ring import COMPACT_RING
 from kvc_trt.operators.recent_attention import RANKED_RECENT_ATTENTION, RECENT_ATTENTION
 from kvc_trt.operators.shapes import size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted, LayerCache, Selection
+    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
 SINKS = 4
 
@@ -43,6 +59,7 @@ class FirstAndLast(PromptEviction):
 
     name = "recent"
     operators = None
+    turn = "The first tokens of the conversation and its last ones stay."
 
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
@@ -51,6 +68,29 @@ class FirstAndLast(PromptEviction):
         from kvc_trt import reference
 
         return reference.keep_recent(keys, values, prompt_lengths, slots=rule.capacity, sinks=rule.sinks)
+
+    def no_turn(self, rule: Constants) -> str | None:
+        """Refuse keys that are rotated by their rank in the cache."""
+        if rule.positions == "original":
+            return None
+        return 'positions count entries of the cache (positions="cache"), which a block of new tokens renumbers'
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Keep the sinks and the last tokens of stored and new ones."""
+        return self.compact(turn.queries, turn.keys, turn.values, turn.lengths, rule)
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Write the kept tokens into the slots that decode steps would have given them."""
+        emit = turn.emit
+        stored = emit.Min(turn.entries, [turn.rule.capacity])
+        joined = turn.join(stored)
+        attended = turn.attend(joined.keys, joined.values, stored)
+        inputs = {
+            "k": joined.keys, "v": joined.values, "cache_lengths": turn.entries, "lengths": turn.batch.lengths,
+        }  # fmt: skip
+        turn.call(COMPACT_RING, inputs, {one.name: turn.updated(one.name) for one in COMPACT_RING.outputs})
+        emit.Add(turn.entries, turn.batch.lengths, outputs=[f"lengths.{turn.name}"])
+        return attended
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write the kept tokens in ascending order, so that the slot after the sinks is overwritten first."""
@@ -70,6 +110,10 @@ class FirstAndLast(PromptEviction):
         for rows_of, tensor in ((keys, "k_cache"), (prompt.values, "v_cache")):
             kept, zero = emit.GatherND(rows_of, place, batch_dims=2), emit.CastLike(np.float32(0), rows_of)
             emit.Where(occupied, kept, zero, outputs=[f"{tensor}.{name}"])
+
+    def turn_runs(self) -> Mapping[str, TurnRun]:
+        """Return the isolated run of KvcCompactRing."""
+        return {COMPACT_RING.name: _run_turn}
 
 
 class Ring(DecodeSelection):
@@ -98,6 +142,24 @@ class Ring(DecodeSelection):
     def runs(self) -> Mapping[str, StepRun]:
         """Return the isolated runs of both operators."""
         return {RECENT_ATTENTION.name: _run, RANKED_RECENT_ATTENTION.name: _run_ranked}
+
+
+def _run_turn(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
+    """Run KvcCompactRing while the ring fills and after it has wrapped; as many steps must give the same slots."""
+    found = Found()
+    for turned in (0, rule.capacity + 3):
+        stored = np.minimum(case.cache_lengths + turned, rule.capacity)
+        both = replace(case, cache_lengths=stored).joined(1)
+        result = operator.run(k=both.k, v=both.v, cache_lengths=case.cache_lengths + turned, lengths=case.lengths)
+        expected = [both.k[:, :, : rule.capacity].copy(), both.v[:, :, : rule.capacity].copy()]
+        for row, (before, new) in enumerate(zip(case.cache_lengths + turned, case.lengths, strict=True)):
+            for i in range(new):
+                slot = before + i
+                if slot >= rule.capacity:
+                    slot = rule.sinks + (slot - rule.sinks) % (rule.capacity - rule.sinks)
+                expected[0][row, :, slot], expected[1][row, :, slot] = case.k_new[row, :, i], case.v_new[row, :, i]
+        found += Found(moved=tuple(zip(result, expected, strict=True)))
+    return found
 
 
 def _run(operator: RunnableAlone, case: StepCase, rule: Constants) -> Found:

@@ -5,6 +5,9 @@ A prompt keeps the tokens that its last query attends to most. A step attends to
 included, and drops one token once the budget is exceeded. All KV heads of a layer keep the same tokens: the score is
 the query's attention probability, summed over all query heads. Scores are not carried from step to step.
 
+A turn of a conversation attends exactly to everything stored and to itself; then those of stored and new tokens stay
+that its last query attends to most. Steps would have dropped tokens on the way, so M tokens at once are not M steps.
+
 Shapes: token budget + 1 entries per KV head. Deviations: the newest token is always kept (as published it competes);
 scores are summed over heads (the paper takes the mean); positions are those of the text.
 """
@@ -30,7 +33,9 @@ from kvc_trt.operators.tova_attention import TOVA_ATTENTION
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvc_trt.reference import Compacted, LayerCache, Selection
+    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, LayerCache, Selection, Turn
 
 SPARE_SLOTS = 1
 """Extra slots, since a step attends to the new token before it drops one."""
@@ -41,6 +46,9 @@ class LastQuery(PromptEviction):
 
     name = "tova"
     operators = (COMPACT_TOVA,)
+    turn = (
+        "The last tokens of the conversation stay, and of the others those that the turn's last query attends to most."
+    )
 
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants
@@ -49,6 +57,18 @@ class LastQuery(PromptEviction):
         from kvc_trt import reference
 
         return reference.keep_attended(observed, keys, values, prompt_lengths, heavy=_heavy(rule), recent=rule.recent)
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Compact stored and new tokens, with one list for all KV heads."""
+        return self.compact(turn.queries[:, :, -1:], turn.keys, turn.values, turn.lengths, rule)
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Write the compaction of stored and new tokens in the order of the text."""
+        budget = turn.rule.capacity - SPARE_SLOTS
+        ordered = turn.join_in_order(budget)
+        attended = turn.attend(ordered.keys, ordered.values, ordered.stored)
+        turn.compact_turn(COMPACT_TOVA, ordered, ordered=ordered, prompt_budget=budget)
+        return attended
 
     def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
         """Write compaction to the budget, without the spare slot of a step."""

@@ -74,6 +74,43 @@ class StepCase:
         return keys, values, self.cache_lengths + 1
 
 
+@dataclass(frozen=True)
+class TurnCase:
+    """One turn: q [B,H,M,D], k_new and v_new [B,G,M,D], caches [B,G,C,D]; cache_lengths before the turn."""
+
+    name: str
+    ties: bool
+    q: Float
+    k_new: Float
+    v_new: Float
+    k_cache: Float
+    v_cache: Float
+    cache_lengths: Int64
+    lengths: Int64
+    """New tokens of each row, [B]."""
+
+    def inputs(self) -> dict[str, Array]:
+        """The inputs that the operators of a turn share."""
+        names = ("q", "k_new", "v_new", "k_cache", "v_cache", "cache_lengths", "lengths")
+        return {name: getattr(self, name) for name in names}
+
+    def joined(self, window: int) -> PromptCase:
+        """Return stored and new tokens as prompts, with zeros past their ends, and the turn's last queries."""
+        batch, heads, slots, size = self.k_cache.shape
+        count = self.lengths + self.cache_lengths
+        keys, values = (np.zeros((batch, heads, slots + self.q.shape[2], size), self.q.dtype) for _ in range(2))
+        q_window = np.zeros((*self.q.shape[:2], min(window, self.q.shape[2]), size), self.q.dtype)
+        for row, (stored, new) in enumerate(zip(self.cache_lengths, self.lengths, strict=True)):
+            for table, cache, block in ((keys, self.k_cache, self.k_new), (values, self.v_cache, self.v_new)):
+                table[row, :, :stored], table[row, :, stored : stored + new] = (
+                    cache[row, :, :stored],
+                    block[row, :, :new],
+                )
+            last = min(q_window.shape[2], new)
+            q_window[row, :, q_window.shape[2] - last :] = self.q[row, :, new - last : new]
+        return PromptCase(self.name, self.ties, q_window, keys, values, count)
+
+
 class RunnableAlone(Protocol):
     """One operator with an engine's constants."""
 
@@ -140,6 +177,7 @@ class Found:
 
 PromptRun: TypeAlias = Callable[[RunnableAlone, PromptCase, Constants], Found]
 StepRun: TypeAlias = Callable[[RunnableAlone, StepCase, Constants], Found]
+TurnRun: TypeAlias = Callable[[RunnableAlone, TurnCase, Constants], Found]
 
 
 def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:

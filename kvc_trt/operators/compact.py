@@ -13,7 +13,7 @@ import numpy as np
 
 from kvc_trt.operators.dimensions import MAX_TOKENS
 from kvc_trt.operators.keep_best import keep_best
-from kvc_trt.operators.schema import Attribute, Kernel, Operator, Stride
+from kvc_trt.operators.schema import INT64, Attribute, Kernel, Operator, Stride, Tensor
 from kvc_trt.operators.shapes import MASKED, Layout, attention_scale, count_to, float32, one, scalar, size
 from kvc_trt.operators.tensors import (
     BOUNDS,
@@ -49,24 +49,40 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
 
 
-def rank(emit: Emitter, pool_kernel: int) -> Value:
-    """Return the rank of each prompt position, FLOAT [B,G,S] (steps 2 to 8); the window ranks highest."""
+def _write_turn(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcCompactTurn: KvcCompact over stored and new tokens, each row with its own window."""
+    pool_kernel = int(layout.number("pool_kernel"))
+    kept = keep_best(emit, lambda branch: rank(branch, pool_kernel, "window_lengths"))
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
+
+
+def rank(emit: Emitter, pool_kernel: int, voting: Value | None = None) -> Value:
+    """Return the rank of each prompt position, FLOAT [B,G,S] (steps 2 to 8); the window ranks highest.
+
+    The last `voting` INT64 [B] rows of q_window are the window; None: all of them.
+    """
     rows = emit.Reshape("prompt_lengths", [-1, 1, 1])
     columns = count_to(emit, size(emit, "k", 2))
-    prefix = emit.Less(columns, emit.Sub(rows, size(emit, "q_window", 2)))
-    observed = emit.Where(prefix, observed_attention(emit, rows, columns), NOT_A_NUMBER)
+    window = size(emit, "q_window", 2) if voting is None else emit.Reshape(voting, [-1, 1, 1])
+    prefix = emit.Less(columns, emit.Sub(rows, window))
+    observed = emit.Where(prefix, observed_attention(emit, rows, columns, voting), NOT_A_NUMBER)
     reach = (pool_kernel - 1) // 2
     pooled = emit.MaxPool(observed, kernel_shape=[pool_kernel], pads=[reach, reach])
     score = emit.Where(emit.GreaterOrEqual(pooled, 0.0), pooled, NOT_A_NUMBER)
     return str(emit.Where(prefix, score, emit.Where(emit.Less(columns, rows), PROTECTED, PADDING)))
 
 
-def observed_attention(emit: Emitter, rows: Value, columns: Value) -> Value:
+def observed_attention(emit: Emitter, rows: Value, columns: Value, voting: Value | None = None) -> Value:
     """Return the attention of the window's queries to each key, summed over queries, then the group; FLOAT [B,G,S].
 
-    One KV head at a time: the scores of all heads of a 128K-token prompt would not fit in memory.
+    Of each row of q_window the last `voting` INT64 [B] queries count; None: all. One KV head at a time: the scores of
+    all heads of a 128K-token prompt would not fit in memory.
     """
     window = size(emit, "q_window", 2)
+    silent = None
+    if voting is not None:
+        before = emit.Sub(window, emit.Reshape(voting, [-1, 1]))
+        silent = emit.Unsqueeze(emit.Less(count_to(emit, window), before), [1, 3])
     last_visible = emit.Add(emit.Sub(rows, window), emit.Unsqueeze(count_to(emit, window), [1]))
     hidden = emit.Unsqueeze(emit.Greater(columns, last_visible), [1])
     by_group = emit.Concat([0], size(emit, "k", 1), [-1], size(emit, "q_window", 3), axis=0)
@@ -77,6 +93,8 @@ def observed_attention(emit: Emitter, rows: Value, columns: Value) -> Value:
         keys = float32(body, body.Gather("k", head, axis=1))
         scores = body.MatMul(body.Gather(query, head, axis=1), body.Transpose(keys, perm=[0, 2, 1]))
         probabilities = body.Softmax(body.Where(hidden, MASKED, body.Reshape(scores, by_head)), axis=-1)
+        if silent is not None:
+            probabilities = body.Where(silent, 0.0, probabilities)
         return str(body.ReduceSum(body.ReduceSum(probabilities, [2], keepdims=0), [1], keepdims=0))
 
     return str(emit.Transpose(emit.collect(scalar(emit, size(emit, "k", 1)), one_head), perm=[1, 0, 2]))
@@ -131,4 +149,27 @@ COMPACT = Operator(
             Stride("kv_stride_token", 2, ("D",), "elements between tokens of k and v; head elements are contiguous"),
         ),
     ),
+)
+
+COMPACT_TURN = Operator(
+    name="KvcCompactTurn",
+    summary="Keep the part of stored and new tokens that the last queries of a turn look at.",
+    inputs=(
+        replace(WINDOW, summary="the last queries of the turn, right-aligned"),
+        replace(PROMPT_KEYS, summary="the stored tokens, then the new ones; after RoPE"),
+        replace(PROMPT_VALUES, summary=""),
+        replace(PROMPT_LENGTHS, summary="stored and new tokens"),
+        Tensor("window_lengths", INT64, ("B",), "how many rows of q_window are the row's own, 1..W"),
+    ),
+    outputs=(
+        replace(K_CACHE, summary="zeros past a row's end"),
+        V_CACHE,
+        replace(BOUNDS, optional=True),
+        STORED_LENGTHS,
+        replace(INDICES, summary="kept entries of k, ascending; -1 past the row's end"),
+    ),
+    attributes=COMPACT.attributes,
+    formulas=COMPACT.formulas,
+    write=_write_turn,
+    native=False,
 )

@@ -8,6 +8,7 @@ of the result does not depend on the prompt's length.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,23 +29,35 @@ QUERY_COVARIANCE = Tensor("query_covariance", FLOAT, ("B", "H", "D", "D"), "divi
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body. If all rows have at most `prompt_budget` tokens, the outputs are zeros that nothing reads."""
     heads, width = size(emit, "plain_queries", 2), size(emit, "plain_queries", 3)
-    batch = size(emit, "plain_queries", 0)
+    batch, sinks = size(emit, "plain_queries", 0), emit.attribute("sinks")
 
     def nothing(branch: Emitter) -> list[Value]:
         shape = branch.Concat(batch, heads, branch.Add(width, 1), width, axis=0)
         return [branch.Expand(np.zeros((1, 1, 1, 1), np.float32), shape)]
 
     too_long = emit.Greater(emit.ReduceMax("prompt_lengths", keepdims=0), emit.attribute("prompt_budget"))
-    statistics = emit.choose(too_long, lambda branch: [_of_heads(branch, heads)], nothing, outputs=1)
+    statistics = emit.choose(too_long, lambda branch: [_of_heads(branch, heads, sinks)], nothing, outputs=1)
+    return _turned(emit, statistics)
+
+
+def _write_turn(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
+    """Write the body of KvcExpectedQueriesOfTurn, in which every query counts."""
+    return _turned(emit, _of_heads(emit, size(emit, "plain_queries", 2), emit.constant(0)))
+
+
+def _turned(emit: Emitter, statistics: Value) -> dict[str, Value]:
+    """Rotate `statistics` [B,H,1+D,D], a mean and below it a covariance, to the positions to come."""
+    width = size(emit, "plain_queries", 3)
     mean, covariance = emit.Split(statistics, emit.Concat([1], width, axis=0), axis=2, outputs=2)
     turned = emit.Transpose(_rotated(emit, emit.Transpose(covariance, perm=[0, 1, 3, 2])), perm=[0, 1, 3, 2])
     return {"query_mean": emit.Squeeze(_rotated(emit, mean), [2]), "query_covariance": _rotated(emit, turned)}
 
 
-def _of_heads(emit: Emitter, heads: Value) -> Value:
-    """Return the mean of each head and below it the covariance, FLOAT [B,H,1+D,D], unrotated; one head at a time."""
+def _of_heads(emit: Emitter, heads: Value, sinks: Value) -> Value:
+    """Return the mean of each head and below it the covariance, FLOAT [B,H,1+D,D], unrotated; one head at a time.
+
+    The first `sinks` (scalar) queries do not count."""
     rows, columns = emit.Reshape("prompt_lengths", [-1, 1]), count_to(emit, size(emit, "plain_queries", 1))
-    sinks = emit.attribute("sinks")
     counted = emit.Unsqueeze(emit.And(emit.GreaterOrEqual(columns, sinks), emit.Less(columns, rows)), [2])
     count = float32(emit, emit.Max(emit.Sub(emit.Unsqueeze(rows, [2]), sinks), 1))
 
@@ -78,4 +91,16 @@ EXPECTED_QUERIES = Operator(
     outputs=(QUERY_MEAN, QUERY_COVARIANCE),
     attributes=(Attribute("prompt_budget", 1, MAX_TOKENS, "prompts of so many tokens keep everything"), SINKS),
     write=_write,
+)
+
+EXPECTED_QUERIES_OF_TURN = Operator(
+    name="KvcExpectedQueriesOfTurn",
+    summary="Mean and covariance of the queries that are expected after a turn, head by head.",
+    inputs=(
+        *EXPECTED_QUERIES.inputs[:3],
+        replace(PROMPT_LENGTHS, summary="new tokens of each row"),
+    ),
+    outputs=(QUERY_MEAN, QUERY_COVARIANCE),
+    write=_write_turn,
+    native=False,
 )

@@ -13,10 +13,10 @@ REVISION = 2
 
 @cache
 def interface() -> int:
-    """Return the number of the interface, 0 to 2^31 - 1: a digest of all schemas and the revision."""
+    """Return the number of the interface, 0 to 2^31 - 1: a digest of the revision and the schemas it can have."""
     from kvc_trt.operators.registry import OPERATORS  # which imports every module of this package, this one too
 
-    text = repr((REVISION, [_schema(operator) for operator in OPERATORS.values()]))
+    text = repr((REVISION, [_schema(operator) for operator in OPERATORS.values() if operator.native]))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 

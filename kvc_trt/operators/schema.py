@@ -115,6 +115,9 @@ class Operator:
     formulas: Mapping[str, str] = field(default_factory=dict)
     """Formula of each output size that is derived from attributes and other sizes, by symbol."""
     kernel: Kernel | None = None
+    native: bool = True
+    """Whether a library of native operators (plugins_cpu/) can have it; one that it cannot is no part of its interface.
+    A turn's operators are not: their time goes into matrix products, which ONNX Runtime computes as fast."""
 
     @cached_property
     def state(self) -> tuple[Tensor, ...]:

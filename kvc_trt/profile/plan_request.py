@@ -40,7 +40,7 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
         raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
     assert filled.max_input_len is not None
     assert filled.max_output_len is not None
-    sequence = filled.max_input_len + filled.max_output_len
+    sequence = max(filled.max_conversation_len or 0, filled.max_input_len + filled.max_output_len)
     return {
         "model": choice.name,
         "token_budget": filled.token_budget,
@@ -53,7 +53,10 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
 
 
 def _row(name: str, filled: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
-    plain = {"model", "token_budget", "max_input_len", "max_output_len", "split", "head_pattern", "layer_budget"}
+    plain = {
+        "model", "token_budget", "max_input_len", "max_output_len", "max_conversation_len", "split", "head_pattern",
+        "layer_budget",
+    }  # fmt: skip
     given = filled.model_dump(include=plain, exclude_none=True)
     if policies.named(name).split is not None:
         given.pop("split", None)

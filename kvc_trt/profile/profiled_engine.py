@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 
 def cache_rows(sites: Sequence[CacheSite], state: Sequence[StateTensor], entries: Sequence[int]) -> dict[str, Array]:
-    """Return one row of every state tensor: `entries[cache]` random keys and values, and further state.
+    """Return one row of every state tensor of a step: `entries[cache]` random keys and values, and further state.
 
     Layers and rows of one shape hold the same numbers: a step's time does not depend on the values. Further state is
     computed from keys and values, so that pages and tokens differ in score.
@@ -37,7 +37,8 @@ def cache_rows(sites: Sequence[CacheSite], state: Sequence[StateTensor], entries
     made: dict[tuple[object, ...], dict[str, Array]] = {}
     rows: dict[str, Array] = {}
     for site in sites:
-        tensors = {tensor.name.partition(".")[0]: tensor for tensor in state if tensor.cache == site.cache}
+        in_step = (tensor for tensor in state if tensor.cache == site.cache and tensor.in_step)
+        tensors = {tensor.name.partition(".")[0]: tensor for tensor in in_step}
         count = entries[site.cache]
         identity = (tensors["k_cache"].shape, count, site.parameters)
         if identity not in made:

@@ -11,31 +11,42 @@ from kvc_trt.reference.compaction import Compacted, compact
 from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.exact_topk import exact_topk
 from kvc_trt.reference.expected_attention import ExpectedQueries, expected_queries, future_rotation, keep_expected
-from kvc_trt.reference.heavy_hitters import heavy_hitter_attention, keep_heavy_hitters
+from kvc_trt.reference.heavy_hitters import (
+    heavy_hitter_attention,
+    keep_heavy_hitters,
+    keep_heavy_hitters_of_turn,
+)
 from kvc_trt.reference.hybrid import hybrid_attention
 from kvc_trt.reference.keydiff import keep_distinct
 from kvc_trt.reference.quest import quest_attention
 from kvc_trt.reference.recent import keep_recent
 from kvc_trt.reference.sparq import sparq_attention
 from kvc_trt.reference.tova import keep_attended, tova_attention
+from kvc_trt.reference.turn import Turn, append_block, compact_turn, extend_attention, join
 
 __all__ = [
     "Compacted",
     "ExpectedQueries",
     "LayerCache",
     "Selection",
+    "Turn",
     "append",
+    "append_block",
     "compact",
+    "compact_turn",
     "dense_attention",
     "exact_topk",
     "expected_queries",
+    "extend_attention",
     "future_rotation",
     "heavy_hitter_attention",
     "hybrid_attention",
+    "join",
     "keep_attended",
     "keep_distinct",
     "keep_expected",
     "keep_heavy_hitters",
+    "keep_heavy_hitters_of_turn",
     "keep_recent",
     "page_bounds",
     "quest_attention",

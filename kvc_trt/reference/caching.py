@@ -19,6 +19,7 @@ from kvc_trt.reference.dense import dense_attention
 from kvc_trt.reference.layers import Rotary
 from kvc_trt.reference.recent import make_room
 from kvc_trt.reference.rules import HeadGroup, Method, PromptQueries, Rule
+from kvc_trt.reference.turn import Turn, append_block, extend_attention, join
 
 
 class Projected(NamedTuple):
@@ -52,6 +53,54 @@ class LayerCaches:
             self._append(group, cache, new, positions)
             output[:, heads] = self._select(group, new, cache)
         return output
+
+    def extend(
+        self, layer: int, projected: list[Projected], positions: Tensor, caches: list[LayerCache]
+    ) -> list[Tensor]:
+        """Attend from a turn's tokens, one entry of `projected` per row, and store them; `positions` [B] of the first.
+
+        Returns [n,H,D] per row. The caches are changed in place."""
+        outputs = [torch.empty_like(row.query) for row in projected]
+        for group, cache in zip(self._parameters.groups(layer), caches, strict=True):
+            rows = [self._of_group(group, row) for row in projected]
+            attended = self._extend(group, cache, [row for row, _ in rows], positions)
+            for output, found, (row, heads) in zip(outputs, attended, rows, strict=True):
+                output[:, heads] = found[:, : len(row.query)].transpose(0, 1)
+        return outputs
+
+    def _extend(self, group: HeadGroup, cache: LayerCache, rows: list[Projected], positions: Tensor) -> Tensor:
+        """Attend from a turn's tokens of one group, [B,heads,M,D], and put them into its cache."""
+        rule, longest = group.parameters, max(len(row.keys) for row in rows)
+        if rule.no_turn is not None:
+            raise ValueError(f"policy {rule.policy} takes no turns: {rule.no_turn}")
+        new_lengths = torch.tensor([len(row.keys) for row in rows])
+        shared = cache.keys.shape[1] // rows[0].keys.shape[1]
+        k_new, v_new = (
+            _stacked(part, longest).repeat_interleave(shared, dim=1)
+            for part in ([row.keys for row in rows], [row.values for row in rows])
+        )
+        joined = join(cache.keys, cache.values, cache.lengths, k_new, v_new, new_lengths)
+        queries = _stacked([row.query for row in rows], longest)
+        attended = extend_attention(queries, joined[0], joined[1], cache.lengths, new_lengths)
+        assert cache.positions is not None
+        places = torch.cat([cache.positions, cache.positions.new_zeros(*joined[0].shape[:2], longest)], dim=2)
+        for b, (m, n) in enumerate(zip(cache.lengths.tolist(), new_lengths.tolist(), strict=True)):
+            places[b, :, m : m + n] = positions[b] + torch.arange(n)
+        if not rule.evicts_on_turns:
+            state = cache.keys, cache.values, cache.page_min, cache.page_max, cache.lengths
+            append_block(*state, k_new, v_new, new_lengths, page_size=rule.page_size)
+            cache.lengths, cache.positions = joined[2], places[:, :, : cache.capacity]
+            return attended
+        turn = Turn(
+            *joined, new_lengths, positions + new_lengths,
+            _stacked([row.query for row in rows], longest, last=True),
+            lambda: _stacked([row.plain_query for row in rows], longest), (self._rotary.cos, self._rotary.sin), places,
+            None if cache.scores is None else _with_room(cache.scores, joined[0].shape[2]),
+        )  # fmt: skip
+        kept = self.method.compact_turn(turn, rule)
+        where = places.gather(2, kept.indices.clamp(min=0).long()).masked_fill(kept.indices < 0, -1)
+        self._fill(cache, kept._replace(indices=where.int()), rule)
+        return attended
 
     def _of_group(self, group: HeadGroup, projected: Projected) -> tuple[Projected, list[int]]:
         """Return the projections of one group's heads, and the indices of its query heads."""
@@ -97,16 +146,19 @@ class LayerCaches:
             kept = self.method.compact(observed, keys, values, prompt_lengths, parameters)
         else:
             kept = self._compact_to(budgets, queries.window, keys, values, prompt_lengths)
-        lengths = kept.lengths.to(torch.int64)
-        cache = LayerCache(
-            _with_room(kept.keys, parameters.capacity), _with_room(kept.values, parameters.capacity), lengths
-        )
+        cache = LayerCache(kept.keys, kept.values, kept.lengths)
+        self._fill(cache, kept, parameters)
+        return cache
+
+    def _fill(self, cache: LayerCache, kept: Compacted, parameters: Rule) -> None:
+        """Let a cache hold what was kept, with room for the tokens to come; `kept.indices` are logical positions."""
+        cache.keys, cache.values = (_with_room(part, parameters.capacity) for part in (kept.keys, kept.values))
+        cache.lengths = kept.lengths.to(torch.int64)
         cache.indices, cache.positions = kept.indices, _with_room(kept.indices.long(), parameters.capacity)
         if kept.scores is not None:
             cache.scores = _with_room(kept.scores, parameters.capacity)
         if parameters.has_pages:
-            cache.page_min, cache.page_max = bounds.page_bounds(cache.keys, lengths, parameters.page_size)
-        return cache
+            cache.page_min, cache.page_max = bounds.page_bounds(cache.keys, cache.lengths, parameters.page_size)
 
     def _compact_to(
         self, budgets: list[int], window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor

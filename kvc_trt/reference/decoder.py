@@ -89,6 +89,37 @@ class ReferenceDecoder:
         cache.positions = cache.positions + 1
         return self._logits(hidden)
 
+    @torch.inference_mode()
+    def extend(self, input_ids: Tensor, lengths: Tensor, cache: ReferenceCache, *, all_logits: bool = False) -> Tensor:
+        """Append a turn's tokens [B,M], right padded, of lengths [B] at their logical positions, at once.
+
+        Return the last tokens' logits [B,vocab], or with `all_logits` those of every token [B,M,vocab], zeros for
+        padding. ValueError if the policy takes no turns, or if a cache that keeps everything has no room.
+        """
+        if input_ids.ndim != 2:
+            raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [B,M]")
+        rows = checks.lengths("lengths", lengths, len(cache.positions), 1, input_ids.shape[1])
+        last = self.parameters.max_sequence_len
+        checks.lengths("cache.positions + lengths", cache.positions + lengths, len(rows), 1, last)
+        hidden = [self._weights.embed(input_ids[b, :n]) for b, n in enumerate(rows)]
+        rest = iter(cache.caches)
+        for index in range(self.config.num_hidden_layers):
+            weights, caches = self._weights.layer(index), [next(rest) for _ in self.parameters.groups(index)]
+            starts = cache.positions.tolist()
+            projected = [
+                self._project(weights, x, start + torch.arange(len(x))) for x, start in zip(hidden, starts, strict=True)
+            ]
+            outputs = self._caches.extend(index, projected, cache.positions, caches)
+            hidden = [
+                self._feed_forward(weights, self._after_attention(weights, x, output))
+                for x, output in zip(hidden, outputs, strict=True)
+            ]
+        cache.positions = cache.positions + lengths
+        if not all_logits:
+            return self._logits(torch.stack([x[-1] for x in hidden]))
+        found = [self._logits(x) for x in hidden]
+        return torch.stack([torch.nn.functional.pad(x, (0, 0, 0, input_ids.shape[1] - len(x))) for x in found])
+
     def _prefill_layer(
         self, index: int, weights: Weights, hidden: list[Tensor], prompt_lengths: Tensor
     ) -> list[LayerCache]:

@@ -33,21 +33,26 @@ def dense_attention(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor
 
 
 def causal_attention(query: Tensor, keys: Tensor, values: Tensor, block: int = 256) -> Tensor:
-    """Exact prefill attention of one prompt, position i seeing 0..i: [H,n,D], [G,n,D], [G,n,D] -> [H,n,D].
+    """Exact attention of one row's last n tokens, each seeing itself and all before: [H,n,D], [G,T,D] -> [H,n,D].
 
-    Computed in blocks of queries, so that memory grows with n, not n^2; the result does not depend on the block.
+    In a prompt, T = n. Computed in blocks of queries, so that memory grows with T, not n T; the result does not depend
+    on the block.
     """
     heads, n, size = query.shape
-    checks.tensor("keys", keys, f"[G,n={n},D={size}] of {query.dtype}", None, n, size, dtype=query.dtype)
+    checks.tensor("keys", keys, f"[G,T,D={size}] of {query.dtype}", None, None, size, dtype=query.dtype)
     checks.group_size(heads, keys.shape[0], "query", query.shape)
+    before = keys.shape[1] - n
+    if before < 0:
+        raise ValueError(f"keys has {keys.shape[1]} entries; expected at least the {n} of query")
     grouped = query.reshape(keys.shape[0], -1, n, size)
-    positions = torch.arange(n, device=query.device)
+    positions = torch.arange(keys.shape[1], device=query.device)
     output = torch.empty_like(grouped)
     for start in range(0, n, block):
         end = min(start + block, n)
-        logits = grouped[:, :, start:end] @ keys[:, None, :end].transpose(2, 3) / math.sqrt(size)
-        logits.masked_fill_(positions[:end] > positions[start:end, None], -torch.inf)
-        output[:, :, start:end] = torch.softmax(logits, dim=-1) @ values[:, None, :end]
+        seen = before + end
+        logits = grouped[:, :, start:end] @ keys[:, None, :seen].transpose(2, 3) / math.sqrt(size)
+        logits.masked_fill_(positions[:seen] > positions[before + start : seen, None], -torch.inf)
+        output[:, :, start:end] = torch.softmax(logits, dim=-1) @ values[:, None, :seen]
     return output.reshape(heads, n, size)
 
 

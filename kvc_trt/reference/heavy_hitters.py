@@ -15,6 +15,7 @@ from kvc_trt.reference import checks
 from kvc_trt.reference.cache import Selection
 from kvc_trt.reference.compaction import Compacted
 from kvc_trt.reference.dense import attention_weights, check_cache
+from kvc_trt.reference.kept import check_prompts, gather_kept
 from kvc_trt.reference.selection import best_ascending, gather_rows, sum_in_order
 
 
@@ -48,21 +49,46 @@ def keep_heavy_hitters(
 
 
 def received_in_prompt(queries: Tensor, keys: Tensor, block: int = 256) -> Tensor:
-    """Sum the attention that each token of one prompt receives from all queries: [H,n,D], [G,n,D] -> [G,n].
+    """Sum the attention that each of one row's T tokens receives from its last n queries: [H,n,D], [G,T,D] -> [G,T].
 
-    A second pass over the prompt in blocks of queries: memory grows with n, not n^2, and the block changes only
+    In a prompt, n = T. A second pass in blocks of queries: memory grows with T, not n T, and the block changes only
     rounding.
     """
     _, n, size = queries.shape
-    grouped = queries.reshape(keys.shape[0], -1, n, size)
-    positions = torch.arange(n, device=keys.device)
-    received = keys.new_zeros(keys.shape[0], n)
+    grouped, before = queries.reshape(keys.shape[0], -1, n, size), keys.shape[1] - n
+    positions = torch.arange(keys.shape[1], device=keys.device)
+    received = keys.new_zeros(keys.shape[0], keys.shape[1])
     for start in range(0, n, block):
         end = min(start + block, n)
-        logits = grouped[:, :, start:end] @ keys[:, None, :end].transpose(2, 3) / math.sqrt(size)
-        logits.masked_fill_(positions[:end] > positions[start:end, None], -torch.inf)
-        received[:, :end] += torch.softmax(logits, dim=-1).sum(dim=(1, 2))
+        seen = before + end
+        logits = grouped[:, :, start:end] @ keys[:, None, :seen].transpose(2, 3) / math.sqrt(size)
+        logits.masked_fill_(positions[:seen] > positions[before + start : seen, None], -torch.inf)
+        received[:, :seen] += torch.softmax(logits, dim=-1).sum(dim=(1, 2))
     return received
+
+
+def keep_heavy_hitters_of_turn(
+    queries: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, new_lengths: Tensor, scores: Tensor,
+    *, heavy: int, recent: int,
+) -> Compacted:  # fmt: skip
+    """Keep `recent` last tokens and the `heavy` best others of stored and new tokens, as after a prompt.
+
+    queries [B,H,M,D]: those of the new tokens after RoPE, the last in row M-1; keys, values [B,G,T,D]: stored tokens in
+    text order, then the new ones; lengths [B]: stored and new; new_lengths [B], each in 1..M; scores [B,G,T]: what each
+    has received before, 0 for new ones. `scores` of the result are those kept, with what these queries add.
+    """
+    rows = check_prompts(keys, values, lengths)
+    checks.tensor("scores", scores, f"{list(keys.shape[:3])}", *keys.shape[:3], dtype=keys.dtype)
+    new = checks.lengths("new_lengths", new_lengths, len(rows), 1, queries.shape[2])
+    after, chosen = scores.clone(), []
+    for b, (n, added) in enumerate(zip(rows, new, strict=True)):
+        after[b, :, :n] += received_in_prompt(queries[b, :, queries.shape[2] - added :], keys[b, :, :n])
+        chosen.append(stay(after[b, :, :n], heavy=heavy, recent=recent))
+    kept = gather_kept(keys, values, chosen, min(heavy + recent, keys.shape[2]))
+    paid = torch.zeros(kept.indices.shape, dtype=keys.dtype, device=keys.device)
+    for b, index in enumerate(chosen):
+        paid[b, :, : index.shape[1]] = after[b].gather(1, index)
+    return kept._replace(scores=paid)
 
 
 def heavy_hitter_attention(

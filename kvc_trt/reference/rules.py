@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvc_trt.reference.cache import LayerCache, Selection
 from kvc_trt.reference.compaction import Compacted
+from kvc_trt.reference.turn import Turn
 
 
 class PromptQueries(NamedTuple):
@@ -74,6 +75,14 @@ class Rule(Protocol):
         """What the rotary embedding counts: tokens of the text ("original"), or entries of the cache ("cache")."""
 
     @property
+    def evicts_on_turns(self) -> bool:
+        """Whether stored and new tokens compete for the slots after a turn; otherwise new ones are appended."""
+
+    @property
+    def no_turn(self) -> str | None:
+        """Why it takes no turns; None if it does."""
+
+    @property
     def evicts_while_decoding(self) -> bool:
         """Whether a step drops a token for each that it appends."""
 
@@ -120,6 +129,9 @@ class Method(Protocol):
         """Compact a prompt's keys and values [B,G,S,D].
 
         `observed` is the result of `Rule.observe`: the last queries [B,H,W,D], or something else."""
+
+    def compact_turn(self, turn: Turn, parameters: Any) -> Compacted:
+        """Compact stored and new tokens after a turn; indices count entries of `turn.keys`."""
 
     def select(self, query: Tensor, cache: LayerCache, parameters: Any) -> Selection:
         """Attend [B,H,D] to a cache that holds the current token; return the output, what was read and what is kept."""

@@ -1,10 +1,10 @@
-"""The interface between a session and whatever runs the two graphs."""
+"""The interface between a session and whatever runs the graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,13 @@ NOT_FINITE = -1
 
 SMALL_MODEL = 20_000_000
 """A model with fewer parameters runs on one thread: more would only wait for each other."""
+
+
+class NoTurns(NamedTuple):
+    """Why an engine takes no turns of a conversation."""
+
+    reason: str
+    hint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,10 @@ class Limits:
     evicting: tuple[bool, ...] | None = None
     """Per cache, whether a step drops an entry when the slots are full. Such a cache takes any number of tokens, and
     its row of `cache_lengths` counts them all. None means that no cache does."""
+    keeping: tuple[bool, ...] | None = None
+    """Per cache, whether a turn's tokens are appended and need free slots; the others compact after every turn."""
+    no_turns: NoTurns | None = None
+    """Why rows take no turns; None if they do."""
 
 
 @dataclass
@@ -51,6 +62,16 @@ class Prefilled:
     """[caches, B]: tokens stored per cache and row."""
     state: Any
     """The rows' state tensors, in the executor's own form."""
+
+
+@dataclass(frozen=True)
+class Extended:
+    """The result of a turn of B rows."""
+
+    logits: NDArray[np.float32]
+    """[B, vocab]: the logits at each row's last new token."""
+    cache_lengths: NDArray[np.int64]
+    """[caches, B]: tokens stored per cache and row after the turn."""
 
 
 class Executor(Protocol):
@@ -106,6 +127,21 @@ class GreedyExecutor(Executor, Protocol):
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Like `decode`, but return each row's best token [rows] (lowest id among equal logits) or NOT_FINITE."""
+
+
+@runtime_checkable
+class TurnExecutor(Executor, Protocol):
+    """An executor that reads many new tokens per row at once."""
+
+    def extend(
+        self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
+        cache_lengths: NDArray[np.int64],
+    ) -> Extended:  # fmt: skip
+        """Run a turn of the B rows from `first_row` on, in their buffers: `input_ids` [B, M] of `lengths` [B].
+
+        `positions` [B] are the logical positions of the first new tokens; `cache_lengths` [caches, B] counts the
+        tokens stored before the turn. Caches that keep everything have free slots for the new tokens.
+        """
 
 
 def threads_for(model: ModelConfig) -> int | None:

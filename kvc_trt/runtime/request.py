@@ -56,6 +56,8 @@ class Request:
     stop_strings: Sequence[str] = ()
     ignore_eos: bool = False
     """Do not stop at the model's own end tokens."""
+    stay: bool = False
+    """When its answer ends, the row stays in the session and waits for `Session.turn`, or for `remove`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Event:
     text: str
     """New text that can no longer change or become part of a stop string; may be empty."""
     output: Output | None = None
-    """The row's output once it is done and has left the batch; None until then."""
+    """The row's output once it is done, and has left the session unless it stays for a turn; None until then."""
 
 
 def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[int]:

@@ -57,14 +57,14 @@ class Row:
         self._prompt = tuple(prompt)
         self._reused = 0 if context is None else context.logical_length
         self._keep_logits = request.keep_logits
+        self.stays = request.stay
+        """Whether it waits for a turn when its answer ends."""
         self._limits = limits
         self._max_new_tokens = max_new_tokens
         self._sampler = Sampler(request.sampling)
         self._stop_token_ids = {*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)}
-        self._detokeniser = None if tokenizer is None else Detokeniser(tokenizer)
-        self._stop_strings = StopStrings(request.stop_strings)
-        self._token_ids: list[int] = []
-        self._text: list[str] = []
+        self._tokenizer, self._wanted_stop_strings = tokenizer, request.stop_strings
+        self._begin_answer()
 
     @property
     def is_greedy(self) -> bool:
@@ -124,6 +124,35 @@ class Row:
         self._digest = extended_digest(self._digest, self._undigested)
         self._undigested = []
         return self._digest
+
+    def unfed(self) -> list[int]:
+        """Return the tokens to be fed before anything is sampled again."""
+        return [*(() if self.next_token is None else (self.next_token,)), *self.forced]
+
+    def turned(
+        self,
+        tokens: list[int],
+        new: list[int],
+        answer: Answer,
+        cache_lengths: NDArray[np.int64],
+        max_new_tokens: int | None,
+    ) -> None:
+        """Record that a turn of `tokens`, of which the last are `new`, was fed at once; a new answer to it begins."""
+        self._undigested += tokens
+        self.next_token, self.answer = None, answer
+        self.forced.clear()
+        self.position += len(tokens)
+        self.cache_lengths = cache_lengths
+        self._prompt = tuple(new)
+        self._begin_answer()
+        if max_new_tokens is not None:
+            self._max_new_tokens = max_new_tokens
+
+    def _begin_answer(self) -> None:
+        self._detokeniser = None if self._tokenizer is None else Detokeniser(self._tokenizer)
+        self._stop_strings = StopStrings(self._wanted_stop_strings)
+        self._token_ids: list[int] = []
+        self._text: list[str] = []
 
     def _take(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self._stop_token_ids:

@@ -17,8 +17,10 @@ from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.context import Context, Packing
 from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled
+from kvc_trt.runtime.places import Places
 from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
 from kvc_trt.runtime.row import Answer, Row
+from kvc_trt.runtime.turn import take_turn
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,6 +35,8 @@ class Timings:
     decode_seconds: float = 0.0
     decode_runs: int = 0
     decode_tokens: int = 0
+    turn_seconds: float = 0.0
+    turn_tokens: int = 0
 
     def decode_tokens_per_second(self) -> float | None:
         """Return the tokens fed through decode per second, over all rows; None before the first step."""
@@ -43,8 +47,8 @@ class Session:
     """A decode batch over one executor.
 
     There is one buffer per state tensor, and the active rows are its first rows: a joining row is copied in after the
-    others, and the last row moves into the place of a leaving one. `add` returns a row's number, which never changes.
-    Rows do not influence each other. Not thread-safe.
+    others, and the last row moves into the place of a leaving one. Rows that wait for a turn follow behind them. `add`
+    returns a row's number, which never changes. Rows do not influence each other. Not thread-safe.
     """
 
     def __init__(
@@ -67,7 +71,8 @@ class Session:
         self._end_token_ids = frozenset(end_token_ids)
         self._packing = packing
         self._progress = progress or NullProgress()
-        self._rows: list[Row] = []
+        self._places = Places(executor)
+        self._rows = self._places.active
         self._next_identity = 0
         executor.allocate(max_batch_size)
 
@@ -79,11 +84,11 @@ class Session:
     @property
     def free(self) -> int:
         """Number of rows that can still join."""
-        return self.max_batch_size - len(self._rows)
+        return self.max_batch_size - len(self._places)
 
     def grow(self, max_batch_size: int) -> None:
         """Make room for more rows in an idle session."""
-        if self._rows:
+        if len(self._places):
             raise ValueError(f"a session grows while it is idle, found rows {self.rows}")
         self.executor.allocate(max_batch_size)
         self.max_batch_size = max_batch_size
@@ -111,10 +116,10 @@ class Session:
                 starts[i] = prefilled.logits[place], prefilled.cache_lengths[:, place].copy()
         joining = [self._row(request, *prompts[i], *starts[i]) for i, request in enumerate(requests)]
         for place, i in enumerate(fresh):
-            self.executor.insert(prefilled, place, len(self._rows))
+            self.executor.insert(prefilled, place, self._places.make_room())
             self._rows.append(joining[i])
         for i, context in contexts.items():  # last: prefilled rows may wait in rows that are still free
-            self.executor.write_row(len(self._rows), self._contexts().unpack(context))
+            self.executor.write_row(self._places.make_room(), self._contexts().unpack(context))
             self._rows.append(joining[i])
         return tuple(row.identity for row in joining)
 
@@ -134,7 +139,7 @@ class Session:
             cache_lengths=lengths,
             token_digest=found.token_digest(),
             logits=found.answer.copy(),
-            tensors=packing.pack(self.executor.read_row(self._rows.index(found)), lengths),
+            tensors=packing.pack(self.executor.read_row(self._places.place(found)), lengths),
         )
 
     def extend(self, row: int, token_ids: Iterable[int]) -> None:
@@ -144,14 +149,32 @@ class Session:
         queue is empty, the row samples from the logits after the last of them. InputError if they do not fit.
         """
         found = self._find(row)
+        if found not in self._rows:
+            raise ValueError(f"row {row} waits for a turn; active rows: {self.rows}")
         checked = check_token_ids(token_ids, self.executor.limits, f"row {row}")
         unfed = len(found.forced) + (found.next_token is not None)
         _check_room(found, unfed + len(checked), f"row {row}")
         found.forced.extend(checked)
 
+    def turn(self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None) -> None:
+        """Feed a turn of a conversation to one row at once; the next `step` samples the answer to it.
+
+        The tokens follow everything the row has seen, and its policy compacts stored and new ones by its own rule. A
+        new answer begins, of at most `max_new_tokens` (None: as before). InputError if the engine takes no turns, or
+        if this one does not fit; then the row is as it was.
+        """
+        found = self._find(row)
+        start = time.perf_counter()
+        self.timings.turn_tokens += take_turn(
+            self.executor, found, self._places.place(found), token_ids, max_new_tokens
+        )
+        if found not in self._rows:
+            self._places.resume(found)
+        self.timings.turn_seconds += time.perf_counter() - start
+
     def remove(self, row: int) -> None:
-        """Remove a row before it is done."""
-        self._leave(self._find(row))
+        """Remove a row before it is done, or while it waits for a turn."""
+        self._places.leave(self._find(row))
 
     def step(self) -> list[Event]:
         """Sample a token for every row with an empty queue, then run one decode step for the rows that are not done.
@@ -174,7 +197,7 @@ class Session:
         events = [row.sample() for row in ready]
         for row, event in zip(ready, events, strict=True):
             if event.output is not None:
-                self._leave(row)
+                (self._places.wait if row.stays else self._places.leave)(row)
         return events
 
     def advance(self) -> None:
@@ -238,11 +261,14 @@ class Session:
                 if not (waiting and self.free):  # otherwise the next request joins first
                     self.advance()
         finally:
-            self._rows = [row for row in self._rows if row.identity not in index_of]
+            for row in [row for row in self._rows if row.identity in index_of]:
+                self._places.leave(row)
 
     def _checked(self, request: Request, what: str) -> tuple[list[int], list[int], int]:
         if request.stop_strings and self.tokenizer is None:
             raise InputError(f"{what}: stop strings need a tokenizer, and this engine has none")
+        if request.stay and self.executor.limits.no_turns is not None:
+            raise InputError(f"{what}: {self.executor.limits.no_turns.reason}", hint=self.executor.limits.no_turns.hint)
         if request.context is not None:
             request.context.fingerprint.check_same(self._contexts().fingerprint, f"{what}: its context")
         return check_request(request, self.executor.limits, what)
@@ -296,17 +322,7 @@ class Session:
         return self._packing
 
     def _find(self, identity: int) -> Row:
-        for row in self._rows:
-            if row.identity == identity:
-                return row
-        raise ValueError(f"row {identity} is not active; active rows: {self.rows}")
-
-    def _leave(self, leaving: Row) -> None:
-        hole = self._rows.index(leaving)
-        last = self._rows.pop()
-        if last is not leaving:
-            self.executor.move(len(self._rows), hole)
-            self._rows[hole] = last
+        return self._places.find(identity)
 
 
 def _check_room(row: Row, tokens: int, what: str) -> None:

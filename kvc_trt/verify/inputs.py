@@ -48,7 +48,7 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
         elif name == "equal keys":
             keys = np.broadcast_to(_normal(rng, (1, groups, 1, size)), shape)
         else:
-            keys = _repeated(rng, shape, run=1, distinct=max(2, longest // 7))
+            keys = repeated(rng, shape, run=1, distinct=max(2, longest // 7))
         q_window, keys, values = (np.ascontiguousarray(array, dtype) for array in (q_window, keys, values))
         yield PromptCase(name, name != "random", q_window, keys, values, np.array(lengths, np.int64))
 
@@ -80,7 +80,7 @@ def _step_case(
         query *= np.where(np.arange(heads) % 2, -1, 1)[:, None]
     elif name == "repeated pages":
         pages = -(-shape[2] // parameters.page_size)
-        keys = _repeated(rng, shape, run=parameters.page_size, distinct=max(2, pages // 5))
+        keys = repeated(rng, shape, run=parameters.page_size, distinct=max(2, pages // 5))
     empty = np.arange(shape[2]) >= (lengths - 1)[:, None]
     for cache in (keys, values):
         cache[np.broadcast_to(empty[:, None, :], shape[:3])] = 0
@@ -110,7 +110,7 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Float:
     return rng.standard_normal(shape, dtype=np.float32)
 
 
-def _repeated(rng: np.random.Generator, shape: tuple[int, ...], *, run: int, distinct: int) -> Float:
+def repeated(rng: np.random.Generator, shape: tuple[int, ...], *, run: int, distinct: int) -> Float:
     """Keys of which whole runs of `run` slots are copies of one of `distinct` runs."""
     batch, groups, slots, size = shape
     runs = _normal(rng, (batch, groups, distinct, run, size))

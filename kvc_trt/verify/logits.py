@@ -13,6 +13,7 @@ from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.ops import index_check
 from kvc_trt.verify.reference_run import reference_run
 from kvc_trt.verify.report import ErrorFigures
+from kvc_trt.verify.turns import check_turns
 
 if TYPE_CHECKING:
     from kvc_trt.models.weights import WeightSource
@@ -93,7 +94,7 @@ def check_logits(tested: EngineUnderTest) -> list[Check]:
     ]
     _measure_compression(tested, ours.logits)
     _measure_quantisation(tested, ours.logits)
-    return checks
+    return [*checks, *check_turns(tested)]
 
 
 def _judge_choices(tested: EngineUnderTest) -> list[Check]:

@@ -12,8 +12,17 @@ import torch
 from kvc_trt import reference
 from kvc_trt.backends.harness import Array, EngineOperator, Harness
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
-from kvc_trt.methods.kinds import prompt_runs, step_runs
-from kvc_trt.methods.verification import Choice, ExactList, Found, KeptOfPrompt, PromptCase, StepCase, float32
+from kvc_trt.methods.kinds import prompt_runs, step_runs, turn_runs
+from kvc_trt.methods.verification import (
+    Choice,
+    ExactList,
+    Found,
+    KeptOfPrompt,
+    PromptCase,
+    StepCase,
+    TurnCase,
+    float32,
+)
 from kvc_trt.operators.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.reference.dense import causal_attention
@@ -25,6 +34,7 @@ from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compar
 from kvc_trt.verify.outcome import Outcome, attend_selected, exact, maximum_error
 from kvc_trt.verify.quantised_ops import QUANTISED, check_quantised
 from kvc_trt.verify.thresholds import Thresholds
+from kvc_trt.verify.turn_ops import shared_runs, turn_cases
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -32,13 +42,13 @@ if TYPE_CHECKING:
     from kvc_trt.policies import PolicyParameters
 
 
-Case: TypeAlias = "PromptCase | StepCase | AttentionCase"
+Case: TypeAlias = "PromptCase | StepCase | TurnCase | AttentionCase"
 
 
 def check_operators(
     engine: EngineDirectory, target: Harness, thresholds: Thresholds, *, seed: int = 0
 ) -> tuple[list[Check], IndexComparison]:
-    """Run each operator of both graphs alone; returns the checks and what was compared and admitted."""
+    """Run each operator of the graphs alone; returns the checks and what was compared and admitted."""
     dtype = engine.state[0].dtype
     checks: list[Check] = []
     admitted = IndexComparison()
@@ -67,7 +77,9 @@ def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters)
     """One operator on one case."""
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
-    if isinstance(case, PromptCase):
+    if isinstance(case, TurnCase):
+        found = {**shared_runs(), **turn_runs()}[operator.name](operator, case, parameters)
+    elif isinstance(case, PromptCase):
         found = prompt_runs()[operator.name](operator, case, parameters)
     else:
         found = step_runs()[operator.name](operator, case, parameters)
@@ -88,6 +100,8 @@ def _cases(
         return list(attention_cases(model, dtype, seed))
     if operator.name in (*prompt_runs(), LAYER_BUDGETS.name):
         return list(prompt_cases(model, parameters, dtype, seed))
+    if operator.name in (*shared_runs(), *turn_runs()):
+        return list(turn_cases(model, parameters, dtype, seed))
     return list(step_cases(model, parameters, dtype, seed))
 
 
@@ -110,7 +124,7 @@ def index_check(name: str, found: IndexComparison, where: str = "") -> Check:
     return at_most(name, f"{found.compared} lists", len(found.wrong), 0, detail, where)
 
 
-def _strict(case: PromptCase | StepCase, outcome: Outcome) -> Outcome:
+def _strict(case: PromptCase | StepCase | TurnCase, outcome: Outcome) -> Outcome:
     """Where equal columns score, a higher index in place of a lower one is a broken tie, not rounding."""
     found = outcome.indices
     if not case.ties or not found.upwards:
@@ -141,7 +155,7 @@ def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyP
     return Outcome(copy_error=exact(budgets, np.array(expected, np.int64).T))
 
 
-def _judged(case: PromptCase | StepCase, found: Found, rule: PolicyParameters) -> Outcome:
+def _judged(case: PromptCase | StepCase | TurnCase, found: Found, rule: PolicyParameters) -> Outcome:
     """What an operator gave, compared: lists by the proof that goes with them, arrays by their largest error."""
     outcome = Outcome(computes=bool(found.computed))
     for choice in found.chosen:
@@ -153,7 +167,7 @@ def _judged(case: PromptCase | StepCase, found: Found, rule: PolicyParameters) -
     return outcome
 
 
-def _judged_choice(case: PromptCase | StepCase, choice: Choice, rule: PolicyParameters) -> Outcome:
+def _judged_choice(case: PromptCase | StepCase | TurnCase, choice: Choice, rule: PolicyParameters) -> Outcome:
     if isinstance(choice, KeptOfPrompt):
         return Outcome(_compare_kept(choice))
     if isinstance(choice, ExactList):

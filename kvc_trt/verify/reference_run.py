@@ -180,6 +180,10 @@ class _Replay:
         kept_keys, kept_values = (torch.gather(cache, 2, where).masked_fill(empty, 0) for cache in (keys, values))
         return reference.Compacted(kept_keys, kept_values, indices, (indices >= 0).sum(-1)[:, 0])
 
+    def compact_turn(self, turn: reference.Turn, parameters: PolicyParameters) -> reference.Compacted:
+        """Keep what the method keeps: turns have a check of their own."""
+        return self._own.compact_turn(turn, parameters)
+
     def select(self, query: Tensor, cache: reference.LayerCache, parameters: PolicyParameters) -> reference.Selection:
         """Read what the engine read. Steps come in order."""
         if not self._current:

@@ -35,8 +35,8 @@ def generated() -> Mapping[Path, str]:
 
 
 def schemas_header() -> str:
-    """The inputs and outputs of every operator, in the order of a node's."""
-    operators = tuple(OPERATORS.values())
+    """The inputs and outputs of every operator that a library can have, in the order of a node's."""
+    operators = tuple(operator for operator in OPERATORS.values() if operator.native)
     tensors = [tensor for operator in operators for tensor in operator.tensors]
     symbols = list(dict.fromkeys(symbol for tensor in tensors for symbol in tensor.shape))
     most_tensors = max(len(side) for operator in operators for side in (operator.inputs, operator.outputs))

@@ -98,7 +98,7 @@ def test_json_is_alone_on_stdout_and_complete(arguments, ladder, tmp_path, capfd
     assert result["backend"]["name"] == "onnxruntime"
     assert "tensorrt" in result["backend"]["reason"]
     assert result["parameters"]["token_budget"] == 32
-    assert [stage["name"] for stage in result["stages"]] == ["weights", "prefill", "decode"]
+    assert [stage["name"] for stage in result["stages"]] == ["weights", "prefill", "decode", "extend"]
     assert all(stage["seconds"] >= 0 and stage["peak_rss_bytes"] > 0 for stage in result["stages"])
     assert result["verification"] == {"passed": True}
 

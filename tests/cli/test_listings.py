@@ -71,7 +71,7 @@ def test_inspect_shows_numbers_files_and_state(tiny_engine, capfd):
             size *= extent
         counted += size
     assert answer["state_bytes_per_row"] == counted
-    assert set(answer["files"]) == {"config.json", "prefill.onnx", "decode.onnx", "weights.safetensors"}
+    assert set(answer["files"]) == {"config.json", "prefill.onnx", "decode.onnx", "extend.onnx", "weights.safetensors"}
     text = text_of(capfd, ["inspect", str(tiny_engine)])
     assert "intact" in text
     assert answer["files"]["decode.onnx"]["sha256"][:12] in text

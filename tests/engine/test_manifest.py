@@ -20,7 +20,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import ADDED_LATER
 from tests.graph import small_models
 
-FILES = ("config.json", "manifest.json", "prefill.onnx", "decode.onnx", "weights.safetensors")
+FILES = ("config.json", "manifest.json", "prefill.onnx", "decode.onnx", "extend.onnx", "weights.safetensors")
 
 
 def flip(path, position):

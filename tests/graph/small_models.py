@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from kvc_trt import policies
 from kvc_trt.graph import IR_VERSION
-from kvc_trt.graph.build import build_decode, build_prefill
+from kvc_trt.graph.build import build_decode, build_extend, build_prefill
 from kvc_trt.graph.expose import expose, index_lists
 from kvc_trt.graph.state import StateTensor, state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
@@ -96,7 +96,7 @@ class SingleNode:
 
 @dataclass
 class SmallEngine:
-    """Both graphs of a small random model, with every index list exposed."""
+    """The graphs of a small random model, with every index list exposed."""
 
     model: ModelConfig
     parameters: PolicyParameters
@@ -105,11 +105,14 @@ class SmallEngine:
     state: tuple[StateTensor, ...]
     prefill_model: onnx.ModelProto
     decode_model: onnx.ModelProto
+    extend_model: onnx.ModelProto | None = None
 
     def __post_init__(self) -> None:
+        models = {"prefill": self.prefill_model, "decode": self.decode_model, "extend": self.extend_model}
         self._sessions = {
             name: open_session(expose(model, index_lists(model)), self.directory)
-            for name, model in (("prefill", self.prefill_model), ("decode", self.decode_model))
+            for name, model in models.items()
+            if model is not None
         }
 
     def prefill(self, prompts: list[np.ndarray]) -> dict[str, np.ndarray]:
@@ -121,9 +124,21 @@ class SmallEngine:
 
     def decode(self, tokens, positions, cache_lengths, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """State tensors come back under their input names."""
-        feeds = {tensor.name: state[tensor.name] for tensor in self.state}
+        feeds = {tensor.name: state[tensor.name] for tensor in self.state if tensor.in_step}
         result = self._run("decode", token=tokens, positions=positions, cache_lengths=cache_lengths, **feeds)
-        return {name.replace("_out.", "."): value for name, value in result.items()}
+        rest = {tensor.name: state[tensor.name] for tensor in self.state if not tensor.in_step}
+        return {name.replace("_out.", "."): value for name, value in result.items()} | rest
+
+    def extend(self, blocks: list[np.ndarray], positions, cache_lengths, state) -> dict[str, np.ndarray]:
+        """One turn; the new cache_lengths and the state tensors come back under their input names."""
+        lengths = np.array([len(block) for block in blocks])
+        padded = np.full((len(blocks), lengths.max()), 3)
+        for row, block in zip(padded, blocks, strict=True):
+            row[: len(block)] = block
+        feeds = {tensor.name: state[tensor.name] for tensor in self.state}
+        places = {"lengths": lengths, "positions": np.asarray(positions), "cache_lengths": cache_lengths}
+        result = self._run("extend", input_ids=padded, **places, **feeds)
+        return {name.replace("_out", ""): value for name, value in result.items()}
 
     def _run(self, graph: str, **feeds) -> dict[str, np.ndarray]:
         session = self._sessions[graph]
@@ -141,13 +156,17 @@ def prompts_of(*lengths: int, seed: int = 0) -> list[np.ndarray]:
 
 
 def make_small_engine(
-    directory: Path, policy, precision="fp32", model=LLAMA, *, prefill=build_prefill, decode=build_decode, **changes
-) -> SmallEngine:
-    """`policy` is a name or resolved parameters; `prefill` and `decode` replace the builders."""
+    directory: Path, policy, precision="fp32", model=LLAMA, *, prefill=build_prefill, decode=build_decode, turns=False,
+    all_logits=False, **changes,
+) -> SmallEngine:  # fmt: skip
+    """`policy` is a name or resolved parameters; `prefill` and `decode` replace the builders; `turns` adds extend."""
     parameters = policy if isinstance(policy, PolicyParameters) else resolve(policy, model, **changes)
     path = directory / "weights.safetensors"
     write_weights(model, RandomWeights(model, 0), path, weights=precision, length=parameters.max_sequence_len)
     weights = GraphWeights(path)
-    state = state_tensors(model, parameters, weights.dtype)
-    graphs = [build(model, parameters, weights=weights) for build in (prefill, decode)]
+    state = state_tensors(model, parameters, weights.dtype, turns=turns)
+    graphs = [prefill(model, parameters, weights=weights, **({"turns": True} if turns else {}))]
+    graphs.append(decode(model, parameters, weights=weights))
+    if turns:
+        graphs.append(build_extend(model, parameters, weights=weights, all_logits=all_logits))
     return SmallEngine(model, parameters, directory, precision, state, *graphs)

@@ -16,12 +16,13 @@ from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.registry import operators
 from kvc_trt.methods.verification import page_bounds
+from kvc_trt.verify.turn_ops import shared_runs
 
 PUBLIC_FIELDS = (
     "policy", "prompt_eviction", "decode_selection", "token_budget", "max_input_len", "max_output_len", "capacity",
     "prompt_budget", "window", "pool_kernel", "page_size", "top_r", "top_k", "dense_until", "skip_layers", "split",
     "layer_budgets", "sinks", "recent", "positions", "per_query_head", "reallocate", "retrieval_heads", "squeeze_share",
-    "future_positions",
+    "future_positions", "max_conversation_len",
 )  # fmt: skip
 
 
@@ -57,6 +58,18 @@ def test_every_operator_of_a_kind_is_known_and_has_a_run():
         assert {one.name for one in kind.operators} <= kinds.step_runs().keys() & operators().keys()
     for kind in discovery.objects(kinds.PromptEviction).values():
         assert {one.name for one in kind.operators or ()} <= kinds.prompt_runs().keys() & operators().keys()
+
+
+def test_every_operator_of_a_turn_has_a_run():
+    """Those of the extend graph that no prompt has: of evictions, or shared."""
+    of_turns = {name for name, operator in operators().items() if not operator.native}
+    assert of_turns == kinds.turn_runs().keys() | shared_runs().keys()
+
+
+def test_every_eviction_says_what_a_turn_does():
+    for kind in discovery.objects(kinds.PromptEviction).values():
+        assert kind.turn
+        assert kind.turn.endswith(".")
 
 
 def test_what_a_step_carries_follows_from_its_operator():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from kvc_trt import policies
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine import EngineDirectory
-from kvc_trt.graph.build import build_decode, build_prefill
+from kvc_trt.engine.manifest import FileRecord
+from kvc_trt.graph.build import build_decode, build_extend, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig
@@ -41,7 +43,7 @@ def parameters_for() -> Callable[..., PolicyParameters]:
 def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
     """`make_engine(claimed, built=None, edit=None)`: an engine that claims `claimed`; its graphs follow `built`.
 
-    `edit(name, model)` may change the prefill and decode graphs before they are saved.
+    `edit(name, model)` may change the graphs before they are saved. With `turns` there is an extend graph.
     """
 
     def make(
@@ -50,21 +52,25 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
         edit: Callable[[str, onnx.ModelProto], None] | None = None,
         model: ModelConfig = MODEL,
         weights: str = "fp32",
+        turns: bool = False,
     ) -> EngineDirectory:
         path = tmp_path / "engine"
         path.mkdir(exist_ok=True)
         length = claimed.max_sequence_len
         write_weights(model, RandomWeights(model, 0), path / "weights.safetensors", weights=weights, length=length)
         stored = GraphWeights(path / "weights.safetensors")
-        graphs = {"prefill": build_prefill, "decode": build_decode}
+        graphs: dict[str, Callable[..., Any]] = {"prefill": partial(build_prefill, turns=turns), "decode": build_decode}
+        if turns:
+            graphs["extend"] = build_extend
         for name, build in graphs.items():
             graph = build(model, built or claimed, weights=stored)
             if edit is not None:
                 edit(name, graph)
             onnx.save(graph, path / f"{name}.onnx")
-        state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, claimed, stored.dtype)]
+        state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, claimed, stored.dtype, turns=turns)]
         settings = {"model": "test", "policy": claimed.policy, "backend": "onnxruntime", "weights": weights}
         config = {"build_config": {"kvc_trt": settings}, "kv_compression": {"state": state}}
-        return EngineDirectory(path, config, {}, {}, model, claimed, BuildConfig(**settings))
+        files = {"extend.onnx": FileRecord("", 0)} if turns else {}
+        return EngineDirectory(path, config, {}, files, model, claimed, BuildConfig(**settings))
 
     return make

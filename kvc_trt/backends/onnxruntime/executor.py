@@ -21,7 +21,7 @@ from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
-from kvc_trt.runtime.executor import Limits, Prefilled
+from kvc_trt.runtime.executor import Extended, Limits, Prefilled
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class OnnxRuntimeExecutor:
 
     `threads` None takes ONNX Runtime's default (all cores). `profile` is a directory for ONNX Runtime's own profile.
     `expose` names internal values for `exposed`: index lists (`indices.{layer}` of prefill, `selected.{layer}` of
-    decode), or any other value of either graph.
+    decode and of the extend graph), or any other value of a graph.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class OnnxRuntimeExecutor:
         self._profile = profile
         self._weights = SharedWeights(program.weights_path)
         self._quantised = GraphWeights(program.weights_path).quantised
-        self._expose_prefill, self._expose_decode = split_by_graph(expose, program.prefill, program.decode)
+        graphs = (program.prefill, program.decode, *(() if program.extend is None else (program.extend,)))
+        self._expose_prefill, self._expose_decode, *rest = split_by_graph(expose, *graphs)
+        self._expose_extend = rest[0] if rest else []
         self._exposed: dict[str, NDArray[Any]] = {}
         self._buffers: dict[str, NDArray[Any]] = {}
         self._runs = 0
@@ -92,8 +94,17 @@ class OnnxRuntimeExecutor:
         """The decode graph."""
         return self._load("decode", self.program.decode, self._expose_decode, prepack=self.prepacks_decode)
 
+    @cached_property
+    def extend_session(self) -> InferenceSession:
+        """The extend graph, as it is loaded for the first turn; its weights stay mapped from the file, like prefill's.
+
+        ValueError if the program has none."""
+        if self.program.extend is None:
+            raise ValueError(str(self._limits.no_turns))
+        return self._load("extend", self.program.extend, self._expose_extend, prepack=False)
+
     def load(self) -> None:
-        """Load both graphs now, so that the first prompt does not wait for it."""
+        """Load the graphs of prompts and steps now, so that the first prompt does not wait for it."""
         self._load_prefill()
         assert self.decode_session is not None
 
@@ -190,13 +201,40 @@ class OnnxRuntimeExecutor:
         self._runs += 1
         return self._logits[:rows]
 
+    def extend(
+        self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
+        cache_lengths: NDArray[np.int64],
+    ) -> Extended:  # fmt: skip
+        """Run a turn of the rows from `first_row` on; one that compacts writes their part of the buffers anew."""
+        rows = len(lengths)
+        session, extended = (
+            self.extend_session,
+            Extended(np.empty((rows, self._limits.vocab_size), np.float32), np.empty(cache_lengths.shape, np.int64)),
+        )
+        binding = session.io_binding()
+        given = {"input_ids": input_ids, "lengths": lengths, "positions": positions, "cache_lengths": cache_lengths}
+        arrays = {name: np.ascontiguousarray(array, np.int64) for name, array in given.items()}
+        for name, array in arrays.items():
+            bind_input(binding, name, array)
+        bind_output(binding, "logits", extended.logits)
+        bind_output(binding, "cache_lengths_out", extended.cache_lengths)
+        for tensor in self.program.state:
+            part = self._buffers[tensor.name][first_row : first_row + rows]
+            bind_input(binding, tensor.name, part)
+            bind_output(binding, tensor.aliased_output, part)
+        for name in self._expose_extend:
+            binding.bind_output(name, "cpu")
+        self._run(session, binding, self._expose_extend, shrinking())
+        return_freed_memory()
+        return extended
+
     def exposed(self, name: str) -> NDArray[Any]:
         """Return an exposed value of the latest run of its graph; index lists are INT32 [B,G,width]."""
         return self._exposed[name]
 
     def end_profiling(self) -> dict[str, Path]:
-        """Close ONNX Runtime's profiles and return the files of the graphs that were loaded (prefill, decode)."""
-        loaded = {name: self.__dict__.get(f"{name}_session") for name in ("prefill", "decode")}
+        """Close ONNX Runtime's profiles and return the files of the graphs that were loaded, by the graph's name."""
+        loaded = {name: self.__dict__.get(f"{name}_session") for name in ("prefill", "decode", "extend")}
         return {name: Path(session.end_profiling()) for name, session in loaded.items() if session is not None}
 
     def _load_prefill(self) -> None:
@@ -225,7 +263,7 @@ class OnnxRuntimeExecutor:
         bind_input(self.binding, "positions", self._positions[:rows])
         bind_input(self.binding, "cache_lengths", lengths)
         bind_output(self.binding, "logits", self._logits[:rows])
-        for tensor in self.program.state:
+        for tensor in (tensor for tensor in self.program.state if tensor.in_step):
             active = self._buffers[tensor.name][:rows]
             bind_input(self.binding, tensor.name, active)
             bind_output(self.binding, tensor.aliased_output, active)

@@ -1,4 +1,4 @@
-"""Verify an engine on ONNX Runtime: its two graphs, and every operator as the graphs contain it."""
+"""Verify an engine on ONNX Runtime: its graphs, and every operator as the graphs contain it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ class OnnxRuntimeHarness:
         """Return the operators of the graphs' nodes, with the graphs' function bodies."""
         engine = self._engine
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
-        return [
-            op for graph in (engine.prefill_path, engine.decode_path) for op in single_operators(graph, dtype, sites)
-        ]
+        graphs = (engine.prefill_path, engine.decode_path, engine.extend_path)
+        return [op for graph in graphs if graph is not None for op in single_operators(graph, dtype, sites)]
 
     def compactions(self) -> list[Watched]:
         """Return the prefill nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""

@@ -69,9 +69,10 @@ class OpenVinoHarness(OnnxRuntimeHarness):
         target = target_of(engine_program(engine), self._threads)
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
         prefill = single_operators(engine.prefill_path, dtype, sites)
-        decode = single_operators(engine.decode_path, dtype, sites)
+        others = [graph for graph in (engine.decode_path, engine.extend_path) if graph is not None]
+        rest = [one for graph in others for one in single_operators(graph, dtype, sites)]
         lowered = [OpenVinoOperator(one, target) for one in prefill if one.name in target.lowered]
-        return [*lowered, *(one for one in prefill if one.name not in target.lowered), *decode]
+        return [*lowered, *(one for one in prefill if one.name not in target.lowered), *rest]
 
     def describe(self) -> dict[str, str]:
         """Return both libraries; ONNX Runtime's native operators, if any, are those of decode."""

@@ -8,7 +8,7 @@ updates its state in place, so that it can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
+from kvc_trt.backends.torch.turn import TurnRow
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.ops import kvc, numbers_of
 from kvc_trt.operators.compact import COMPACT
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 from kvc_trt.models.rope import rotary_tables
 
 State = Mapping[str, Tensor]
-"""The state tensors by name: k_cache.L, v_cache.L [B,G,C,D] and, if the layer has pages, bounds.L [B,G,2D,P]."""
+"""The state tensors by name: k_cache.L, v_cache.L [B,G,C,D], bounds.L [B,G,2D,P] if the layer has pages, and
+slot_positions.L [B,G,C] if turns compact it."""
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")
@@ -53,19 +55,19 @@ class TorchDecoder:
     `expose` names values that each run stores in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
     query.L, attended.L and selected.L of a step. `elementwise` has the functions between the products,
     `dense_attention` attends in layers that read their whole cache (None: our kernel), `block` is the tokens per block
-    of prefill.
+    of prefill. With `turns`, prefill also returns what a turn needs.
     """
 
     def __init__(
         self, config: ModelConfig, parameters: PolicyParameters, weights: TorchWeights, *, cache_dtype: torch.dtype,
         expose: Collection[str] = (), elementwise: Elementwise = AS_WRITTEN,
-        dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK,
+        dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK, turns: bool = False,
     ) -> None:  # fmt: skip
         self.config, self.parameters, self.cache_dtype = config, parameters, cache_dtype
         self.exposed: dict[str, Tensor] = {}
         self._expose = frozenset(expose)
         self._weights, device = weights, weights.embedding.device
-        self._run, self._block = elementwise, block
+        self._run, self._block, self._turns = elementwise, block, turns
         self._dense_attention: DenseAttention = dense_attention or kvc.dense_attention
         self._hybrid_numbers = numbers_of(HYBRID_ATTENTION, parameters)
         self._heads = config.num_attention_heads, config.num_key_value_heads
@@ -108,11 +110,46 @@ class TorchDecoder:
             hidden, x = self._add(hidden, self._feed_forward(layer, x), next_norm)
         return float_product(x, self._weights.head)
 
+    @torch.inference_mode()
+    def extend(
+        self, input_ids: Tensor, positions: Tensor, lengths: Sequence[int], cache_lengths: Sequence[Sequence[int]],
+        state: State,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Run a turn, updating `state` in place: new tokens [B,M], right padded, of `lengths` [B].
+
+        positions [B] are those of the first new tokens, cache_lengths [layers,B] the entries before the turn. Returns
+        the last tokens' logits [B,vocab] and the entries after it, int64 [layers,B].
+        """
+        batch, block = input_ids.shape
+        hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
+        places = positions[:, None] + torch.arange(block, device=positions.device)
+        places = places.flatten().clamp(max=len(self._cos) - 1)  # padding may extend past the tables
+        starts, stored = positions.tolist(), torch.zeros(len(cache_lengths), batch, dtype=torch.int64)
+        for layer, before in enumerate(cache_lengths):
+            query, keys, values = (x.transpose(1, 2) for x in self._project(layer, hidden, batch, places))
+            keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
+            attended = torch.zeros_like(query)
+            for b, n in enumerate(lengths):
+                new = query[b, :, :n], keys[b, :, :n], values[b, :, :n]
+                row = TurnRow(*new, _row_of(state, layer, b), before[b], starts[b])
+                attended[b, :, :n], stored[layer, b] = self._take_turn(layer, row)
+            self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
+        last = torch.arange(batch, device=hidden.device) * block + torch.tensor(lengths, device=hidden.device) - 1
+        final = self._norm(hidden.index_select(0, last), self._weights.norm)
+        return float_product(final, self._weights.head), stored
+
+    def _take_turn(self, layer: int, row: TurnRow) -> tuple[Tensor, int]:
+        """Attend from one row's new tokens and store them; return [H,n,D] and the entries after it."""
+        rule, (keys, values) = self.parameters.groups(layer)[0].parameters, row.joined()
+        attended = row.attend(keys, values)
+        return attended, row.compact(keys, values, rule) if rule.evicts_on_turns else row.append(rule.page_size)
+
     def _prefill_layer(
         self, layer: int, hidden: Tensor, batch: int, prompt_lengths: Tensor
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Pass the residual stream [T,hidden] through one layer in place; return its stored tensors and lengths."""
-        query, keys, values = (x.transpose(1, 2) for x in self._project(layer, hidden, batch))
+        places = torch.arange(len(hidden), device=hidden.device) % (len(hidden) // batch)
+        query, keys, values = (x.transpose(1, 2) for x in self._project(layer, hidden, batch, places))
         attended = prefill_attention(query, keys, values)
         keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
         if self.parameters.is_compressed(layer):
@@ -126,15 +163,14 @@ class TorchDecoder:
         self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         return stored
 
-    def _project(self, layer: int, hidden: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Project whole prompts, block by block, to queries [B,S,H,D], keys and values [B,S,G,D]."""
+    def _project(self, layer: int, hidden: Tensor, batch: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project tokens at positions `places` [T], block by block, to queries [B,S,H,D], keys and values [B,S,G,D]."""
         (heads, kv_heads), size = self._heads, self.config.head_size
         length = len(hidden) // batch
         parts = [hidden.new_empty(len(hidden), count, size) for count in (heads, kv_heads, kv_heads)]
         for rows in self._blocks(len(hidden)):
-            positions = torch.arange(rows.start, rows.stop, device=hidden.device) % length
             x = self._norm(hidden[rows], self._weights.layers[layer]["input_layernorm.weight"])
-            made = self._split(layer, x, *self._angles(positions))
+            made = self._split(layer, x, *self._angles(places[rows]))
             for whole, part in zip(parts, made, strict=True):
                 whole[rows] = part
         query, keys, values = (part.view(batch, length, *part.shape[1:]) for part in parts)
@@ -185,6 +221,8 @@ class TorchDecoder:
         k_cache, v_cache, bounds, lengths, indices = kvc.compact(q_window, keys, values, prompt_lengths, **numbers)
         self._see(layer, q_window=q_window, keys=keys, values=values, indices=indices)
         kept = {f"k_cache.{layer}": k_cache, f"v_cache.{layer}": v_cache}
+        if self._turns:
+            kept[f"slot_positions.{layer}"] = indices
         return kept | ({f"bounds.{layer}": bounds} if paged else {}), lengths
 
     def _store_whole(self, layer: int, keys: Tensor, values: Tensor, prompt_lengths: Tensor) -> dict[str, Tensor]:
@@ -216,6 +254,12 @@ class TorchDecoder:
     def _see(self, layer: int, **values: Tensor) -> None:
         named = {f"{name}.{layer}": value for name, value in values.items()}
         self.exposed.update((name, value.clone()) for name, value in named.items() if name in self._expose)
+
+
+def _row_of(state: State, layer: int, row: int) -> dict[str, Tensor]:
+    """Return one row of each state tensor of a layer, by kind."""
+    names = {name: name.partition(".")[0] for name in state if name.endswith(f".{layer}")}
+    return {kind: state[name][row] for name, kind in names.items()}
 
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

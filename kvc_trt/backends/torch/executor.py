@@ -23,7 +23,7 @@ from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.weights import HEAD, EngineWeights
-from kvc_trt.runtime.executor import Limits, Prefilled
+from kvc_trt.runtime.executor import Extended, Limits, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -94,7 +94,7 @@ class TorchExecutor:
         return self._decoder_class(
             self.program.model, self.program.parameters, self.weights, cache_dtype=self._cache_dtype,
             expose=self._expose, elementwise=elementwise.compiled() if on_gpu else elementwise.AS_WRITTEN,
-            dense_attention=self._dense_attention,
+            dense_attention=self._dense_attention, turns=any(not tensor.in_step for tensor in self.program.state),
         )  # fmt: skip
 
     @cached_property
@@ -188,6 +188,20 @@ class TorchExecutor:
         The lowest id among equal logits, as `numpy.argmax`; NOT_FINITE for a row whose logits are not finite.
         """
         return self._step(tokens, positions, cache_lengths).best(len(tokens))
+
+    def extend(
+        self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
+        cache_lengths: NDArray[np.int64],
+    ) -> Extended:  # fmt: skip
+        """Run a turn of the rows from `first_row` on, row by row in each layer; no graph is captured."""
+        if self._limits.no_turns is not None:
+            raise ValueError(str(self._limits.no_turns))
+        rows = slice(first_row, first_row + len(lengths))
+        state = {name: buffer[rows] for name, buffer in self._buffers.items()}
+        given = self._moved(input_ids), self._moved(positions), lengths.tolist(), cache_lengths.tolist()
+        with memory.said(f"a turn of {len(lengths)} x {input_ids.shape[1]} tokens", self.device, "take shorter turns"):
+            logits, after = self.decoder.extend(*given, state)
+        return Extended(logits.cpu().numpy(), after.numpy())
 
     def exposed(self, name: str) -> NDArray[Any]:
         """Return an exposed value of the latest run; index lists are INT32 [B,G,width]."""

@@ -1,0 +1,67 @@
+"""A turn of one row: many new tokens at once, after everything that the row has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.executor import Executor, Limits, TurnExecutor
+from kvc_trt.runtime.request import check_token_ids
+from kvc_trt.runtime.row import Row
+
+
+def take_turn(
+    executor: Executor, row: Row, place: int, token_ids: Iterable[int], max_new_tokens: int | None = None
+) -> int:
+    """Run a turn of `row`, which is at `place` of the buffers, and let a new answer begin; return the tokens read.
+
+    Tokens that the row sampled or was given and has not been fed go first. InputError if the turn is empty, if the
+    engine takes no turns, and if it does not fit; then nothing has changed.
+    """
+    what, limits = f"row {row.identity}", executor.limits
+    if limits.no_turns is not None:
+        raise InputError(f"{what}: {limits.no_turns.reason}", hint=limits.no_turns.hint)
+    if not isinstance(executor, TurnExecutor):
+        raise InputError(f"{what}: this executor takes no turns", hint="run the engine with another --backend")
+    new = check_token_ids(token_ids, limits, what)
+    if not new:
+        raise InputError(f"{what}: the turn is empty, expected at least one token")
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
+    tokens = [*row.unfed(), *new]
+    _check_fits(row, len(tokens), limits, what)
+    found = executor.extend(
+        place,
+        np.array([tokens], np.int64),
+        np.array([len(tokens)], np.int64),
+        np.array([row.position], np.int64),
+        row.cache_lengths[:, None],
+    )
+    row.turned(tokens, new, found.logits[0], found.cache_lengths[:, 0].copy(), max_new_tokens)
+    return len(tokens)
+
+
+def _check_fits(row: Row, count: int, limits: Limits, what: str) -> None:
+    after = row.position + count
+    if after > limits.max_sequence_len:
+        raise InputError(
+            f"{what}: a turn of {count} tokens after {row.position} ends at position {after}, "
+            f"expected at most {limits.max_sequence_len}",
+            hint="build the engine with a larger --max-output-len",
+        )
+    if count > limits.max_input_len:
+        raise InputError(
+            f"{what}: a turn of {count} tokens, expected at most {limits.max_input_len} (the engine's max_input_len)",
+            hint=f"take it in parts, or build the engine with --max-input-len {count}",
+        )
+    keeping = limits.keeping or (True,) * len(limits.capacities)
+    for cache, (slots, keeps) in enumerate(zip(limits.capacities, keeping, strict=True)):
+        stored = int(row.cache_lengths[cache])
+        if keeps and stored + count > slots:
+            raise InputError(
+                f"{what}: a turn of {count} tokens does not fit: cache {cache} keeps every token, "
+                f"holds {stored} and has {slots} slots",
+                hint="build the engine with a larger --max-output-len, or with a policy that evicts",
+            )

@@ -1,0 +1,97 @@
+"""Turns in PyTorch: the reference's logits, choices and caches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.graph.state import cache_sites, state_tensors
+from kvc_trt.graph.weights import EngineWeights
+from kvc_trt.methods.registry import method
+from kvc_trt.reference.decoder import ReferenceDecoder
+
+POLICIES = {
+    "full": {}, "hybrid": {"token_budget": 48}, "rocketkv": {"token_budget": 48}, "snapkv++": {"token_budget": 48},
+    "rocketkv, skipped layer": {"token_budget": 48, "skip_layers": 1}, "snapkv-gqa": {"token_budget": 64},
+}  # fmt: skip
+
+
+def executor_of(make_program, policy: str) -> TorchExecutor:
+    lengths = {"max_input_len": 400, "max_output_len": 8 if policy not in ("full", "hybrid") else 300}
+    program = make_program(policy.partition(",")[0], **lengths, **POLICIES[policy])
+    state = state_tensors(program.model, program.parameters, program.dtype, turns=True)
+    return TorchExecutor(replace(program, state=state, extend=program.prefill), device="cpu")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_turns_equal_the_reference(policy, make_program):
+    executor = executor_of(make_program, policy)
+    program = executor.program
+    decoder = ReferenceDecoder(
+        program.model, EngineWeights(program.weights_path),
+        method=method(program.parameters), parameters=program.parameters,
+    )  # fmt: skip
+    generator = np.random.default_rng(0)
+    prompts, lengths = generator.integers(2, 97, (2, 90)), np.array([90, 20])
+    executor.allocate(3)
+    prefilled = executor.prefill(prompts, lengths)
+    for row in range(2):
+        executor.insert(prefilled, row, row + 1)
+    _, cache = decoder.prefill(torch.from_numpy(prompts), torch.from_numpy(lengths))
+    positions, stored = lengths, prefilled.cache_lengths
+    for turn in ((50, 3), (1, 140)):
+        block, counts = generator.integers(2, 97, (2, max(turn))), np.array(turn)
+        found = executor.extend(1, block, counts, positions, stored)
+        logits = decoder.extend(torch.from_numpy(block), torch.from_numpy(counts), cache)
+        np.testing.assert_allclose(found.logits, logits.numpy(), atol=2e-4)
+        positions, stored = positions + counts, found.cache_lengths
+        for site, layer in zip(cache_sites(program.model, program.parameters), cache.caches, strict=True):
+            np.testing.assert_array_equal(stored[site.cache], layer.lengths.numpy())
+            np.testing.assert_allclose(executor.buffers[f"k_cache.{site.name}"][1:], layer.keys.numpy(), atol=2e-4)
+            if site.parameters.evicts_on_turns:
+                kept = executor.buffers[f"slot_positions.{site.name}"][1:, :, : layer.indices.shape[2]]
+                np.testing.assert_array_equal(kept, layer.indices.numpy())
+            if site.parameters.has_pages:
+                page_max = layer.page_max.numpy().transpose(0, 1, 3, 2)
+                size = page_max.shape[2]
+                bounds = executor.buffers[f"bounds.{site.name}"][1:, :, :size]
+                np.testing.assert_allclose(bounds[np.isfinite(page_max)], page_max[np.isfinite(page_max)], atol=2e-4)
+        assert all((buffer[0] == buffer[0].flat[0]).all() for buffer in executor.buffers.values())
+
+
+def test_steps_after_a_turn_equal_the_reference(make_program):
+    executor = executor_of(make_program, "rocketkv")
+    program = executor.program
+    decoder = ReferenceDecoder(
+        program.model, EngineWeights(program.weights_path),
+        method=method(program.parameters), parameters=program.parameters,
+    )  # fmt: skip
+    generator = np.random.default_rng(1)
+    prompts, lengths = generator.integers(2, 97, (1, 90)), np.array([90])
+    executor.allocate(1)
+    prefilled = executor.prefill(prompts, lengths)
+    executor.insert(prefilled, 0, 0)
+    _, cache = decoder.prefill(torch.from_numpy(prompts), torch.from_numpy(lengths))
+    stored, positions = prefilled.cache_lengths, lengths
+    for _ in range(2):
+        block, counts = generator.integers(2, 97, (1, 40)), np.array([40])
+        stored = executor.extend(0, block, counts, positions, stored).cache_lengths
+        decoder.extend(torch.from_numpy(block), torch.from_numpy(counts), cache)
+        positions = positions + 40
+        for token in generator.integers(2, 97, (4, 1)):
+            found = executor.decode(token, positions, stored).copy()
+            expected = decoder.decode(torch.from_numpy(token), cache)
+            np.testing.assert_allclose(found, expected.numpy(), atol=2e-4)
+            stored, positions = stored + 1, positions + 1
+
+
+def test_an_engine_without_turns_refuses(make_program):
+    executor = TorchExecutor(make_program("full"), device="cpu")
+    executor.allocate(1)
+    one = np.array([1])
+    with pytest.raises(ValueError, match="no extend graph"):
+        executor.extend(0, one[None], one, one, np.zeros((3, 1), np.int64))

@@ -1,0 +1,109 @@
+"""The extend graph under verification: honest engines pass, and whatever is wrong in it fails a check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from kvc_trt.backends.registry import harness_for
+from kvc_trt.methods.registry import operators
+from kvc_trt.progress import NullProgress
+from kvc_trt.verify.engine_under_test import EngineUnderTest
+from kvc_trt.verify.plan import make_plan
+from kvc_trt.verify.thresholds import thresholds_for
+from kvc_trt.verify.turns import check_turns
+from tests.plugins_cuda.conftest import one_thread
+from tests.verify.test_ops import Damaged, failing
+
+__all__ = ["one_thread"]
+
+POLICIES = {
+    "full": {}, "rocketkv": {"skip_layers": 1}, "sparq": {}, "h2o": {}, "tova": {}, "streaming-llm": {},
+    "keydiff": {"token_budget": 96}, "expected-attention-hybrid": {"sinks": 0}, "snapkv": {"token_budget": 128},
+}  # fmt: skip
+
+
+def turns_of(engine, backend="onnxruntime"):
+    plan = make_plan("logits", engine.model, engine.parameters)
+    target = harness_for(engine, backend, 1)
+    tested = EngineUnderTest(engine, target, plan, thresholds_for("fp32"), NullProgress())
+    return {check.name: check.passed for check in check_turns(tested)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_honest_engine_passes(policy, make_engine, parameters_for):
+    engine = make_engine(parameters_for(policy, **POLICIES[policy]), turns=True)
+    found = turns_of(engine)
+    assert found["turns: max logit error"]
+    assert ("turns: tokens kept" in found) == bool(engine.parameters.eviction.turn_state)
+    assert all(found.values())
+
+
+def test_torch_is_judged_too(make_engine, parameters_for):
+    found = turns_of(make_engine(parameters_for("rocketkv"), turns=True), "torch")
+    assert found == {"turns: max logit error": True, "turns: tokens kept": True}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_output_of_every_operator_of_a_turn_is_checked(policy, make_engine, parameters_for):
+    engine = make_engine(parameters_for(policy, **POLICIES[policy]), turns=True)
+    target = harness_for(engine, "onnxruntime", 1)
+    assert failing(engine, target) == set()
+    own = [operator for operator in target.operators() if not operators()[operator.name].native]
+    assert own
+    for operator in own:
+        for index, output in enumerate(operators()[operator.name].outputs):
+            if output.name == "bounds" and not engine.parameters.has_pages:
+                continue  # nobody reads them
+            damaged = Damaged(operator, index, "one more")
+            failed = failing(engine, SimpleNamespace(operators=lambda damaged=damaged: [damaged]))
+            assert any(name.startswith(operator.name) for name in failed), f"{operator.name}, {output.name}"
+
+
+def _forget_the_window(name, graph):
+    """Protect as many tokens as the turn has, not as the window has."""
+    if name == "extend":
+        for node in graph.graph.node:
+            if node.op_type == "KvcCompactTurn":
+                node.input[4] = "lengths"
+
+
+def _swap(name, graph):
+    if name == "extend":
+        for node in graph.graph.node:
+            if node.op_type == "KvcExtendAttention":
+                node.input[1], node.input[2] = node.input[2], node.input[1]
+
+
+def _attend_before_the_turn(name, graph):
+    """Let queries see only what was stored and the first new token."""
+    if name == "extend":
+        for node in graph.graph.node:
+            if node.op_type == "KvcJoinBlock":
+                node.input[5] = "ones"
+        graph.graph.node.insert(0, _ones())
+
+
+def _ones():
+    from onnx import helper
+
+    return helper.make_node("Div", ["lengths", "lengths"], ["ones"])
+
+
+@pytest.mark.parametrize("edit", [_swap, _attend_before_the_turn, _forget_the_window])
+def test_a_wrong_extend_graph_is_caught(edit, make_engine, parameters_for):
+    engine = make_engine(parameters_for("rocketkv", window=8), edit=edit, turns=True)
+    assert not all(turns_of(engine).values())
+
+
+def test_a_compaction_to_another_budget_is_caught(make_engine, parameters_for):
+    claimed = parameters_for("rocketkv")
+    other = replace(claimed, pool_kernel=21)
+    engine = make_engine(claimed, edit=None, built=other, turns=True)
+    assert not all(turns_of(engine).values())
+
+
+def test_an_engine_without_turns_has_nothing_to_check(make_engine, parameters_for):
+    assert turns_of(make_engine(parameters_for("rocketkv"))) == {}
