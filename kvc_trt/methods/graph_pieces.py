@@ -208,13 +208,18 @@ def repeat_heads(emit: Emitter, config: ModelConfig, rows: Value) -> Value:
 
 def store_whole(prompt: PromptLayer) -> None:
     """Store the whole prompt in the cache; padding is zero."""
-    emit, capacity, lengths = prompt.emit, prompt.rule.capacity, prompt.batch.lengths
+    store_rows(prompt, prompt.rule.capacity, prompt.named(("k_cache", "v_cache")))
+    prompt.emit.Identity(prompt.batch.lengths, outputs=[f"lengths.{prompt.name}"])
+
+
+def store_rows(prompt: PromptLayer, capacity: int, names: Sequence[str]) -> None:
+    """Write keys and values of the whole prompt into tables of `capacity` slots of these names; padding is zero."""
+    emit, lengths = prompt.emit, prompt.batch.lengths
     count = emit.Min(size(emit, prompt.keys, 2), [capacity])
     stored = emit.Less(emit.Unsqueeze(count_to(emit, count), [1]), emit.Reshape(lengths, [-1, 1, 1, 1]))
     # Pad all axes: ONNX Runtime moves a transpose through Pad as if there were no list of axes.
     missing = emit.Concat([0, 0, 0, 0, 0, 0], emit.Sub([capacity], count), [0], axis=0)
-    for rows, name in ((prompt.keys, "k_cache"), (prompt.values, "v_cache")):
+    for rows, name in zip((prompt.keys, prompt.values), names, strict=True):
         zero = emit.CastLike(np.float32(0), rows)
         kept = emit.Where(stored, emit.Slice(rows, [0], count, [2]), zero)
-        emit.Pad(kept, missing, zero, outputs=[f"{name}.{prompt.name}"])
-    emit.Identity(lengths, outputs=[f"lengths.{prompt.name}"])
+        emit.Pad(kept, missing, zero, outputs=[name])

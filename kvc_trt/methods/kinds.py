@@ -61,6 +61,8 @@ class PromptEviction(ABC):
     """What a turn of a conversation evicts, in one sentence for the user; None: there are no turns."""
     turn_state: tuple[Tensor, ...] = ()
     """What the cache carries from a prompt to a turn and from turn to turn, which no step reads."""
+    keeps_whole = False
+    """Whether every token is kept beside the cache that a step reads, for turns to choose from."""
     trims = False
     """Whether `store` can leave more than the budget, ranked, for `trim` to cut once the budget is known."""
 

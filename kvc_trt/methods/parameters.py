@@ -49,6 +49,11 @@ class PolicyParameters(Constants):
         return self.eviction.evicts
 
     @property
+    def keeps_whole(self) -> bool:
+        """Whether every token is kept beside the cache that a step reads, for turns to choose from."""
+        return self.eviction.keeps_whole
+
+    @property
     def no_turn(self) -> str | None:
         """Why the policy takes no turns; None if it does."""
         if self.squeeze_share is not None:

@@ -134,9 +134,7 @@ class TurnLayer(PromptLayer):
             "window_lengths": lambda: self.turn.window_lengths,
         }
         given = {one.name: known[one.name]() for one in operator.inputs if one.name in known}
-        own = {"cache_lengths": f"lengths.{self.name}", "indices": f"slots.{self.name}"}
-        own |= {name: f"{name}_of_turn.{self.name}" for name in ("slot_positions", *(() if bounds else ("bounds",)))}
-        names = {one.name: own.get(one.name, self.updated(one.name)) for one in operator.outputs}
+        names = self.compacted(operator, bounds=bounds, indices="slots")
         kept = self.call(operator, {**given, **(more or {})}, names, **numbers)
         inputs = {
             "slot_positions": self.state("slot_positions") if ordered is None else ordered.positions,
@@ -146,3 +144,9 @@ class TurnLayer(PromptLayer):
         }
         found = self.call(KEEP_POSITIONS, inputs, {"slot_positions_out": f"indices.{self.name}"})
         self.emit.Identity(found["slot_positions_out"], outputs=[self.updated("slot_positions")])
+
+    def compacted(self, operator: Operator, *, bounds: bool, indices: str) -> dict[str, str]:
+        """Name the outputs of a compaction after the cache's tensors after the turn; `indices` names its list."""
+        own = {"cache_lengths": f"lengths.{self.name}", "indices": f"{indices}.{self.name}"}
+        own |= {name: f"{name}_of_turn.{self.name}" for name in ("slot_positions", *(() if bounds else ("bounds",)))}
+        return {one.name: own.get(one.name, self.updated(one.name)) for one in operator.outputs}

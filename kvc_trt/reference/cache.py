@@ -28,6 +28,8 @@ class LayerCache:
     """[B,G,C]: attention that each entry has received, if the policy evicts by it."""
     positions: Tensor | None = None
     """int64 [B,G,C]: the logical position of each entry."""
+    whole: LayerCache | None = None
+    """Every token by position, if the policy keeps them beside the cache that a step reads."""
     selected: Tensor | None = None
     """int32 [B,G,k] (or one list per query head): the slots read by the latest step; None if it read all."""
 

@@ -79,17 +79,19 @@ class LayerCaches:
             _stacked(part, longest).repeat_interleave(shared, dim=1)
             for part in ([row.keys for row in rows], [row.values for row in rows])
         )
-        joined = join(cache.keys, cache.values, cache.lengths, k_new, v_new, new_lengths)
+        source = cache if cache.whole is None else cache.whole
+        joined = join(source.keys, source.values, source.lengths, k_new, v_new, new_lengths)
         queries = _stacked([row.query for row in rows], longest)
-        attended = extend_attention(queries, joined[0], joined[1], cache.lengths, new_lengths)
-        assert cache.positions is not None
-        places = torch.cat([cache.positions, cache.positions.new_zeros(*joined[0].shape[:2], longest)], dim=2)
-        for b, (m, n) in enumerate(zip(cache.lengths.tolist(), new_lengths.tolist(), strict=True)):
+        attended = extend_attention(queries, joined[0], joined[1], source.lengths, new_lengths)
+        assert source.positions is not None
+        places = torch.cat([source.positions, source.positions.new_zeros(*joined[0].shape[:2], longest)], dim=2)
+        for b, (m, n) in enumerate(zip(source.lengths.tolist(), new_lengths.tolist(), strict=True)):
             places[b, :, m : m + n] = positions[b] + torch.arange(n)
-        if not rule.evicts_on_turns:
-            state = cache.keys, cache.values, cache.page_min, cache.page_max, cache.lengths
+        if source is cache.whole or not rule.evicts_on_turns:
+            state = source.keys, source.values, source.page_min, source.page_max, source.lengths
             append_block(*state, k_new, v_new, new_lengths, page_size=rule.page_size)
-            cache.lengths, cache.positions = joined[2], places[:, :, : cache.capacity]
+            source.lengths, source.positions = joined[2], places[:, :, : source.capacity]
+        if not rule.evicts_on_turns:
             return attended
         turn = Turn(
             *joined, new_lengths, positions + new_lengths,
@@ -124,6 +126,10 @@ class LayerCaches:
         state = cache.keys, cache.values, cache.page_min, cache.page_max, cache.lengths
         bounds.append_in_place(*state, keys, values, page_size=group.parameters.page_size)
         cache.lengths = cache.lengths + 1
+        if cache.whole is not None:
+            whole = cache.whole
+            bounds.append_in_place(whole.keys, whole.values, None, None, whole.lengths, keys, values, page_size=1)
+            whole.lengths = whole.lengths + 1
 
     def _compact(
         self, group: HeadGroup, projected: list[Projected], prompt_lengths: Tensor, budgets: list[int] | None
@@ -148,6 +154,10 @@ class LayerCaches:
             kept = self._compact_to(budgets, queries.window, keys, values, prompt_lengths)
         cache = LayerCache(kept.keys, kept.values, kept.lengths)
         self._fill(cache, kept, parameters)
+        if parameters.keeps_whole:
+            slots = parameters.max_sequence_len
+            cache.whole = LayerCache(_with_room(keys, slots), _with_room(values, slots), prompt_lengths.clone())
+            cache.whole.positions = torch.arange(slots).expand(*keys.shape[:2], slots)
         return cache
 
     def _fill(self, cache: LayerCache, kept: Compacted, parameters: Rule) -> None:

@@ -79,6 +79,10 @@ class Rule(Protocol):
         """Whether stored and new tokens compete for the slots after a turn; otherwise new ones are appended."""
 
     @property
+    def keeps_whole(self) -> bool:
+        """Whether every token is kept beside the cache that a step reads, for turns to choose from."""
+
+    @property
     def no_turn(self) -> str | None:
         """Why it takes no turns; None if it does."""
 

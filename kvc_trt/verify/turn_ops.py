@@ -6,6 +6,7 @@ They join, append and attend. What a method has of its own is in its file (`Prom
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -86,7 +87,14 @@ def _given(case: TurnCase, *more: str) -> dict[str, Array]:
     return {name: inputs[name] for name in ("k_new", "cache_lengths", "lengths", *more)}
 
 
+def _with_room(case: TurnCase) -> TurnCase:
+    """Return the case with slots for the whole turn behind those of the cache."""
+    room = [(0, 0), (0, 0), (0, case.q.shape[2]), (0, 0)]
+    return replace(case, k_cache=np.pad(case.k_cache, room), v_cache=np.pad(case.v_cache, room))
+
+
 def _run_append(operator: RunnableAlone, case: TurnCase, rule: Constants) -> Found:
+    case = _with_room(case)
     found = operator.run(**_given(case, "v_new", "k_cache", "v_cache"))
     return Found(moved=tuple(zip(found, _appended(case), strict=True)))
 

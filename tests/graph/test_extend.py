@@ -22,7 +22,7 @@ from tests.graph.small_models import FAMILIES, LLAMA, SmallEngine, make_small_en
 KEEPING = ("full", "hybrid", "quest", "quest-matched", "sparq")
 COMPACTING = (
     "rocketkv", "snapkv++", "snapkv-gqa", "snapkv", "pyramidkv", "keydiff", "expected-attention",
-    "expected-attention-hybrid",
+    "expected-attention-hybrid", "rocketkv-mt",
 )  # fmt: skip
 ONE_AT_A_TIME = ("streaming-llm", "sliding-window", "h2o", "tova")
 """Policies whose steps evict."""
@@ -50,7 +50,8 @@ def room_of(policy: str) -> dict[str, int]:
     if policy in KEEPING:
         return {"max_input_len": 250, "max_output_len": 200}
     budget = {"snapkv": 96, "pyramidkv": 64, "streaming-llm": 32, "sliding-window": 32, "h2o": 32, "tova": 32}
-    return {"max_input_len": 450, "max_output_len": 8, "token_budget": budget.get(policy, 48)}
+    more = {"window": 8, "pool_kernel": 7} if policy == "rocketkv-mt" else {}
+    return {"max_input_len": 450, "max_output_len": 8, "token_budget": budget.get(policy, 48), **more}
 
 
 def decoder_of(engine: SmallEngine) -> ReferenceDecoder:
@@ -260,3 +261,34 @@ def test_heads_that_keep_everything_beside_heads_that_do_not(tmp_path):
     assert len(cache_sites(engine.model, engine.parameters)) > engine.model.num_hidden_layers
     for result, logits, cache in conversation(engine, prompts_of(100, 7, 33)):
         check(engine, result, logits, cache)
+
+
+def test_a_turn_of_the_whole_cache_sees_what_the_first_question_did_not(engines):
+    """However little steps read, a turn of rocketkv-mt attends to every token, and admits from all of them."""
+    engine, dense = engines("rocketkv-mt"), engines("full", max_input_len=450, max_output_len=8)
+    prompts = prompts_of(300, 40)
+    ours, theirs = roll_to(engine, prompts), roll_to(dense, prompts)
+    assert (ours[1][:, 0] == engine.parameters.prompt_budget).all()
+    for number, turn in enumerate(((30, 9), (1, 60))):
+        blocks = blocks_of(turn, seed=20 + number)
+        found, whole = engine.extend(blocks, *ours), dense.extend(blocks, *theirs)
+        np.testing.assert_allclose(found["logits"], whole["logits"], atol=1e-5)
+        positions = ours[0] + np.array(turn)
+        for row, stored in enumerate(positions):
+            for kind in "kv":
+                ours_whole, full = found[f"{kind}_whole.0"][row, :, :stored], whole[f"{kind}_cache.0"][row, :, :stored]
+                np.testing.assert_allclose(ours_whole, full, atol=1e-5)
+        admitted = found["indices.0"][0]
+        assert (admitted.max(axis=-1) == positions[0] - 1).all()
+        ours, theirs = (positions, found["cache_lengths"], found), (positions, whole["cache_lengths"], whole)
+
+
+def test_steps_of_the_whole_cache_append_to_both(engines):
+    engine = engines("rocketkv-mt")
+    positions, lengths, state = roll_to(engine, prompts_of(120))
+    before = state["k_whole.0"].copy()
+    after = engine.decode(np.array([5]), positions, lengths, state)
+    np.testing.assert_array_equal(after["k_whole.0"][0, :, :120], before[0, :, :120])
+    new = after["k_cache.0"][0, :, lengths[0, 0]]
+    np.testing.assert_array_equal(after["k_whole.0"][0, :, 120], new)
+    assert not after["k_whole.0"][0, :, 121:].any()

@@ -22,6 +22,7 @@ __all__ = ["one_thread"]
 POLICIES = {
     "full": {}, "rocketkv": {"skip_layers": 1}, "sparq": {}, "h2o": {}, "tova": {}, "streaming-llm": {},
     "keydiff": {"token_budget": 96}, "expected-attention-hybrid": {"sinks": 0}, "snapkv": {"token_budget": 128},
+    "rocketkv-mt": {"window": 16, "pool_kernel": 7},
 }  # fmt: skip
 
 

@@ -1,0 +1,147 @@
+"""RocketKV-MT: RocketKV for conversations. Every token is kept, and each turn chooses anew which of them steps read.
+
+"RocketKV: Accelerating Long-Context LLM Inference via Two-Stage KV Cache Compression", arXiv 2502.14051, second
+version. Stage 1 runs after the prompt and after every turn, with a window of 128 queries, over all tokens of the
+conversation; what it admits is copied into RocketKV's own cache, from which stage 2 selects until the next turn. Tokens
+of the answer are admitted as they come. So a later question is answered from everything, and only traffic is saved,
+not memory.
+
+Shapes: RocketKV's cache [B,G,C,D], and beside it keys and values of every token [B,G,S,D] by position. A turn of a
+conversation attends exactly to all of these.
+
+Deviations: that the whole cache is kept, the window of 128 and the choice per turn are published. It could not be
+confirmed whether answers of earlier turns compete (here they do), whether only the turn's own queries vote (here they
+do), and how the released code stores what is admitted (here it is copied, so that pages are those of the admitted
+tokens).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_rows
+from kvc_trt.methods.hybrid import BestOfPages
+from kvc_trt.methods.inputs import PolicyInputs
+from kvc_trt.methods.kinds import PromptEviction
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.rocketkv import ROCKETKV
+from kvc_trt.methods.rocketkv import resolve as resolve_rocketkv
+from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION
+from kvc_trt.methods.verification import ByWindow
+from kvc_trt.operators.append_block import APPEND_BLOCK
+from kvc_trt.operators.compact import COMPACT_TURN
+from kvc_trt.operators.schema import CACHE, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvc_trt.methods.turn_pieces import TurnLayer
+    from kvc_trt.operators.emitter import Value
+    from kvc_trt.reference import Compacted, Turn
+
+WINDOW = 128
+WHOLE = (
+    Tensor("k_whole", CACHE, ("B", "G", "L", "D"), "keys of every token, by position"),
+    Tensor("v_whole", CACHE, ("B", "G", "L", "D")),
+)
+
+
+class AdmittedAnew(PromptEviction):
+    """Keep every token beside the cache that steps read, and admit to that what the last queries attend to."""
+
+    name = "admitted-per-turn"
+    operators = None
+    keeps_whole = True
+    turn = (
+        "Every token is kept, which takes the memory of the whole cache; the last queries of the turn choose anew "
+        "which of them the next steps may read."
+    )
+
+    def compact(
+        self, observed: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prompt_lengths: torch.Tensor,
+        rule: Constants,
+    ) -> Compacted:  # fmt: skip
+        """Admit what SnapKV++ keeps of a prompt."""
+        return OBSERVED_ATTENTION.compact(observed, keys, values, prompt_lengths, rule)
+
+    def store(self, prompt: PromptLayer, *, bounds: bool) -> None:
+        """Write KvcCompact, and the whole prompt beside its result."""
+        OBSERVED_ATTENTION.store(prompt, bounds=bounds)
+        store_rows(prompt, prompt.rule.max_sequence_len, [f"{tensor.name}.{prompt.name}" for tensor in WHOLE])
+
+    def compact_turn(self, turn: Turn, rule: Constants) -> Compacted:
+        """Admit what SnapKV++ keeps of every token of the conversation."""
+        return OBSERVED_ATTENTION.compact_turn(turn, rule)
+
+    def extend(self, turn: TurnLayer, *, bounds: bool) -> Value:
+        """Append to the whole cache, attend to it, and write KvcCompactTurn over it."""
+        start, count = turn.turn.positions, turn.batch.lengths
+        names = {f"{cache}_out": turn.updated(tensor.name) for cache, tensor in zip(CACHES, WHOLE, strict=True)}
+        inputs = {
+            "k_new": turn.keys, "v_new": turn.values, "cache_lengths": start, "lengths": count,
+            **{cache: turn.state(tensor.name) for cache, tensor in zip(CACHES, WHOLE, strict=True)},
+        }  # fmt: skip
+        whole = turn.call(APPEND_BLOCK, inputs, names)
+        keys, values = whole["k_cache_out"], whole["v_cache_out"]
+        given = {
+            "q_window": turn.window(), "k": keys, "v": values, "prompt_lengths": turn.emit.Add(start, count),
+            "window_lengths": turn.turn.window_lengths,
+        }  # fmt: skip
+        attended = turn.attend(keys, values, start)
+        turn.call(COMPACT_TURN, given, turn.compacted(COMPACT_TURN, bounds=bounds, indices="indices"))
+        return attended
+
+    def describe(self, rule: Constants) -> str:
+        """Describe the choice, and that everything stays beside it."""
+        return f"{OBSERVED_ATTENTION.describe(rule)}, chosen anew by every turn from all {rule.max_sequence_len} kept"
+
+    def ranking(self, rule: Constants) -> ByWindow:
+        """Return the ranking by the window's pooled attention."""
+        return ByWindow(rule.pool_kernel)
+
+
+CACHES = ("k_cache", "v_cache")
+
+
+class BestOfAdmitted(BestOfPages):
+    """Select from the admitted tokens as RocketKV does; the new token is stored in both caches."""
+
+    name = "hybrid-of-admitted"
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """The page bounds, and the whole cache."""
+        return (*super().state, *WHOLE)
+
+    def decode(self, step: StepLayer) -> Value:
+        """Write RocketKV's step, and append to the whole cache."""
+        emit, position = step.emit, step.batch.positions
+        inputs = {
+            "k_new": emit.Unsqueeze(step.key, [2]), "v_new": emit.Unsqueeze(step.value, [2]),
+            "cache_lengths": position, "lengths": emit.Expand(1, emit.Shape(position)),
+            **{cache: f"{tensor.name}.{step.name}" for cache, tensor in zip(CACHES, WHOLE, strict=True)},
+        }  # fmt: skip
+        names = {f"{cache}_out": f"{tensor.name}_out.{step.name}" for cache, tensor in zip(CACHES, WHOLE, strict=True)}
+        step.call(APPEND_BLOCK, inputs, names)
+        return super().decode(step)
+
+
+def resolve(inputs: PolicyInputs) -> PolicyParameters:
+    """Derive RocketKV's numbers with a window of 128."""
+    return replace(resolve_rocketkv(inputs), prompt_eviction=ADMITTED_ANEW.name, decode_selection=BEST_OF_ADMITTED.name)
+
+
+ADMITTED_ANEW, BEST_OF_ADMITTED = AdmittedAnew(), BestOfAdmitted()
+ROCKETKV_MT = Policy(
+    name="rocketkv-mt",
+    summary="rocketkv for conversations: every token stays, and each turn chooses which ones steps may read",
+    source="RocketKV-MT, arXiv 2502.14051 (second version)",
+    eviction=ADMITTED_ANEW,
+    selection=BEST_OF_ADMITTED,
+    resolve=resolve,
+    overrides=ROCKETKV.overrides,
+    fixed={"window": WINDOW},
+)
