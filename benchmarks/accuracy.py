@@ -132,7 +132,7 @@ def write_result(report: AccuracyReport, spent: dict[str, Any]) -> Path:
 
 
 def _compact(cell: dict[str, Any]) -> dict[str, Any]:
-    dropped = ("scores", "depths", "parameters", "seed", "family", "query_aware")
+    dropped = ("scores", "full_scores", "depths", "parameters", "seed", "family", "query_aware")
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in cell.items()}
     return {name: value for name, value in rounded.items() if name not in dropped and value not in (None, "")}
 

@@ -3,7 +3,7 @@
     build/peers/bin/python -m benchmarks.accuracy_kvpress --questions FILE --model DIR [--minutes 60]
 
 Every press keeps as many tokens as a policy's budget leaves of the prompt, as many as fit in the bytes that RocketKV
-stores, and the shares of kvpress's leaderboard. A question is prefilled once: each press's own `compress` runs in its
+stores, and the shares of kvpress's leaderboard. Presses share a prefill: each press's own `compress` runs in its
 own place, behind a layer's attention, on the layer's full cache, and what it returns is kept aside, so that the next
 press finds the cache whole. Presses that keep equally many tokens are decoded as rows of one batch. AdaKV masks tokens
 of a cache that stays whole: it frees nothing, is decoded alone, and is asked at equal token budgets only.
@@ -51,6 +51,8 @@ SCORED_BY_AMOUNT = ("streaming-llm",)
 ADAKV = "adakv-snapkv"
 LARGEST_WINDOW = 64
 """SnapKV's: a press that keeps fewer tokens than it observes keeps part of the window alone."""
+HELD_TOKENS = 9_000
+"""Tokens that each press may keep of one prefill, all amounts together; of five presses on SmolLM2 that is 2 GiB."""
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -198,15 +200,36 @@ def decoded(model: PreTrainedModel, asked: Asked, first: torch.Tensor, layers: L
 
 @torch.inference_mode()
 def answered(model: PreTrainedModel, asked: Asked, points: Sequence[Point]) -> dict[tuple[str, int], float]:
-    """The score of every press at every number of tokens kept, one prefill for all."""
-    cache, length = DynamicCache(), len(asked.prompt)
+    """The score of every press at every number of tokens kept, one prefill for as many as memory holds."""
+    length = len(asked.prompt)
     amounts = sorted({point.kept for point in points if point.kept < length})
-    masked = sorted({point.kept for point in points if point.label.startswith("budget")} & set(amounts))
+    masked = {point.kept for point in points if point.label.startswith("budget")}
+    scores: dict[tuple[str, int], float] = {}
+    for some in held_together(amounts) or [[]]:
+        scores |= _answered_at(model, asked, some, sorted(masked & set(some)), whole=not scores)
+    return scores
+
+
+def held_together(amounts: Sequence[int]) -> list[list[int]]:
+    """The amounts in groups of at most HELD_TOKENS, or of one."""
+    groups: list[list[int]] = []
+    for amount in amounts:
+        if not groups or sum(groups[-1]) + amount > HELD_TOKENS:
+            groups.append([])
+        groups[-1].append(amount)
+    return groups
+
+
+def _answered_at(
+    model: PreTrainedModel, asked: Asked, amounts: Sequence[int], masked: Sequence[int], *, whole: bool
+) -> dict[tuple[str, int], float]:
+    """The scores at these numbers of tokens, AdaKV's at `masked`, and with `whole` that of the whole cache."""
+    cache = DynamicCache()
     with recording(model, amounts, masked) as found:
         first = model(torch.tensor([asked.prompt]), past_key_values=cache, logits_to_keep=1).logits[:, -1]
-    whole = [(layer.keys, layer.values) for layer in cache.layers]
+    full = [(layer.keys, layer.values) for layer in cache.layers]
     del cache
-    scores = {("full", length): decoded(model, asked, first, whole)[0]}
+    scores = {("full", len(asked.prompt)): decoded(model, asked, first, full)[0]} if whole else {}
     for amount in amounts:
         rows = [found.layers.pop((name, amount)) for name in SCORERS]
         joined = [tuple(torch.cat(parts) for parts in zip(*layer, strict=True)) for layer in zip(*rows, strict=True)]
@@ -215,7 +238,7 @@ def answered(model: PreTrainedModel, asked: Asked, points: Sequence[Point]) -> d
     for amount in masked:
         for layer, indices in zip(model.model.layers, found.masks[amount], strict=True):
             layer.self_attn.masked_key_indices = indices
-        copied = [(keys.clone(), values) for keys, values in whole]  # masked keys are overwritten in place
+        copied = [(keys.clone(), values) for keys, values in full]  # masked keys are overwritten in place
         scores[ADAKV, amount] = decoded(model, asked, first, copied)[0]
         for layer in model.model.layers:
             layer.self_attn.masked_key_indices = None
@@ -274,7 +297,8 @@ def measure(loaded: tuple[PreTrainedModel, Any], asked: Mapping[str, Any], kept:
             line: dict[str, Any] = {**place, "index": index}
             if _key(line) in known or (until is not None and time.monotonic() >= until):
                 continue
-            started, question = time.monotonic(), Asked(group, index, tokenizer, ends)
+            started, processor = time.monotonic(), time.process_time()
+            question = Asked(group, index, tokenizer, ends)
             points = points_of(group, len(question.prompt), asked["bytes_per_token"])
             scores = answered(model, question, points)
             line["points"] = [
@@ -284,6 +308,7 @@ def measure(loaded: tuple[PreTrainedModel, Any], asked: Mapping[str, Any], kept:
                 if amount == point.kept
             ]
             line |= {"seconds": round(time.monotonic() - started, 2), "commit": commit}
+            line["processor_seconds"] = round(time.process_time() - processor, 2)
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"{place['task']} {place['mode']} {place['framing']} {index}: {line['seconds']} s", flush=True)
@@ -310,6 +335,8 @@ def write_result(asked: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -
     record["versions"] = {**record["versions"], "kvpress": metadata.version("kvpress")}
     head = {"machine": record, "settings": asked["settings"], "bytes_per_token": asked["bytes_per_token"]}
     head["seconds"] = round(sum(line["seconds"] for line in lines))
+    timed = [line["processor_seconds"] for line in lines if "processor_seconds" in line]
+    head["processor_seconds_per_question"] = round(sum(timed) / len(timed), 2) if timed else None
     body = ",\n".join(f"    {json.dumps(cell)}" for cell in cells.values())
     path = machine.result_path(NAME, record)
     write_whole(path, f'{json.dumps(head, indent=2)[:-2]},\n  "cells": [\n{body}\n  ]\n}}\n'.encode())

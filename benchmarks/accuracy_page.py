@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvc_trt.accuracy.cell import EVIDENCE
+from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.published import NOTICEABLE, Comparison, paper_order, summary
 from kvc_trt.accuracy.report import AccuracyReport
@@ -48,7 +48,7 @@ def _head(report: AccuracyReport, record: Mapping[str, Any], spent: Mapping[str,
             f"Model {settings['model']} ({settings['weights']}), {settings['samples']} questions per task, length and "
             f"mode, seed {settings['seed']}, greedy; longest answers in tokens: {rooms}.",
             f"Cells are percent ± one standard error (questions). Cells count where the full cache answers at least "
-            f"{EVIDENCE:.0%}.",
+            f"{ENOUGH_ANSWERED} questions.",
         ]
     )
 

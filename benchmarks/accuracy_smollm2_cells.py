@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.accuracy_kvpress import ADAKV
-from kvc_trt.accuracy.cell import Mean, interval, mean
-from kvc_trt.accuracy.paired import difference, on_answered
+from benchmarks.accuracy_smollm2_stages import POOLS
+from kvc_trt.accuracy.cell import Mean, interval, mean, on_answered
+from kvc_trt.accuracy.paired import difference
 from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
 
@@ -29,9 +30,13 @@ class Group(NamedTuple):
     length: int
     framing: str
 
+    @property
+    def framed(self) -> str:
+        """The framing in words."""
+        return "through the chat template" if self.framing == "chat" else "plain"
+
     def __str__(self) -> str:
-        framed = "through the chat template" if self.framing == "chat" else "plain"
-        return f"{self.task}, {self.length:,} tokens, {self.mode}, {framed}"
+        return f"{self.task}, {self.length:,} tokens, {self.mode}, {self.framed}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Comparison:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Those that were asked, in the order of the stages."""
+        """Those that were asked, in the order of the answers."""
         return list(dict.fromkeys(cell.group for cell in self.cells if cell.side == OURS))
 
     @cached_property
@@ -91,8 +96,9 @@ class Comparison:
         return self.cell(side, group, BASELINE, BASELINE)
 
     def of(self, side: str, group: Group) -> list[Answered]:
-        """A side's cells of a group, the whole cache left out."""
-        return [one for one in self.cells if (one.side, one.group) == (side, group) and one.method != BASELINE]
+        """A side's cells of a group; the whole cache is left out, and what only tells why another cell is as it is."""
+        aside = (BASELINE, *POOLS)
+        return [one for one in self.cells if (one.side, one.group) == (side, group) and one.method not in aside]
 
     def on_answered(self, cell: Answered) -> Mean | None:
         """Accuracy on the questions that the same side's whole cache answers."""

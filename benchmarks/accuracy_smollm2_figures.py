@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 """Okabe and Ito's, told apart by every kind of colour vision."""
-_MARKERS = "os^DvPX*<>h"
+_MARKERS = "os^DvPX<>h"
 _SAME = {"snapkv": "snapkv-gqa", "adakv-snapkv": "snapkv"}
 """Presses and the policies that are most like them: they share a colour."""
 _NO_POLICY = Style("#009E73", "h", "-.")
@@ -60,12 +60,14 @@ def _figure(found: Comparison, groups: Sequence[Group], place: Place, label: str
 
 
 def _style(method: str) -> Style:
-    """By the method's place among our policies."""
-    names = [*CLAIMED, *OTHERS]
-    if method not in names:
+    """By the method's place among our policies; one with settings of its own has its policy's colour."""
+    names = [one for one in (*CLAIMED, *OTHERS) if ":" not in one]
+    policy, changed, _ = method.partition(":")
+    if policy not in names:
         return _NO_POLICY
-    place, count = names.index(method), len(_COLOURS)
-    return Style(_COLOURS[place % count], _MARKERS[place % len(_MARKERS)], ("-", "--", ":", "-.")[place // count])
+    place, count = names.index(policy), len(_COLOURS)
+    line = ":" if changed else ("-", "--", "-.")[place // count % 3]
+    return Style(_COLOURS[place % count], "*" if changed else _MARKERS[place % len(_MARKERS)], line)
 
 
 def _panel(axes: Axes, found: Comparison, side: str, group: Group, place: Place) -> None:

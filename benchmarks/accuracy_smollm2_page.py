@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy_smollm2_page
 
 Nothing here depends on who wins: every sentence follows from the figures, and a difference that chance explains is
-none (exact sign test over the questions).
+none (exact sign test over the questions, corrected for how many are made).
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from benchmarks.accuracy_page import BEGIN, END
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, read
 from benchmarks.accuracy_smollm2_claims import among_ours, beside_kvpress, signed, smallest
 from benchmarks.accuracy_smollm2_figures import against_budget, against_bytes
-from benchmarks.accuracy_smollm2_stages import CORE
+from benchmarks.accuracy_smollm2_pools import pools
+from benchmarks.accuracy_smollm2_stages import CORE, Stage
 from kvc_trt.accuracy.cell import Mean, interval
+from kvc_trt.accuracy.grid import QuestionGroup
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.errors import InputError
+from kvc_trt.policies import BASELINE
 
 PAGE = machine.ROOT / "docs" / "results" / "accuracy-smollm2.md"
 IMAGES = machine.ROOT / "docs" / "images"
@@ -52,6 +55,7 @@ def measured(found: Comparison, images: Sequence[str] = ()) -> str:
         _head(found),
         *_asked(found),
         *(f"![{name.removesuffix('.png')}](../images/{name})" for name in images),
+        *pools(found),
         *smallest(found),
         *among_ours(found),
         *beside_kvpress(found),
@@ -62,7 +66,8 @@ def measured(found: Comparison, images: Sequence[str] = ()) -> str:
 
 
 def _images(found: Comparison) -> Iterator[tuple[str, bytes]]:
-    for kind, groups in groupby(sorted(found.groups, key=_kind), key=_kind):
+    drawn = [group for group in found.groups if found.of(OURS, group)]
+    for kind, groups in groupby(sorted(drawn, key=_kind), key=_kind):
         chosen = list(groups)
         for first in range(0, len(chosen), PANELS):
             some, number = chosen[first : first + PANELS], f"-{first // PANELS + 1}" if len(chosen) > PANELS else ""
@@ -97,21 +102,31 @@ def _asked(found: Comparison) -> Iterable[str]:
     """What the whole cache answers, in both engines, and what was not asked."""
     yield "## What the model answers with its whole cache"
     yield (
-        "Percent of the questions with Wilson's 95 % interval, or nats per token ± one standard error. The last column "
-        "says on how many questions kvc-trt and transformers, which read the same token ids, come to the same score "
-        "(likelihoods: to within 0.001)."
+        "Percent of the questions with Wilson's 95 % interval and n, or nats per token ± one standard error. What the "
+        "whole cache does not answer tells nothing of a policy."
     )
-    lines = ["| questions | n | kvc-trt | transformers | equal |", "|---|---|---|---|---|"]
-    for group in found.groups:
-        ours, theirs = found.full(group), found.full(group, KVPRESS)
-        if ours is None:
-            continue
-        equal = "not asked" if theirs is None else _equal(ours, theirs)
-        other = "not asked" if theirs is None else f"{_value(theirs)} (n {len(theirs.scores)})"
-        lines.append(f"| {group} | {len(ours.scores)} | {_value(ours)} | {other} | {equal} |")
+    lengths = sorted({group.length for group in found.groups})
+    lines = [
+        "| questions | " + " | ".join(f"{one:,} tokens" for one in lengths) + " |",
+        "|---" * (1 + len(lengths)) + "|",
+    ]
+    for place in dict.fromkeys(group._replace(length=0) for group in found.groups):
+        cells = [found.full(place._replace(length=length)) for length in lengths]
+        row = ["not asked" if cell is None else _value(cell, len(cell.scores)) for cell in cells]
+        lines.append(f"| {place.task}, {place.mode}, {place.framed} | " + " | ".join(row) + " |")
     yield "\n".join(lines)
+    equal = [
+        f"- {group}: {_equal(ours, theirs)}"
+        for group in found.groups
+        if (ours := found.full(group)) is not None and (theirs := found.full(group, KVPRESS)) is not None
+    ]
+    if equal:
+        yield (
+            "kvc-trt and transformers read the same token ids. On how many questions that both asked with the whole "
+            "cache they come to the same score (likelihoods: to within 0.001):\n\n" + "\n".join(equal)
+        )
     if missing := _missing(found):
-        yield "**Not run yet**: " + "; ".join(missing) + ". The same command asks them later and keeps what is here."
+        yield "**Not whole yet**: " + "; ".join(missing) + ". The same command asks them later and keeps what is here."
 
 
 def _equal(ours: Answered, theirs: Answered) -> str:
@@ -120,21 +135,34 @@ def _equal(ours: Answered, theirs: Answered) -> str:
 
 
 def _missing(found: Comparison) -> list[str]:
-    """Stages of the core grid with questions that were not asked."""
+    """Stages of the core grid with questions that were not asked, of us or of kvpress."""
     missing = []
     for name, stage in CORE.items():
-        asked = [
-            (cell := found.full(Group(g.task, g.mode, g.length, g.framing))) is not None
-            and len(cell.scores) >= stage.asked
-            for g in stage.groups
-        ]
-        if not all(asked):
-            missing.append(f"`{name}` ({sum(asked)} of {len(asked)} groups have all {stage.asked} questions)")
+        cells = [cell for group in stage.groups for cell in _cells_of(found, group, stage)]
+        asked = sum(min(count, stage.asked) for count in cells)
+        if asked < stage.asked * len(cells):
+            missing.append(f"`{name}` ({100 * asked // (stage.asked * len(cells))} % of its answers are here)")
     return missing
+
+
+def _cells_of(found: Comparison, asked: QuestionGroup, stage: Stage) -> Iterator[int]:
+    """How many questions each cell of a group has that the stage asks; one with a reason has all."""
+    group = Group(asked.task, asked.mode, asked.length, asked.framing)
+    absent = {(policy, budget) for one, policy, budget, _ in found.absent if one == group}
+    for variant in stage.variants:
+        point = BASELINE if variant.token_budget is None else f"budget {variant.token_budget}"
+        cell = found.cell(OURS, group, variant.policy, point)
+        if (variant.policy, variant.token_budget) not in absent:
+            yield 0 if cell is None else len(cell.scores)
+    if stage.beside_kvpress:
+        full = found.full(group, KVPRESS)
+        yield 0 if full is None else len(full.scores)
 
 
 def _group(found: Comparison, group: Group) -> Iterator[str]:
     """All cells of one group: our policies, and kvpress's presses folded away."""
+    if not found.of(OURS, group):
+        return
     yield f"## {group}"
     if (full := found.full(group)) is not None:
         yield f"Whole cache: {_value(full)} (n {len(full.scores)}), {full.stored / _MIB:.1f} MiB for one sequence."
@@ -174,10 +202,11 @@ def _table(found: Comparison, heading: str, cells: Sequence[Answered]) -> str:
     return "\n".join(lines)
 
 
-def _value(cell: Answered) -> str:
+def _value(cell: Answered, asked: int | None = None) -> str:
+    """The mean and its error, and of how many questions where that stands nowhere else."""
     if cell.likelihood:
-        return f"{cell.mean.value:.3f} ± {cell.mean.standard_error:.3f}"
-    return _share(cell.mean)
+        return f"{cell.mean.value:.3f} ± {cell.mean.standard_error:.3f}" + ("" if asked is None else f" ({asked})")
+    return _share(cell.mean, "" if asked is None else f"; {asked}")
 
 
 def _share(answered: Mean, note: str = "") -> str:

@@ -66,7 +66,8 @@ class Stage:
 
 
 WHOLE_SECONDS = {2048: 5.5, 4096: 14.0, 8192: 42.0}
-"""Processor seconds of a question's prefill, by its length; like the next two, of one core of an AMD EPYC (Zen 5)."""
+"""Processor seconds of a question's prefill, by its length; like the next two, of one core of an AMD EPYC (Zen 5),
+measured at 2,048 tokens and estimated from that at more."""
 POLICY_SECONDS = {2048: 0.45, 4096: 0.7, 8192: 1.2}
 """Of one policy's answer at one budget."""
 KVPRESS_SECONDS = {2048: 30.0, 4096: 65.0, 8192: 150.0}

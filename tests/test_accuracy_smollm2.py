@@ -68,6 +68,12 @@ def test_a_point_keeps_what_budget_bytes_and_ratio_leave_of_a_prompt():
         assert int(2000 * (1 - kvpress.ratio_for(kept, 2000))) == kept
 
 
+def test_amounts_share_a_prefill_as_far_as_memory_goes(monkeypatch):
+    monkeypatch.setattr(kvpress, "HELD_TOKENS", 100)
+    assert kvpress.held_together([10, 40, 50, 60, 40, 120]) == [[10, 40, 50], [60, 40], [120]]
+    assert kvpress.held_together([]) == []
+
+
 def line_of(index, **changes):
     place = {"task": "t", "mode": "m", "length": 9, "framing": "chat", "dataset": "d", "output_tokens": 12}
     points = [{"press": "knorm", "label": "ratio 0.5", "kept": 1000 + index, "score": index}]

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from kvc_trt.accuracy.grid import PLAIN, QuestionGroup, Variant
 from kvc_trt.errors import InputError
-from kvc_trt.policies import BASELINE
 from kvc_trt.tasks.task import ScoredBy
 
-EVIDENCE = 0.99
-"""Accuracy of the full cache from which a cell says something about the method: a loss is then the method's."""
-
+ANSWERED = 1.0
+"""The score of a question that is answered: every value that was asked for."""
+ENOUGH_ANSWERED = 16
+"""Questions that the full cache must answer before a cell says something about a method; all, where fewer are asked."""
 _CONFIDENCE = 1.959964
 """Half the width of a 95 % interval, in standard errors."""
 
@@ -32,12 +32,15 @@ class Mean:
 
 
 def mean(scores: Sequence[float]) -> Mean:
-    """Mean and standard error; for scores of 0 and 1 the binomial sqrt(p (1 - p) / n). ValueError for no scores."""
+    """Mean and standard error: the sample's deviation, of n - 1, over sqrt(n). ValueError for no scores.
+
+    The error of a single score, and of scores that are all alike, is 0 and says nothing; `interval` does.
+    """
     count = len(scores)
     if count == 0:
         raise ValueError("scores: expected at least one, found none")
     value = math.fsum(scores) / count
-    variance = math.fsum((score - value) ** 2 for score in scores) / count
+    variance = math.fsum((score - value) ** 2 for score in scores) / max(1, count - 1)
     return Mean(value, math.sqrt(variance / count), count)
 
 
@@ -58,6 +61,15 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Mean:
     if len(first) != len(second):
         raise ValueError(f"scores: expected the same questions, found {len(first)} and {len(second)}")
     return mean([a - b for a, b in zip(first, second, strict=True)])
+
+
+def on_answered(scores: Sequence[float], full: Sequence[float]) -> Mean | None:
+    """A policy's accuracy on the questions that the full cache answers; None where there is none of them.
+
+    A measurement that was cut short may have more of the full cache's scores: what only one of the two has is left out.
+    """
+    kept = [mine for mine, theirs in zip(scores, full, strict=False) if theirs >= ANSWERED]
+    return mean(kept) if kept else None
 
 
 class CellKey(NamedTuple):
@@ -88,10 +100,10 @@ class Cell:
     max_new_tokens: int
     framing: str = PLAIN
     scored_by: ScoredBy = "answer"
-    full_accuracy: float | None = None
-    """Accuracy of the full cache on the same questions; None where scores are likelihoods."""
     scores: tuple[float, ...] = ()
     """In the order of the questions: between 0 and 1, or negative log-likelihoods per token in nats."""
+    full_scores: tuple[float, ...] = ()
+    """The full cache's, of the same questions; empty where scores are likelihoods."""
     depths: tuple[float, ...] = ()
     """The depth of each question's needle, 0 at the start and 1 at the end; empty where the task has no single one."""
     executor: str = ""
@@ -136,13 +148,25 @@ class Cell:
         return f"{self.mean.value:.3f} ± {self.mean.standard_error:.3f} nats"
 
     @property
+    def full_accuracy(self) -> float | None:
+        """Accuracy of the full cache on the same questions; None where scores are likelihoods."""
+        return mean(self.full_scores).value if self.full_scores else None
+
+    @property
+    def on_answered(self) -> Mean | None:
+        """Accuracy on the questions that the full cache answers; None where there are none."""
+        return on_answered(self.scores, self.full_scores)
+
+    @property
+    def lost(self) -> Mean | None:
+        """The full cache minus this policy, question by question; None where nothing was asked."""
+        return paired_difference(self.full_scores, self.scores) if self.scores and self.full_scores else None
+
+    @property
     def evidence(self) -> bool:
-        """Whether the full cache answers nearly everything; only then does this cell count."""
-        if self.scored_by != "answer":
-            return False
-        if self.policy == BASELINE:
-            return bool(self.scores) and self.mean.value >= EVIDENCE
-        return self.full_accuracy is not None and self.full_accuracy >= EVIDENCE
+        """Whether the full cache answers enough of the questions; only then does this cell count."""
+        answered = sum(score >= ANSWERED for score in self.full_scores)
+        return answered > 0 and answered >= min(ENOUGH_ANSWERED, len(self.full_scores))
 
     def to_json(self) -> dict[str, Any]:
         """Every field, and the figures that follow from the scores."""
@@ -150,6 +174,7 @@ class Cell:
         return {
             **asdict(self),
             "samples": self.samples,
+            "full_accuracy": self.full_accuracy,
             "accuracy": figures.value if figures and self.scored_by == "answer" else None,
             "negative_log_likelihood": figures.value if figures and self.scored_by == "likelihood" else None,
             "standard_error": figures and figures.standard_error,
@@ -162,9 +187,10 @@ class Cell:
         """The cell that `to_json` wrote; InputError for anything else."""
         known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
         try:
-            cell = cls(**{**known, "scores": tuple(known["scores"]), "depths": tuple(known["depths"])})
+            numbers = {"scores": tuple(known["scores"]), "depths": tuple(known["depths"])}
+            cell = cls(**{**known, **numbers, "full_scores": tuple(known.get("full_scores", ()))})
             highest = 1 if cell.scored_by == "answer" else math.inf
-            if not all(0 <= score <= highest for score in cell.scores):
+            if not all(0 <= score <= highest for score in (*cell.scores, *cell.full_scores)):
                 raise ValueError(f"scores outside 0..{highest}")
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"not a cell of results: {error}") from error

@@ -6,9 +6,8 @@ import base64
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvc_trt.accuracy.cell import EVIDENCE, Cell, Mean
+from kvc_trt.accuracy.cell import ENOUGH_ANSWERED, Cell, Mean
 from kvc_trt.accuracy.grid import Variant
-from kvc_trt.accuracy.paired import on_answered
 from kvc_trt.accuracy.published import NOTICEABLE, Published, paper_order, published_tables, summary
 from kvc_trt.accuracy.report import AccuracyReport
 from kvc_trt.pages.document import render
@@ -28,13 +27,13 @@ def html_page(report: AccuracyReport, figures: Mapping[str, bytes]) -> bytes:
         title=f"Accuracy of KV-cache policies: {model}",
         report=report,
         settings=_settings(report),
-        evidence=f"{EVIDENCE:.0%}",
+        enough=ENOUGH_ANSWERED,
         figures=[(name.removesuffix(".png"), base64.b64encode(image).decode()) for name, image in figures.items()],
         task_tables=[(mode, list(_task_tables(report, mode))) for mode in report.modes],
         comparisons=comparisons,
         summary=summary(comparisons),
         noticeable=f"{NOTICEABLE:g}",
-        answered=lambda cell: _on_answered(report, cell),
+        answered=_on_answered,
         not_applicable=_not_applicable(report),
         source=tables.source,
         published=[_published_table(report, one) for one in tables.of(model)],
@@ -70,12 +69,11 @@ def _task_tables(report: AccuracyReport, mode: str) -> Iterable[dict[str, Any]]:
             }
 
 
-def _on_answered(report: AccuracyReport, cell: Cell) -> Mean | None:
-    """Accuracy on the questions that the full cache answers, where it does not answer nearly all of them."""
-    full = report.cell(cell.group, Variant(BASELINE, None))
-    if full is None or full is cell or cell.evidence or cell.scored_by != "answer":
+def _on_answered(cell: Cell) -> Mean | None:
+    """Accuracy on the questions that the full cache answers, where it does not answer all of them."""
+    if cell.policy == BASELINE or cell.full_accuracy in (None, 1.0):
         return None
-    return on_answered(cell.scores, full.scores)
+    return cell.on_answered
 
 
 def _not_applicable(report: AccuracyReport) -> dict[tuple[str, str], list[str]]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from kvc_trt.accuracy.answerers import Answerer, rows_for
-from kvc_trt.accuracy.cell import Cell, key_of, mean
+from kvc_trt.accuracy.cell import Cell, key_of
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.model_under_test import ModelUnderTest, Room
 from kvc_trt.accuracy.questions import QuestionSet, Vocabulary, ask, draw
@@ -110,8 +110,7 @@ class GroupMeasurement:
                 cell = replace(cell, reason=error.message)
         if self.questions.task.score is None:
             return cell
-        right = (full or cell).scores[: cell.samples if cell.scores else last]
-        return replace(cell, full_accuracy=mean(right).value)
+        return replace(cell, full_scores=(full or cell).scores[: cell.samples if cell.scores else last])
 
     def _empty(self, variant: Variant) -> Cell:
         group = self.questions.group

@@ -1,9 +1,7 @@
-"""A policy beside the full cache, question by question.
+"""One method beside another, question by question, and which of many such differences chance explains.
 
-A real model does not answer every question with the full cache either. What it misses says nothing about a policy, so
-a policy is also judged on the questions that the full cache answers, and by the difference of the two on all of them.
-Scores are given in the order of the same questions. A measurement that was cut short has more of the full cache's than
-of the others': what only one of the two has is left out.
+Scores are given in the order of the same questions. A measurement that was cut short has more of one method's than of
+the other's: what only one of the two has is left out.
 """
 
 from __future__ import annotations
@@ -11,18 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvc_trt.accuracy.cell import Mean, mean, paired_difference
+from kvc_trt.accuracy.cell import Mean, paired_difference
 
 CHANCE = 0.05
-"""A difference that equal methods show more often than this is none."""
-ANSWERED = 1.0
-"""The score of a question that is answered: every value that was asked for."""
-
-
-def on_answered(scores: Sequence[float], full: Sequence[float]) -> Mean | None:
-    """A policy's accuracy on the questions that the full cache answers; None where there is none of them."""
-    kept = [mine for mine, theirs in zip(scores, full, strict=False) if theirs >= ANSWERED]
-    return mean(kept) if kept else None
+"""How often, of families of comparisons in which all methods are equal, one or more differences are called real."""
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Mean | None:
@@ -46,3 +36,16 @@ def sign_test(first: Sequence[float], second: Sequence[float]) -> float:
     higher, lower = higher_and_lower(first, second)
     count, tail = higher + lower, min(higher, lower)
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(tail + 1)) / (1 << count))
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """Holm's correction: each p value as it counts when all of them are looked at, in their order.
+
+    Those at or below a level are told with that chance of one or more mistakes among all, however they depend on each
+    other. The k-th smallest of n is multiplied by n - k + 1, and none counts for less than a smaller one.
+    """
+    adjusted, largest = [1.0] * len(chances), 0.0
+    for rank, place in enumerate(sorted(range(len(chances)), key=lambda one: chances[one])):
+        largest = max(largest, (len(chances) - rank) * chances[place])
+        adjusted[place] = min(1.0, largest)
+    return adjusted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvc_trt.accuracy.cell import EVIDENCE, Cell, Mean, mean
+from kvc_trt.accuracy.cell import ENOUGH_ANSWERED, Cell, Mean, mean
 from kvc_trt.accuracy.grid import PLAIN, QuestionGroup, Variant
 from kvc_trt.policies import BASELINE
 
@@ -17,9 +17,9 @@ class Bars:
     """Thresholds of one measurement, recorded in its report; None judges nothing."""
 
     minimum_accuracy: float | None = None
-    """Every cell that counts answers at least this share, 0..1."""
+    """Of the questions that the full cache answers, every cell that counts answers at least this share, 0..1."""
     maximum_loss: float | None = None
-    """No cell that counts answers less than the full cache by more than this share, 0..1."""
+    """Over all questions, no cell that counts answers less than the full cache by more than this share, 0..1."""
 
     def failures(self, cells: Iterable[Cell]) -> list[str]:
         """One line per cell and bar that does not hold; one where bars were set and no cell counts."""
@@ -27,16 +27,21 @@ class Bars:
             return []
         judged = [cell for cell in cells if cell.scores and cell.evidence and cell.policy != BASELINE]
         if not judged:
-            return [f"no cell counts: the full cache answers less than {EVIDENCE:.0%}, or no policy applies"]
+            return [
+                f"no cell counts: the full cache answers fewer than {ENOUGH_ANSWERED} questions, or no policy applies"
+            ]
         return [line for cell in judged for line in self._failures(cell)]
 
     def _failures(self, cell: Cell) -> Iterable[str]:
         where = f"{Variant(cell.policy, cell.token_budget)} on {cell.group}"
-        value, full = cell.mean.value, cell.full_accuracy or 0.0
-        if self.minimum_accuracy is not None and value < self.minimum_accuracy:
-            yield f"{where}: {cell.mean} %, expected at least {100 * self.minimum_accuracy:g} %"
-        if self.maximum_loss is not None and full - value > self.maximum_loss:
-            yield f"{where}: {100 * (full - value):.1f} points lost, expected at most {100 * self.maximum_loss:g}"
+        kept, lost = cell.on_answered, cell.lost
+        assert kept is not None  # of a cell that counts
+        assert lost is not None
+        if self.minimum_accuracy is not None and kept.value < self.minimum_accuracy:
+            of = f"of the {kept.samples} questions that the full cache answers"
+            yield f"{where}: {kept} % {of}, expected at least {100 * self.minimum_accuracy:g} %"
+        if self.maximum_loss is not None and lost.value > self.maximum_loss:
+            yield f"{where}: {lost} points lost, expected at most {100 * self.maximum_loss:g}"
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class AccuracyReport:
 
     @property
     def not_learned(self) -> list[tuple[QuestionGroup, Mean]]:
-        """Groups of questions that the full cache itself does not answer: nothing follows from them."""
+        """Groups of which the full cache itself answers too few questions: nothing follows from them."""
         full = [cell for cell in self.cells if cell.policy == BASELINE and cell.scores]
         return [(cell.group, cell.mean) for cell in full if not cell.evidence and cell.scored_by == "answer"]
 
@@ -130,7 +135,7 @@ class AccuracyReport:
         return {
             "passed": self.passed,
             "failures": self.failures,
-            "thresholds": {**vars(self.bars), "full_accuracy_of_evidence": EVIDENCE},
+            "thresholds": {**vars(self.bars), "answered_of_evidence": ENOUGH_ANSWERED},
             "settings": dict(self.settings),
             "machine": dict(self.machine),
             "cells": [cell.to_json() for cell in self.cells],

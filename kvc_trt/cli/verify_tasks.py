@@ -36,8 +36,8 @@ options = option_group(
         "--max-new-tokens", type=CountOrByName(), metavar="N|TASK=N,..",
         help="Longest answer, of all tasks or by task.  [default: each task's own]",
     ),
-    option("--minimum-accuracy", type=_PERCENT, help="Percent that every cell that counts must reach."),
-    option("--maximum-loss", type=_PERCENT, help="Points that none may lose against the full cache."),
+    option("--minimum-accuracy", type=_PERCENT, help="Percent of what the full cache answers."),
+    option("--maximum-loss", type=_PERCENT, help="Points that none may lose against it, on all."),
     option(
         "--output-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
         help="Results, kept cell by cell, and the report.  [default: accuracy/NAME]",
@@ -161,15 +161,22 @@ def _table(report: AccuracyReport, mode: str, length: int) -> str:
 def _cell(cell: Cell | None) -> str:
     if cell is None or not cell.scores:
         return "n/a"
-    return cell.figure + ("" if cell.evidence or cell.scored_by != "answer" else " *")
+    if cell.scored_by != "answer":
+        return cell.figure
+    kept = cell.on_answered if cell.policy != "full" and cell.full_accuracy != 1 else None
+    answered = "" if kept is None else f" ({100 * kept.value:.0f} of {kept.samples})"
+    return cell.figure + answered + ("" if cell.evidence else " *")
 
 
 def _notes(report: AccuracyReport) -> Iterable[str]:
-    from kvc_trt.accuracy.cell import EVIDENCE
+    from kvc_trt.accuracy.cell import ENOUGH_ANSWERED
     from kvc_trt.accuracy.grid import Variant
 
     if report.not_learned:
-        yield f"* not learned: the full cache answers less than {EVIDENCE:.0%}, and the cell does not count"
+        few = f"the full cache answers fewer than {ENOUGH_ANSWERED} questions"
+        yield f"* not learned: {few}, and the cell does not count"
+    if any(cell.full_accuracy not in (None, 1.0) for cell in report.cells):
+        yield "in brackets: of the questions that the full cache answers"
     reasons: dict[str, list[str]] = {}
     for cell in report.not_applicable:
         variant = str(Variant(cell.policy, cell.token_budget))

@@ -13,11 +13,12 @@ def cell(policy="rocketkv", token_budget=64, right=SAMPLES, *, full=1.0, task="n
          length=512, reason="") -> Cell:  # fmt: skip
     """`right` of 20 questions answered; depths from 0 to 1."""
     scores = () if reason else tuple(float(i < right) for i in range(SAMPLES))
+    right_of_full = tuple(float(i < full * SAMPLES) for i in range(SAMPLES))
     depths = () if reason else tuple(i / (SAMPLES - 1) for i in range(SAMPLES))
     return Cell(
         task=task, family="needles", mode=mode, length=length, policy=policy,
         token_budget=None if policy == "full" else token_budget, seed=0, dataset="d" * 64, max_new_tokens=8,
-        full_accuracy=full, scores=scores, depths=depths, executor="onnxruntime", row_bytes=1024, reason=reason,
+        full_scores=right_of_full, scores=scores, depths=depths, executor="onnxruntime", row_bytes=1024, reason=reason,
     )  # fmt: skip
 
 

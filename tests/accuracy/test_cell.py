@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvc_trt.accuracy.cell import interval, mean, paired_difference
+from kvc_trt.accuracy.cell import interval, mean, on_answered, paired_difference
 
 
-def test_right_and_wrong_answers_have_the_binomial_error():
-    assert str(mean([1.0] * 75 + [0.0] * 25)) == "75.0 ± 4.3"
+def test_the_error_is_that_of_a_sample():
+    assert str(mean([1.0] * 75 + [0.0] * 25)) == "75.0 ± 4.4"
+    assert mean([1.0, 2.0]).standard_error == 0.5
+    assert mean([1.0]).standard_error == 0
 
 
 def test_partial_scores_vary_less_than_right_and_wrong_ones():
@@ -35,3 +37,17 @@ def test_what_both_find_hard_does_not_widen_the_difference():
 def test_other_questions_are_not_comparable():
     with pytest.raises(ValueError, match="same questions"):
         paired_difference([1.0], [1.0, 0.0])
+
+
+def test_only_what_the_full_cache_answers_counts():
+    full = (1.0, 0.5, 1.0, 1.0)
+    found = on_answered((1.0, 1.0, 0.0, 0.5), full)
+    assert found is not None
+    assert (found.value, found.samples) == (0.5, 3)
+    assert on_answered(full, full).value == 1
+    assert on_answered((1.0, 1.0), (0.0, 0.5)) is None
+
+
+def test_what_was_cut_short_is_judged_as_far_as_it_goes():
+    found = on_answered((0.0, 0.0), (1.0, 0.0, 1.0))
+    assert (found.value, found.samples) == (0.0, 1)

@@ -1,31 +1,23 @@
-"""A policy beside the full cache: on what the full cache answers, and question by question."""
+"""Two methods question by question, and many such comparisons at once."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kvc_trt.accuracy.paired import difference, higher_and_lower, on_answered, sign_test
-
-
-def test_only_what_the_full_cache_answers_counts():
-    full = (1.0, 0.5, 1.0, 1.0)
-    found = on_answered((1.0, 1.0, 0.0, 0.5), full)
-    assert found is not None
-    assert (found.value, found.samples) == (0.5, 3)
-    assert on_answered(full, full).value == 1
-    assert on_answered((1.0, 1.0), (0.0, 0.5)) is None
+from kvc_trt.accuracy.paired import difference, higher_and_lower, holm, sign_test
 
 
 def test_what_was_cut_short_is_compared_as_far_as_it_goes():
     full, mine = (1.0, 0.0, 1.0), (0.0, 0.0)
-    assert (on_answered(mine, full).value, on_answered(mine, full).samples) == (0.0, 1)
     assert (difference(mine, full).value, difference(mine, full).samples) == (-0.5, 2)
     assert difference((), full) is None
 
 
 def test_a_difference_has_the_error_of_the_differences():
     found = difference((2.0, 3.0), (1.5, 2.0))
-    assert (found.value, found.standard_error) == (0.75, pytest.approx(0.25 / 2**0.5))
+    assert (found.value, found.standard_error) == (0.75, pytest.approx(0.25))
 
 
 def test_few_questions_show_nothing_however_alike_they_are():
@@ -38,3 +30,18 @@ def test_few_questions_show_nothing_however_alike_they_are():
 
 def test_questions_are_counted_as_far_as_both_go():
     assert higher_and_lower((1.0, 0.0, 0.5, 1.0), (0.0, 1.0, 0.25)) == (2, 1)
+
+
+def test_many_comparisons_need_smaller_chances():
+    assert holm([]) == []
+    assert holm([0.04]) == [0.04]
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1)))
+def test_a_corrected_chance_is_never_smaller_and_keeps_the_order(chances: list[float]):
+    adjusted = holm(chances)
+    assert all(before <= after <= 1 for before, after in zip(chances, adjusted, strict=True))
+    order = sorted(range(len(chances)), key=chances.__getitem__)
+    assert [adjusted[place] for place in order] == sorted(adjusted)

@@ -35,15 +35,15 @@ def test_a_cell_is_stored_with_its_figures_and_read_again():
     one = cell("hybrid", 64, 5)
     stored = one.to_json()
     assert (stored["samples"], stored["accuracy"], stored["query_aware"], stored["evidence"]) == (20, 0.25, True, True)
-    assert stored["standard_error"] == pytest.approx((0.25 * 0.75 / SAMPLES) ** 0.5)
+    assert stored["standard_error"] == pytest.approx((0.25 * 0.75 / (SAMPLES - 1)) ** 0.5)
     assert Cell.from_json(stored) == one
 
 
 def test_a_likelihood_is_no_accuracy():
-    one = replace(cell("hybrid", 64), scored_by="likelihood", scores=(1.5, 2.5), full_accuracy=None)
+    one = replace(cell("hybrid", 64), scored_by="likelihood", scores=(1.5, 2.5), full_scores=())
     stored = one.to_json()
     assert (stored["accuracy"], stored["negative_log_likelihood"], stored["evidence"]) == (None, 2.0, False)
-    assert one.figure == "2.000 ± 0.354 nats"
+    assert one.figure == "2.000 ± 0.500 nats"
     assert Cell.from_json(stored) == one
 
 
@@ -70,6 +70,28 @@ def test_bars_judge_cells_that_count(bars: Bars, failing: int):
     assert len(found.failures) == failing
     assert found.passed == (failing == 0)
     assert found.to_json()["thresholds"]["minimum_accuracy"] == bars.minimum_accuracy
+
+
+def test_a_policy_is_not_blamed_for_what_the_full_cache_misses():
+    """Of 20 questions the full cache answers the first 16; the policy answers the last 16."""
+    one = cell("hybrid", 64, full=0.8)
+    one = replace(one, scores=(0.0,) * 4 + (1.0,) * 16)
+    assert one.evidence
+    assert (one.on_answered.value, one.on_answered.samples, one.lost.value) == (0.75, 16, 0.0)
+    assert Bars(minimum_accuracy=0.75, maximum_loss=0.0).failures([one]) == []
+    (failure,) = Bars(minimum_accuracy=0.76).failures([one])
+    assert failure.endswith("75.0 ± 11.2 % of the 16 questions that the full cache answers, expected at least 76 %")
+    lower = replace(one, scores=(0.0,) * 5 + (1.0,) * 15)
+    (failure,) = Bars(maximum_loss=0.04).failures([lower])
+    assert failure.endswith("5.0 ± 15.3 points lost, expected at most 4")
+
+
+@pytest.mark.parametrize(
+    ("full", "asked", "counts"), [(0.8, 20, True), (0.75, 20, False), (1.0, 3, True), (0.6, 3, False)]
+)
+def test_a_cell_counts_from_enough_answered_questions_on(full: float, asked: int, counts: bool):
+    one = replace(cell(full=full), full_scores=tuple(float(i < full * asked) for i in range(asked)))
+    assert one.evidence == counts
 
 
 def test_bars_without_evidence_fail():
