@@ -174,7 +174,7 @@ def test_answers_stand_beside_those_of_rocketkv(data, tmp_path, monkeypatch):
         (tmp_path / f"{name}.json").write_text(json.dumps({"cells": [cell]}))
     monkeypatch.setattr(page, "RESULTS", tmp_path)
     monkeypatch.setattr(page, "_PAGE", tmp_path / "peers.md")
-    expected = "| niah, 2,048 tokens, chat | budget 128 | 128 | 50.0 ± 25.0 (4) | 75.0 ± 21.7 (4) |"
+    expected = "| niah, 2,048 tokens, chat | budget 128 | 128 | 50.0 ± 28.9 (4) | 75.0 ± 25.0 (4) |"
     assert expected in page.write(data).read_text()
 
 
