@@ -26,8 +26,8 @@ POLICIES = {
 }  # fmt: skip
 
 
-def turns_of(engine, backend="onnxruntime"):
-    plan = make_plan("logits", engine.model, engine.parameters)
+def turns_of(engine, backend="onnxruntime", **changes):
+    plan = replace(make_plan("logits", engine.model, engine.parameters), **changes)
     target = harness_for(engine, backend, 1)
     tested = EngineUnderTest(engine, target, plan, thresholds_for("fp32"), NullProgress())
     return {check.name: check.passed for check in check_turns(tested)}
@@ -106,5 +106,7 @@ def test_a_compaction_to_another_budget_is_caught(make_engine, parameters_for):
     assert not all(turns_of(engine).values())
 
 
-def test_an_engine_without_turns_has_nothing_to_check(make_engine, parameters_for):
+def test_what_takes_no_turns_or_too_long_is_not_checked(make_engine, parameters_for):
     assert turns_of(make_engine(parameters_for("rocketkv"))) == {}
+    assert turns_of(make_engine(parameters_for("full", max_output_len=1), turns=True)) == {}
+    assert turns_of(make_engine(parameters_for("full"), turns=True), limited=True) == {}
