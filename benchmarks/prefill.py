@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks import machine
 from kvc_trt.backends import registry
+from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision
 from kvc_trt.engine.program import engine_program
 from kvc_trt.profile.profiled_engine import random_prompts
 
@@ -26,13 +27,13 @@ WARM_UP = 256
 """Tokens of a first prompt, which is not counted: libraries pack weights when they first run."""
 
 
-def measure(path: str, tokens: int, threads: int, repeats: int) -> dict[str, Any]:
+def measure(path: str, tokens: int, threads: int, repeats: int, precision: PrefillPrecision = "f32") -> dict[str, Any]:
     engine = registry.open_engine(path)
     prompts = random_prompts(1, tokens, engine.model.vocab_size)
     executors = {}
     for name in CANDIDATES:
         if name in registry.runners(engine.backend) and registry.backend(name).probe().usable:
-            executors[name] = registry.backend(name).open(engine, threads=threads)
+            executors[name] = registry.backend(name).with_prefill(precision).open(engine, threads=threads)
             executors[name].prefill(prompts[:, :WARM_UP], np.array([WARM_UP]))
     wall: dict[str, list[float]] = {name: [] for name in executors}
     processor: dict[str, list[float]] = {name: [] for name in executors}
@@ -48,6 +49,7 @@ def measure(path: str, tokens: int, threads: int, repeats: int) -> dict[str, Any
         "policy": engine.parameters.policy,
         "tokens": tokens,
         "threads": threads,
+        "prefill_precision": precision,
         "backends": {
             name: {
                 "wall_s": wall[name],
@@ -65,10 +67,13 @@ def main() -> None:
     parser.add_argument("engine")
     parser.add_argument("--tokens", type=int, default=4096, help="a multiple of 128")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prefill-precision", choices=PREFILL_PRECISIONS, default="f32")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/prefill.json")
     arguments = parser.parse_args()
-    result = measure(arguments.engine, arguments.tokens, arguments.threads, arguments.repeats)
+    result = measure(
+        arguments.engine, arguments.tokens, arguments.threads, arguments.repeats, arguments.prefill_precision
+    )
     for name, found in result["backends"].items():
         print(f"{name:12} {found['median_wall_s']:8.2f} s, CPU {found['median_cpu_s_per_thread']:.2f} s per thread")
     if arguments.write:

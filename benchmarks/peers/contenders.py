@@ -46,6 +46,7 @@ class Contender:
 
 
 _BODIES = MappingProxyType({"KVC_TRT_CPU_KERNELS": "none"})
+_BF16 = MappingProxyType({"prefill_precision": "bf16"})
 _OPENVINO_BF16 = MappingProxyType({"backend": "openvino", "prefill_precision": "bf16"})
 _ALL = ("fp32", "int8", "int4")
 
@@ -67,6 +68,7 @@ def _openvino(name: str, stored_tokens: int | None, *, core: bool = True, **opti
 CONTENDERS = (
     _ours("kvc-trt rocketkv, native operators", "rocketkv"),
     _openvino("OpenVINO GenAI eviction, f32", TOKEN_BUDGET, precision="f32"),
+    _ours("kvc-trt rocketkv, native operators, bf16 prefill", "rocketkv", options=_BF16, full_precision=False),
     _ours("kvc-trt rocketkv, OpenVINO prefill f32", "rocketkv", options={"backend": "openvino"}),
     _openvino("OpenVINO GenAI dense, f32", None, precision="f32"),
     _ours("kvc-trt rocketkv, OpenVINO prefill bf16", "rocketkv", options=_OPENVINO_BF16, full_precision=False),

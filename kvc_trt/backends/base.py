@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from kvc_trt.backends.benchmark import Benchmark
 from kvc_trt.backends.harness import Harness
+from kvc_trt.backends.prefill_precision import PrefillPrecision, check_precision
 from kvc_trt.backends.probes import Probe
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.build import Makers
@@ -78,6 +79,8 @@ class Backend(ABC):
     """Build settings that only this backend uses."""
     every_operator: ClassVar[bool] = False
     """Whether it runs every graph; other backends need a kernel for each operator."""
+    prefill_precisions: ClassVar[tuple[PrefillPrecision, ...]] = ("f32",)
+    """What `--prefill-precision` may be, the default first."""
     measures_break_even: ClassVar[bool] = False
     """Whether it supports `--dense-until auto`."""
 
@@ -124,6 +127,11 @@ class Backend(ABC):
     def runs(self, other: Backend) -> bool:
         """Return whether it runs engines that were built for another backend."""
         return False
+
+    def with_prefill(self, precision: PrefillPrecision) -> Backend:
+        """Return the backend whose executors compute prefill so; InputError for a precision that it does not offer."""
+        check_precision(precision, self.prefill_precisions, self.name)
+        return self
 
     def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> Executor:
         """Return an executor of the engine, without loading anything. `threads` None leaves the number to it."""

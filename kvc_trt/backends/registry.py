@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvc_trt.backends.base import Backend
     from kvc_trt.backends.benchmark import Benchmark
     from kvc_trt.backends.harness import Harness
+    from kvc_trt.backends.prefill_precision import PrefillPrecision
     from kvc_trt.backends.probes import Probe
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.progress import Progress
@@ -110,6 +111,7 @@ def open_session(
     backend: str | None = None,
     max_batch_size: int = 1,
     threads: int | None = None,
+    prefill_precision: PrefillPrecision = "f32",
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
@@ -117,8 +119,9 @@ def open_session(
 
     `backend` None is the one that the engine was built for; torch runs the weights of any engine in PyTorch around the
     kernels, and onnxruntime runs the graphs of engines that have them in its types. `threads` None leaves the number to
-    the executor (all cores). Further options go to the executor. Raises InputError for an engine that is damaged or
-    cannot run there, UnsupportedEnvironment if this machine cannot run it.
+    the executor (all cores). `prefill_precision` bf16 computes prefill in bfloat16 where the backend offers it. Further
+    options go to the executor. Raises InputError for an engine that is damaged or cannot run there,
+    UnsupportedEnvironment if this machine cannot run it.
     """
     engine = open_engine(engine_dir, progress=progress)
     return session_of(
@@ -126,6 +129,7 @@ def open_session(
         backend=backend,
         max_batch_size=max_batch_size,
         threads=threads,
+        prefill_precision=prefill_precision,
         progress=progress,
         **executor_options,
     )
@@ -137,6 +141,7 @@ def session_of(
     backend: str | None = None,
     max_batch_size: int = 1,
     threads: int | None = None,
+    prefill_precision: PrefillPrecision = "f32",
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
@@ -145,7 +150,7 @@ def session_of(
     from kvc_trt.progress import NullProgress
     from kvc_trt.runtime import Session
 
-    chosen = _supporting(runner(engine.backend, backend), engine)
+    chosen = _supporting(runner(engine.backend, backend), engine).with_prefill(prefill_precision)
     executor = chosen.open(engine, threads=threads, **executor_options)
     with (progress or NullProgress()).task("loading the engine", None):
         executor.load()
@@ -159,12 +164,14 @@ def session_of(
     )
 
 
-def harness_for(engine: EngineDirectory, backend: str, threads: int | None) -> Harness:
+def harness_for(
+    engine: EngineDirectory, backend: str, threads: int | None, prefill_precision: PrefillPrecision = "f32"
+) -> Harness:
     """Return the engine's harness on a backend; InputError for a backend without the policy's kernels."""
-    return _supporting(backend, engine).harness(engine, threads)
+    return _supporting(backend, engine).with_prefill(prefill_precision).harness(engine, threads)
 
 
-def benchmark_for(engine: EngineDirectory, threads: int) -> Benchmark:
+def benchmark_for(engine: EngineDirectory, threads: int, prefill_precision: PrefillPrecision = "f32") -> Benchmark:
     """Return the engine's benchmark; UnsupportedEnvironment for a backend that does not run engines."""
     built_for = backend(engine.backend)
     if not built_for.executes:
@@ -173,7 +180,7 @@ def benchmark_for(engine: EngineDirectory, threads: int) -> Benchmark:
             f"{engine.path} was built for {engine.backend}; profile runs engines for {', '.join(others)} and {last}",
             hint=built_for.profile_instead,
         )
-    return built_for.benchmark(engine, threads)
+    return built_for.with_prefill(prefill_precision).benchmark(engine, threads)
 
 
 def _supporting(name: str, engine: EngineDirectory) -> Backend:

@@ -1,10 +1,13 @@
-"""Values that options take: numbers and names between commas, a number or a word."""
+"""Values that options take: numbers and names between commas, a number or a word; and options of several commands."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import click
+import cloup
+
+from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]  # generic only in recent versions of click
@@ -74,3 +77,12 @@ class NumberOr(click.ParamType):  # type: ignore[type-arg]  # as above
             return self._number(value)
         except ValueError:
             self.fail(f"{value!r} is neither a number nor {' or '.join(self._words)}", parameter, context)
+
+
+PREFILL_PRECISION = cloup.option(
+    "--prefill-precision",
+    type=click.Choice(PREFILL_PRECISIONS),
+    default="f32",
+    show_default=True,
+    help="bf16: prefill in bfloat16, faster on a processor that multiplies it; decode stays in float32.",
+)

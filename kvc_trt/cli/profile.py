@@ -10,7 +10,8 @@ from typing import Any
 import click
 import cloup
 
-from kvc_trt.cli.option_types import Counts
+from kvc_trt.backends.prefill_precision import PrefillPrecision
+from kvc_trt.cli.option_types import PREFILL_PRECISION, Counts
 from kvc_trt.cli.printing import json_option, print_json, progress
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import terminal_columns, text_table
@@ -36,6 +37,7 @@ Result = Mapping[str, Any]
         help="Leave the time to first token out where one prefill would take longer.",
     ),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
+    PREFILL_PRECISION,
 )
 @cloup.option_group(
     "Files",
@@ -61,6 +63,7 @@ def command(
     prefills: int,
     prefill_seconds: float,
     threads: int | None,
+    prefill_precision: PrefillPrecision,
     csv_file: Path | None,
     png_file: Path | None,
     directory: Path | None,
@@ -73,7 +76,7 @@ def command(
     """
     from kvc_trt import Engine
 
-    result = Engine.open(engine, threads=threads, progress=progress()).profile(
+    result = Engine.open(engine, threads=threads, prefill_precision=prefill_precision, progress=progress()).profile(
         contexts=contexts,
         batches=batches,
         steps=steps,

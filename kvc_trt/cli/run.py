@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import cloup
 
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
+from kvc_trt.cli.option_types import PREFILL_PRECISION
 from kvc_trt.cli.printing import json_option, print_json, progress
 from kvc_trt.cli.prompts import read_prompts
 from kvc_trt.cli.run_report import report, summary
@@ -81,6 +83,7 @@ BARE_PROMPT = (
         "or the package's own), else on the CPU, slowly.  [default: what it was built for]",
     ),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
+    PREFILL_PRECISION,
 )
 @json_option
 def command(
@@ -104,6 +107,7 @@ def command(
     ignore_eos: bool,
     backend: str | None,
     threads: int | None,
+    prefill_precision: PrefillPrecision,
     as_json: bool,
 ) -> None:
     """Answer the prompt with the engine in directory ENGINE.
@@ -127,7 +131,9 @@ def command(
         raise click.UsageError(f"--stream shows one answer, found {len(asked)} prompts in {prompt_ids or messages}")
 
     started = time.perf_counter()
-    opened = Engine.open(engine, backend=backend, threads=threads, progress=progress())
+    opened = Engine.open(
+        engine, backend=backend, threads=threads, prefill_precision=prefill_precision, progress=progress()
+    )
     prompts = asked.for_engine(opened)
     start = None if context is None else opened.load_context(context)
     if asked.is_bare_text and start is None and not raw and opened.directory.chat_template is not None:

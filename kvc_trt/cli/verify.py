@@ -8,8 +8,10 @@ from typing import Any
 import click
 import cloup
 
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
 from kvc_trt.cli import printing, verify_tasks
+from kvc_trt.cli.option_types import PREFILL_PRECISION
 
 
 @cloup.command()
@@ -33,6 +35,7 @@ from kvc_trt.cli import printing, verify_tasks
         type=click.Path(path_type=Path, dir_okay=False, exists=True),
         help="Kernel library for --backend torch.  [default: KVC_TRT_KERNELS, or the package's own]",
     ),
+    PREFILL_PRECISION,
     cloup.option("--steps", type=int, help="Teacher-forced steps and greedy tokens.  [default: by level]"),
     cloup.option("--samples", type=int, help="Questions per length and mode.  [default: by level]"),
     cloup.option(
@@ -58,6 +61,7 @@ def command(
     level: str,
     backend: str | None,
     kernels: Path | None,
+    prefill_precision: PrefillPrecision,
     steps: int | None,
     samples: int | None,
     checkpoint: Path | None,
@@ -82,6 +86,8 @@ def command(
     from kvc_trt.verify import require_torch
 
     require_torch()
+    if level in ("tasks", "tensors") and prefill_precision != "f32":
+        raise click.UsageError(f"--prefill-precision: --level {level} computes in f32")
     if level == "tasks":
         shared = {"backend": backend, "kernels": kernels, "checkpoint": checkpoint, "seed": seed, "samples": samples}
         if steps is not None:
@@ -95,7 +101,7 @@ def command(
     file = None if level == "tensors" else file
     if file is not None:
         check_new_file(file, replace=True)
-    opened = Engine.open(engine, backend=backend, progress=printing.progress())
+    opened = Engine.open(engine, backend=backend, prefill_precision=prefill_precision, progress=printing.progress())
     report = opened.verify(
         level, kernels=kernels, steps=steps, samples=samples, checkpoint=checkpoint, seed=seed, directory=directory
     )

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from kvc_trt.graph.fused import fuse
 from kvc_trt.graph.prune import prune, read_names
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.registry import OPERATORS
+
+NATIVE_LINEAR = "KvcLinear"
+"""The native operator that stands for Gemm with a constant matrix. It is in no file, so it has no body: Gemm is its
+specification."""
+_PRECISE = ("KvcPrefillAttention", NATIVE_LINEAR)
+"""Native operators that also multiply in bfloat16, where their attribute `bf16` is 1."""
 
 
 def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:
     """Return a copy without the bodies of the operators `native`, and otherwise pruned.
 
     A native operator takes its outputs by place, so its calls keep them all; optional ones that nothing reads lose
-    their name, and are not computed.
+    their name, and are not computed. What lies between products is native where an operator stands for it.
     """
     kept = prune(model, except_for=native)
     bodies = [body for body in kept.functions if body.name not in native]
@@ -28,4 +35,56 @@ def prepare(model: ModelProto, native: Collection[str]) -> ModelProto:
         for place, tensor in enumerate(OPERATORS[node.op_type].outputs):
             if tensor.optional and node.output[place] not in wanted:
                 node.output[place] = ""
+    fuse(kept, native)
     return kept
+
+
+def prepare_prefill(model: ModelProto, native: Collection[str], *, bf16: bool) -> ModelProto:
+    """Return a copy of a prefill graph whose products with float32 matrices are native where the library has them.
+
+    With `bf16` they, and attention, multiply in bfloat16. The head stays Gemm in float32: it has one token per row.
+    """
+    prepared = ModelProto()
+    prepared.CopyFrom(model)
+    graph = prepared.graph
+    if NATIVE_LINEAR in native:
+        constants = {one.name for one in graph.initializer if one.data_type == TensorProto.FLOAT}
+        head = _head(graph.node)
+        nodes = [
+            made
+            for node in graph.node
+            for made in (_linear(node) if node is not head and _multiplies(node, constants) else [node])
+        ]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    for node in graph.node:
+        if bf16 and node.domain == KVC_DOMAIN and node.op_type in _PRECISE:
+            node.attribute.append(helper.make_attribute("bf16", 1))
+    return prepared
+
+
+def _multiplies(node: NodeProto, constants: set[str]) -> bool:
+    """Return whether a node is x times a transposed constant matrix, plus at most a constant."""
+    return (
+        node.op_type == "Gemm"
+        and {one.name: one.i for one in node.attribute} == {"transB": 1}
+        and constants.issuperset(node.input[1:])
+    )
+
+
+def _linear(node: NodeProto) -> list[NodeProto]:
+    x, matrix, *bias = node.input
+    product = f"{node.output[0]}.product" if bias else node.output[0]
+    nodes = [helper.make_node(NATIVE_LINEAR, [x, matrix], [product], name=node.name, domain=KVC_DOMAIN)]
+    if bias:
+        nodes.append(helper.make_node("Add", [product, bias[0]], list(node.output), name=f"{node.name}.bias"))
+    return nodes
+
+
+def _head(nodes: Collection[NodeProto]) -> NodeProto | None:
+    """Return the product that the logits are copies of."""
+    writers = {name: node for node in nodes for name in node.output}
+    node = writers.get("logits")
+    while node is not None and node.op_type in ("Identity", "Cast"):
+        node = writers.get(node.input[0])
+    return node

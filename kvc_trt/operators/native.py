@@ -7,7 +7,7 @@ from functools import cache
 
 from kvc_trt.operators.schema import Operator
 
-REVISION = 2
+REVISION = 3
 """Rises when a function of the library, or what an operator's attributes mean, changes: schemas do not show that."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.errors import InputError
 from kvc_trt.methods.parameters import PolicyParameters
 
@@ -29,6 +30,7 @@ class ProfileRequest:
     prefill_seconds: float
     """Time limit of one prefill; time to first token is left out if one is expected to take longer."""
     threads: int
+    prefill_precision: PrefillPrecision = "f32"
 
 
 def default_contexts(parameters: PolicyParameters) -> tuple[int, ...]:

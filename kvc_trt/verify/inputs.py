@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.methods.verification import Float, Int64, PromptCase, StepCase
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK
@@ -91,14 +92,22 @@ def _step_case(
     return StepCase(name, ties, query, k_new, v_new, keys, values, lengths - 1)
 
 
-def attention_cases(config: ModelConfig, dtype: str, seed: int) -> Iterator[AttentionCase]:
-    """Cases of one block of queries, and of several."""
+def attention_cases(
+    config: ModelConfig, dtype: str, seed: int, precision: PrefillPrecision = "f32"
+) -> list[AttentionCase]:
+    """Cases of one block of queries, and of several. Where prefill computes in bf16, they hold numbers of that type.
+
+    What rounding the operator's inputs costs belongs to what made them, as in an engine whose caches are bfloat16.
+    """
     rng = np.random.default_rng(seed)
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
+    held = "bfloat16" if precision == "bf16" else dtype
+    cases = []
     for blocks in (1, 3):
         shape = (1, groups, blocks * PROMPT_BLOCK, size)
-        q, k, v = (_normal(rng, s).astype(dtype) for s in ((1, heads, *shape[2:]), shape, shape))
-        yield AttentionCase(f"{shape[2]} tokens", q, k, v)
+        q, k, v = (_normal(rng, s).astype(held).astype(dtype) for s in ((1, heads, *shape[2:]), shape, shape))
+        cases.append(AttentionCase(f"{shape[2]} tokens", q, k, v))
+    return cases
 
 
 def slots_for(parameters: PolicyParameters) -> int:

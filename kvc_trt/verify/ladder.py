@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.backends import registry
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.kernels import use_library
@@ -46,6 +47,7 @@ def verify(
     samples: int | None = None,
     checkpoint: str | Path | None = None,
     seed: int = 0,
+    prefill_precision: PrefillPrecision = "f32",
     progress: Progress | None = None,
 ) -> Report:
     """Check an opened engine against the PyTorch reference and say what was found.
@@ -53,8 +55,8 @@ def verify(
     `level` is quick, full, or one rung (ops, logits, tokens, retrieval); `steps` and `samples` override its sizes;
     `checkpoint` is a Hugging Face directory or GGUF file with the unquantised weights. `backend` runs the engine (None:
     the one it was built for); one that calls kernels takes those of library `kernels` (None: KVC_TRT_KERNELS, the
-    package's own, or the reference on the CPU). A failed check is in the report, not raised. Raises InputError for a
-    request that cannot be right.
+    package's own, or the reference on the CPU). `prefill_precision` is that of its prefill. A failed check
+    is in the report, not raised. Raises InputError for a request that cannot be right.
     """
     backend = backend or registry.runner(engine.backend)
     if kernels is not None and not registry.backend(backend).calls_kernels:
@@ -62,12 +64,19 @@ def verify(
         raise InputError(f"--kernels {kernels}: --backend {backend} does not call it", hint=" or ".join(able))
     started = time.monotonic()
     plan = make_plan(level, engine.model, engine.parameters, steps=steps, samples=samples)
-    bars = thresholds_for(GraphWeights(engine.weights_path).precision)
+    bars = thresholds_for(GraphWeights(engine.weights_path).precision, prefill_precision)
     directory = None if checkpoint is None else Path(checkpoint)
     with contextlib.nullcontext() if kernels is None else use_library(kernels):
-        target = registry.harness_for(engine, backend, plan.threads)
+        target = registry.harness_for(engine, backend, plan.threads, prefill_precision)
         tested = EngineUnderTest(
-            engine, target, plan, bars, progress or NullProgress(), seed=seed, checkpoint_directory=directory
+            engine,
+            target,
+            plan,
+            bars,
+            progress or NullProgress(),
+            seed=seed,
+            prefill_precision=prefill_precision,
+            checkpoint_directory=directory,
         )
         report = _empty_report(tested)
         with _torch_threads(plan.threads):
@@ -94,6 +103,7 @@ def _empty_report(tested: EngineUnderTest) -> Report:
             "max_input_len": parameters.max_input_len,
             "max_output_len": parameters.max_output_len,
             "seed": tested.seed,
+            **({} if tested.prefill_precision == "f32" else {"prefill": tested.prefill_precision}),
             **tested.target.describe(),
         },
         thresholds=tested.thresholds.to_json(),
@@ -130,7 +140,13 @@ def _climb(name: str, tested: EngineUnderTest) -> Rung:
 
 def _operators(tested: EngineUnderTest, rung: Rung) -> None:
     with tested.phase("operators"):
-        checks, compared = check_operators(tested.engine, tested.target, tested.thresholds, seed=tested.seed)
+        checks, compared = check_operators(
+            tested.engine,
+            tested.target,
+            tested.thresholds,
+            seed=tested.seed,
+            prefill_precision=tested.prefill_precision,
+        )
     rung.checks += checks
     observed = tested.observed
     seen, expected = observed.kept.keys() | observed.read.keys(), tested.choosing_caches()

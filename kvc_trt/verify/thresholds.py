@@ -7,7 +7,9 @@ engine's error.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class Thresholds:
     value_error: float
     """Operator outputs: largest absolute error over the largest reference value (at least 1); of bfloat16 outputs the
     error that they had before they were rounded (`outcome.differences`)."""
+    prompt_error: float
+    """The same of attention over a prompt, on inputs of the type in which prefill computes."""
     logits_max_error: float
     """Teacher-forced logits: largest absolute error over the largest reference logit (at least 1)."""
     logits_mean_kl: float
@@ -40,6 +44,7 @@ class Thresholds:
 
 _SINGLE = Thresholds(
     value_error=1e-5,
+    prompt_error=1e-5,
     logits_max_error=1e-4,
     logits_mean_kl=1e-6,
     near_equal_logits=1e-3,
@@ -49,6 +54,7 @@ _SINGLE = Thresholds(
 )
 _HALF = Thresholds(
     value_error=2e-3,
+    prompt_error=2e-3,
     logits_max_error=2e-2,
     logits_mean_kl=1e-3,
     near_equal_logits=5e-2,
@@ -58,6 +64,7 @@ _HALF = Thresholds(
 )
 _BFLOAT16 = Thresholds(
     value_error=2e-3,
+    prompt_error=2e-3,
     logits_max_error=0.16,
     logits_mean_kl=1e-2,
     near_equal_logits=0.4,
@@ -67,6 +74,7 @@ _BFLOAT16 = Thresholds(
 )
 _QUANTISED = Thresholds(
     value_error=1e-5,
+    prompt_error=1e-5,
     logits_max_error=1e-1,
     logits_mean_kl=1e-2,
     near_equal_logits=0.3,
@@ -86,7 +94,7 @@ _BY_WEIGHTS = {
 }
 
 
-def thresholds_for(weights: str) -> Thresholds:
+def thresholds_for(weights: str, prefill: PrefillPrecision = "f32") -> Thresholds:
     """Bars for an engine whose weights are fp32, fp16, bf16, fp8, int8, int4 or kept blocks.
 
     bf16 rounds eight times as coarsely as fp16, also what operators are given: operators are held to fp16's bar before
@@ -97,5 +105,18 @@ def thresholds_for(weights: str) -> Thresholds:
     int8 and int4 engines multiply activations rounded to int8 (MatMulNBits, accuracy level 4), which the reference does
     not: their operators are held to float32's bars, their logits to wider ones. What the weights' own rounding costs is
     another column.
+
+    Where `prefill` computes in bf16, attention over the prompt and what follows from it are held to bf16's bars.
     """
-    return _BY_WEIGHTS[weights]
+    bars = _BY_WEIGHTS[weights]
+    if prefill == "f32":
+        return bars
+    return replace(
+        bars,
+        prompt_error=max(bars.prompt_error, _BFLOAT16.prompt_error),
+        logits_max_error=max(bars.logits_max_error, _BFLOAT16.logits_max_error),
+        logits_mean_kl=max(bars.logits_mean_kl, _BFLOAT16.logits_mean_kl),
+        near_equal_logits=max(bars.near_equal_logits, _BFLOAT16.near_equal_logits),
+        choice_slack=_BFLOAT16.choice_slack,
+        unexplained_answers=max(bars.unexplained_answers, _BFLOAT16.unexplained_answers),
+    )

@@ -35,8 +35,8 @@ def generated() -> Mapping[Path, str]:
 
 
 def schemas_header() -> str:
-    """The inputs and outputs of every operator that a library can have, in the order of a node's."""
-    operators = tuple(operator for operator in OPERATORS.values() if operator.native)
+    """The inputs and outputs of the operators that the library computes, in the order of a node's."""
+    operators = tuple(implemented())
     tensors = [tensor for operator in operators for tensor in operator.tensors]
     symbols = list(dict.fromkeys(symbol for tensor in tensors for symbol in tensor.shape))
     most_tensors = max(len(side) for operator in operators for side in (operator.inputs, operator.outputs))
@@ -90,6 +90,12 @@ namespace schemas {{
 
 }}  // namespace kvc
 """
+
+
+def implemented() -> Iterator[Operator]:
+    """The operators that a file in operators/ names."""
+    sources = [path.read_text(encoding="utf-8") for path in sorted((PLUGINS / "operators").glob("*.cpp"))]
+    return (one for one in OPERATORS.values() if any(f"schemas::k{one.name}," in source for source in sources))
 
 
 def symbol_name(symbol: str) -> str:

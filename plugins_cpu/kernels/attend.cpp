@@ -6,8 +6,6 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-constexpr float kLowest = -3.4e38f;
-
 /// Reads the slots by number: in order, or from a list.
 class Rows {
 public:

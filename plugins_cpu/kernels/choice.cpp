@@ -7,6 +7,9 @@ namespace kvc {
 
 // One table per instruction set that the library was compiled for.
 #ifdef __x86_64__
+namespace avx512bf16 {
+extern const Kernels kTable;
+}
 namespace avx512vnni {
 extern const Kernels kTable;
 }
@@ -37,6 +40,8 @@ bool has_avx512() {
 
 constexpr Choice kChoices[] = {
 #ifdef __x86_64__
+    {&avx512bf16::kTable,
+     [] { return has_avx512() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"); }},
     {&avx512vnni::kTable, [] { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }},
     {&avx512::kTable, has_avx512},
     {&avx2::kTable,

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/elementwise.h"
 #include "kernels/quantised.h"
 
 namespace kvc {
@@ -65,12 +66,14 @@ struct RankedItems {
     int64_t last_weight;  ///< what the last one counts
 };
 
+/// Queries, and keys, that are multiplied at a time.
+inline constexpr int64_t kPrefillTile = 64;
+
 /// Causal attention of some rows of a prompt, for all query heads of one KV head.
 struct PrefillCall {
-    const float* q;  ///< [group, length, head_size]
-    const float* k;  ///< [length, head_size]
-    const float* v;  ///< likewise
-    float* o;        ///< [group, length, head_size]
+    const float* q;         ///< [group, length, head_size]
+    const uint8_t* layout;  ///< the KV head's keys and values as `lay_out` left them
+    float* o;               ///< [group, length, head_size]
     int64_t length;
     int64_t group;
     int64_t head_size;
@@ -79,23 +82,61 @@ struct PrefillCall {
     float* scratch;  ///< prefill_scratch(rows, group, head_size) floats
 };
 
-/// Rows of queries, and keys, that are multiplied at a time.
-inline constexpr int64_t kPrefillTile = 64;
-
-/// Scratch floats that `prefill` needs.
+/// Scratch floats that `attend` needs.
 static constexpr int64_t prefill_scratch(int64_t rows, int64_t group, int64_t head_size) {
     const int64_t tiles = group * ((rows + kPrefillTile - 1) / kPrefillTile), width = head_size + 16;
-    return kPrefillTile * (tiles * (2 * width + 1 + 16) + 2 * width + kPrefillTile);
+    return kPrefillTile * (tiles * (2 * width + 1 + 16) + kPrefillTile);
 }
+
+/// Attention over a prompt in one precision.
+struct PrefillKernels {
+    /// Bytes that kPrefillTile keys and their values take when they are laid out.
+    int64_t (*bytes_of_tile)(int64_t head_size);
+    /// Lays out the keys first..first + kPrefillTile - 1 of k and v [length, head_size] at their place in `layout`.
+    void (*lay_out)(const float* k, const float* v, int64_t length, int64_t head_size, int64_t first, uint8_t* layout);
+    void (*attend)(const PrefillCall& call);
+};
+
+/// Columns first_row..first_row + rows - 1 of y = x matrix^T.
+struct LinearCall {
+    const void* x;        ///< [tokens, in] as `round` left them
+    const float* matrix;  ///< [out, in]
+    float* y;             ///< [tokens, out]
+    int64_t tokens;
+    int64_t in;
+    int64_t out;
+    int64_t first_row;
+    int64_t rows;      ///< at most kLinearPanel
+    uint8_t* scratch;  ///< kLinearScratch bytes, aligned to 64
+};
+
+/// Rows of a matrix that are multiplied at a time, and the most columns.
+inline constexpr int64_t kLinearPanel = 64;
+inline constexpr int64_t kLinearDepth = 1024;
+inline constexpr int64_t kLinearScratch = kLinearPanel * (kLinearDepth + 8) * 4;
+
+/// Products with rows of a float matrix, in one precision.
+struct LinearKernels {
+    /// Turns rows first..last-1 of x [tokens, in] into steps [tokens, steps]; null where steps are floats.
+    void (*round)(const float* x, int64_t in, int64_t first, int64_t last, void* steps);
+    int64_t elements;  ///< of a step of four bytes
+    void (*multiply)(const LinearCall& call);
+};
 
 struct Kernels {
     const char* name;
     void (*attend)(const AttendCall& call, const Attended& result);
+    Gate* gate;
+    AddNorm* add_norm;
+    Rotate* rotate;
     RoundInput* round_input;
     Multiply* multiply;
     /// ranks[page] for every page that holds entries.
     void (*rank_pages)(const PageScoreCall& call, int32_t* ranks);
-    void (*prefill)(const PrefillCall& call);
+    const PrefillKernels* prefill;
+    const PrefillKernels* prefill_bf16;  ///< null where the processor multiplies no bfloat16
+    const LinearKernels* linear;
+    const LinearKernels* linear_bf16;  ///< likewise
     /// Takes items by rank until they count `wanted`, the last one cut to its lowest parts; parts[] holds the numbers of
     /// those taken, ascending: part i of item n is number n * weight + i.
     void (*take_best)(const RankedItems& items, int64_t wanted, int32_t* parts);

@@ -1,16 +1,17 @@
 // Small matrix products in registers.
 #pragma once
 
-#include "kernels/vector.h"
+#include "kernels/steps.h"
 
 namespace kvc::KVC_TARGET {
 
-/// Vectors of a row of the result that are summed at a time: with four rows, as many as there are registers for.
+/// Vectors of a row of the result that are summed at a time, and rows: as many as there are registers for.
 inline constexpr int kParts = kWidth == 16 ? 4 : 2;
+inline constexpr int kRows = 6;
 
 /// sums[Rows, Parts vectors] = a[Rows, depth] b[depth, Parts vectors], added to what the result holds if `Add`.
-template <int Rows, int Parts, bool Add>
-static inline void multiply_block(const float* a, int64_t a_width, const float* b, int64_t b_width, int64_t depth,
+template <int Rows, int Parts, bool Add, class Step>
+static inline void multiply_block(const Step* a, int64_t a_width, const Step* b, int64_t b_width, int64_t depth,
                                   float* result, int64_t width) {
     Vector sums[Rows][Parts];
     for (int row = 0; row < Rows; ++row) {
@@ -20,10 +21,13 @@ static inline void multiply_block(const float* a, int64_t a_width, const float* 
     }
     for (int64_t step = 0; step < depth; ++step) {
         Vector parts[Parts];
-        for (int part = 0; part < Parts; ++part) parts[part] = load(b + step * b_width + part * kWidth);
+        for (int part = 0; part < Parts; ++part) parts[part] = load_steps(b + step * b_width + part * kWidth);
+#pragma GCC unroll 6
         for (int row = 0; row < Rows; ++row) {
-            const float factor = a[row * a_width + step];
-            for (int part = 0; part < Parts; ++part) sums[row][part] += parts[part] * factor;
+            const Step factor = a[row * a_width + step];
+#pragma GCC unroll 4
+            for (int part = 0; part < Parts; ++part)
+                sums[row][part] = add_product(sums[row][part], parts[part], factor);
         }
     }
     for (int row = 0; row < Rows; ++row) {
@@ -31,8 +35,8 @@ static inline void multiply_block(const float* a, int64_t a_width, const float* 
     }
 }
 
-template <int Rows, bool Add>
-static inline void multiply_rows(const float* a, int64_t a_width, const float* b, int64_t b_width, int64_t depth,
+template <int Rows, bool Add, class Step>
+static inline void multiply_rows(const Step* a, int64_t a_width, const Step* b, int64_t b_width, int64_t depth,
                                  int64_t columns, float* result, int64_t width) {
     int64_t column = 0;
     for (; column + kParts * kWidth <= columns; column += kParts * kWidth) {
@@ -43,17 +47,30 @@ static inline void multiply_rows(const float* a, int64_t a_width, const float* b
     }
 }
 
-/// result[rows, columns] = a[rows, depth] b[depth, columns], added to what it holds if `Add`; `columns` in whole vectors.
-template <bool Add>
-static inline void multiply(const float* a, int64_t a_width, const float* b, int64_t b_width, int64_t rows,
-                            int64_t depth, int64_t columns, float* result, int64_t width) {
+/// The last `left` <= `Rows` rows.
+template <int Rows, bool Add, class Step>
+static inline void multiply_last_rows(int64_t left, const Step* a, int64_t a_width, const Step* b, int64_t b_width,
+                                      int64_t depth, int64_t columns, float* result, int64_t width) {
+    if constexpr (Rows > 0) {
+        if (left == Rows) {
+            multiply_rows<Rows, Add>(a, a_width, b, b_width, depth, columns, result, width);
+        } else {
+            multiply_last_rows<Rows - 1, Add>(left, a, a_width, b, b_width, depth, columns, result, width);
+        }
+    }
+}
+
+/// result[rows, columns] = a[rows, depth] b[depth, columns], added to what it holds if `Add`; `columns` in whole vectors,
+/// `depth` in steps. The sums of a row do not depend on the rows beside it.
+template <bool Add, class Step>
+static inline void multiply(const Step* a, int64_t a_width, const Step* b, int64_t b_width, int64_t rows, int64_t depth,
+                            int64_t columns, float* result, int64_t width) {
     int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) {
-        multiply_rows<4, Add>(a + row * a_width, a_width, b, b_width, depth, columns, result + row * width, width);
+    for (; row + kRows <= rows; row += kRows) {
+        multiply_rows<kRows, Add>(a + row * a_width, a_width, b, b_width, depth, columns, result + row * width, width);
     }
-    for (; row < rows; ++row) {
-        multiply_rows<1, Add>(a + row * a_width, a_width, b, b_width, depth, columns, result + row * width, width);
-    }
+    multiply_last_rows<kRows - 1, Add>(rows - row, a + row * a_width, a_width, b, b_width, depth, columns,
+                                       result + row * width, width);
 }
 
 }  // namespace kvc::KVC_TARGET

@@ -8,8 +8,6 @@
 namespace kvc::KVC_TARGET {
 namespace {
 
-constexpr float kLowest = -3.4e38f;
-
 float magnitude(float value) { return value < 0.0f ? -value : value; }
 
 /// The channels where |query| summed over the group is largest, ascending.

@@ -1,5 +1,6 @@
 // Causal attention in tiles of 64 queries by 64 keys: scores never leave the processor's cache, and memory does not grow
-// with the prompt (the method of FlashAttention, arXiv 2205.14135).
+// with the square of the prompt (the method of FlashAttention, arXiv 2205.14135). Keys and values are laid out once per
+// KV head. In float32, or with products of numbers in bfloat16; sums, maxima and softmax are float32 in both.
 #include "kernels/prefill.h"
 
 #include "kernels/multiply.h"
@@ -9,69 +10,107 @@ namespace kvc::KVC_TARGET {
 namespace {
 
 constexpr int64_t kTile = kPrefillTile;
-constexpr float kLowest = -3.4e38f;
 
-/// Up to 64 rows of one query head, and their result so far.
-struct Tile {
-    const float* query;  ///< [64, head_size], scaled
-    float* output;       ///< [64, padded head_size], weighted values
-    float* maximum;      ///< [64]
-    float* totals;       ///< [64, kWidth], the sum of weights, one part per lane
-    int64_t rows;
-};
+/// Bytes of one tile of keys or values. Keys are steps of channels [steps, 64], values steps of keys [steps, padded size].
+template <class Step>
+int64_t bytes_of_keys(int64_t head_size) {
+    return steps_of<Step>(head_size) * kTile * int64_t{sizeof(Step)};
+}
+template <class Step>
+int64_t bytes_of_values(int64_t head_size) {
+    return steps_of<Step>(kTile) * padded(head_size) * int64_t{sizeof(Step)};
+}
+template <class Step>
+int64_t bytes_of_tile(int64_t head_size) {
+    return bytes_of_keys<Step>(head_size) + bytes_of_values<Step>(head_size);
+}
 
-/// columns[channel, key] of the keys, zeros behind the last.
-void transpose(const float* keys, int64_t count, int64_t head_size, float* columns) {
-    for (int64_t channel = 0; channel < head_size; ++channel) {
-        float* const column = columns + channel * kTile;
-        for (int64_t key = 0; key < count; ++key) column[key] = keys[key * head_size + channel];
-        for (int64_t key = count; key < kTile; ++key) column[key] = 0.0f;
+/// Lays out the 64 keys from `first` on, and their values; zeros behind the last.
+template <class Step>
+void lay_out(const float* k, const float* v, int64_t length, int64_t head_size, int64_t first, uint8_t* layout) {
+    const int64_t count = length - first < kTile ? length - first : kTile, width = padded(head_size);
+    uint8_t* const place = layout + first / kTile * bytes_of_tile<Step>(head_size);
+    transpose_to_steps(k + first * head_size, head_size, count, head_size, kTile, reinterpret_cast<Step*>(place));
+    auto* const values = reinterpret_cast<Step*>(place + bytes_of_keys<Step>(head_size));
+    constexpr int parts = kElements<Step>;
+    for (int64_t key = 0; key < kTile; key += parts) {
+        for (int64_t channel = 0; channel < width; channel += kWidth) {
+            const int64_t left = head_size - channel;
+            Vector rows[parts]{};
+            for (int part = 0; part < parts && key + part < count; ++part) {
+                const float* const from = v + (first + key + part) * head_size + channel;
+                rows[part] = left >= kWidth ? load(from) : load_first(from, left);
+            }
+            store_steps(values + key / parts * width + channel, steps_across(rows, Step{}));
+        }
     }
 }
 
-/// Turns the scores of each row into weights relative to the row's maximum so far, and what it holds into the same scale.
-void soften(const Tile& tile, float* scores, int64_t output_width) {
-    constexpr int kVectors = kTile / kWidth;
+/// Up to 64 rows of one query head, and their result so far.
+template <class Step>
+struct Tile {
+    Step* query;     ///< [64, steps of head_size]
+    float* output;   ///< [64, padded head_size], weighted values
+    float* maximum;  ///< [64]
+    float* totals;   ///< [64, kWidth], the sum of weights, one part per lane
+    int64_t rows;
+};
+
+/// Turns the scores of each row into weights relative to the row's maximum so far, as steps in the place of the scores,
+/// and what the tile holds into the same scale. `factor` makes scores logarithms of base 2.
+template <class Step>
+void soften(const Tile<Step>& tile, float factor, float* scores, int64_t output_width) {
+    constexpr int kVectors = kTile / kWidth, parts = kElements<Step>;
+    constexpr bool kExact = parts == 1;
     for (int64_t row = 0; row < tile.rows; ++row) {
         float* const line = scores + row * kTile;
-        Vector largest = load(line);
-        for (int part = 1; part < kVectors; ++part) largest = larger(largest, load(line + part * kWidth));
+        Vector weights[kVectors];
+        for (int part = 0; part < kVectors; ++part) weights[part] = load(line + part * kWidth);
+        Vector largest = weights[0];
+        for (int part = 1; part < kVectors; ++part) largest = larger(largest, weights[part]);
         const float before = tile.maximum[row], here = largest_element(largest);
         const float maximum = here > before ? here : before;
         Vector total = load(tile.totals + row * kWidth);
         if (here > before) {
-            const Vector factor = exponential(all(before - maximum));
-            total *= factor;
+            const Vector less = power_of_two<kExact>(all((before - maximum) * factor));
+            total *= less;
             float* const output = tile.output + row * output_width;
             for (int64_t channel = 0; channel < output_width; channel += kWidth) {
-                store(output + channel, load(output + channel) * factor);
+                store(output + channel, load(output + channel) * less);
             }
             tile.maximum[row] = maximum;
         }
         for (int part = 0; part < kVectors; ++part) {
-            const Vector weight = exponential(load(line + part * kWidth) - maximum);
-            store(line + part * kWidth, weight);
-            total += weight;
+            weights[part] = power_of_two<kExact>((weights[part] - maximum) * factor);
+            total += weights[part];
+        }
+        for (int part = 0; part < kVectors; part += parts) {
+            store(line + part / parts * kWidth, steps_from(weights + part, Step{}));
         }
         store(tile.totals + row * kWidth, total);
     }
 }
 
-/// Adds the attention of a tile to some keys.
-void attend(const Tile& tile, const float* columns, const float* values, int64_t value_width, int64_t keys,
-            int64_t head_size, bool diagonal, float* scores) {
-    const int64_t output_width = padded(head_size);
-    multiply<false>(tile.query, head_size, columns, kTile, tile.rows, head_size, kTile, scores, kTile);
+/// Adds the attention of a tile of queries to a tile of keys.
+template <class Step>
+void attend(const Tile<Step>& tile, const uint8_t* layout, int64_t head_size, bool diagonal, float factor,
+            float* scores) {
+    const int64_t width = padded(head_size), steps = steps_of<Step>(head_size);
+    const auto* const keys = reinterpret_cast<const Step*>(layout);
+    const auto* const values = reinterpret_cast<const Step*>(layout + bytes_of_keys<Step>(head_size));
+    multiply<false>(tile.query, steps, keys, kTile, tile.rows, steps, kTile, scores, kTile);
     if (diagonal) {
         for (int64_t row = 0; row < tile.rows; ++row) {
             for (int64_t key = row + 1; key < kTile; ++key) scores[row * kTile + key] = kLowest;
         }
     }
-    soften(tile, scores, output_width);
-    multiply<true>(scores, kTile, values, value_width, tile.rows, keys, output_width, tile.output, output_width);
+    soften(tile, factor, scores, width);
+    multiply<true>(reinterpret_cast<const Step*>(scores), kTile, values, width, tile.rows, steps_of<Step>(kTile), width,
+                   tile.output, width);
 }
 
-void finish(const Tile& tile, int64_t head_size, float* target) {
+template <class Step>
+void finish(const Tile<Step>& tile, int64_t head_size, float* target) {
     const int64_t width = padded(head_size);
     for (int64_t row = 0; row < tile.rows; ++row) {
         const float factor = 1.0f / sum_of_elements(load(tile.totals + row * kWidth));
@@ -81,54 +120,49 @@ void finish(const Tile& tile, int64_t head_size, float* target) {
     }
 }
 
-}  // namespace
-
-void prefill(const PrefillCall& call) {
-    const int64_t size = call.head_size, width = padded(size), head = call.length * size;
+template <class Step>
+void attend_rows(const PrefillCall& call) {
+    const int64_t size = call.head_size, width = padded(size), steps = steps_of<Step>(size), head = call.length * size;
     const int64_t row_tiles = (call.rows + kTile - 1) / kTile, tiles = call.group * row_tiles;
     const int64_t last_row = call.first_row + call.rows - 1;
-    float* const columns = call.scratch;
-    float* const padded_values = columns + kTile * size;
-    float* const scores = padded_values + kTile * width;
-    float* const state = scores + kTile * kTile;
+    float* const scores = call.scratch;
     const auto first_row = [&](int64_t tile) { return call.first_row + tile % row_tiles * kTile; };
     const auto place = [&](int64_t tile) { return tile / row_tiles * head + first_row(tile) * size; };
     const auto tile_at = [&](int64_t tile) {
         const int64_t left = last_row + 1 - first_row(tile);
-        float* const start = state + tile * kTile * (size + width + 1 + kWidth);
-        return Tile{.query = start,
-                    .output = start + kTile * size,
-                    .maximum = start + kTile * (size + width),
-                    .totals = start + kTile * (size + width + 1),
-                    .rows = left < kTile ? left : kTile};
+        float* const start = scores + kTile * kTile + tile * kTile * (steps + width + 1 + kWidth);
+        return Tile<Step>{.query = reinterpret_cast<Step*>(start),
+                          .output = start + kTile * steps,
+                          .maximum = start + kTile * (steps + width),
+                          .totals = start + kTile * (steps + width + 1),
+                          .rows = left < kTile ? left : kTile};
     };
-    const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(size));
+    constexpr float kLog2E = 1.44269504f;
+    const float factor = kLog2E / __builtin_sqrtf(static_cast<float>(size));
     for (int64_t number = 0; number < tiles; ++number) {
-        const Tile tile = tile_at(number);
-        float* const query = state + number * kTile * (size + width + 1 + kWidth);
-        for (int64_t index = 0; index < tile.rows * size; ++index) query[index] = call.q[place(number) + index] * scale;
+        const Tile<Step> tile = tile_at(number);
+        for (int64_t row = 0; row < tile.rows; ++row) {
+            to_steps(call.q + place(number) + row * size, size, tile.query + row * steps);
+        }
         for (int64_t index = 0; index < kTile * width; ++index) tile.output[index] = 0.0f;
         for (int64_t row = 0; row < kTile; ++row) tile.maximum[row] = kLowest;
         for (int64_t index = 0; index < kTile * kWidth; ++index) tile.totals[index] = 0.0f;
     }
     for (int64_t key = 0; key <= last_row; key += kTile) {
-        const int64_t keys = call.length - key < kTile ? call.length - key : kTile;
-        transpose(call.k + key * size, keys, size, columns);
-        const float* values = call.v + key * size;
-        if (size != width) {
-            for (int64_t row = 0; row < keys; ++row) {
-                for (int64_t channel = 0; channel < width; ++channel) {
-                    padded_values[row * width + channel] = channel < size ? values[row * size + channel] : 0.0f;
-                }
-            }
-            values = padded_values;
-        }
+        const uint8_t* const layout = call.layout + key / kTile * bytes_of_tile<Step>(size);
         for (int64_t number = 0; number < tiles; ++number) {
             if (key > first_row(number)) continue;
-            attend(tile_at(number), columns, values, width, keys, size, key == first_row(number), scores);
+            attend(tile_at(number), layout, size, key == first_row(number), factor, scores);
         }
     }
     for (int64_t number = 0; number < tiles; ++number) finish(tile_at(number), size, call.o + place(number));
 }
+
+}  // namespace
+
+const PrefillKernels kPrefill{bytes_of_tile<float>, lay_out<float>, attend_rows<float>};
+#if defined(__AVX512BF16__)
+const PrefillKernels kPrefillBf16{bytes_of_tile<Pair>, lay_out<Pair>, attend_rows<Pair>};
+#endif
 
 }  // namespace kvc::KVC_TARGET

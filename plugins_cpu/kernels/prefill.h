@@ -4,6 +4,9 @@
 
 namespace kvc::KVC_TARGET {
 
-void prefill(const PrefillCall& call);
+extern const PrefillKernels kPrefill;
+#if defined(__AVX512BF16__)
+extern const PrefillKernels kPrefillBf16;
+#endif
 
 }  // namespace kvc::KVC_TARGET

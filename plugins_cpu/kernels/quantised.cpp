@@ -14,6 +14,8 @@ static_assert(kPanelRows <= kWidestPanel);
 constexpr int kTileTokens = kWidth == 16 ? 6 : 2;
 /// Rows that are read side by side for one token.
 constexpr int kRowsAtOnce = 4;
+/// Bytes from what is read to what is asked for, at least: processors do not look past a page by themselves.
+constexpr int64_t kAhead = 8192;
 constexpr int kBlock = static_cast<int>(kQuantisedBlock);
 constexpr float kLargestLevel = 127.0f;
 
@@ -52,7 +54,7 @@ float round_block(const float* x, int8_t* levels) {
     float largest;
     std::memcpy(&largest, &bits, sizeof largest);
     const float inverse = largest > 0.0f ? kLargestLevel / largest : 0.0f;
-    const Vector rounding = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const Vector rounding = all(kRounding);
     for (int i = 0; i < vectors; ++i) {
         const Integers whole = __builtin_convertvector((parts[i] * inverse + rounding) - rounding, Integers);
         const Levels narrow = __builtin_convertvector(whole, Levels);
@@ -114,10 +116,9 @@ void round_token(const float* x, int bits, int64_t token, const RoundedInput& re
     for (int64_t block = 0; block < padded; ++block) {
         alignas(64) int8_t plain[kBytes > kBlock ? kBytes : kBlock] = {};
         scales[block] = block < result.blocks ? round_block(x + block * kBlock, plain) : 0.0f;
-        const int32_t total = sum_of_block(plain);
         if (result.order == Order::kByPanel) {
             store_by_panel(plain, block, bits, levels);
-            sums[block] = -zero * total;
+            sums[block] = -zero * sum_of_block(plain);
         } else {
             store_by_vector(plain, block, bits, levels);
         }
@@ -139,7 +140,7 @@ struct TokenPart {
     const int8_t* levels;
     const float* scales;
     const int32_t* sums;
-    int64_t ahead;  ///< from a row's packed elements to those that are read next: processors do not look past a page
+    const uint8_t* next;  ///< packed elements to ask for: rows lie one behind the other, so it is one stream
 };
 
 /// Scale of the block that each lane of vector `index` belongs to, of the `kWidth` blocks in `scales`.
@@ -155,7 +156,7 @@ inline void add_vectors(const uint8_t* const* packed, const Vector* scales, cons
         const Integers start = load_integers(token.sums + Index * kWidth);
 #pragma GCC unroll 4
         for (int row = 0; row < kRowsAtOnce; ++row) {
-            __builtin_prefetch(packed[row] + Index * kBytes + token.ahead);
+            __builtin_prefetch(token.next + (Index * kRowsAtOnce + row) * kBytes);
             const Bytes bytes = load_bytes(packed[row] + Index * kBytes);
             Integers product;
             if constexpr (Bits == 4) {
@@ -177,8 +178,10 @@ template <int Bits>
 void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int64_t token, int64_t first,
                    int64_t count, float* y) {
     const int64_t padded = padded_blocks(input.blocks), blocks = matrix.blocks, whole = blocks / kWidth * kWidth;
+    const int64_t together = kRowsAtOnce * blocks * 4 * Bits;
     TokenPart part{input.levels + token * padded * kBlock, input.scales + token * padded,
-                   input.sums + token * padded * kSumsOfBlock, kRowsAtOnce * blocks * 4 * Bits};
+                   input.sums + token * padded * kSumsOfBlock,
+                   matrix.packed + first * blocks * 4 * Bits + (together > kAhead ? together : kAhead)};
     const uint8_t* packed[kRowsAtOnce];
     int64_t rows[kRowsAtOnce];
     Vector sums[kRowsAtOnce] = {}, scales[kRowsAtOnce];
@@ -197,6 +200,7 @@ void multiply_rows(const QuantisedMatrix& matrix, const RoundedInput& input, int
         part.levels += kWidth * kBlock;
         part.scales += kWidth;
         part.sums += kWidth * Bits;
+        part.next += kRowsAtOnce * Bits * kBytes;
         for (int row = 0; row < kRowsAtOnce; ++row) packed[row] += Bits * kBytes;
     }
     if (block < blocks) {

@@ -1,6 +1,8 @@
 // The kernels of one instruction set.
 #include "kernels/attend.h"
+#include "kernels/elementwise_target.h"
 #include "kernels/kernels.h"
+#include "kernels/linear.h"
 #include "kernels/page_scores.h"
 #include "kernels/prefill.h"
 #include "kernels/quantised_target.h"
@@ -15,10 +17,22 @@ extern const Kernels kTable;
 const Kernels kTable{
     .name = KVC_TEXT(KVC_TARGET),
     .attend = attend,
+    .gate = gate,
+    .add_norm = add_norm,
+    .rotate = rotate,
     .round_input = round_input,
     .multiply = multiply,
     .rank_pages = rank_pages,
-    .prefill = prefill,
+    .prefill = &kPrefill,
+#if defined(__AVX512BF16__)
+    .prefill_bf16 = &kPrefillBf16,
+    .linear = &kLinear,
+    .linear_bf16 = &kLinearBf16,
+#else
+    .prefill_bf16 = nullptr,
+    .linear = &kLinear,
+    .linear_bf16 = nullptr,
+#endif
     .take_best = take_best,
 };
 

@@ -30,7 +30,9 @@ void take_best(const RankedItems& items, int64_t wanted, int32_t* parts) {
         smallest = 0;
         for (int bit = 30; bit >= 0; --bit) {
             const int32_t larger = smallest | (1 << bit);
-            if (counted_from(items, larger) >= wanted) smallest = larger;
+            const int64_t count = counted_from(items, larger);
+            if (count >= wanted) smallest = larger;
+            if (count == wanted) break;  // a border, even if no item has exactly this rank
         }
     }
     // Of equals at the border the lowest items are taken, the last of them in part.

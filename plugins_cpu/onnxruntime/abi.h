@@ -59,6 +59,9 @@ public:
         return call<Status*(Options*, Domain*)>(28, options, domain);
     }
 
+    Status* float_attribute(const Info* info, const char* name, float* value) const {
+        return call<Status*(const Info*, const char*, float*)>(85, info, name, value);
+    }
     Status* integer_attribute(const Info* info, const char* name, int64_t* value) const {
         return call<Status*(const Info*, const char*, int64_t*)>(86, info, name, value);
     }

@@ -16,6 +16,23 @@ int64_t Attributes::integer(const char* name, int64_t least) const {
     return value;
 }
 
+float Attributes::real(const char* name) const {
+    float value = 0;
+    if (ort::Status* status = api_.float_attribute(info_, name, &value)) {
+        const std::string reason = api_.message(status);
+        api_.release(status);
+        throw Error(reason);
+    }
+    return value;
+}
+
+bool Attributes::flag(const char* name) const {
+    int64_t value = 0;
+    ort::Status* const status = api_.integer_attribute(info_, name, &value);
+    if (status != nullptr) api_.release(status);
+    return status == nullptr && value != 0;
+}
+
 void Sizes::fix(Symbol symbol, int64_t size, const char* where) {
     int64_t& known = sizes_[static_cast<size_t>(symbol)];
     require(size >= 0 && (known == kUnknown || known == size), where, ": expected ",

@@ -21,6 +21,12 @@ public:
     /// An INT attribute; Error where the node has none of that name or one below `least`.
     int64_t integer(const char* name, int64_t least = 0) const;
 
+    /// A FLOAT attribute; Error where the node has none of that name.
+    float real(const char* name) const;
+
+    /// Whether an INT attribute is there and not 0.
+    bool flag(const char* name) const;
+
 private:
     ort::Api api_;
     const ort::Info* info_;

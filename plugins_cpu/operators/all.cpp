@@ -3,8 +3,10 @@
 namespace kvc {
 
 std::span<const Implementation> implementations() {
-    static const Implementation all[] = {kDenseAttentionImplementation, kHybridAttentionImplementation,
-                                         kPrefillAttentionImplementation, kQuantisedLinearImplementation};
+    static const Implementation all[] = {
+        kAddNormImplementation,          kDenseAttentionImplementation,  kGatedHalvesImplementation,
+        kGatedUnitImplementation,        kHybridAttentionImplementation, kLinearImplementation,
+        kPrefillAttentionImplementation, kQuantisedLinearImplementation, kRotatedHeadsImplementation};
     return all;
 }
 

@@ -12,6 +12,11 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kDenseAttentionImplementation;
 extern const Implementation kQuantisedLinearImplementation;
+extern const Implementation kAddNormImplementation;
+extern const Implementation kGatedHalvesImplementation;
+extern const Implementation kGatedUnitImplementation;
+extern const Implementation kRotatedHeadsImplementation;
+extern const Implementation kLinearImplementation;
 extern const Implementation kHybridAttentionImplementation;
 extern const Implementation kPrefillAttentionImplementation;
 

@@ -12,7 +12,8 @@ public:
         const Step step(call, kLengths);
         DenseAttention attention(step);
         const int64_t parts = attention.parts();
-        call.parallel(static_cast<size_t>(step.rows()), [&](size_t row) { step.append(static_cast<int64_t>(row)); });
+        // A few hundred bytes per row: less than waking a thread costs.
+        for (int64_t row = 0; row < step.rows(); ++row) step.append(row);
         call.parallel(static_cast<size_t>(step.rows() * parts), [&](size_t task) {
             attention.attend(static_cast<int64_t>(task) / parts, static_cast<int64_t>(task) % parts);
         });

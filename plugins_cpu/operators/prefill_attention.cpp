@@ -4,51 +4,97 @@
 
 #include "kernels/choice.h"
 #include "operators/all.h"
+#include "operators/scratch.h"
 
 namespace kvc {
 namespace {
 
+/// As many KV heads as have so many keys together are laid out and attended to at once.
+constexpr int64_t kKeysAtOnce = 1 << 14;
+
 class PrefillAttentionKernel : public Kernel {
 public:
+    explicit PrefillAttentionKernel(const Attributes& attributes) : bf16_(attributes.flag("bf16")) {}
+
     void compute(Call& call) const override {
+        const Kernels& set = kernels();  // one set throughout: each lays out keys in its own way
+        const PrefillKernels* const chosen = bf16_ ? set.prefill_bf16 : set.prefill;
+        require(chosen != nullptr, "attribute bf16: the instruction set ", set.name, " multiplies no bfloat16");
         const Sizes& sizes = call.sizes();
         const int64_t heads = sizes[Symbol::kHeads], kv_heads = sizes[Symbol::kKvHeads];
         const int64_t length = sizes[Symbol::kPromptLength], size = sizes[Symbol::kHeadSize];
         require(kv_heads > 0 && heads % kv_heads == 0, "q: expected a multiple of ", kv_heads, " heads, found ", heads);
         require(size > 0, "q: expected a head size above 0");
-        const int64_t group = heads / kv_heads;
-        // A tile of keys is transposed once for all queries of a task: there should be several tiles of them.
-        const int64_t rows = kPrefillTile * std::max<int64_t>(1, 4 / group);
-        const int64_t blocks = (length + rows - 1) / rows, parts = sizes[Symbol::kBatch] * kv_heads;
-        const float* const q = call.input<float>(0);
-        const float* const k = call.input<float>(1);
-        const float* const v = call.input<float>(2);
-        float* const o = call.output<float>(0);
-        call.parallel(static_cast<size_t>(parts * blocks), [&](size_t task) {
-            // The last blocks are the longest and come first, so that no thread waits for one at the end.
-            const int64_t part = static_cast<int64_t>(task) % parts,
-                          block = blocks - 1 - static_cast<int64_t>(task) / parts;
-            const int64_t first = block * rows, count = std::min(rows, length - first);
-            const auto scratch =
-                std::make_unique_for_overwrite<float[]>(static_cast<size_t>(prefill_scratch(count, group, size)));
-            kernels().prefill({.q = q + part * group * length * size,
-                               .k = k + part * length * size,
-                               .v = v + part * length * size,
-                               .o = o + part * group * length * size,
-                               .length = length,
-                               .group = group,
-                               .head_size = size,
-                               .first_row = first,
-                               .rows = count,
-                               .scratch = scratch.get()});
+        if (length == 0) return;
+        const Prompt prompt{.kernels = *chosen,
+                            .q = call.input<float>(0),
+                            .k = call.input<float>(1),
+                            .v = call.input<float>(2),
+                            .o = call.output<float>(0),
+                            .length = length,
+                            .group = heads / kv_heads,
+                            .size = size};
+        const int64_t parts = sizes[Symbol::kBatch] * kv_heads;
+        const int64_t at_once = std::min(parts, std::max<int64_t>(1, kKeysAtOnce / length));
+        const Scratch layout = aligned(at_once * prompt.layout_bytes());
+        for (int64_t first = 0; first < parts; first += at_once) {
+            const int64_t count = std::min(at_once, parts - first);
+            lay_out(call, prompt, first, count, layout.get());
+            attend(call, prompt, first, count, layout.get());
+        }
+    }
+
+private:
+    struct Prompt {
+        const PrefillKernels& kernels;
+        const float *q, *k, *v;
+        float* o;
+        int64_t length, group, size;
+
+        int64_t tiles() const { return (length + kPrefillTile - 1) / kPrefillTile; }
+        int64_t layout_bytes() const { return tiles() * kernels.bytes_of_tile(size); }
+    };
+
+    static void lay_out(const Call& call, const Prompt& prompt, int64_t first, int64_t count, uint8_t* layout) {
+        const int64_t head = prompt.length * prompt.size;
+        call.parallel(static_cast<size_t>(count * prompt.tiles()), [&](size_t task) {
+            const int64_t part = static_cast<int64_t>(task) / prompt.tiles();
+            const int64_t tile = static_cast<int64_t>(task) % prompt.tiles();
+            prompt.kernels.lay_out(prompt.k + (first + part) * head, prompt.v + (first + part) * head, prompt.length,
+                                   prompt.size, tile * kPrefillTile, layout + part * prompt.layout_bytes());
         });
     }
+
+    static void attend(const Call& call, const Prompt& prompt, int64_t first, int64_t count, const uint8_t* layout) {
+        // Several tiles of queries share what is read of the keys.
+        const int64_t rows = kPrefillTile * std::max<int64_t>(1, 4 / prompt.group);
+        const int64_t blocks = (prompt.length + rows - 1) / rows, head = prompt.length * prompt.size;
+        call.parallel(static_cast<size_t>(count * blocks), [&](size_t task) {
+            // The last blocks are the longest and come first, so that no thread waits for one at the end.
+            const int64_t part = static_cast<int64_t>(task) % count;
+            const int64_t row = (blocks - 1 - static_cast<int64_t>(task) / count) * rows;
+            const int64_t here = std::min(rows, prompt.length - row), queries = (first + part) * prompt.group * head;
+            const Scratch scratch = aligned(prefill_scratch(here, prompt.group, prompt.size) * int64_t{sizeof(float)});
+            prompt.kernels.attend({.q = prompt.q + queries,
+                                   .layout = layout + part * prompt.layout_bytes(),
+                                   .o = prompt.o + queries,
+                                   .length = prompt.length,
+                                   .group = prompt.group,
+                                   .head_size = prompt.size,
+                                   .first_row = row,
+                                   .rows = here,
+                                   .scratch = reinterpret_cast<float*>(scratch.get())});
+        });
+    }
+
+    bool bf16_;
 };
 
 }  // namespace
 
-const Implementation kPrefillAttentionImplementation{
-    schemas::kKvcPrefillAttention,
-    [](const Attributes&) -> std::unique_ptr<Kernel> { return std::make_unique<PrefillAttentionKernel>(); }};
+const Implementation kPrefillAttentionImplementation{schemas::kKvcPrefillAttention,
+                                                     [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
+                                                         return std::make_unique<PrefillAttentionKernel>(attributes);
+                                                     }};
 
 }  // namespace kvc

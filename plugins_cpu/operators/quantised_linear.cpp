@@ -1,11 +1,10 @@
 // KvcQuantisedLinear: the product with a matrix in 4 or 8 bits, which is read where the weight file is mapped.
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
-#include <new>
 
 #include "kernels/choice.h"
 #include "operators/all.h"
+#include "operators/scratch.h"
 
 namespace kvc {
 namespace {
@@ -16,19 +15,6 @@ constexpr int64_t kFewTokens = 8;
 constexpr int64_t kTokensAtOnce = 1024;
 /// Packed bytes of the rows that one task multiplies with few tokens.
 constexpr int64_t kBytesOfTask = 1 << 16;
-
-struct Free {
-    void operator()(uint8_t* memory) const { std::free(memory); }
-};
-using Scratch = std::unique_ptr<uint8_t, Free>;
-
-Scratch aligned(int64_t bytes) {
-    constexpr int64_t line = 64;
-    Scratch made(
-        static_cast<uint8_t*>(std::aligned_alloc(line, static_cast<size_t>((bytes + line - 1) / line * line))));
-    if (made == nullptr) throw std::bad_alloc();
-    return made;
-}
 
 /// Memory for rounded tokens.
 class Rounded {
@@ -104,7 +90,9 @@ private:
                   float* y) const {
         const bool panels = input.order == Order::kByPanel;
         const int64_t by_bytes = kBytesOfTask / (matrix.blocks * 4 * bits_) / kWidestPanel * kWidestPanel;
-        const int64_t rows = panels ? kWidestPanel : std::max(by_bytes, kWidestPanel);
+        // At least eight tasks, so that no thread waits long for another's last one.
+        const int64_t even = matrix.rows / 8 / kWidestPanel * kWidestPanel;
+        const int64_t rows = panels ? kWidestPanel : std::max(std::min(by_bytes, even), kWidestPanel);
         call.parallel(static_cast<size_t>((matrix.rows + rows - 1) / rows), [&](size_t task) {
             const int64_t first = static_cast<int64_t>(task) * rows;
             const Scratch scratch = panels ? aligned(panel_scratch(matrix.blocks)) : nullptr;

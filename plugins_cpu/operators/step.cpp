@@ -52,7 +52,7 @@ DenseAttention::DenseAttention(const Step& step, int64_t longest) : step_(step),
         parts_ = std::max(parts_, (step.length(row) + kPart - 1) / kPart);
     }
     record_ = step.group() * (step.head_size() + 2);
-    records_.resize(static_cast<size_t>(step.rows() * parts_ * record_));
+    records_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(step.rows() * parts_ * record_));
 }
 
 void DenseAttention::attend(int64_t row, int64_t part) {
@@ -62,7 +62,7 @@ void DenseAttention::attend(int64_t row, int64_t part) {
     const auto scratch =
         std::make_unique_for_overwrite<float[]>(static_cast<size_t>(group * size + attend_scratch(count, group, size)));
     step_.scale_query(row, scratch.get());
-    float* const record = records_.data() + (row * parts_ + part) * record_;
+    float* const record = records_.get() + (row * parts_ + part) * record_;
     kernels().attend({.query = scratch.get(),
                       .keys = step_.keys(row) + start * size,
                       .values = step_.values(row) + start * size,
@@ -77,7 +77,7 @@ void DenseAttention::attend(int64_t row, int64_t part) {
 void DenseAttention::merge(int64_t row) {
     const int64_t group = step_.group(), size = step_.head_size();
     const int64_t parts = (step_.length(row) + kPart - 1) / kPart;
-    const float* const first = records_.data() + row * parts_ * record_;
+    const float* const first = records_.get() + row * parts_ * record_;
     for (int64_t head = 0; head < group; ++head) {
         float* const output = step_.output(row) + head * size;
         const auto maximum_of = [&](int64_t part) { return first[part * record_ + group * size + head]; };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "onnxruntime/call.h"
 
@@ -62,7 +62,7 @@ public:
 private:
     const Step& step_;
     int64_t parts_, record_;
-    std::vector<float> records_;
+    std::unique_ptr<float[]> records_;
 };
 
 }  // namespace kvc

@@ -26,6 +26,14 @@ def library() -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def bf16_library(library: Path) -> Path:
+    """The library, on a processor that multiplies bfloat16."""
+    if native.load(library).instructions != native.BF16:
+        pytest.skip("this processor multiplies no bfloat16")
+    return library
+
+
 @pytest.fixture(params=INSTRUCTIONS)
 def instructions(request: pytest.FixtureRequest, library: Path) -> Iterator[str]:
     """Each instruction set that the library has and this processor offers, in use during the test."""

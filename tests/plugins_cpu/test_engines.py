@@ -58,7 +58,8 @@ def test_answers_are_the_bodies_answers(
     for name, listed in bodies["lists"].items():
         np.testing.assert_array_equal(native["lists"][name], listed)
     for name, buffer in bodies["state"].items():
-        np.testing.assert_allclose(native["state"][name], buffer, atol=2e-5, err_msg=name)
+        # Sums over all tokens, as SparQ keeps them, are large: they are held to rounding relative to their size.
+        np.testing.assert_allclose(native["state"][name], buffer, rtol=1e-6, atol=2e-5, err_msg=name)
 
 
 def test_while_a_prompt_fits_its_budget_a_sparse_engine_is_the_dense_one_bit_for_bit(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvc_trt.backends.onnxruntime import native
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.operators.shapes import HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
@@ -86,6 +87,81 @@ def test_large_scores_overflow_nowhere(library: Path, instructions: str) -> None
     arrays = prompt(1, 2, 1, 64, 256)
     arrays[0] *= 300
     np.testing.assert_allclose(NativeNode(body, {}, library)(*arrays)["o"], exact(*arrays), atol=1e-3)
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    return array.astype("bfloat16").astype(np.float32)
+
+
+UNIT = 2.0**-8
+"""What rounding to bfloat16 changes at most, relative to the number."""
+EXPONENTIAL = 7.5e-5
+"""What the coarser exponential changes at most, once in the weights and once in their sum."""
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 300),
+    st.sampled_from([1, 2, 3, 5, 8]),
+    st.sampled_from([1, 2]),
+    st.integers(1, 70),
+    st.sampled_from([0.1, 1.0, 20.0]),
+    st.integers(0, 1000),
+)
+def test_bf16_changes_what_rounding_weights_changes(
+    bf16_library: Path, length: int, group: int, kv_heads: int, size: int, scale: float, seed: int
+) -> None:
+    """Inputs that bfloat16 holds are multiplied exactly; what remains is the rounding of softmax weights."""
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(group * kv_heads, kv_heads, size)))
+    arrays = [rounded(array) for array in prompt(1, group * kv_heads, kv_heads, size, length, seed)]
+    arrays[0] *= scale
+    arrays[0] = rounded(arrays[0])
+    found = NativeNode(body, {}, bf16_library, bf16=True)(*arrays)["o"]
+    magnitude = exact(*arrays[:2], np.abs(arrays[2]))
+    keys = np.repeat(np.abs(arrays[1]), group, axis=1)
+    scores = np.abs(arrays[0]).astype(np.float64) @ keys.transpose(0, 1, 3, 2) / np.sqrt(size)
+    of_scores = 2.0**-24 * (size + 4) * scores.max(axis=-1, keepdims=True)  # sums in float32, and softmax's steps
+    bar = (UNIT + 2 * EXPONENTIAL + 2 * of_scores) * magnitude
+    np.testing.assert_array_less(np.abs(found - exact(*arrays)), bar + 1e-6)
+
+
+def test_bf16_rounds_its_inputs_as_the_format_does(bf16_library: Path) -> None:
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(4, 2, 64)))
+    arrays = prompt(1, 4, 2, 64, 200)
+    native_node = NativeNode(body, {}, bf16_library, bf16=True)
+    np.testing.assert_array_equal(native_node(*arrays)["o"], native_node(*map(rounded, arrays))["o"])
+
+
+def test_bf16_threads_and_padding_do_not_change_a_bit(bf16_library: Path) -> None:
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(6, 2, 48)))
+    q, k, v = prompt(2, 6, 2, 48, 640)
+    one = NativeNode(body, {}, bf16_library, 1, bf16=True)(q, k, v)["o"]
+    k[:, :, 500:] *= 7
+    two = NativeNode(body, {}, bf16_library, 2, bf16=True)(q, k, v)["o"]
+    np.testing.assert_array_equal(one[:, :, :500], two[:, :, :500])
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_nan_stays_nan(bf16_library: Path, bf16: bool) -> None:
+    """A NaN key reaches every query that reads it, and no other."""
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(2, 1, 32)))
+    q, k, v = prompt(1, 2, 1, 32, 256)
+    k[0, 0, 130, 7] = np.nan
+    found = NativeNode(body, {}, bf16_library, bf16=bf16)(q, k, v)["o"]
+    assert np.isnan(found[:, :, 130:]).all()
+    assert not np.isnan(found[:, :, :128]).any()
+
+
+def test_bf16_is_refused_where_the_processor_has_none(bf16_library: Path) -> None:
+    loaded = native.load(bf16_library)
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(2, 1, 32)))
+    arrays = prompt(1, 2, 1, 32, 128)
+    loaded.use_instructions("avx2")
+    try:
+        with pytest.raises(Exception, match="the instruction set avx2 multiplies no bfloat16"):
+            NativeNode(body, {}, bf16_library, bf16=True)(*arrays)
+    finally:
+        loaded.use_instructions(native.BF16)
 
 
 LITTLE_MEMORY = """

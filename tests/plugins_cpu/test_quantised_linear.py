@@ -79,7 +79,9 @@ def test_the_input_is_rounded_to_8_bits_by_blocks(library: Path, instructions: s
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_token_is_the_same_alone_and_among_a_few_and_on_any_threads(library: Path, bits: int) -> None:
+def test_a_token_is_the_same_alone_and_among_a_few_and_on_any_threads(
+    library: Path, instructions: str, bits: int
+) -> None:
     packed, scales = matrix(5, 300, 640, bits)
     x = normal(6, 8, 640)
     one, two = (NativeNode(BODY, attributes(640, 300, bits), library, threads) for threads in (1, 2))
@@ -89,7 +91,7 @@ def test_a_token_is_the_same_alone_and_among_a_few_and_on_any_threads(library: P
         np.testing.assert_array_equal(one(x[token : token + 1], packed, scales)["y"][0], together[token])
 
 
-def test_a_prompt_of_several_chunks_is_its_tokens(library: Path) -> None:
+def test_a_prompt_of_several_chunks_is_its_tokens(library: Path, instructions: str) -> None:
     packed, scales = matrix(7, 40, 64, 4)
     x = normal(8, 2100, 64)
     native = NativeNode(BODY, attributes(64, 40, 4), library, 2)
@@ -97,7 +99,7 @@ def test_a_prompt_of_several_chunks_is_its_tokens(library: Path) -> None:
     np.testing.assert_array_equal(native(x[1500:2100], packed, scales)["y"], whole[1500:])
 
 
-def test_zeros_give_zeros(library: Path) -> None:
+def test_zeros_give_zeros(library: Path, instructions: str) -> None:
     packed, scales = matrix(9, 40, 64, 4)
     native = NativeNode(BODY, attributes(64, 40, 4), library)
     assert not native(np.zeros((3, 64), np.float32), packed, scales)["y"].any()

@@ -13,9 +13,11 @@ from kvc_trt.backends.harness import EngineOperator
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.methods.registry import operators
 from kvc_trt.runtime.batch import batch_of
+from kvc_trt.verify import ops
 from kvc_trt.verify.engine_run import observe
 from kvc_trt.verify.inputs import prompt_cases
 from kvc_trt.verify.ops import check_operators
+from kvc_trt.verify.outcome import maximum_error
 from kvc_trt.verify.prompts import random_prompts
 from kvc_trt.verify.thresholds import thresholds_for
 from tests.plugins_cuda.conftest import one_thread
@@ -133,3 +135,13 @@ def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_en
     target.open = lambda expose=(): Damaging(engine, threads=1, expose=expose)
     batch = batch_of(random_prompts(MODEL, [60], 0))
     assert not observe(engine, target, batch, 3).output_error <= 1e-5
+
+
+@pytest.mark.parametrize(("error", "passes"), [(0.0, True), (1e-3, True), (4e-3, False)])
+def test_an_output_rounded_to_bfloat16_is_judged_before_it_was_rounded(error: float, passes: bool) -> None:
+    """An operator that computes in bfloat16 inside of a float32 graph returns such numbers as float32."""
+    exact = np.random.default_rng(0).standard_normal((1, 2, 64, 16)).astype(np.float32)
+    largest = max(1.0, float(np.abs(exact).max()))
+    widened = (exact + error * largest).astype("bfloat16").astype(np.float32)
+    assert (maximum_error(ops._as_rounded(widened), exact) <= 2e-3) == passes
+    assert ops._as_rounded(exact) is exact

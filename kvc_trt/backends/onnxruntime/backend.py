@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvc_trt.backends.base import FP8, Backend
+from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
 from kvc_trt.backends.probes import Probe, import_package
 from kvc_trt.engine.resolved_build import host_weights
 
@@ -37,7 +38,16 @@ class OnnxRuntimeBackend(Backend):
     refused_weights = MappingProxyType({"bf16": "ONNX Runtime computes no bfloat16 on a CPU", "fp8": FP8})
     every_operator = True
     runs_programs = True
+    prefill_precisions = PREFILL_PRECISIONS
     measures_break_even = True
+
+    def __init__(self, prefill_precision: PrefillPrecision = "f32") -> None:
+        self._prefill_precision = prefill_precision
+
+    def with_prefill(self, precision: PrefillPrecision) -> OnnxRuntimeBackend:
+        """Return a backend whose executors compute prefill so."""
+        check_precision(precision, self.prefill_precisions, self.name)
+        return type(self)(precision)
 
     def probe(self) -> Probe:
         """Check for the package in a version whose scatter works in place, and for native operators."""
@@ -69,7 +79,7 @@ class OnnxRuntimeBackend(Backend):
         """Return an executor that loads each graph when it is first needed."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
-        return OnnxRuntimeExecutor(engine, threads=threads, **options)
+        return OnnxRuntimeExecutor(engine, threads=threads, **{"prefill_precision": self._prefill_precision, **options})
 
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
@@ -90,13 +100,13 @@ class OnnxRuntimeBackend(Backend):
         """Return a harness over the graphs and the operators cut out of them."""
         from kvc_trt.backends.onnxruntime.harness import OnnxRuntimeHarness
 
-        return OnnxRuntimeHarness(engine, threads)
+        return OnnxRuntimeHarness(engine, threads, self._prefill_precision)
 
     def benchmark(self, engine: EngineDirectory, threads: int) -> OnnxRuntimeBenchmark:
         """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.onnxruntime.benchmark import OnnxRuntimeBenchmark
 
-        return OnnxRuntimeBenchmark(threads, engine.state[0].dtype)
+        return OnnxRuntimeBenchmark(threads, engine.state[0].dtype, self._prefill_precision)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

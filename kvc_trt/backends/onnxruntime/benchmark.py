@@ -36,6 +36,7 @@ from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.onnxruntime.operator_times import INLINED, operator_times
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
 from kvc_trt.methods.kinds import prompt_runs
@@ -54,14 +55,15 @@ class OnnxRuntimeBenchmark:
 
     weight_copies = 1
 
-    def __init__(self, threads: int, dtype: str) -> None:
+    def __init__(self, threads: int, dtype: str, prefill_precision: PrefillPrecision = "f32") -> None:
         """Measure engines whose caches have this type, on so many threads."""
+        self._prefill_precision = prefill_precision
         self._threads = threads
         self._dtype = dtype
 
     def open(self, program: Program) -> Any:
         """Return an executor; graphs are loaded when they are first run."""
-        return OnnxRuntimeExecutor(program, threads=self._threads)
+        return OnnxRuntimeExecutor(program, threads=self._threads, prefill_precision=self._prefill_precision)
 
     def fill(self, executor: Any, rows: Mapping[str, Array]) -> None:
         """Write the rows into the buffers."""
@@ -104,7 +106,12 @@ class OnnxRuntimeBenchmark:
         if not compacts(program):
             return None
         with TemporaryDirectory() as directory:
-            executor = OnnxRuntimeExecutor(program, threads=self._threads, profile=Path(directory))
+            executor = OnnxRuntimeExecutor(
+                program,
+                threads=self._threads,
+                prefill_precision=self._prefill_precision,
+                profile=Path(directory),
+            )
             prefill_seconds(executor, prompts[:, :1])  # starts threads and allocates, outside of the run that counts
             for _ in range(repeats):
                 prefill_seconds(executor, prompts)
@@ -118,9 +125,10 @@ class OnnxRuntimeBenchmark:
             return operator_times(executor.end_profiling()["decode"])
 
     def describe(self) -> dict[str, Any]:
-        """Return the number of threads, and what computes the operators."""
+        """Return the number of threads, what computes the operators, and the arithmetic of prefill."""
         native = native_operators(self._dtype)
-        return {"threads": self._threads, "operators": "bodies" if native is None else native.describe()}
+        operators = "bodies" if native is None else native.describe()
+        return {"threads": self._threads, "operators": operators, "prefill_precision": self._prefill_precision}
 
 
 def prefill_memory(program: Program, rows: int, tokens: int) -> float:

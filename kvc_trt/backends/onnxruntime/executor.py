@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
-from kvc_trt.backends.onnxruntime.native import native_operators
+from kvc_trt.backends.onnxruntime.native import BF16, native_operators
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
+from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
 from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
@@ -40,7 +41,9 @@ Measured on 620 MB of weights, one thread: a step of 8 rows takes 27% less, a st
 class OnnxRuntimeExecutor:
     """The `Executor` of one engine, or of a `Program` derived from one. Each graph is loaded when it is first needed.
 
-    `threads` None takes ONNX Runtime's default (all cores). `profile` is a directory for ONNX Runtime's own profile.
+    `threads` None takes ONNX Runtime's default (all cores). `prefill_precision` bf16 needs native operators on a
+    processor that multiplies bfloat16; UnsupportedEnvironment elsewhere. `profile` is a directory for ONNX Runtime's
+    own profile.
     `expose` names internal values for `exposed`: index lists (`indices.{layer}` of prefill, `selected.{layer}` of
     decode and of the extend graph), or any other value of a graph.
     """
@@ -50,6 +53,7 @@ class OnnxRuntimeExecutor:
         engine: EngineDirectory | Program,
         *,
         threads: int | None = None,
+        prefill_precision: PrefillPrecision = "f32",
         profile: Path | None = None,
         expose: Collection[str] = (),
     ) -> None:
@@ -59,6 +63,8 @@ class OnnxRuntimeExecutor:
         self.program = program
         self._limits = program.limits
         self._threads = threads
+        self._prefill_precision = prefill_precision
+        self._check_precision()
         self._profile = profile
         self._weights = SharedWeights(program.weights_path)
         self._quantised = GraphWeights(program.weights_path).quantised
@@ -87,7 +93,9 @@ class OnnxRuntimeExecutor:
         Prepacking would gain under 10%. The body of a quantised product unpacks its weights once per run, which costs
         little for a long prompt; packed copies for both graphs would take more memory than the model.
         """
-        return self._load("prefill", self.program.prefill, self._expose_prefill, prepack=False)
+        return self._load(
+            "prefill", self.program.prefill, self._expose_prefill, prepack=False, prefill=self._prefill_precision
+        )
 
     @cached_property
     def decode_session(self) -> InferenceSession:
@@ -251,9 +259,29 @@ class OnnxRuntimeExecutor:
             binding.bind_output(name, "cpu")
         self._run(self.prefill_session, binding, self._expose_prefill, shrinking())
 
-    def _load(self, name: str, graph: Graph, expose: list[str], *, prepack: bool) -> InferenceSession:
+    def _check_precision(self) -> None:
+        """Raise UnsupportedEnvironment where this library or processor cannot compute prefill as asked."""
+        check_precision(self._prefill_precision, PREFILL_PRECISIONS, "onnxruntime")
+        if self._prefill_precision == "bf16":
+            native = native_operators(self.program.dtype)
+            if native is None or native.instructions != BF16:
+                found = "the operators' bodies" if native is None else native.describe()
+                raise UnsupportedEnvironment(
+                    f"prefill in bf16 on onnxruntime: expected native operators ({BF16}), found {found}",
+                    hint="--prefill-precision f32, or --backend openvino",
+                )
+
+    def _load(
+        self,
+        name: str,
+        graph: Graph,
+        expose: list[str],
+        *,
+        prepack: bool,
+        prefill: PrefillPrecision | None = None,
+    ) -> InferenceSession:
         prefix = None if self._profile is None else self._profile / name
-        options = LoadOptions(self._threads, prepack, prefix, self.program.dtype, self._weights)
+        options = LoadOptions(self._threads, prepack, prefix, self.program.dtype, prefill, self._weights)
         return load_graph(graph, self.program.weights_path.parent, options, expose)
 
     def _bind(self, rows: int) -> None:

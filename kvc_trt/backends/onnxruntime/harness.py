@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.backends.harness import EngineOperator, Watched
 from kvc_trt.backends.onnxruntime.native import native_operators
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.graph.state import CacheSite, cache_sites
 
@@ -21,21 +22,27 @@ if TYPE_CHECKING:
 class OnnxRuntimeHarness:
     """The engine's graphs; operators are cut out of them."""
 
-    def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
-        self._engine, self._threads = engine, threads
+    def __init__(
+        self, engine: EngineDirectory, threads: int | None, prefill_precision: PrefillPrecision = "f32"
+    ) -> None:
+        self._engine, self._threads, self._prefill_precision = engine, threads, prefill_precision
 
     def open(self, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:
         """Open the graphs; exposed values become outputs of an in-memory copy."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 
-        return OnnxRuntimeExecutor(self._engine, threads=self._threads, expose=expose)
+        return OnnxRuntimeExecutor(
+            self._engine, threads=self._threads, prefill_precision=self._prefill_precision, expose=expose
+        )
 
     def open_twin(self) -> OnnxRuntimeExecutor:
         """Open graphs that are built in memory from config.json over the same weight file."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
         from kvc_trt.engine.program import twin_program
 
-        return OnnxRuntimeExecutor(twin_program(self._engine), threads=self._threads)
+        return OnnxRuntimeExecutor(
+            twin_program(self._engine), threads=self._threads, prefill_precision=self._prefill_precision
+        )
 
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, with the graphs' function bodies."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvc_trt.backends.onnxruntime.native import NativeOperators, native_operators
+from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.engine.program import Graph, read_graph
 from kvc_trt.errors import UnsupportedEnvironment
 
@@ -33,6 +34,8 @@ class LoadOptions:
     """Write ONNX Runtime's profile to a file with this prefix."""
     dtype: str = "float32"
     """Type of the caches: native operators have only some."""
+    prefill: PrefillPrecision | None = None
+    """The arithmetic of a prefill graph; None for any other graph. bf16 needs native operators that have it."""
     weights: SharedWeights | None = None
     """The mapping that several sessions share; None lets the session map the file itself."""
 
@@ -56,7 +59,7 @@ def load_graph(
     try:
         if native is not None:
             native.register(session_options)
-        model = _in_memory(graph, expose, native)
+        model = _in_memory(graph, expose, native, options.prefill)
         if options.weights is not None:
             options.weights.lend(model, session_options)
         return onnxruntime.InferenceSession(
@@ -100,10 +103,14 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     return session_options
 
 
-def _in_memory(graph: Graph, expose: Sequence[str], native: NativeOperators | None) -> ModelProto:
+def _in_memory(
+    graph: Graph, expose: Sequence[str], native: NativeOperators | None, prefill: PrefillPrecision | None
+) -> ModelProto:
     from kvc_trt.graph.expose import expose as exposed
-    from kvc_trt.graph.native import prepare
+    from kvc_trt.graph.native import prepare, prepare_prefill
 
     model = read_graph(graph)
     whole = exposed(model, expose) if expose else model
-    return prepare(whole, () if native is None else native.operators)
+    operators = frozenset[str]() if native is None else native.operators
+    prepared = prepare(whole, operators)
+    return prepared if prefill is None else prepare_prefill(prepared, operators, bf16=prefill == "bf16")

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 VARIABLE = "KVC_TRT_CPU_KERNELS"
 NONE = "none"
-INSTRUCTIONS = ("avx512vnni", "avx512", "avx2", "portable")
+INSTRUCTIONS = ("avx512bf16", "avx512vnni", "avx512", "avx2", "portable")
 """Instruction sets that a library may have, best first."""
+BF16 = "avx512bf16"
+"""The one that multiplies bfloat16."""
 _PACKAGE = Path(__file__).resolve().parents[2]
 _NAME = "libkvc_cpu.so"
 

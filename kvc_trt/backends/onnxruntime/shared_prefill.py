@@ -98,7 +98,9 @@ class SharedPrefill:
     """
 
     def __init__(self, weights_directory: Path) -> None:
-        self._options = LoadOptions(threads=usable_cores(), prepack=False)  # all of them: prompts are long
+        self._options = LoadOptions(
+            threads=usable_cores(), prepack=False, prefill="f32"
+        )  # all of them: prompts are long
         self._weights_directory = weights_directory
         self._between: dict[str, set[str]] = {}
         self._sessions: dict[str, tuple[frozenset[str], InferenceSession]] = {}

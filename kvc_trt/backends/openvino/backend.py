@@ -45,19 +45,19 @@ class OpenVinoBackend(OnnxRuntimeBackend):
         """Return an executor that loads each graph when it is first needed."""
         from kvc_trt.backends.openvino.executor import OpenVinoExecutor
 
-        return OpenVinoExecutor(engine, threads=threads, **options)
+        return OpenVinoExecutor(engine, threads=threads, **{"prefill_precision": self._prefill_precision, **options})
 
     def harness(self, engine: EngineDirectory, threads: int | None) -> OpenVinoHarness:
         """Return a harness over the graphs and the operators cut out of them."""
         from kvc_trt.backends.openvino.harness import OpenVinoHarness
 
-        return OpenVinoHarness(engine, threads)
+        return OpenVinoHarness(engine, threads, self._prefill_precision)
 
     def benchmark(self, engine: EngineDirectory, threads: int) -> OpenVinoBenchmark:
         """Return the benchmark of this machine's CPU and memory."""
         from kvc_trt.backends.openvino.benchmark import OpenVinoBenchmark
 
-        return OpenVinoBenchmark(threads, engine.state[0].dtype)
+        return OpenVinoBenchmark(threads, engine.state[0].dtype, self._prefill_precision)
 
 
 BACKEND = OpenVinoBackend()

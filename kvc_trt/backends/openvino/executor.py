@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.openvino.lowering import Constants, PrefillPrecision, Target
+from kvc_trt.backends.openvino.lowering import Constants, Target
 from kvc_trt.backends.openvino.paged_attention import AttentionHeads
 from kvc_trt.backends.openvino.prefill import CompiledGraph
+from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
 from kvc_trt.engine.program import Program, read_graph
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         keep_prefill: bool = True,
         expose: Collection[str] = (),
     ) -> None:
-        super().__init__(engine, threads=threads, expose=expose)
+        super().__init__(engine, threads=threads, prefill_precision=prefill_precision, expose=expose)
         self._keep_prefill = keep_prefill
         self._target = target_of(self.program, threads, prefill_precision)
 
@@ -49,6 +50,9 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
             model = expose(model, self._expose_prefill)
         constants = Constants.mapped(model.graph, self.program.weights_path)
         return CompiledGraph(model, constants, self._target)
+
+    def _check_precision(self) -> None:
+        check_precision(self._prefill_precision, PREFILL_PRECISIONS, "openvino")
 
     def _load_prefill(self) -> None:
         if self._keep_prefill:

@@ -57,16 +57,20 @@ class OpenVinoHarness(OnnxRuntimeHarness):
 
     def open(self, expose: Collection[str] = ()) -> OpenVinoExecutor:
         """Open the graphs; exposed values become outputs of an in-memory copy."""
-        return OpenVinoExecutor(self._engine, threads=self._threads, expose=expose)
+        return OpenVinoExecutor(
+            self._engine, threads=self._threads, prefill_precision=self._prefill_precision, expose=expose
+        )
 
     def open_twin(self) -> OpenVinoExecutor:
         """Open graphs that are built in memory from config.json over the same weight file."""
-        return OpenVinoExecutor(twin_program(self._engine), threads=self._threads)
+        return OpenVinoExecutor(
+            twin_program(self._engine), threads=self._threads, prefill_precision=self._prefill_precision
+        )
 
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, each on the library that runs its graph."""
         engine = self._engine
-        target = target_of(engine_program(engine), self._threads)
+        target = target_of(engine_program(engine), self._threads, self._prefill_precision)
         sites, dtype = cache_sites(engine.model, engine.parameters), engine.state[0].dtype
         prefill = single_operators(engine.prefill_path, dtype, sites)
         others = [graph for graph in (engine.decode_path, engine.extend_path) if graph is not None]

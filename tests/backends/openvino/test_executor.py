@@ -174,7 +174,7 @@ def test_a_prefill_that_is_not_kept_is_compiled_again(make_program):
 
 
 def test_an_unknown_precision_is_refused(make_program):
-    with pytest.raises(InputError, match="prefill precision 'f64'; expected f32 or bf16"):
+    with pytest.raises(InputError, match="prefill precision 'f64' on openvino; expected f32 or bf16"):
         OpenVinoExecutor(make_program("full"), prefill_precision="f64")
 
 

@@ -1,0 +1,87 @@
+#include "kernels/elementwise.h"
+
+#include "kernels/elementwise_target.h"
+#include "kernels/vector.h"
+
+namespace kvc::KVC_TARGET {
+namespace {
+
+/// Calls one(place, count) for each vector of `size` elements, the last of which may be part of one.
+template <class One>
+inline void by_vector(int64_t size, const One& one) {
+    int64_t place = 0;
+    for (; place + kWidth <= size; place += kWidth) one(place, kWidth);
+    if (place < size) one(place, size - place);
+}
+
+inline Vector load_some(const float* source, int64_t count) {
+    return count == kWidth ? load(source) : load_first(source, count);
+}
+
+inline void store_some(float* target, Vector vector, int64_t count) {
+    if (count == kWidth) {
+        store(target, vector);
+    } else {
+        store_first(target, vector, count);
+    }
+}
+
+inline Vector sigmoid(Vector x) {
+    const Vector less = exponential(x > Vector{} ? -x : x);  // e^-|x|; NaN stays NaN
+    return (x > Vector{} ? all(1.0f) : less) / (less + 1.0f);
+}
+
+}  // namespace
+
+void gate(const GatedCall& call, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+        const float* const gates = call.gate + row * call.stride;
+        const float* const ups = call.up + row * call.stride;
+        float* const target = call.target + row * call.size;
+        by_vector(call.size, [&](int64_t place, int64_t count) {
+            const Vector x = load_some(gates + place, count);
+            store_some(target + place, x * sigmoid(x) * load_some(ups + place, count), count);
+        });
+    }
+}
+
+void add_norm(const AddNormCall& call, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+        const float* const x = call.x + row * call.size;
+        const float* const added = call.added + row * call.size;
+        float* const sum = call.sum + row * call.size;
+        float* const target = call.target + row * call.size;
+        Vector squares{};
+        by_vector(call.size, [&](int64_t place, int64_t count) {
+            const Vector here = load_some(x + place, count) + load_some(added + place, count);
+            squares += here * here;
+            store_some(sum + place, here, count);
+        });
+        const float mean = sum_of_elements(squares) / static_cast<float>(call.size);
+        const float factor = 1.0f / __builtin_sqrtf(mean + call.epsilon);
+        by_vector(call.size, [&](int64_t place, int64_t count) {
+            store_some(target + place, load_some(sum + place, count) * factor * load_some(call.weight + place, count),
+                       count);
+        });
+    }
+}
+
+void rotate(const RotateCall& call, int64_t first, int64_t last) {
+    const int64_t half = call.head_size / 2;
+    for (int64_t row = first; row < last; ++row) {
+        const float* const cos = call.cos + row * half;
+        const float* const sin = call.sin + row * half;
+        for (int64_t head = 0; head < call.heads; ++head) {
+            const float* const x = call.x + row * call.stride + head * call.head_size;
+            float* const target = call.target + (row * call.heads + head) * call.head_size;
+            by_vector(half, [&](int64_t place, int64_t count) {
+                const Vector a = load_some(x + place, count), b = load_some(x + half + place, count);
+                const Vector c = load_some(cos + place, count), s = load_some(sin + place, count);
+                store_some(target + place, a * c - b * s, count);
+                store_some(target + half + place, b * c + a * s, count);
+            });
+        }
+    }
+}
+
+}  // namespace kvc::KVC_TARGET

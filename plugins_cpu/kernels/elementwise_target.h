@@ -1,0 +1,11 @@
+#pragma once
+
+#include "kernels/elementwise.h"
+
+namespace kvc::KVC_TARGET {
+
+Gate gate;
+AddNorm add_norm;
+Rotate rotate;
+
+}  // namespace kvc::KVC_TARGET

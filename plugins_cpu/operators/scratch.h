@@ -1,0 +1,25 @@
+// Memory of one call, for whole cache lines.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace kvc {
+
+struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+};
+using Scratch = std::unique_ptr<uint8_t, Free>;
+
+/// Uninitialised bytes, aligned to 64; std::bad_alloc where there are none.
+inline Scratch aligned(int64_t bytes) {
+    constexpr int64_t line = 64;
+    Scratch made(
+        static_cast<uint8_t*>(std::aligned_alloc(line, static_cast<size_t>((bytes + line - 1) / line * line))));
+    if (made == nullptr) throw std::bad_alloc();
+    return made;
+}
+
+}  // namespace kvc
