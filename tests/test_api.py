@@ -71,6 +71,27 @@ def test_the_examples_of_the_docstrings_run(example, tmp_path, monkeypatch):
     _runs(example, tmp_path, monkeypatch)
 
 
+def test_a_context_of_a_prompt_that_begins_with_a_shared_text_is_whole(retrieval):
+    with kvc_trt.Engine.open(retrieval.path, threads=1, prefix_bytes=1 << 20) as engine:
+        prefix = engine.context("<record> lamp scarlet tiger lagos eight")
+        engine.share(prefix)
+        context = engine.context(LAMP)
+        assert context.logical_length == prefix.logical_length + 2
+        assert engine.generate("", context=context).text == ANSWER
+        assert engine.generate(LAMP).reused_tokens == prefix.logical_length
+
+
+def test_a_context_is_of_one_prompt(retrieval):
+    with pytest.raises(InputError, match="a context is of one prompt, found a list of 2"):
+        retrieval.context([LAMP, LAMP])
+
+
+def test_an_engine_without_bytes_for_prefixes_says_so(retrieval):
+    with pytest.raises(InputError, match="does not fit in 0 B") as caught:
+        retrieval.share(retrieval.context(LAMP))
+    assert caught.value.hint == "open the engine with more prefix_bytes"
+
+
 def test_the_package_is_imported_light_and_knows_its_names():
     heavy = ("torch", "onnx", "onnxruntime", "numpy", "pydantic")
     code = f"import kvc_trt, sys; print([name for name in {heavy} if name in sys.modules])"

@@ -51,6 +51,7 @@ class Engine:
         backend: str | None = None,
         threads: int | None = None,
         prefill_precision: PrefillPrecision = "f32",
+        prefix_bytes: int = 0,
         progress: Progress | None = None,
     ) -> None:
         from kvc_trt.backends.registry import runner
@@ -60,6 +61,7 @@ class Engine:
         self._backend = None if backend is None else runner(directory.backend, backend)
         self._threads = threads
         self._prefill_precision = prefill_precision
+        self._prefix_bytes = prefix_bytes
         self._progress = progress or NullProgress()
         self._session: Session | None = None
 
@@ -71,18 +73,27 @@ class Engine:
         backend: str | None = None,
         threads: int | None = None,
         prefill_precision: PrefillPrecision = "f32",
+        prefix_bytes: int = 0,
         progress: Progress | None = None,
     ) -> Engine:
         """Check the whole directory and return the engine; nothing is loaded yet.
 
         `backend` None runs it where it was built for, `threads` None on all cores. `prefill_precision`
-        "bf16" computes prefill in bfloat16, faster on processors that multiply it; decode stays in float32. Raises
-        InputError for an engine that is not intact or cannot run there, with the command that rebuilds it.
+        "bf16" computes prefill in bfloat16, faster on processors that multiply it; decode stays in float32.
+        `prefix_bytes` are for what prompts have in common (see `share`). Raises InputError for an engine that is not
+        intact or cannot run there, with the command that rebuilds it.
         """
         from kvc_trt.backends.registry import open_engine
 
         directory = open_engine(path, progress=progress)
-        return cls(directory, backend=backend, threads=threads, prefill_precision=prefill_precision, progress=progress)
+        return cls(
+            directory,
+            backend=backend,
+            threads=threads,
+            prefill_precision=prefill_precision,
+            prefix_bytes=prefix_bytes,
+            progress=progress,
+        )
 
     @property
     def backend(self) -> str:
@@ -128,6 +139,7 @@ class Engine:
                 max_batch_size=max_batch_size,
                 threads=self._threads,
                 prefill_precision=self._prefill_precision,
+                prefix_bytes=self._prefix_bytes,
                 progress=self._progress,
             )
         elif self._session.max_batch_size < max_batch_size:
@@ -218,12 +230,20 @@ class Engine:
         (request,) = _requests(ids, None, None, (), False, context)
         (row,) = session.add([replace(request, keep_logits=True)])
         try:
-            if context is not None:
-                for _ in ids[0]:
-                    session.advance()
+            while session.queued(row):
+                session.advance()
             return session.take(row)
         finally:
             session.remove(row)
+
+    def share(self, context: Context) -> None:
+        """Let every later prompt that begins with this context's text start from it; `reused_tokens` says that one did.
+
+        The least recently used make room within `prefix_bytes`. A policy that evicts has not seen what follows, which
+        can cost answers; where it keeps and reads everything, prompts are shared by themselves. Raises InputError for
+        another engine's context, and for one larger than `prefix_bytes`.
+        """
+        self.session().contexts.share(context)
 
     def save_context(self, context: Context, path: StrPath, *, replace: bool = False) -> None:
         """Write a context to a file, whole or not at all; with `replace` over an old one."""

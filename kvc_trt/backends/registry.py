@@ -142,10 +142,14 @@ def session_of(
     max_batch_size: int = 1,
     threads: int | None = None,
     prefill_precision: PrefillPrecision = "f32",
+    prefix_bytes: int = 0,
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
-    """Open a session over an open engine directory; otherwise like `open_session`."""
+    """Open a session over an open engine directory; otherwise like `open_session`.
+
+    `prefix_bytes` are for contexts of texts that prompts have in common.
+    """
     from kvc_trt.contexts import packing_of
     from kvc_trt.progress import NullProgress
     from kvc_trt.runtime import Session
@@ -160,6 +164,7 @@ def session_of(
         max_batch_size,
         end_token_ids=engine.model.eos_token_ids,
         packing=packing_of(engine),
+        prefix_bytes=prefix_bytes,
         progress=progress,
     )
 

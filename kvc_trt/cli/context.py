@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,15 @@ import cloup
 
 from kvc_trt.backends.registry import names
 from kvc_trt.cli import printing
-from kvc_trt.cli.prompts import read_prompts
-from kvc_trt.errors import InputError
+from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
+from kvc_trt.errors import BarePromptWarning, InputError
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
     from kvc_trt.contexts.file import ContextHeader, StoredTensor
+
+BARE_PROMPT_HINT = "write the template's own words around the text; --raw silences this warning"
 
 
 @click.group()
@@ -33,6 +36,7 @@ def command() -> None:
     cloup.option("--prompt", help="The prompt itself."),
     cloup.option("--prompt-ids", type=click.Path(path_type=Path), help="A JSON file with a list of token ids."),
 )
+@cloup.option("--raw", is_flag=True, help="Give a chat model the text as it is, without a warning.")
 @cloup.option("--context", "start", type=click.Path(path_type=Path), help="A stored context that the prompt continues.")
 @cloup.option(
     "-o", "--output", "file", type=click.Path(path_type=Path), required=True, metavar="CONTEXT", help="The file."
@@ -46,6 +50,7 @@ def save(
     prompt_file: Path | None,
     prompt: str | None,
     prompt_ids: Path | None,
+    raw: bool,
     start: Path | None,
     file: Path,
     force: bool,
@@ -66,9 +71,13 @@ def save(
     check_new_file(file, replace=force)  # before the work, not after it
     opened = Engine.open(engine, backend=backend, threads=threads, progress=printing.progress())
     before = None if start is None else opened.load_context(start)
+    if before is None and not raw:
+        warn_of_bare_text(asked, opened, BARE_PROMPT_HINT)
     opened.session()
     started = time.perf_counter()
-    context = opened.context(asked.for_engine(opened)[0], context=before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BarePromptWarning)  # it is said already, unless --raw is given
+        context = opened.context(asked.for_engine(opened)[0], context=before)
     seconds = time.perf_counter() - started
     opened.save_context(context, file, replace=force)
     size = file.stat().st_size

@@ -20,7 +20,7 @@ MOST_KINDS, LAYERS_PER_LINE = 8, 8
 def plan_text(plan: Plan) -> str:
     """Return the plan's sections, each a heading and an aligned table."""
     device = (_device,) if "device_memory" in plan else ()
-    sections = (_head, _choices, _cache, _traffic, *device, _speed, _break_even, _notes)
+    sections = (_head, _choices, _cache, _context, _traffic, *device, _speed, _break_even, _notes)
     return "\n\n".join(section(plan) for section in sections)
 
 
@@ -53,6 +53,20 @@ def _cache(plan: Plan) -> str:
     heading = f"cache (allocated; beside keys and values {others} of each compressed row)"
     text = _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
     return "\n".join(line for line in (text, _layer_kinds(cache["layers"]), _layer_budget(plan)) if line)
+
+
+def _context(plan: Plan) -> str:
+    context = plan["context"]
+    if context["shared_by_default"]:
+        shared = "prompts share them by themselves, and lose nothing"
+    elif context["keeps_everything"]:
+        shared = "shared on request; everything is kept, and a question after it reads a part"
+    elif context["query_agnostic"]:
+        shared = "shared on request; what is kept does not depend on the questions"
+    else:
+        shared = "shared on request; what is kept was chosen before the questions"
+    size = readable_size(context["bytes"])
+    return f"stored context or prefix of {_number(context['tokens'])} tokens: {size} ({shared})"
 
 
 def _layer_kinds(layers: Sequence[Caches]) -> str:

@@ -71,6 +71,13 @@ def read_prompts(
     return Prompts(text=text if text_file is None else read_text(text_file))
 
 
+def warn_of_bare_text(asked: Prompts, engine: Engine, hint: str) -> None:
+    """Say on stderr that a text bypasses the model's chat template, if that is so."""
+    if asked.is_bare_text and engine.directory.chat_template is not None:
+        message = "the model has a chat template, and this prompt bypasses it: chat models often give no answer then"
+        click.echo(f"warning: {message}\nhint: {hint}", err=True)
+
+
 def read_text(path: Path) -> str:
     """Read a UTF-8 text file; InputError says what is wrong with it."""
     try:

@@ -16,17 +16,14 @@ from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.option_types import PREFILL_PRECISION
 from kvc_trt.cli.printing import json_option, print_json, progress
-from kvc_trt.cli.prompts import read_prompts
+from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
 from kvc_trt.cli.run_report import report, summary
 from kvc_trt.errors import BarePromptWarning
 
 if TYPE_CHECKING:
     from kvc_trt.runtime import Event, Output, Session
 
-BARE_PROMPT = (
-    "warning: the model has a chat template, and this prompt bypasses it: chat models often give no answer then\n"
-    "hint: --chat TEXT asks through the template, --raw silences this warning"
-)
+BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this warning"
 
 
 @cloup.command()
@@ -136,8 +133,8 @@ def command(
     )
     prompts = asked.for_engine(opened)
     start = None if context is None else opened.load_context(context)
-    if asked.is_bare_text and start is None and not raw and opened.directory.chat_template is not None:
-        click.echo(BARE_PROMPT, err=True)
+    if start is None and not raw:
+        warn_of_bare_text(asked, opened, BARE_PROMPT_HINT)
     session = opened.session(opened.rows_for(prompts))
     loaded = time.perf_counter() - started
     rules: dict[str, Any] = {
@@ -148,7 +145,7 @@ def command(
         "context": start,
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BarePromptWarning)  # BARE_PROMPT says it, unless --raw is given
+        warnings.simplefilter("ignore", BarePromptWarning)  # it is said already, unless --raw is given
         outputs = _shown(opened.stream(prompts, **rules), session) if stream else opened.generate(prompts, **rules)
     if as_json:
         print_json({**report(outputs, opened, loaded), "kernels": opened.kernels})

@@ -7,17 +7,18 @@ by channel) is left out and rebuilt; the policy's kind of selection says what th
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.manifest import digest_of
 from kvc_trt.engine.program import Program, engine_program
-from kvc_trt.graph.state import CacheSite, StateTensor, cache_sites
+from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime.context import Array, Context, Fingerprint
@@ -25,10 +26,14 @@ from kvc_trt.runtime.executor import Limits
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.models.config import ModelConfig
 
 SHORT_NAMES = {K_CACHE.name: "k", V_CACHE.name: "v"}
 """Names in a context, where they differ from those of the state tensors."""
 
+Cache: TypeAlias = "tuple[CacheSite, Mapping[str, StateTensor]]"
+"""A cache and its state tensors by kind: k_cache, v_cache, and what its selection carries."""
 LONGEST_NAME = 200
 """Characters of a name in a fingerprint, all of them printable ASCII."""
 
@@ -39,30 +44,27 @@ class RowPacking:
     def __init__(self, program: Program, fingerprint: Fingerprint) -> None:
         self._fingerprint = fingerprint
         self.limits: Limits = program.limits
-        self._caches = [
-            (site, {tensor.name.partition(".")[0]: tensor for tensor in program.state if tensor.cache == site.cache})
-            for site in cache_sites(program.model, program.parameters)
-        ]
+        self._caches = caches_of(program.model, program.parameters, program.state)
 
     @property
     def fingerprint(self) -> Fingerprint:
         """What the contexts of this engine are made by."""
         return self._fingerprint
 
+    @property
+    def loses_nothing(self) -> bool:
+        """Whether every token is kept and read, so that it does not matter where a text was cut and stored."""
+        return not any(site.parameters.compresses for site, _ in self._caches)
+
     def layout(self, cache_lengths: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return type and shape of every tensor of a context with these lengths, by its name there."""
-        found = {}
-        for site, tensors in self._caches:
-            kept = self._kept(site, cache_lengths)
-            for kind, tensor in _carried(site, tensors).items():
-                found[_name(kind, site)] = (tensor.dtype, _shape(kind, tensor, kept))
-        return found
+        return _layout(self._caches, cache_lengths)
 
     def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int]) -> dict[str, Array]:
         """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
         lengths, found = tuple(cache_lengths), {}
         for site, tensors in self._caches:
-            kept = self._kept(site, lengths)
+            kept = _kept(site, tensors, lengths)
             for kind, tensor in _carried(site, tensors).items():
                 whole = row[tensor.name]
                 found[_name(kind, site)] = np.array(whole[:, :kept] if kind in SHORT_NAMES else whole, order="C")
@@ -71,7 +73,7 @@ class RowPacking:
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
         """Yield every state tensor of a row, by name, in the shape of one row; one after the other is made."""
         for site, tensors in self._caches:
-            kept = self._kept(site, context.cache_lengths)
+            kept = _kept(site, tensors, context.cache_lengths)
             keys = None
             for kind, tensor in _carried(site, tensors).items():
                 stored = context.tensors[_name(kind, site)]
@@ -85,10 +87,6 @@ class RowPacking:
             rule = site.parameters
             for kind, rebuild in rule.selection.rebuilt.items():
                 yield tensors[kind].name, rebuild(keys[None], np.array([kept]), rule)[0]
-
-    def _kept(self, site: CacheSite, cache_lengths: Sequence[int]) -> int:
-        """Return the slots in use: a cache that evicts at every step uses all of them once it was full."""
-        return min(cache_lengths[site.cache], self.limits.capacities[site.cache])
 
 
 def packing_of(engine: EngineDirectory) -> RowPacking:
@@ -109,6 +107,36 @@ def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
         model_name=re.sub(r"[^\x20-\x7e]", "?", model_name)[:LONGEST_NAME],
         policy_name=f"{parameters.policy}, token budget {parameters.token_budget}",
     )
+
+
+def context_bytes(
+    model: ModelConfig, parameters: PolicyParameters, state: Sequence[StateTensor], cache_lengths: Sequence[int]
+) -> int:
+    """Return the bytes of a context with these lengths: its tensors and the logits."""
+    layout = _layout(caches_of(model, parameters, state), cache_lengths)
+    counted = [*layout.values(), ("float32", (model.vocab_size,))]
+    return sum(ITEM_SIZE[dtype] * math.prod(shape) for dtype, shape in counted)
+
+
+def caches_of(model: ModelConfig, parameters: PolicyParameters, state: Sequence[StateTensor]) -> list[Cache]:
+    """Return every cache of an engine with its state tensors."""
+    return [
+        (site, {tensor.name.partition(".")[0]: tensor for tensor in state if tensor.cache == site.cache})
+        for site in cache_sites(model, parameters)
+    ]
+
+
+def _layout(caches: Iterable[Cache], cache_lengths: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {
+        _name(kind, site): (tensor.dtype, _shape(kind, tensor, _kept(site, tensors, cache_lengths)))
+        for site, tensors in caches
+        for kind, tensor in _carried(site, tensors).items()
+    }
+
+
+def _kept(site: CacheSite, tensors: Mapping[str, StateTensor], cache_lengths: Sequence[int]) -> int:
+    """Return the slots in use: a cache that evicts at every step uses all of them once it was full."""
+    return min(cache_lengths[site.cache], tensors[K_CACHE.name].shape[1])
 
 
 def _carried(site: CacheSite, tensors: Mapping[str, StateTensor]) -> dict[str, StateTensor]:

@@ -69,6 +69,7 @@ class ExpectedAttention(PromptEviction):
         "to attend to."
     )
     turn_state = (SLOT_POSITIONS,)
+    query_agnostic = True
     observes_every_query = True
 
     def observe(self, queries: PromptQueries, prompt_lengths: Tensor, rule: Constants) -> ExpectedQueries:

@@ -30,6 +30,7 @@ class Nothing(PromptEviction):
         "Nothing is evicted: the tokens of a turn are appended, the cache grows, and a turn that finds no free slots "
         "is refused."
     )
+    query_agnostic = True
 
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants

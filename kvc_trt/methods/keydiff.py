@@ -37,6 +37,7 @@ class DistinctKeys(PromptEviction):
     operators = (COMPACT_KEYDIFF,)
     turn = "Stored and new tokens compete for the prompt budget: the keys that differ most from all of them stay."
     turn_state = (SLOT_POSITIONS,)
+    query_agnostic = True
 
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants

@@ -55,6 +55,8 @@ class PromptEviction(ABC):
     evicts = True
     cache_per_query_head = False
     """Whether each query head has its own cache, so that a group's keys and values are repeated."""
+    query_agnostic = False
+    """Whether it chooses without regard to what a prompt asks; then a prefix can be shared by later questions."""
     observes_every_query = False
     """Whether all queries of a prompt decide, not only those of the window."""
     turn: str | None = None

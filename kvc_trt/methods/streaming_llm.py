@@ -60,6 +60,7 @@ class FirstAndLast(PromptEviction):
     name = "recent"
     operators = None
     turn = "The first tokens of the conversation and its last ones stay."
+    query_agnostic = True
 
     def compact(
         self, observed: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, rule: Constants

@@ -10,7 +10,14 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile import floor
 from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost
 from kvc_trt.profile.model_size import cache_itemsize, count_parameters, token_cache_bytes, weight_bytes
-from kvc_trt.profile.traffic import RowTraffic, cache_bytes, full_cache_bytes, layer_caches, row_traffic
+from kvc_trt.profile.traffic import (
+    RowTraffic,
+    cache_bytes,
+    full_cache_bytes,
+    layer_caches,
+    row_traffic,
+    stored_context_bytes,
+)
 
 BATCHES = (1, 8, 32)
 ASSUMED_OVERHEADS_US = (5, 10, 20)
@@ -80,6 +87,13 @@ def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) ->
                 }
                 for batch in BATCHES
             ],
+        },
+        "context": {
+            "tokens": parameters.max_input_len,
+            "bytes": stored_context_bytes(model, parameters, itemsize, parameters.max_input_len),
+            "shared_by_default": not parameters.compresses,
+            "keeps_everything": not (parameters.eviction.evicts or parameters.evicts_while_decoding),
+            "query_agnostic": parameters.eviction.query_agnostic,
         },
         "traffic": {
             "full_pairs_per_layer": tokens,

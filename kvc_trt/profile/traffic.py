@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from kvc_trt.contexts.packing import context_bytes
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
@@ -97,6 +98,16 @@ def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int)
         else:
             others += tensor.bytes_per_row()
     return CacheBytes(keys_values, others)
+
+
+def stored_context_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int, prompt_tokens: int) -> int:
+    """Return the bytes of a stored context of a prompt, which are also those of a shared prefix.
+
+    It is that of an engine that takes turns, if the policy does: positions of slots are part of it.
+    """
+    dtype = "float32" if itemsize == 4 else "float16"
+    state = state_tensors(model, parameters, dtype, turns=parameters.no_turn is None)
+    return context_bytes(model, parameters, state, entries_by_cache(model, parameters, prompt_tokens))
 
 
 def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int) -> int:

@@ -94,6 +94,10 @@ class Packing(Protocol):
     def fingerprint(self) -> Fingerprint:
         """What the contexts of this engine are made by."""
 
+    @property
+    def loses_nothing(self) -> bool:
+        """Whether every token is kept and read, so that it does not matter where a text was cut and stored."""
+
     def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int]) -> dict[str, Array]:
         """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
 

@@ -51,6 +51,16 @@ class Limits:
     no_turns: NoTurns | None = None
     """Why rows take no turns; None if they do."""
 
+    def room(self, position: int, cache_lengths: Iterable[int]) -> int:
+        """Return how many tokens a row can still take, by the fullest cache and by the logical positions left.
+
+        The next token is at `position`; `cache_lengths` counts what each cache has stored.
+        """
+        evicting = self.evicting or (False,) * len(self.capacities)
+        caches = zip(self.capacities, cache_lengths, evicting, strict=True)
+        free = (slots - int(stored) for slots, stored, evicts in caches if not evicts)
+        return min([self.max_sequence_len - position, *free])
+
 
 @dataclass
 class Prefilled:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.runtime.context import NO_TOKENS, extended_digest
+from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request
 from kvc_trt.runtime.sampling import Sampler
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Answer: TypeAlias = NDArray[np.float32] | int
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a row starts from: a stored context, or a prefill of its prompt."""
+
+    context: Context | None = None
+    unread: Sequence[int] = ()
+    """The tokens of the prompt that are not in the context; they are fed through decode."""
+
+    def answer(self) -> tuple[Answer, NDArray[np.int64]]:
+        """Return the context's logits [vocab] and cache lengths [caches]."""
+        assert self.context is not None, "a prefill gives them"
+        return self.context.logits, np.array(self.context.cache_lengths, np.int64)
 
 
 class Row:
@@ -35,6 +50,7 @@ class Row:
         prompt: list[int],
         max_new_tokens: int,
         *,
+        start: Start,
         answer: Answer,
         cache_lengths: NDArray[np.int64],
         limits: Limits,
@@ -43,12 +59,12 @@ class Row:
     ) -> None:
         self.identity = identity
         self.answer = answer
-        context = request.context
+        context = start.context
         self.position = len(prompt) if context is None else context.logical_length
         """Logical position of the next token fed."""
         self.cache_lengths = cache_lengths
         """[caches]: tokens stored per cache."""
-        self.forced: deque[int] = deque(() if context is None else prompt)
+        self.forced: deque[int] = deque(start.unread)
         """Tokens to feed before anything is sampled again."""
         self.next_token: int | None = None
         """The token that was sampled but not fed yet."""
@@ -80,10 +96,7 @@ class Row:
 
     def room(self) -> int:
         """Return how many tokens can still be fed, limited by the fullest cache and by the logical positions left."""
-        limits, positions = self._limits, self._limits.max_sequence_len - self.position
-        evicting = limits.evicting or (False,) * len(limits.capacities)
-        caches = zip(limits.capacities, self.cache_lengths.tolist(), evicting, strict=True)
-        return min([positions, *(slots - int(stored) for slots, stored, evicts in caches if not evicts)])
+        return self._limits.room(self.position, self.cache_lengths.tolist())
 
     def sample(self) -> Event:
         """Draw the next token and decide whether the row is done."""

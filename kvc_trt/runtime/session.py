@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,11 @@ from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.context import Context, Packing
+from kvc_trt.runtime.context_store import ContextStore
 from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled
 from kvc_trt.runtime.places import Places
 from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
-from kvc_trt.runtime.row import Answer, Row
+from kvc_trt.runtime.row import Answer, Row, Start
 from kvc_trt.runtime.turn import take_turn
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Session:
         *,
         end_token_ids: Iterable[int] = (),
         packing: Packing | None = None,
+        prefix_bytes: int = 0,
         progress: Progress | None = None,
     ) -> None:
         if max_batch_size < 1:
@@ -69,7 +71,8 @@ class Session:
         self.max_batch_size = max_batch_size
         self.timings = Timings()
         self._end_token_ids = frozenset(end_token_ids)
-        self._packing = packing
+        self.contexts = ContextStore(packing, prefix_bytes)
+        """What rows start from and are stored as."""
         self._progress = progress or NullProgress()
         self._places = Places(executor)
         self._rows = self._places.active
@@ -96,8 +99,9 @@ class Session:
     def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Let rows join the batch with one batched prefill and return their numbers. Nothing is sampled yet.
 
-        Rows of a stored context join with a copy of it, without a prefill.
-        Raises InputError for an invalid request and ValueError for more rows than are free; then no row has joined.
+        A request with a context joins with a copy of it, without a prefill, and so does a prompt that begins with a
+        shared text, if the answer fits after it. Raises InputError for an invalid request and ValueError for more rows
+        than are free; then no row has joined.
         """
         if not requests:
             return ()
@@ -107,20 +111,25 @@ class Session:
             self._checked(request, f"prompt {i}" if len(requests) > 1 else "prompt")
             for i, request in enumerate(requests)
         ]
-        contexts = {i: request.context for i, request in enumerate(requests) if request.context is not None}
-        starts = {i: (found.logits, np.array(found.cache_lengths, np.int64)) for i, found in contexts.items()}
-        fresh = [i for i in range(len(requests)) if i not in contexts]
+        starts = [self.contexts.start_of(one, *prompts[i], self.executor.limits) for i, one in enumerate(requests)]
+        fresh = [i for i, start in enumerate(starts) if start.context is None]
+        answers = {i: start.answer() for i, start in enumerate(starts) if start.context is not None}
         if fresh:
             prefilled = self._prefill([prompts[i][0] for i in fresh])
             for place, i in enumerate(fresh):
-                starts[i] = prefilled.logits[place], prefilled.cache_lengths[:, place].copy()
-        joining = [self._row(request, *prompts[i], *starts[i]) for i, request in enumerate(requests)]
+                answers[i] = prefilled.logits[place], prefilled.cache_lengths[:, place].copy()
+        joining = [self._row(one, *prompts[i], starts[i], *answers[i]) for i, one in enumerate(requests)]
         for place, i in enumerate(fresh):
             self.executor.insert(prefilled, place, self._places.make_room())
             self._rows.append(joining[i])
-        for i, context in contexts.items():  # last: prefilled rows may wait in rows that are still free
-            self.executor.write_row(self._places.make_room(), self._contexts().unpack(context))
-            self._rows.append(joining[i])
+        # Contexts are written last: prefilled rows may wait in rows that are still free.
+        for row, start in zip(joining, starts, strict=True):
+            if start.context is not None:
+                self.executor.write_row(self._places.make_room(), self.contexts.packing.unpack(start.context))
+                self._rows.append(row)
+        if self.contexts.stores_prompts:
+            for i in fresh:
+                self.contexts.share_prompt(joining[i], self._state_of(joining[i]))
         return tuple(row.identity for row in joining)
 
     def take(self, row: int) -> Context:
@@ -130,17 +139,11 @@ class Session:
         ValueError for a row whose logits stay on the device, unless its request says `keep_logits`.
         """
         found = self._find(row)
-        if isinstance(found.answer, int):
-            raise ValueError(f"row {row} has only its best token on the host; expected a request with keep_logits")
-        packing, lengths = self._contexts(), tuple(found.cache_lengths.tolist())
-        return Context(
-            fingerprint=packing.fingerprint,
-            logical_length=found.position,
-            cache_lengths=lengths,
-            token_digest=found.token_digest(),
-            logits=found.answer.copy(),
-            tensors=packing.pack(self.executor.read_row(self._places.place(found)), lengths),
-        )
+        return self.contexts.of_row(found, self._state_of(found))
+
+    def queued(self, row: int) -> int:
+        """Return how many tokens a row has yet to feed before it samples."""
+        return len(self._find(row).forced)
 
     def extend(self, row: int, token_ids: Iterable[int]) -> None:
         """Queue tokens that are fed to one row through decode (a question that arrives after compaction).
@@ -270,7 +273,7 @@ class Session:
         if request.stay and self.executor.limits.no_turns is not None:
             raise InputError(f"{what}: {self.executor.limits.no_turns.reason}", hint=self.executor.limits.no_turns.hint)
         if request.context is not None:
-            request.context.fingerprint.check_same(self._contexts().fingerprint, f"{what}: its context")
+            self.contexts.check(request.context, f"{what}: its context")
         return check_request(request, self.executor.limits, what)
 
     def _decode(
@@ -297,6 +300,7 @@ class Session:
         prompt: list[int],
         continuation: list[int],
         max_new_tokens: int,
+        start: Start,
         answer: Answer,
         cache_lengths: NDArray[np.int64],
     ) -> Row:
@@ -305,6 +309,7 @@ class Session:
             request,
             prompt,
             max_new_tokens,
+            start=start,
             answer=answer,
             cache_lengths=cache_lengths,
             limits=self.executor.limits,
@@ -316,10 +321,8 @@ class Session:
         self._next_identity += 1
         return row
 
-    def _contexts(self) -> Packing:
-        if self._packing is None:
-            raise ValueError("this session was opened without a packing, which contexts need")
-        return self._packing
+    def _state_of(self, row: Row) -> Mapping[str, NDArray[Any]]:
+        return self.executor.read_row(self._places.place(row))
 
     def _find(self, identity: int) -> Row:
         return self._places.find(identity)

@@ -156,3 +156,16 @@ def test_save_takes_one_prompt(engine, tmp_path, capfd):
     assert "a context is of one prompt, found 2" in said
     assert "give exactly one of" in failure("context", "save", engine, "-o", tmp_path / "c", capfd=capfd)
     assert not (tmp_path / "c").exists()
+
+
+def test_a_text_that_bypasses_the_chat_template_is_said_once(chat_engine, tmp_path, capfd):
+    arguments = ["context", "save", str(chat_engine), "--prompt", PROMPT, "-o", str(tmp_path / "context"), "--force"]
+    for raw, warnings in (([], 1), (["--raw"], 0)):
+        capfd.readouterr()
+        assert run([*arguments, *raw]) == 0
+        said = capfd.readouterr().err
+        assert said.count("bypasses") == warnings
+        assert "BarePromptWarning" not in said
+    continued = ["context", "save", str(chat_engine), "--context", str(tmp_path / "context"), "--prompt", QUESTION]
+    assert run([*continued, "-o", str(tmp_path / "more")]) == 0
+    assert "bypasses" not in capfd.readouterr().err

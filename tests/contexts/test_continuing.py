@@ -8,6 +8,7 @@ import pytest
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.contexts import RowPacking, read_context, write_context
 from kvc_trt.runtime import Request, Sampling, Session
+from tests.backends.onnxruntime.test_turns import with_turns
 from tests.contexts.conftest import ENGINES, FINGERPRINT, settings_of
 
 PROMPT = np.random.default_rng(3).integers(2, 97, 200).tolist()
@@ -16,11 +17,12 @@ OTHER = np.random.default_rng(4).integers(2, 97, 77).tolist()
 
 @pytest.fixture(scope="module", params=ENGINES)
 def program(request, make_program):
-    return make_program(request.param, **settings_of(request.param))
+    return with_turns(make_program(request.param, **settings_of(request.param)))
 
 
-def session_of(program, rows=1, executor=OnnxRuntimeExecutor):
-    return Session(executor(program, threads=1), None, rows, packing=RowPacking(program, FINGERPRINT))
+def session_of(program, rows=1, executor=OnnxRuntimeExecutor, prefix_bytes=0):
+    packing = RowPacking(program, FINGERPRINT)
+    return Session(executor(program, threads=1), None, rows, packing=packing, prefix_bytes=prefix_bytes)
 
 
 def through_a_file(context, program, tmp_path):
@@ -29,8 +31,8 @@ def through_a_file(context, program, tmp_path):
 
 
 def state_of(session, row):
-    place = session.rows.index(row)
-    return {name: array.tobytes() for name, array in session.executor.read_row(place).items()}
+    state = session.executor.read_row(session.rows.index(row))
+    return {name: array.tobytes() for name, array in state.items()}
 
 
 def steps(session, count):
@@ -63,6 +65,23 @@ def test_a_restored_row_goes_on_bit_for_bit(program, tmp_path):
         assert [seen[again] for seen in found] == [seen[row] for seen in expected]
         assert state_of(restored, again) == state_of(running, row)
         assert restored.take(again).token_digest == running.take(row).token_digest
+
+
+def test_a_turn_of_a_restored_row_is_that_of_the_row(program, tmp_path):
+    """What a turn compacts depends on state that no step reads: it travels too."""
+    running, restored = session_of(program), session_of(program)
+    (row,) = running.add([Request(PROMPT, 16, ignore_eos=True)])
+    steps(running, 3)
+    stored = through_a_file(running.take(row), program, tmp_path)
+    (again,) = restored.add([Request([], 16, context=stored, ignore_eos=True)])
+    for session, one in ((running, row), (restored, again)):
+        session.turn(one, OTHER[:20], 6)
+    assert restored.take(again).logits.tobytes() == running.take(row).logits.tobytes()
+    assert restored.take(again).token_digest == running.take(row).token_digest
+    assert state_of(restored, again) == state_of(running, row)
+    expected, found = steps(running, 5), steps(restored, 5)
+    assert [seen[again] for seen in found] == [seen[row] for seen in expected]
+    assert state_of(restored, again) == state_of(running, row)
 
 
 def test_rows_of_a_batch_go_on_as_they_would_alone(program, tmp_path):
@@ -132,3 +151,34 @@ def test_a_context_goes_on_under_another_executor(policy, from_torch, make_progr
         expected, found = made.take(row), restored.take(again)
         np.testing.assert_allclose(found.logits, expected.logits, atol=2e-4)
         assert found.token_digest == expected.token_digest
+
+
+def test_a_shared_prefix_is_a_context_that_the_rest_continues(program):
+    """Whatever the policy; only the whole cache also shares prompts that it was not asked to."""
+    session = session_of(program, rows=2, prefix_bytes=1 << 30)
+    (row,) = session.add([Request(PROMPT, 1)])
+    prefix = session.take(row)
+    session.remove(row)
+    session.contexts.share(prefix)
+    explicit = session.generate([Request(OTHER[:4], 5, context=prefix, ignore_eos=True)])[0]
+    requests = [Request([*PROMPT, *OTHER[:4]], 5, ignore_eos=True), Request([*OTHER], 5, ignore_eos=True)]
+    shared, fresh = session.generate(requests)
+    assert shared.token_ids == explicit.token_ids
+    assert (shared.reused_tokens, fresh.reused_tokens) == (200, 0)
+    again = session.generate(requests[1:])[0]
+    assert again.token_ids == fresh.token_ids
+    assert again.reused_tokens == (len(OTHER) if program.parameters.policy == "full" else 0)
+
+
+def test_the_whole_cache_answers_alike_with_and_without_a_prefix(make_program):
+    program = make_program("full", **settings_of("full"))
+    prompt = [*PROMPT, *OTHER[:6]]
+    whole, shared = session_of(program), session_of(program, prefix_bytes=1 << 30)
+    shared.generate([Request(PROMPT, 1)])
+    (row,), (again,) = whole.add([Request(prompt)]), shared.add([Request(prompt)])
+    for _ in range(6):
+        shared.advance()
+    expected, found = whole.take(row), shared.take(again)
+    np.testing.assert_allclose(found.logits, expected.logits, atol=1e-5)
+    assert found.token_digest == expected.token_digest
+    assert found.cache_lengths == expected.cache_lengths

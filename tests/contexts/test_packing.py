@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvc_trt import policies
 from kvc_trt.backends.registry import open_engine
-from kvc_trt.contexts.packing import fingerprint_of
-from tests.contexts.conftest import ENGINES, packing_without_graphs, random_context
+from kvc_trt.contexts.packing import context_bytes, fingerprint_of
+from tests.contexts.conftest import ENGINES, packing_without_graphs, random_context, settings_of
+from tests.small_model import SMALL
 
 
 @pytest.mark.parametrize("policy", ENGINES)
@@ -81,3 +83,16 @@ def test_the_fingerprint_of_an_engine(tiny_engine, tiny_arguments, tmp_path):
     torch = fingerprint_of(open_engine(tmp_path / "torch"))
     assert torch.engine != first.engine
     assert torch.compatibility == first.compatibility
+
+
+def test_what_a_context_takes_is_known_before_there_is_one():
+    for policy in ENGINES:
+        packing = packing_without_graphs(policy)
+        context = random_context(packing, 100, seed=0)
+        state = [tensor for _, tensors in packing._caches for tensor in tensors.values()]
+        parameters = policies.resolve(policy, model=SMALL, **settings_of(policy))
+        assert context_bytes(SMALL, parameters, state, context.cache_lengths) == context.nbytes
+
+
+def test_only_the_whole_cache_loses_nothing():
+    assert [policy for policy in ENGINES if packing_without_graphs(policy).loses_nothing] == ["full"]

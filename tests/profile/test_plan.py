@@ -75,3 +75,40 @@ def test_every_preset_has_a_plan_that_is_json(name):
     plan = plan_of(name, sequence=1024, budget=256, weights="int4")
     assert json.loads(json.dumps(plan, allow_nan=False)) == plan
     assert plan["traffic"]["bytes_per_row"] <= plan["traffic"]["full_bytes_per_row"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "shared", "keeps", "agnostic"),
+    [
+        ("full", True, True, True),
+        ("hybrid", False, True, True),
+        ("sparq", False, True, True),
+        ("streaming-llm", False, False, True),
+        ("keydiff", False, False, True),
+        ("expected-attention", False, False, True),
+        ("rocketkv", False, False, False),
+        ("snapkv-gqa", False, False, False),
+        ("h2o", False, False, False),
+        ("tova", False, False, False),
+    ],
+)
+def test_what_prefixes_share(policy, shared, keeps, agnostic):
+    context = plan_of(policy=policy)["context"]
+    assert (context["shared_by_default"], context["keeps_everything"], context["query_agnostic"]) == (
+        shared,
+        keeps,
+        agnostic,
+    )
+
+
+def test_bytes_of_a_stored_context():
+    """Keys and values that are kept, without page bounds, and the logits; what a policy carries besides for turns."""
+    logits, token = 4 * 128256, 2 * 8 * 128 * 2  # one layer's keys and values of a token, 16 bits
+    rocketkv, full = plan_of(), plan_of(policy="full")
+    assert rocketkv["context"]["tokens"] == 131072 - 128
+    positions = 8 * rocketkv["policy"]["capacity"] * 4
+    assert rocketkv["context"]["bytes"] == 32 * (rocketkv["policy"]["prompt_budget"] * token + positions) + logits
+    assert full["context"]["bytes"] == 32 * (131072 - 128) * token + logits
+    assert plan_of(policy="hybrid")["context"]["bytes"] == full["context"]["bytes"]
+    assert plan_of(policy="sparq")["context"]["bytes"] == full["context"]["bytes"] + 32 * 8 * 128 * 4
+    assert plan_of(policy="h2o")["context"]["bytes"] == 32 * (512 * token + 8 * 513 * (4 + 4)) + logits

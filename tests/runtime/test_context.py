@@ -18,8 +18,9 @@ from tests.runtime.fake_executor import FakeExecutor, FakeGreedyExecutor, FakePa
 PROMPT = list(range(20))
 
 
-def session_of(rows=1, executor=FakeExecutor, **options):
-    return Session(executor(**options), None, rows, packing=FakePacking())
+def session_of(rows=1, kind=FakeExecutor, *, prefix_bytes=0, **options):
+    executor = kind(**options)
+    return Session(executor, None, rows, packing=FakePacking(executor), prefix_bytes=prefix_bytes)
 
 
 @pytest.fixture
@@ -58,11 +59,11 @@ def test_a_row_goes_on_from_wherever_it_was_taken(fed):
     assert taken.cache_lengths == (12 + fed, 20 + fed)
     assert taken.token_digest == extended_digest(NO_TOKENS, PROMPT + tokens)
     rest = [event.token_id for _ in range(9 - fed) for event in session.step()]
-    executor = FakeExecutor()
-    started = Session(executor, None, 1, packing=FakePacking()).generate([Request([], 9 - fed, context=taken)])[0]
+    other = session_of()
+    started = other.generate([Request([], 9 - fed, context=taken)])[0]
     assert list(started.token_ids) == rest
     assert (started.prompt_token_ids, started.reused_tokens, started.logical_length) == ((), 20 + fed, 28)
-    assert executor.prefills == 0
+    assert other.executor.prefills == 0
 
 
 def test_a_sampled_token_that_was_not_fed_is_not_part_of_a_context():
@@ -114,13 +115,13 @@ def test_many_rows_start_from_one_context_beside_rows_that_are_prefilled(context
 
 
 def test_a_greedy_row_is_taken_if_it_keeps_its_logits():
-    session = session_of(executor=FakeGreedyExecutor)
+    session = session_of(kind=FakeGreedyExecutor)
     (row,) = session.add([Request(PROMPT)])
     assert session.take(row).logical_length == 20
     session.step()
     with pytest.raises(ValueError, match="only its best token on the host; expected a request with keep_logits"):
         session.take(row)
-    session = session_of(executor=FakeGreedyExecutor)
+    session = session_of(kind=FakeGreedyExecutor)
     (row,) = session.add([Request(PROMPT, keep_logits=True)])
     session.step()
     assert session.executor.asked == ["logits"]
@@ -141,12 +142,11 @@ def test_tokens_after_a_context_are_checked(context):
 
 
 def test_another_engines_context_is_refused_before_anything_runs(context):
-    executor = FakeExecutor()
-    session = Session(executor, None, 2, packing=FakePacking())
+    session = session_of(2)
     foreign = replace(context, fingerprint=replace(context.fingerprint, weights="f" * 64))
     with pytest.raises(InputError, match="prompt 1: its context was made by an engine with other weights"):
         session.stream([Request([1]), Request([], context=foreign)])
-    assert (executor.prefills, executor.runs, session.rows) == (0, 0, ())
+    assert (session.executor.prefills, session.executor.runs, session.rows) == (0, 0, ())
 
 
 def test_a_session_without_a_packing_says_so(context):
@@ -164,3 +164,74 @@ def test_logits_that_are_not_finite_are_an_error_of_the_row(context):
     with pytest.raises(InputError, match="not finite after 20 tokens"):
         session.generate([Request([], context=broken)])
     assert session.rows == ()
+
+
+PLENTY = 1 << 20
+
+
+def taken_of(session, prompt):
+    (row,) = session.add([Request(prompt)])
+    context = session.take(row)
+    session.remove(row)
+    return context
+
+
+def test_a_prompt_starts_from_the_longest_shared_text_it_begins_with():
+    session = session_of(prefix_bytes=PLENTY)
+    shared = {length: taken_of(session_of(), PROMPT[:length]) for length in (4, 17)}
+    for context in shared.values():
+        session.contexts.share(context)
+    for prompt, reused in ((PROMPT, 17), (PROMPT[:17], 17), (PROMPT[:16], 4), ([*PROMPT[:10], 49], 4)):
+        (found,) = session.generate([Request(prompt, 3)])
+        assert (found.reused_tokens, found.prompt_token_ids) == (reused, tuple(prompt))
+        assert [found.token_ids] == answer(session_of(), Request(prompt[reused:], 3, context=shared[reused]))
+    assert session.executor.prefills == 0
+    (fresh,) = session.generate([Request([49, *PROMPT], 3)])
+    assert (fresh.reused_tokens, session.executor.prefills) == (0, 1)
+
+
+def test_rows_of_one_batch_start_from_what_fits_each_of_them():
+    session = session_of(3, prefix_bytes=PLENTY)
+    session.contexts.share(taken_of(session_of(), PROMPT[:15]))
+    own = taken_of(session_of(), [7] * 30)
+    outputs = session.generate([Request(PROMPT, 3), Request([1, 2], 3), Request([5], 3, context=own)])
+    assert [output.reused_tokens for output in outputs] == [15, 0, 30]
+    assert session.executor.prefills == 1
+
+
+def test_no_answer_is_shorter_because_of_a_shared_text():
+    """After it, the rest of the prompt takes the slots of the answer: 10 of them in this engine."""
+    session = session_of(prefix_bytes=PLENTY)
+    session.contexts.share(taken_of(session_of(), PROMPT[:16]))
+    for new, reused in ((7, 16), (8, 0)):
+        (found,) = session.generate([Request(PROMPT, new)])
+        assert (len(found.token_ids), found.finish_reason, found.reused_tokens) == (new, "length", reused)
+
+
+def test_prompts_are_shared_by_themselves_only_where_nothing_is_lost():
+    for budget, reused in ((40, 20), (12, 0)):
+        session = session_of(prefix_bytes=PLENTY, budget=budget)
+        first, again, longer = (session.generate([Request(prompt, 3)])[0] for prompt in (PROMPT, PROMPT, [*PROMPT, 5]))
+        assert [one.reused_tokens for one in (first, again, longer)] == [0, reused, reused]
+        assert first.token_ids == again.token_ids
+        assert [longer.token_ids] == answer(session_of(budget=budget), Request([*PROMPT, 5], 3))
+
+
+def test_a_session_without_bytes_shares_nothing():
+    session = session_of(budget=40)
+    assert [session.generate([Request(PROMPT, 2)])[0].reused_tokens for _ in range(2)] == [0, 0]
+    with pytest.raises(InputError, match="does not fit in 0 B"):
+        session.contexts.share(taken_of(session_of(), PROMPT))
+
+
+def test_a_prompt_larger_than_the_table_is_answered_and_not_shared():
+    session = session_of(prefix_bytes=1, budget=40)
+    assert [session.generate([Request(PROMPT, 2)])[0].reused_tokens for _ in range(2)] == [0, 0]
+    assert len(session.contexts.prefixes) == 0
+
+
+def test_another_engines_context_is_not_shared(context):
+    session = session_of(prefix_bytes=PLENTY)
+    foreign = replace(context, fingerprint=replace(context.fingerprint, model="f" * 64))
+    with pytest.raises(InputError, match="the context is of model fake; this engine has fake"):
+        session.contexts.share(foreign)
