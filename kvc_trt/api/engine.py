@@ -186,10 +186,10 @@ class Engine:
     ) -> Output | list[Output]:
         """Answer a prompt (text, or token ids); a list of prompts is a batch, and gives a list in its order.
 
-        `sampling` None always takes the best token. With `context`, every prompt continues that stored text; it may be
-        empty, and its tokens are fed one decode step each. An answer ends with `finish_reason` stop (an end token, or
-        one of the texts `stop`), length (`max_new_tokens`; None is the engine's max_output_len) or capacity (the cache
-        is full). Raises InputError for any bad prompt before anything runs.
+        `sampling` None always takes the best token. With `context`, every prompt continues that stored text as a turn
+        (of an engine without turns: one decode step per token), and may be empty. An answer ends with `finish_reason`
+        stop (an end token, or one of the texts `stop`), length (`max_new_tokens`; None is the engine's max_output_len)
+        or capacity (the cache is full). Raises InputError for any bad prompt before anything runs.
         """
         ids, is_batch = prompt_ids(self.directory, prompts, continues=context is not None)
         requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos, context)

@@ -59,8 +59,6 @@ def _context(plan: Plan) -> str:
     context = plan["context"]
     if context["shared_by_default"]:
         shared = "prompts share them by themselves, and lose nothing"
-    elif context["keeps_everything"]:
-        shared = "shared on request; everything is kept, and a question after it reads a part"
     elif context["query_agnostic"]:
         shared = "shared on request; what is kept does not depend on the questions"
     else:

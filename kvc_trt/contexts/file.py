@@ -110,7 +110,7 @@ def read_context(path: Path, packing: RowPacking) -> Context:
         header = _read_header(file)
         header.fingerprint.check_same(packing.fingerprint, str(path))
         _check_lengths(header, packing, path)
-        _check_tensors(file, packing.layout(header.cache_lengths), packing.limits.vocab_size)
+        _check_tensors(file, packing.layout(header.cache_lengths, header.logical_length), packing.limits.vocab_size)
         tensors = dict(_sealed_tensors(file))
     finally:
         file.close()

@@ -52,22 +52,26 @@ class RowPacking:
         return self._fingerprint
 
     @property
-    def loses_nothing(self) -> bool:
-        """Whether every token is kept and read, so that it does not matter where a text was cut and stored."""
-        return not any(site.parameters.compresses for site, _ in self._caches)
+    def keeps_everything(self) -> bool:
+        """Whether no token is ever evicted."""
+        return all(site.parameters.keeps_everything for site, _ in self._caches)
 
-    def layout(self, cache_lengths: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    @property
+    def reads_everything(self) -> bool:
+        """Whether a step reads every token that is kept."""
+        return not any(site.parameters.reads_a_part for site, _ in self._caches)
+
+    def layout(self, cache_lengths: Sequence[int], logical_length: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return type and shape of every tensor of a context with these lengths, by its name there."""
-        return _layout(self._caches, cache_lengths)
+        return _layout(self._caches, cache_lengths, logical_length)
 
-    def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int]) -> dict[str, Array]:
+    def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int], logical_length: int) -> dict[str, Array]:
         """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
         lengths, found = tuple(cache_lengths), {}
         for site, tensors in self._caches:
-            kept = _kept(site, tensors, lengths)
             for kind, tensor in _carried(site, tensors).items():
-                whole = row[tensor.name]
-                found[_name(kind, site)] = np.array(whole[:, :kept] if kind in SHORT_NAMES else whole, order="C")
+                used = _used(kind, site, tensors, lengths, logical_length)
+                found[_name(kind, site)] = np.array(row[tensor.name][:, :used], order="C")
         return found
 
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
@@ -77,9 +81,9 @@ class RowPacking:
             keys = None
             for kind, tensor in _carried(site, tensors).items():
                 stored = context.tensors[_name(kind, site)]
-                if kind in SHORT_NAMES:
+                if stored.shape != tensor.shape:
                     whole = np.full(tensor.shape, tensor.fill, numpy_dtype(tensor.dtype))
-                    whole[:, :kept] = stored
+                    whole[:, : stored.shape[1]] = stored
                     stored = whole
                 keys = stored if kind == K_CACHE.name else keys
                 yield tensor.name, stored
@@ -110,10 +114,14 @@ def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
 
 
 def context_bytes(
-    model: ModelConfig, parameters: PolicyParameters, state: Sequence[StateTensor], cache_lengths: Sequence[int]
+    model: ModelConfig,
+    parameters: PolicyParameters,
+    state: Sequence[StateTensor],
+    cache_lengths: Sequence[int],
+    logical_length: int,
 ) -> int:
     """Return the bytes of a context with these lengths: its tensors and the logits."""
-    layout = _layout(caches_of(model, parameters, state), cache_lengths)
+    layout = _layout(caches_of(model, parameters, state), cache_lengths, logical_length)
     counted = [*layout.values(), ("float32", (model.vocab_size,))]
     return sum(ITEM_SIZE[dtype] * math.prod(shape) for dtype, shape in counted)
 
@@ -126,12 +134,33 @@ def caches_of(model: ModelConfig, parameters: PolicyParameters, state: Sequence[
     ]
 
 
-def _layout(caches: Iterable[Cache], cache_lengths: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {
-        _name(kind, site): (tensor.dtype, _shape(kind, tensor, _kept(site, tensors, cache_lengths)))
-        for site, tensors in caches
-        for kind, tensor in _carried(site, tensors).items()
-    }
+def _layout(
+    caches: Iterable[Cache], cache_lengths: Sequence[int], logical_length: int
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    found = {}
+    for site, tensors in caches:
+        for kind, tensor in _carried(site, tensors).items():
+            used = _used(kind, site, tensors, cache_lengths, logical_length)
+            heads, slots, *rest = tensor.shape
+            found[_name(kind, site)] = (tensor.dtype, (heads, slots if used is None else used, *rest))
+    return found
+
+
+def _used(
+    kind: str,
+    site: CacheSite,
+    tensors: Mapping[str, StateTensor],
+    cache_lengths: Sequence[int],
+    logical_length: int,
+) -> int | None:
+    """Return the part of a tensor's second axis that a context holds; None for all of it.
+
+    Keys and values are cut to the slots in use, and what is stored by position to the text. The rest is small.
+    """
+    if kind in SHORT_NAMES:
+        return _kept(site, tensors, cache_lengths)
+    by_position = {tensor.name for tensor in site.parameters.selection.state if tensor.shape[2:3] == ("L",)}
+    return logical_length if kind in by_position else None
 
 
 def _kept(site: CacheSite, tensors: Mapping[str, StateTensor], cache_lengths: Sequence[int]) -> int:
@@ -146,8 +175,3 @@ def _carried(site: CacheSite, tensors: Mapping[str, StateTensor]) -> dict[str, S
 
 def _name(kind: str, site: CacheSite) -> str:
     return f"{SHORT_NAMES.get(kind, kind)}.{site.cache}"
-
-
-def _shape(kind: str, tensor: StateTensor, kept: int) -> tuple[int, ...]:
-    heads, *rest = tensor.shape
-    return (heads, kept, rest[-1]) if kind in SHORT_NAMES else tensor.shape

@@ -81,6 +81,11 @@ class PolicyParameters(Constants):
         return self.selection.spare_slots
 
     @property
+    def keeps_everything(self) -> bool:
+        """Whether no token is ever evicted."""
+        return not (self.eviction.evicts or self.evicts_while_decoding)
+
+    @property
     def compresses(self) -> bool:
         """Whether anything is evicted or left unread."""
         return self.eviction.evicts or self.evicts_while_decoding or self.reads_a_part

@@ -91,8 +91,7 @@ def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) ->
         "context": {
             "tokens": parameters.max_input_len,
             "bytes": stored_context_bytes(model, parameters, itemsize, parameters.max_input_len),
-            "shared_by_default": not parameters.compresses,
-            "keeps_everything": not (parameters.eviction.evicts or parameters.evicts_while_decoding),
+            "shared_by_default": parameters.keeps_everything,
             "query_agnostic": parameters.eviction.query_agnostic,
         },
         "traffic": {

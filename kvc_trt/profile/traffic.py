@@ -107,7 +107,7 @@ def stored_context_bytes(model: ModelConfig, parameters: PolicyParameters, items
     """
     dtype = "float32" if itemsize == 4 else "float16"
     state = state_tensors(model, parameters, dtype, turns=parameters.no_turn is None)
-    return context_bytes(model, parameters, state, entries_by_cache(model, parameters, prompt_tokens))
+    return context_bytes(model, parameters, state, entries_by_cache(model, parameters, prompt_tokens), prompt_tokens)
 
 
 def full_cache_bytes(model: ModelConfig, max_sequence_len: int, itemsize: int) -> int:

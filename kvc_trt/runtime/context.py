@@ -95,10 +95,14 @@ class Packing(Protocol):
         """What the contexts of this engine are made by."""
 
     @property
-    def loses_nothing(self) -> bool:
-        """Whether every token is kept and read, so that it does not matter where a text was cut and stored."""
+    def keeps_everything(self) -> bool:
+        """Whether no token is ever evicted."""
 
-    def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int]) -> dict[str, Array]:
+    @property
+    def reads_everything(self) -> bool:
+        """Whether a step reads every token that is kept."""
+
+    def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int], logical_length: int) -> dict[str, Array]:
         """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
 
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:

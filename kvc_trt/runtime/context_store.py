@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import Array, Context, Packing
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.prefixes import PrefixTable
 from kvc_trt.runtime.request import Request
 from kvc_trt.runtime.row import Row, Start
+from kvc_trt.runtime.turn import check_turn, room_after_turn
 
 
 class ContextStore:
-    """The packing of a session's engine, and `prefix_bytes` of contexts that prompts have in common."""
+    """The packing of a session's engine, and `prefix_bytes` of contexts that prompts have in common.
 
-    def __init__(self, packing: Packing | None, prefix_bytes: int) -> None:
+    What follows a context is read as a turn if rows take `turns`, otherwise one decode step per token.
+    """
+
+    def __init__(self, packing: Packing | None, prefix_bytes: int, limits: Limits, *, turns: bool) -> None:
         self.prefixes = PrefixTable(prefix_bytes)
         self._packing = packing
+        self._limits = limits
+        self._turns = turns
 
     @property
     def packing(self) -> Packing:
@@ -28,7 +35,9 @@ class ContextStore:
     @property
     def stores_prompts(self) -> bool:
         """Whether every prompt is shared: there are bytes for it, and whatever follows a prompt loses nothing."""
-        return self.prefixes.max_bytes > 0 and self._packing is not None and self._packing.loses_nothing
+        if self.prefixes.max_bytes == 0 or self._packing is None:
+            return False
+        return self._packing.keeps_everything and (self._turns or self._packing.reads_everything)
 
     def check(self, context: Context, what: str) -> None:
         """Raise InputError, naming `what`, for a context of another engine."""
@@ -45,23 +54,25 @@ class ContextStore:
         if self.prefixes.fits(context.nbytes):
             self.prefixes.add(context)
 
-    def start_of(
-        self, request: Request, prompt: list[int], continuation: list[int], max_new_tokens: int, limits: Limits
-    ) -> Start:
+    def start_of(self, request: Request, prompt: list[int], continuation: list[int], max_new_tokens: int) -> Start:
         """Return what a request starts from: its own context, or the longest shared text that its prompt begins with.
 
         A shared one is left aside where the rest and the answer would not fit after it: no answer is cut short by it.
+        InputError for a prompt or continuation that does not fit after the request's own context.
         """
-        if request.context is not None:
-            return Start(request.context, prompt)
+        own = request.context
+        if own is not None:
+            start = Start(own, prompt, at_once=self._turns and bool(prompt))
+            if start.at_once:
+                check_turn(len(prompt), own.logical_length, own.cache_lengths, self._limits, "prompt")
+            self._check_room(start, len(continuation))
+            return start
         found = self.prefixes.longest(prompt)
         if found is None:
             return Start()
         rest = prompt[found.logical_length :]
-        needed = len(rest) + len(continuation) + max_new_tokens - 1
-        if needed > limits.room(found.logical_length, found.cache_lengths):
-            return Start()
-        return Start(found, rest)
+        start = Start(found, rest, at_once=self._turns and bool(rest))
+        return start if len(continuation) + max_new_tokens - 1 <= self._room_after(start) else Start()
 
     def of_row(self, row: Row, state: Mapping[str, Array]) -> Context:
         """Return a copy of everything that a row has fed, given its state tensors by name.
@@ -79,5 +90,23 @@ class ContextStore:
             cache_lengths=lengths,
             token_digest=row.token_digest(),
             logits=row.answer.copy(),
-            tensors=self.packing.pack(state, lengths),
+            tensors=self.packing.pack(state, lengths, row.position),
         )
+
+    def _room_after(self, start: Start) -> int:
+        """Return how many tokens still fit after the context and its unread tokens; negative if those do not."""
+        assert start.context is not None
+        position, lengths, count = start.context.logical_length, start.context.cache_lengths, len(start.unread)
+        if start.at_once:
+            return room_after_turn(count, position, lengths, self._limits)
+        return self._limits.room(position, lengths) - count
+
+    def _check_room(self, start: Start, continuation: int) -> None:
+        assert start.context is not None
+        room = self._room_after(start)
+        if continuation > room:
+            unread, before = len(start.unread), start.context.logical_length
+            raise InputError(
+                f"{unread + continuation} tokens do not fit after {before} tokens, found room for {room + unread}",
+                hint="build the engine with a larger --max-output-len",
+            )

@@ -45,7 +45,8 @@ class Request:
     max_new_tokens: int | None = None
     """None means the engine's max_output_len. A row whose cache fills up earlier ends with `capacity`."""
     context: Context | None = None
-    """A stored context that the prompt continues. The prompt is then fed through decode, and may be empty."""
+    """A stored context that the prompt continues. The prompt is then read as a turn, or fed through decode by an engine
+    without turns, and may be empty."""
     keep_logits: bool = False
     """Bring the logits of every step to the host, so that `Session.take` can store the row at any time."""
     continuation_token_ids: Sequence[int] = ()

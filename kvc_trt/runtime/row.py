@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -27,8 +27,10 @@ class Start:
     """What a row starts from: a stored context, or a prefill of its prompt."""
 
     context: Context | None = None
-    unread: Sequence[int] = ()
-    """The tokens of the prompt that are not in the context; they are fed through decode."""
+    unread: list[int] = field(default_factory=list)
+    """The tokens of the prompt that are not in the context."""
+    at_once: bool = False
+    """Whether they are read as a turn; otherwise they are fed one decode step each."""
 
     def answer(self) -> tuple[Answer, NDArray[np.int64]]:
         """Return the context's logits [vocab] and cache lengths [caches]."""
@@ -64,7 +66,7 @@ class Row:
         """Logical position of the next token fed."""
         self.cache_lengths = cache_lengths
         """[caches]: tokens stored per cache."""
-        self.forced: deque[int] = deque(start.unread)
+        self.forced: deque[int] = deque(() if start.at_once else start.unread)
         """Tokens to feed before anything is sampled again."""
         self.next_token: int | None = None
         """The token that was sampled but not fed yet."""
@@ -151,15 +153,20 @@ class Row:
         max_new_tokens: int | None,
     ) -> None:
         """Record that a turn of `tokens`, of which the last are `new`, was fed at once; a new answer to it begins."""
-        self._undigested += tokens
-        self.next_token, self.answer = None, answer
+        self.next_token = None
         self.forced.clear()
-        self.position += len(tokens)
-        self.cache_lengths = cache_lengths
+        self.read(tokens, answer, cache_lengths)
         self._prompt = tuple(new)
         self._begin_answer()
         if max_new_tokens is not None:
             self._max_new_tokens = max_new_tokens
+
+    def read(self, tokens: list[int], answer: Answer, cache_lengths: NDArray[np.int64]) -> None:
+        """Record that `tokens` were stored at once, the caches' lengths after it, and the model's answer."""
+        self._undigested += tokens
+        self.position += len(tokens)
+        self.cache_lengths = cache_lengths
+        self.answer = answer
 
     def _begin_answer(self) -> None:
         self._detokeniser = None if self._tokenizer is None else Detokeniser(self._tokenizer)

@@ -21,7 +21,7 @@ from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled
 from kvc_trt.runtime.places import Places
 from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
 from kvc_trt.runtime.row import Answer, Row, Start
-from kvc_trt.runtime.turn import take_turn
+from kvc_trt.runtime.turn import read_rest, take_turn, takes_turns
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -71,7 +71,7 @@ class Session:
         self.max_batch_size = max_batch_size
         self.timings = Timings()
         self._end_token_ids = frozenset(end_token_ids)
-        self.contexts = ContextStore(packing, prefix_bytes)
+        self.contexts = ContextStore(packing, prefix_bytes, executor.limits, turns=takes_turns(executor))
         """What rows start from and are stored as."""
         self._progress = progress or NullProgress()
         self._places = Places(executor)
@@ -111,7 +111,7 @@ class Session:
             self._checked(request, f"prompt {i}" if len(requests) > 1 else "prompt")
             for i, request in enumerate(requests)
         ]
-        starts = [self.contexts.start_of(one, *prompts[i], self.executor.limits) for i, one in enumerate(requests)]
+        starts = [self.contexts.start_of(request, *prompts[i]) for i, request in enumerate(requests)]
         fresh = [i for i, start in enumerate(starts) if start.context is None]
         answers = {i: start.answer() for i, start in enumerate(starts) if start.context is not None}
         if fresh:
@@ -127,6 +127,8 @@ class Session:
             if start.context is not None:
                 self.executor.write_row(self._places.make_room(), self.contexts.packing.unpack(start.context))
                 self._rows.append(row)
+                if start.at_once:
+                    self._read_rest(row, start.unread)
         if self.contexts.stores_prompts:
             for i in fresh:
                 self.contexts.share_prompt(joining[i], self._state_of(joining[i]))
@@ -316,10 +318,17 @@ class Session:
             end_token_ids=self._end_token_ids,
             tokenizer=self.tokenizer,
         )
+        if start.context is None:
+            _check_room(row, len(continuation), "continuation")
         row.forced.extend(continuation)
-        _check_room(row, len(row.forced), "continuation")
         self._next_identity += 1
         return row
+
+    def _read_rest(self, row: Row, tokens: list[int]) -> None:
+        start = time.perf_counter()
+        read_rest(self.executor, row, self._places.place(row), tokens)
+        self.timings.turn_seconds += time.perf_counter() - start
+        self.timings.turn_tokens += len(tokens)
 
     def _state_of(self, row: Row) -> Mapping[str, NDArray[Any]]:
         return self.executor.read_row(self._places.place(row))

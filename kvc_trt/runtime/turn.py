@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.executor import Executor, Limits, TurnExecutor
 from kvc_trt.runtime.request import check_token_ids
-from kvc_trt.runtime.row import Row
+from kvc_trt.runtime.row import Answer, Row
 
 
 def take_turn(
@@ -31,7 +32,40 @@ def take_turn(
     if max_new_tokens is not None and max_new_tokens < 1:
         raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
     tokens = [*row.unfed(), *new]
-    _check_fits(row, len(tokens), limits, what)
+    check_turn(len(tokens), row.position, row.cache_lengths.tolist(), limits, what)
+    answer, lengths = _run(executor, row, place, tokens)
+    row.turned(tokens, new, answer, lengths, max_new_tokens)
+    return len(tokens)
+
+
+def read_rest(executor: Executor, row: Row, place: int, tokens: list[int]) -> None:
+    """Read the rest of a prompt, of which a stored context was the beginning, as a turn of the row at `place`.
+
+    It must fit (`check_turn`), and the executor must take turns (`takes_turns`).
+    """
+    assert isinstance(executor, TurnExecutor)
+    row.read(tokens, *_run(executor, row, place, tokens))
+
+
+def takes_turns(executor: Executor) -> bool:
+    """Whether rows of this executor take turns."""
+    return executor.limits.no_turns is None and isinstance(executor, TurnExecutor)
+
+
+def room_after_turn(count: int, position: int, cache_lengths: Sequence[int], limits: Limits) -> int:
+    """Return how many tokens a row can still take after a turn of `count` tokens that fits.
+
+    A cache that compacts after a turn has room for an answer again.
+    """
+    keeping = limits.keeping or (True,) * len(limits.capacities)
+    free = (
+        slots - stored - count if keeps else limits.max_output_len
+        for slots, stored, keeps in zip(limits.capacities, cache_lengths, keeping, strict=True)
+    )
+    return min([limits.max_sequence_len - position - count, *free])
+
+
+def _run(executor: TurnExecutor, row: Row, place: int, tokens: list[int]) -> tuple[Answer, NDArray[np.int64]]:
     found = executor.extend(
         place,
         np.array([tokens], np.int64),
@@ -39,15 +73,15 @@ def take_turn(
         np.array([row.position], np.int64),
         row.cache_lengths[:, None],
     )
-    row.turned(tokens, new, found.logits[0], found.cache_lengths[:, 0].copy(), max_new_tokens)
-    return len(tokens)
+    return found.logits[0], found.cache_lengths[:, 0].copy()
 
 
-def _check_fits(row: Row, count: int, limits: Limits, what: str) -> None:
-    after = row.position + count
+def check_turn(count: int, position: int, cache_lengths: Sequence[int], limits: Limits, what: str) -> None:
+    """Raise InputError unless a turn of `count` tokens fits a row at `position` with these lengths of its caches."""
+    after = position + count
     if after > limits.max_sequence_len:
         raise InputError(
-            f"{what}: a turn of {count} tokens after {row.position} ends at position {after}, "
+            f"{what}: a turn of {count} tokens after {position} ends at position {after}, "
             f"expected at most {limits.max_sequence_len}",
             hint="build the engine with a larger --max-output-len",
         )
@@ -58,7 +92,7 @@ def _check_fits(row: Row, count: int, limits: Limits, what: str) -> None:
         )
     keeping = limits.keeping or (True,) * len(limits.capacities)
     for cache, (slots, keeps) in enumerate(zip(limits.capacities, keeping, strict=True)):
-        stored = int(row.cache_lengths[cache])
+        stored = cache_lengths[cache]
         if keeps and stored + count > slots:
             raise InputError(
                 f"{what}: a turn of {count} tokens does not fit: cache {cache} keeps every token, "

@@ -30,7 +30,7 @@ def packing_without_graphs(policy: str, dtype: str = "float32") -> RowPacking:
     """A packing of a small model; nothing can be run with it."""
     parameters = policies.resolve(policy, model=SMALL, **settings_of(policy))
     none = Path("none")
-    program = Program(SMALL, parameters, state_tensors(SMALL, parameters, dtype), none, none, none)
+    program = Program(SMALL, parameters, state_tensors(SMALL, parameters, dtype, turns=True), none, none, none)
     return RowPacking(program, FINGERPRINT)
 
 
@@ -53,5 +53,5 @@ def random_context(packing: RowPacking, tokens: int, seed: int) -> Context:
         cache_lengths=tuple(lengths),
         token_digest=extended_digest(NO_TOKENS, range(tokens)),
         logits=bits("float32", (packing.limits.vocab_size,)),
-        tensors={name: bits(dtype, shape) for name, (dtype, shape) in packing.layout(lengths).items()},
+        tensors={name: bits(dtype, shape) for name, (dtype, shape) in packing.layout(lengths, tokens).items()},
     )

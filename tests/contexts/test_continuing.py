@@ -7,6 +7,7 @@ import pytest
 
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.contexts import RowPacking, read_context, write_context
+from kvc_trt.errors import InputError
 from kvc_trt.runtime import Request, Sampling, Session
 from tests.backends.onnxruntime.test_turns import with_turns
 from tests.contexts.conftest import ENGINES, FINGERPRINT, settings_of
@@ -115,8 +116,25 @@ def test_equal_seeds_draw_equal_tokens(program, tmp_path):
     assert restored.token_ids == fresh.token_ids
 
 
-def test_a_prompt_after_a_context_is_a_continuation(program, tmp_path):
+def test_a_prompt_after_a_context_is_a_turn(program, tmp_path):
     question = PROMPT[:5]
+    session = session_of(program)
+    (row,) = session.add([Request(PROMPT, 6, ignore_eos=True)])
+    context = through_a_file(session.take(row), program, tmp_path)
+    session.turn(row, question)
+    while session.rows:
+        (event,) = session.step()
+    turned = event.output
+    found = session.generate([Request(question, 6, context=context, ignore_eos=True)])[0]
+    assert found.token_ids == turned.token_ids
+    assert found.physical_lengths == turned.physical_lengths
+    assert (found.logical_length, found.reused_tokens) == (turned.logical_length, 200)
+    assert found.prompt_token_ids == tuple(question)
+
+
+@pytest.mark.parametrize("policy", ["full", "rocketkv", "h2o"])
+def test_without_turns_a_prompt_after_a_context_is_a_continuation(policy, make_program, tmp_path):
+    program, question = make_program(policy, **settings_of(policy)), PROMPT[:5]
     session = session_of(program)
     fed = session.generate([Request(PROMPT, 6, continuation_token_ids=question, ignore_eos=True)])[0]
     (row,) = session.add([Request(PROMPT, 1)])
@@ -124,9 +142,23 @@ def test_a_prompt_after_a_context_is_a_continuation(program, tmp_path):
     session.remove(row)
     found = session.generate([Request(question, 6, context=context, ignore_eos=True)])[0]
     assert found.token_ids == fed.token_ids
-    assert found.physical_lengths == fed.physical_lengths
-    assert (found.logical_length, found.reused_tokens) == (fed.logical_length, 200)
-    assert found.prompt_token_ids == tuple(question)
+    assert (found.logical_length, found.physical_lengths) == (fed.logical_length, fed.physical_lengths)
+
+
+def test_what_does_not_fit_after_a_context_is_refused_before_anything_runs(program):
+    """The positions are used up after 272 tokens, whatever the policy keeps; a continuation follows step by step."""
+    session = session_of(program)
+    (row,) = session.add([Request(PROMPT, 6)])
+    context = session.take(row)
+    session.remove(row)
+    with pytest.raises(
+        InputError, match="prompt: a turn of 73 tokens after 200 ends at position 273, expected at most 272"
+    ):
+        session.add([Request(OTHER[:73], 1, context=context)])
+    with pytest.raises(InputError, match="73 tokens do not fit after 200 tokens, found room for"):
+        session.add([Request(OTHER[:33], 1, context=context, continuation_token_ids=OTHER[:40])])
+    assert session.rows == ()
+    assert len(session.generate([Request(OTHER[:71], 1, context=context)])[0].token_ids) == 1
 
 
 CROSSED = ["full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa"]
@@ -154,31 +186,32 @@ def test_a_context_goes_on_under_another_executor(policy, from_torch, make_progr
 
 
 def test_a_shared_prefix_is_a_context_that_the_rest_continues(program):
-    """Whatever the policy; only the whole cache also shares prompts that it was not asked to."""
+    """Whatever the policy; only those that keep everything also share prompts that they were not asked to."""
     session = session_of(program, rows=2, prefix_bytes=1 << 30)
     (row,) = session.add([Request(PROMPT, 1)])
     prefix = session.take(row)
     session.remove(row)
     session.contexts.share(prefix)
     explicit = session.generate([Request(OTHER[:4], 5, context=prefix, ignore_eos=True)])[0]
-    requests = [Request([*PROMPT, *OTHER[:4]], 5, ignore_eos=True), Request([*OTHER], 5, ignore_eos=True)]
+    requests = [Request([*PROMPT, *OTHER[:4]], 5, ignore_eos=True), Request(OTHER, 5, ignore_eos=True)]
     shared, fresh = session.generate(requests)
     assert shared.token_ids == explicit.token_ids
     assert (shared.reused_tokens, fresh.reused_tokens) == (200, 0)
+    assert shared.prompt_token_ids == (*PROMPT, *OTHER[:4])
     again = session.generate(requests[1:])[0]
     assert again.token_ids == fresh.token_ids
-    assert again.reused_tokens == (len(OTHER) if program.parameters.policy == "full" else 0)
+    assert again.reused_tokens == (len(OTHER) if program.parameters.keeps_everything else 0)
 
 
-def test_the_whole_cache_answers_alike_with_and_without_a_prefix(make_program):
-    program = make_program("full", **settings_of("full"))
+def test_what_keeps_everything_answers_alike_with_and_without_a_prefix(program):
+    if not program.parameters.keeps_everything:
+        pytest.skip("it evicts")
     prompt = [*PROMPT, *OTHER[:6]]
     whole, shared = session_of(program), session_of(program, prefix_bytes=1 << 30)
     shared.generate([Request(PROMPT, 1)])
     (row,), (again,) = whole.add([Request(prompt)]), shared.add([Request(prompt)])
-    for _ in range(6):
-        shared.advance()
     expected, found = whole.take(row), shared.take(again)
     np.testing.assert_allclose(found.logits, expected.logits, atol=1e-5)
     assert found.token_digest == expected.token_digest
     assert found.cache_lengths == expected.cache_lengths
+    assert shared.timings.turn_tokens == 6

@@ -50,7 +50,9 @@ def assert_same(found: Context, expected: Context) -> None:
 
 
 @given(
-    policy=st.sampled_from(["full", "rocketkv", "sparq", "h2o", "tova", "streaming-llm", "duo-attention"]),
+    policy=st.sampled_from(
+        ["full", "rocketkv", "rocketkv-mt", "sparq", "h2o", "tova", "streaming-llm", "duo-attention"]
+    ),
     dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
     tokens=st.integers(1, 256),
     seed=st.integers(0, 99),

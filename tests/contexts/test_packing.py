@@ -30,7 +30,7 @@ def test_every_state_tensor_is_either_carried_or_rebuilt(policy):
 def test_unpacked_and_packed_again_is_the_same(policy, tokens, seed):
     packing = packing_without_graphs(policy)
     context = random_context(packing, tokens, seed)
-    again = packing.pack(dict(packing.unpack(context)), context.cache_lengths)
+    again = packing.pack(dict(packing.unpack(context)), context.cache_lengths, tokens)
     assert again.keys() == context.tensors.keys()
     for name, tensor in context.tensors.items():
         assert again[name].tobytes() == tensor.tobytes()
@@ -39,9 +39,12 @@ def test_unpacked_and_packed_again_is_the_same(policy, tokens, seed):
 def test_what_is_carried_beside_keys_and_values():
     def kinds(policy):
         packing = packing_without_graphs(policy)
-        return {name.partition(".")[0] for name in packing.layout([9] * len(packing.limits.capacities))} - {"k", "v"}
+        layout = packing.layout([9] * len(packing.limits.capacities), 9)
+        return {name.partition(".")[0] for name in layout} - {"k", "v"}
 
-    assert kinds("rocketkv") == kinds("full") == kinds("quest") == kinds("streaming-llm") == set()
+    assert kinds("full") == kinds("quest") == kinds("hybrid") == kinds("streaming-llm") == set()
+    assert kinds("rocketkv") == kinds("keydiff") == {"slot_positions"}
+    assert kinds("rocketkv-mt") == {"k_whole", "v_whole"}
     assert kinds("sparq") == {"value_sum"}
     assert kinds("h2o") == {"scores", "slot_positions"}
     assert kinds("tova") == {"slot_positions"}
@@ -51,11 +54,20 @@ def test_a_copy_does_not_change_with_the_row():
     packing = packing_without_graphs("h2o")
     context = random_context(packing, 100, seed=0)
     row = {name: array.copy() for name, array in packing.unpack(context)}
-    packed = packing.pack(row, context.cache_lengths)
+    packed = packing.pack(row, context.cache_lengths, 100)
     for array in row.values():
         array[:] = 0
     for name, tensor in context.tensors.items():
         assert packed[name].tobytes() == tensor.tobytes()
+
+
+def test_what_is_stored_by_position_is_cut_to_the_text():
+    packing = packing_without_graphs("rocketkv-mt")
+    context = random_context(packing, 100, seed=0)
+    assert context.tensors["k_whole.2"].shape == context.tensors["v_whole.2"].shape == (2, 100, 16)
+    row = dict(packing.unpack(context))
+    assert row["k_whole.2"].shape == (2, 272, 16)
+    assert not row["k_whole.2"][:, 100:].any()
 
 
 def test_empty_slots_hold_the_fill_value():
@@ -91,8 +103,11 @@ def test_what_a_context_takes_is_known_before_there_is_one():
         context = random_context(packing, 100, seed=0)
         state = [tensor for _, tensors in packing._caches for tensor in tensors.values()]
         parameters = policies.resolve(policy, model=SMALL, **settings_of(policy))
-        assert context_bytes(SMALL, parameters, state, context.cache_lengths) == context.nbytes
+        assert context_bytes(SMALL, parameters, state, context.cache_lengths, 100) == context.nbytes
 
 
-def test_only_the_whole_cache_loses_nothing():
-    assert [policy for policy in ENGINES if packing_without_graphs(policy).loses_nothing] == ["full"]
+def test_what_is_kept_and_what_is_read():
+    packings = {policy: packing_without_graphs(policy) for policy in ENGINES}
+    kept = {policy for policy, packing in packings.items() if packing.keeps_everything}
+    assert kept == {"full", "quest", "quest-matched", "sparq", "hybrid"}
+    assert [policy for policy in kept if packings[policy].reads_everything] == ["full"]

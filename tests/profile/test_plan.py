@@ -78,27 +78,23 @@ def test_every_preset_has_a_plan_that_is_json(name):
 
 
 @pytest.mark.parametrize(
-    ("policy", "shared", "keeps", "agnostic"),
+    ("policy", "shared", "agnostic"),
     [
-        ("full", True, True, True),
-        ("hybrid", False, True, True),
-        ("sparq", False, True, True),
-        ("streaming-llm", False, False, True),
-        ("keydiff", False, False, True),
-        ("expected-attention", False, False, True),
-        ("rocketkv", False, False, False),
-        ("snapkv-gqa", False, False, False),
-        ("h2o", False, False, False),
-        ("tova", False, False, False),
+        ("full", True, True),
+        ("hybrid", True, True),
+        ("sparq", True, True),
+        ("streaming-llm", False, True),
+        ("keydiff", False, True),
+        ("expected-attention", False, True),
+        ("rocketkv", False, False),
+        ("snapkv-gqa", False, False),
+        ("h2o", False, False),
+        ("tova", False, False),
     ],
 )
-def test_what_prefixes_share(policy, shared, keeps, agnostic):
+def test_what_prefixes_share(policy, shared, agnostic):
     context = plan_of(policy=policy)["context"]
-    assert (context["shared_by_default"], context["keeps_everything"], context["query_agnostic"]) == (
-        shared,
-        keeps,
-        agnostic,
-    )
+    assert (context["shared_by_default"], context["query_agnostic"]) == (shared, agnostic)
 
 
 def test_bytes_of_a_stored_context():

@@ -99,11 +99,13 @@ class FakePacking:
     def __init__(self, executor):
         self._executor = executor
 
+    reads_everything = True
+
     @property
-    def loses_nothing(self):
+    def keeps_everything(self):
         return self._executor.budget >= self._executor.limits.max_input_len
 
-    def pack(self, row, cache_lengths):
+    def pack(self, row, cache_lengths, logical_length):
         return {name: row[name][:length].copy() for name, length in zip(row, cache_lengths, strict=True)}
 
     def unpack(self, context):
