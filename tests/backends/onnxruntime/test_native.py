@@ -86,5 +86,5 @@ def test_a_library_of_another_interface_is_one_line(
 
 
 def test_an_instruction_set_that_nobody_has_is_refused(library: Path) -> None:
-    with pytest.raises(ValueError, match="has no sse9 for this processor; expected .*portable"):
+    with pytest.raises(ValueError, match=r"has no sse9 for this processor; expected .*portable"):
         native.load(library).use_instructions("sse9")
