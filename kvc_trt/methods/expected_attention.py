@@ -167,12 +167,13 @@ class ExpectedAttention(PromptEviction):
 def _rotation_ahead(prompt: PromptLayer, lengths: Value) -> tuple[Value, Value]:
     """Return cosine and sine of the mean rotation of the positions after `lengths` [B] tokens, FLOAT [B,D/2].
 
-    It is that of the first positions, rotated by the length, so the engine's tables need not be longer than its
-    sequences."""
+    It is that of the positions from 1 on, rotated by the last token's position, so the engine's tables need not be
+    longer than its sequences, even where a text ends at the last position."""
     emit = prompt.emit
-    first = rotary_tables(prompt.config, prompt.rule.future_positions)
-    mean_cosine, mean_sine = (table.mean(axis=0, dtype=np.float64).astype(np.float32) for table in first)
-    cosine, sine = (emit.Gather(table, lengths) for table in prompt.batch.rotary_tables())
+    ahead_of_last = (table[1:] for table in rotary_tables(prompt.config, prompt.rule.future_positions + 1))
+    mean_cosine, mean_sine = (table.mean(axis=0, dtype=np.float64).astype(np.float32) for table in ahead_of_last)
+    last = emit.Sub(lengths, 1)
+    cosine, sine = (emit.Gather(table, last) for table in prompt.batch.rotary_tables())
     ahead = emit.Sub(emit.Mul(cosine, mean_cosine), emit.Mul(sine, mean_sine))
     return ahead, emit.Add(emit.Mul(sine, mean_cosine), emit.Mul(cosine, mean_sine))
 

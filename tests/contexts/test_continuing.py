@@ -158,7 +158,7 @@ def test_what_does_not_fit_after_a_context_is_refused_before_anything_runs(progr
     with pytest.raises(InputError, match="73 tokens do not fit after 200 tokens, found room for"):
         session.add([Request(OTHER[:33], 1, context=context, continuation_token_ids=OTHER[:40])])
     assert session.rows == ()
-    assert len(session.generate([Request(OTHER[:71], 1, context=context)])[0].token_ids) == 1
+    assert len(session.generate([Request(OTHER[:72], 1, context=context)])[0].token_ids) == 1
 
 
 CROSSED = ["full", "rocketkv", "snapkv++", "hybrid", "snapkv-gqa"]

@@ -143,6 +143,18 @@ def test_turns_that_do_not_fit_are_refused_with_the_numbers_and_change_nothing(p
     assert session.sample()[0].token_id >= 0
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_turn_may_end_at_the_last_position(programs, policy):
+    program = programs(policy, **settings_of(policy))
+    room = program.limits.max_sequence_len - 70
+    session = Session(OnnxRuntimeExecutor(program, threads=1), None, 1)
+    prompt, turn = tokens_of(70, room)
+    (row,) = session.add([Request(prompt, max_new_tokens=4, ignore_eos=True)])
+    session.turn(row, turn)
+    (event,) = session.sample()
+    assert (event.output.logical_length, event.output.finish_reason) == (70 + room, "capacity")
+
+
 def test_keeping_caches_refuse_what_has_no_slot(programs):
     """Skipped layers keep everything, whatever the policy."""
     program = programs("rocketkv", pool_kernel=7, skip_layers=1, max_output_len=200)
