@@ -38,6 +38,18 @@ class UnsupportedEnvironment(KvcError):
     exit_code = 3
 
 
+class Busy(UnsupportedEnvironment):
+    """There is no room for the request now; the same request can succeed later."""
+
+
+class Cancelled(KvcError):
+    """The caller ended the request, or closed what would have answered it."""
+
+
+class DeadlineMissed(KvcError):
+    """The request's time was over before its answer was whole."""
+
+
 class BarePromptWarning(UserWarning):
     """Text goes to a model with a chat template without it, from Python. Silenced as any warning, by its category."""
 

@@ -19,6 +19,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.errors import BarePromptWarning, InputError, KvcError, UnsupportedEnvironment, VerificationFailed
 from kvc_trt.models.tokenizer import TOKENIZER_FILES
+from kvc_trt.runtime import Request
 from kvc_trt.verify.checks import Rung, at_most
 from kvc_trt.verify.report import Report
 from tests.readable_model import text
@@ -41,6 +42,13 @@ def _runs(example: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = doctest.DocTestRunner(verbose=False).run(example, out=printed.append)
     assert found.attempted > 0
     assert found.failed == 0, "".join(printed)
+
+
+def test_a_scheduler_refuses_what_its_memory_does_not_hold(retrieval):
+    scheduler = retrieval.scheduler(memory_bytes=1000)
+    with pytest.raises(InputError, match=r"a prompt of 20 tokens needs .* expected at most 1000 B"):
+        scheduler.submit(Request([5] * 20))
+    assert retrieval.scheduler(memory_bytes=1 << 30).submit(Request([5] * 20)).done is False
 
 
 def test_the_guide_runs_from_beginning_to_end(tmp_path, monkeypatch):

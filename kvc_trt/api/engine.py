@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.runtime import Context, Event, Output, Request, Sampling, Session
+    from kvc_trt.runtime import Context, Event, Output, Request, Sampling, Scheduler, Session
+    from kvc_trt.runtime.admission import MemoryPlan
     from kvc_trt.verify.report import Report
 
 StrPath: TypeAlias = "str | PathLike[str]"
@@ -145,6 +146,44 @@ class Engine:
         elif self._session.max_batch_size < max_batch_size:
             self._session.grow(max_batch_size)
         return self._session
+
+    def scheduler(
+        self,
+        max_batch_size: int | None = None,
+        *,
+        prefill_slice_ms: float | None = None,
+        queue_limit: int | None = None,
+        memory_bytes: int | None = None,
+    ) -> Scheduler:
+        """Return a scheduler over the engine's session, which answers many callers at once; docs/scheduler.md.
+
+        Use it with `with`, or call `start` and `close`; until it is closed, ask nothing of the engine itself.
+        `max_batch_size` None is the number of rows that the engine was built for. `memory_bytes` limits what rows and
+        one prefill take together; None counts rows alone. None leaves the other settings at their defaults. Raises
+        UnsupportedEnvironment where this machine cannot run the engine.
+        """
+        from kvc_trt.runtime.scheduler import Scheduler
+
+        rows = max_batch_size or self.directory.build.max_batch_size
+        session = self.session(rows)
+        memory = None if memory_bytes is None else self._memory_plan(session, memory_bytes)
+        settings = {"prefill_slice_ms": prefill_slice_ms, "queue_limit": queue_limit}
+        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        return Scheduler(session, memory=memory, **given)
+
+    def _memory_plan(self, session: Session, memory_bytes: int) -> MemoryPlan:
+        from kvc_trt.backends.registry import benchmark_for
+        from kvc_trt.engine.program import engine_program
+        from kvc_trt.machine import usable_cores
+        from kvc_trt.runtime.admission import MemoryPlan
+
+        benchmark = benchmark_for(self.directory, self._threads or usable_cores())
+        program, block = engine_program(self.directory), session.executor.limits.prompt_block
+
+        def prefill_bytes(tokens: int) -> float:
+            return benchmark.prefill_bytes(program, 1, -(-tokens // block) * block)
+
+        return MemoryPlan(memory_bytes, session.executor.state_bytes() // session.max_batch_size, prefill_bytes)
 
     def rows_for(self, prompts: Sequence[object]) -> int:
         """Rows that answer these prompts at once: as many as the engine was built for; the others wait."""

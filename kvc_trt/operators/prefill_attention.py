@@ -1,6 +1,9 @@
 """KvcPrefillAttention: exact causal attention over the prompt, in memory linear in its length.
 
 One iteration per block of queries, over the keys up to the block's end. TensorRT builds use fused attention instead.
+
+The queries are those of the last M tokens: of all in an engine's graph, of some where an executor runs a layer in
+pieces. A query's result is the same bit for bit either way.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
-    """Write the body of KvcPrefillAttention; S is a multiple of PROMPT_BLOCK.
+    """Write the body of KvcPrefillAttention; M and S are multiples of PROMPT_BLOCK.
 
     Rows are padded on the right: the causal mask keeps padding away from every real token.
     """
@@ -29,9 +32,10 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     block_mask = future_of_block(emit)
     count = scalar(emit, emit.Div(size(emit, "q", 2), PROMPT_BLOCK))
     last = emit.Sub(count, 1)
+    before = emit.Sub(size(emit, "k", 2), size(emit, "q", 2))
 
     def block(body: Emitter, iteration: Value) -> Value:
-        return _attend_block(body, query, keys, values, block_mask, body.Sub(last, iteration))
+        return _attend_block(body, query, keys, values, block_mask, body.Sub(last, iteration), before)
 
     # The last block needs most memory and comes first, so that the others reuse its memory. In ascending order an
     # allocator would keep the temporaries of every block, whose sum grows with the square of the length.
@@ -47,15 +51,17 @@ def future_of_block(emit: Emitter) -> Value:
 
 
 def weights_of_block(
-    emit: Emitter, query: Value, keys: Value, block_mask: Value, index: Value
+    emit: Emitter, query: Value, keys: Value, block_mask: Value, index: Value, before: Value | None = None
 ) -> tuple[Value, Value, Value]:
-    """Return the attention [B,G,g,block,end] of block `index` of `query` [B,G,g,S,D] to all keys up to its end.
+    """Return the attention [B,G,g,block,end] of block `index` of `query` [B,G,g,M,D] to all keys up to its end.
 
-    Also return the block's queries [B,G,g,block,D] and its end, INT64 [1].
+    Also return the block's queries [B,G,g,block,D] and its end, INT64 [1]. `before`, INT64 [1], is the number of keys
+    before the first query; None for none.
     """
-    start = one(emit, emit.Mul(index, PROMPT_BLOCK))
+    first = one(emit, emit.Mul(index, PROMPT_BLOCK))
+    rows = emit.Slice(query, first, emit.Add(first, PROMPT_BLOCK), [3])
+    start = first if before is None else emit.Add(first, before)
     end = emit.Add(start, PROMPT_BLOCK)
-    rows = emit.Slice(query, start, end, [3])
     matrix = emit.Reshape(rows, emit.Concat([0, 0, -1], size(emit, query, 4), axis=0))
     scores = emit.MatMul(matrix, emit.Transpose(emit.Slice(keys, [0], end, [2]), perm=[0, 1, 3, 2]))
     mask = emit.Pad(block_mask, emit.Concat([0], start, [0, 0], axis=0), 0.0)
@@ -63,9 +69,11 @@ def weights_of_block(
     return emit.Softmax(by_head, axis=-1), rows, end
 
 
-def _attend_block(emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, index: Value) -> Value:
-    """Attention of block `index` of `query` [B,G,g,S,D] to all keys up to the end of the block; -> [B,G,g,block,D]."""
-    weights, rows, end = weights_of_block(emit, query, keys, block_mask, index)
+def _attend_block(
+    emit: Emitter, query: Value, keys: Value, values: Value, block_mask: Value, index: Value, before: Value
+) -> Value:
+    """Attention of block `index` of `query` [B,G,g,M,D] to all keys up to the end of the block; -> [B,G,g,block,D]."""
+    weights, rows, end = weights_of_block(emit, query, keys, block_mask, index, before)
     matrix = emit.Reshape(weights, emit.Concat([0, 0, -1], end, axis=0))
     return str(emit.Reshape(emit.MatMul(matrix, emit.Slice(values, [0], end, [2])), emit.Shape(rows)))
 
@@ -74,10 +82,10 @@ PREFILL_ATTENTION = Operator(
     name="KvcPrefillAttention",
     summary="Exact causal attention over the prompt, in memory linear in its length.",
     inputs=(
-        Tensor("q", CACHE, ("B", "H", "S", "D"), "after RoPE"),
+        Tensor("q", CACHE, ("B", "H", "M", "D"), "after RoPE, of the last M tokens"),
         Tensor("k", CACHE, ("B", "G", "S", "D"), "after RoPE"),
         Tensor("v", CACHE, ("B", "G", "S", "D")),
     ),
-    outputs=(Tensor("o", CACHE, ("B", "H", "S", "D")),),
+    outputs=(Tensor("o", CACHE, ("B", "H", "M", "D")),),
     write=_write,
 )

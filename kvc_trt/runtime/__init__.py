@@ -1,4 +1,4 @@
-"""Answer prompts with an engine: rows, sampling, stopping and streaming. An executor runs the graphs."""
+"""Answer prompts with an engine: rows, sampling, stopping, streaming, scheduling. An executor runs the graphs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ from typing import Any
 
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
-from kvc_trt.runtime.session import Session, Timings
+from kvc_trt.runtime.scheduler import Scheduler
+from kvc_trt.runtime.session import Session
+from kvc_trt.runtime.ticket import Ticket
+from kvc_trt.runtime.timings import Timings
 
-__all__ = ["Context", "Event", "Output", "Request", "Sampling", "Session", "Timings", "load_tokenizer"]
+__all__ = [
+    "Context",
+    "Event",
+    "Output",
+    "Request",
+    "Sampling",
+    "Scheduler",
+    "Session",
+    "Ticket",
+    "Timings",
+    "load_tokenizer",
+]
 
 
 def load_tokenizer(path: PathLike[str] | None) -> Any:

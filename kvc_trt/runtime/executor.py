@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -152,6 +152,31 @@ class TurnExecutor(Executor, Protocol):
         `positions` [B] are the logical positions of the first new tokens; `cache_lengths` [caches, B] counts the
         tokens stored before the turn. Caches that keep everything have free slots for the new tokens.
         """
+
+
+@runtime_checkable
+class SlicingExecutor(Executor, Protocol):
+    """An executor whose prefill can wait between slices, so that steps of other rows run meanwhile."""
+
+    def prepare_slices(self) -> None:
+        """Load and measure what slices need, so that the first prompt does not wait for it."""
+
+    def prefill_in_slices(
+        self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
+    ) -> Generator[None, None, Prefilled]:
+        """Run the prompt `input_ids` [1,S] of `prompt_lengths` [1], one slice per `next`; return what `prefill` gives.
+
+        A slice takes at most `limit` seconds if the executor can cut so finely. Closing the generator ends the prefill.
+        """
+
+
+def prefill_in_slices(
+    executor: Executor, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
+) -> Generator[None, None, Prefilled]:
+    """Like `SlicingExecutor.prefill_in_slices`, for any executor: one that cannot cut runs a single slice."""
+    if isinstance(executor, SlicingExecutor):
+        return (yield from executor.prefill_in_slices(input_ids, prompt_lengths, limit))
+    return executor.prefill(input_ids, prompt_lengths)
 
 
 def threads_for(model: ModelConfig) -> int | None:

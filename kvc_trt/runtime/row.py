@@ -96,6 +96,11 @@ class Row:
             return self.answer != NOT_FINITE
         return bool(np.isfinite(self.answer.max()))
 
+    @property
+    def physical_lengths(self) -> tuple[int, ...]:
+        """Tokens stored in each cache."""
+        return tuple(np.minimum(self.cache_lengths, self._limits.capacities).tolist())
+
     def room(self) -> int:
         """Return how many tokens can still be fed, limited by the fullest cache and by the logical positions left."""
         return self._limits.room(self.position, self.cache_lengths.tolist())
@@ -196,6 +201,6 @@ class Row:
             text=None if self._detokeniser is None else "".join(self._text),
             finish_reason=reason,
             logical_length=self.position,
-            physical_lengths=tuple(np.minimum(self.cache_lengths, self._limits.capacities).tolist()),
+            physical_lengths=self.physical_lengths,
             reused_tokens=self._reused,
         )

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,31 +16,15 @@ from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.context import Context, Packing
 from kvc_trt.runtime.context_store import ContextStore
-from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled
+from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled, prefill_in_slices
 from kvc_trt.runtime.places import Places
 from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
 from kvc_trt.runtime.row import Answer, Row, Start
+from kvc_trt.runtime.timings import Timings
 from kvc_trt.runtime.turn import read_rest, take_turn, takes_turns
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-@dataclass
-class Timings:
-    """Wall-clock seconds spent in the executor, and the tokens processed in that time."""
-
-    prefill_seconds: float = 0.0
-    prompt_tokens: int = 0
-    decode_seconds: float = 0.0
-    decode_runs: int = 0
-    decode_tokens: int = 0
-    turn_seconds: float = 0.0
-    turn_tokens: int = 0
-
-    def decode_tokens_per_second(self) -> float | None:
-        """Return the tokens fed through decode per second, over all rows; None before the first step."""
-        return self.decode_tokens / self.decode_seconds if self.decode_runs else None
 
 
 class Session:
@@ -77,6 +60,7 @@ class Session:
         self._places = Places(executor)
         self._rows = self._places.active
         self._next_identity = 0
+        self._joining = 0
         executor.allocate(max_batch_size)
 
     @property
@@ -87,11 +71,28 @@ class Session:
     @property
     def free(self) -> int:
         """Number of rows that can still join."""
-        return self.max_batch_size - len(self._places)
+        return self.max_batch_size - len(self._places) - self._joining
+
+    @property
+    def failed(self) -> dict[int, InputError]:
+        """The rows of which no token can be drawn, since their logits are not finite; `sample` raises the first."""
+        return {
+            row.identity: InputError(
+                f"row {row.identity}: the engine's logits are not finite after {row.position} tokens",
+                hint="kvc-trt verify ENGINE_DIR",
+            )
+            for row in self._ready()
+            if not row.is_finite
+        }
+
+    def stored(self, row: int) -> tuple[int, tuple[int, ...]]:
+        """Return how many tokens a row has fed, and how many of them each of its caches holds."""
+        found = self._find(row)
+        return found.position, found.physical_lengths
 
     def grow(self, max_batch_size: int) -> None:
         """Make room for more rows in an idle session."""
-        if len(self._places):
+        if len(self._places) or self._joining:
             raise ValueError(f"a session grows while it is idle, found rows {self.rows}")
         self.executor.allocate(max_batch_size)
         self.max_batch_size = max_batch_size
@@ -133,6 +134,39 @@ class Session:
             for i in fresh:
                 self.contexts.share_prompt(joining[i], self._state_of(joining[i]))
         return tuple(row.identity for row in joining)
+
+    def check(self, request: Request) -> int:
+        """Return the number of the prompt's tokens; InputError for an invalid request. Any thread may ask."""
+        return len(self._checked(request, "prompt")[0])
+
+    def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
+        """Let one row join with a prefill that runs slice by slice, one per `next`; return the row's number.
+
+        A slice takes at most `limit` seconds if the executor can cut so finely. Other rows may step, join and leave in
+        between. The row's place is taken from the first slice on, until the generator ends or is closed. Errors are
+        those of `add`, at the first slice. A row that starts from a context joins in one slice.
+        """
+        if not self.free:
+            raise ValueError(f"no row can join: all {self.max_batch_size} are taken")
+        checked = self._checked(request, "prompt")
+        start = self.contexts.start_of(request, *checked)
+        if start.context is not None:
+            return self.add([request])[0]
+        batch = batch_of(checked[:1], self.executor.limits.prompt_block)
+        self._joining += 1
+        try:
+            slices = prefill_in_slices(self.executor, batch.input_ids, batch.prompt_lengths, limit)
+            with contextlib.closing(slices):
+                prefilled = yield from self.timings.of_slices(slices)
+            row = self._row(request, *checked, start, prefilled.logits[0], prefilled.cache_lengths[:, 0])
+            self.executor.insert(prefilled, 0, self._places.make_room())
+            self._rows.append(row)
+        finally:
+            self._joining -= 1
+        self.timings.prompt_tokens += len(checked[0])
+        if self.contexts.stores_prompts:
+            self.contexts.share_prompt(row, self._state_of(row))
+        return row.identity
 
     def take(self, row: int) -> Context:
         """Return a copy of everything that a row has fed so far, as a context that other rows can start from.
@@ -192,13 +226,9 @@ class Session:
 
     def sample(self) -> list[Event]:
         """Draw the next token of every row that has nothing to feed; rows that are done leave."""
-        ready = [row for row in self._rows if not row.forced and row.next_token is None]
-        for row in ready:
-            if not row.is_finite:
-                raise InputError(
-                    f"row {row.identity}: the engine's logits are not finite after {row.position} tokens",
-                    hint="kvc-trt verify ENGINE_DIR",
-                )
+        for error in self.failed.values():
+            raise error
+        ready = self._ready()
         events = [row.sample() for row in ready]
         for row, event in zip(ready, events, strict=True):
             if event.output is not None:
@@ -332,6 +362,10 @@ class Session:
 
     def _state_of(self, row: Row) -> Mapping[str, NDArray[Any]]:
         return self.executor.read_row(self._places.place(row))
+
+    def _ready(self) -> list[Row]:
+        """Return the rows that have nothing to feed."""
+        return [row for row in self._rows if not row.forced and row.next_token is None]
 
     def _find(self, identity: int) -> Row:
         return self._places.find(identity)

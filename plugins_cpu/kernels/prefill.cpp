@@ -122,7 +122,8 @@ void finish(const Tile<Step>& tile, int64_t head_size, float* target) {
 
 template <class Step>
 void attend_rows(const PrefillCall& call) {
-    const int64_t size = call.head_size, width = padded(size), steps = steps_of<Step>(size), head = call.length * size;
+    const int64_t size = call.head_size, width = padded(size), steps = steps_of<Step>(size), head = call.queries * size;
+    const int64_t before = call.length - call.queries;
     const int64_t row_tiles = (call.rows + kTile - 1) / kTile, tiles = call.group * row_tiles;
     const int64_t last_row = call.first_row + call.rows - 1;
     float* const scores = call.scratch;
@@ -148,11 +149,12 @@ void attend_rows(const PrefillCall& call) {
         for (int64_t row = 0; row < kTile; ++row) tile.maximum[row] = kLowest;
         for (int64_t index = 0; index < kTile * kWidth; ++index) tile.totals[index] = 0.0f;
     }
-    for (int64_t key = 0; key <= last_row; key += kTile) {
+    for (int64_t key = 0; key <= before + last_row; key += kTile) {
         const uint8_t* const layout = call.layout + key / kTile * bytes_of_tile<Step>(size);
         for (int64_t number = 0; number < tiles; ++number) {
-            if (key > first_row(number)) continue;
-            attend(tile_at(number), layout, size, key == first_row(number), factor, scores);
+            const int64_t diagonal = before + first_row(number);
+            if (key > diagonal) continue;
+            attend(tile_at(number), layout, size, key == diagonal, factor, scores);
         }
     }
     for (int64_t number = 0; number < tiles; ++number) finish(tile_at(number), size, call.o + place(number));

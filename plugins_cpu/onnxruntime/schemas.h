@@ -10,7 +10,7 @@
 namespace kvc {
 
 /// What Python and the library agree on.
-inline constexpr int32_t kInterface = 1670157322;
+inline constexpr int32_t kInterface = 144591613;
 
 inline constexpr const char* kDomain = "kvc";
 
@@ -24,6 +24,7 @@ enum class Symbol : uint8_t {
     kTwiceHeadSize,  ///< 2D
     kPages,          ///< P
     kSelectedWidth,  ///< K
+    kSymbolM,        ///< M
     kPromptLength,   ///< S
     kSymbolT,        ///< T
     kSymbolIn,       ///< In
@@ -31,12 +32,12 @@ enum class Symbol : uint8_t {
     kSymbolBlocks,   ///< Blocks
     kSymbolBytes,    ///< Bytes
 };
-inline constexpr size_t kSymbols = 14;
+inline constexpr size_t kSymbols = 15;
 
 /// In messages.
 inline constexpr const char* kSymbolNames[kSymbols] = {
-    "batch",          "heads",         "head size", "kv heads", "capacity", "2 x head size", "pages",
-    "selected width", "prompt length", "T",         "In",       "Out",      "Blocks",        "Bytes"};
+    "batch", "heads",         "head size", "kv heads", "capacity", "2 x head size", "pages", "selected width",
+    "M",     "prompt length", "T",         "In",       "Out",      "Blocks",        "Bytes"};
 
 inline constexpr size_t kMaxTensors = 7;
 inline constexpr size_t kMaxRank = 4;
@@ -63,7 +64,7 @@ inline constexpr Symbol kShape_B_G_C_D[] = {Symbol::kBatch, Symbol::kKvHeads, Sy
 inline constexpr Symbol kShape_B[] = {Symbol::kBatch};
 inline constexpr Symbol kShape_B_G_2D_P[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kTwiceHeadSize, Symbol::kPages};
 inline constexpr Symbol kShape_B_G_K[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSelectedWidth};
-inline constexpr Symbol kShape_B_H_S_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kPromptLength, Symbol::kHeadSize};
+inline constexpr Symbol kShape_B_H_M_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kSymbolM, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_S_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kPromptLength, Symbol::kHeadSize};
 inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
 inline constexpr Symbol kShape_Out_Blocks_Bytes[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks, Symbol::kSymbolBytes};
@@ -102,10 +103,10 @@ inline constexpr Schema kKvcHybridAttention{"KvcHybridAttention", kKvcHybridAtte
                                             kKvcHybridAttentionOutputs};
 
 // Exact causal attention over the prompt, in memory linear in its length.
-inline constexpr TensorSpec kKvcPrefillAttentionInputs[] = {{"q", ort::ElementType::kFloat, false, kShape_B_H_S_D},
+inline constexpr TensorSpec kKvcPrefillAttentionInputs[] = {{"q", ort::ElementType::kFloat, false, kShape_B_H_M_D},
                                                             {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
                                                             {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D}};
-inline constexpr TensorSpec kKvcPrefillAttentionOutputs[] = {{"o", ort::ElementType::kFloat, false, kShape_B_H_S_D}};
+inline constexpr TensorSpec kKvcPrefillAttentionOutputs[] = {{"o", ort::ElementType::kFloat, false, kShape_B_H_M_D}};
 inline constexpr Schema kKvcPrefillAttention{"KvcPrefillAttention", kKvcPrefillAttentionInputs,
                                              kKvcPrefillAttentionOutputs};
 

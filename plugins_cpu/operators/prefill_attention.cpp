@@ -1,4 +1,5 @@
-// KvcPrefillAttention: exact causal attention over the prompt, in tiles, over all rows, KV heads and blocks of queries.
+// KvcPrefillAttention: exact causal attention over the prompt, in tiles, over all rows, KV heads and blocks of queries,
+// which are those of the last M tokens.
 #include <algorithm>
 #include <memory>
 
@@ -23,15 +24,19 @@ public:
         const Sizes& sizes = call.sizes();
         const int64_t heads = sizes[Symbol::kHeads], kv_heads = sizes[Symbol::kKvHeads];
         const int64_t length = sizes[Symbol::kPromptLength], size = sizes[Symbol::kHeadSize];
+        const int64_t queries = sizes[Symbol::kSymbolM], before = length - queries;
+        require(before >= 0 && before % kPrefillTile == 0, "q: expected the last queries of ", length,
+                " tokens behind a multiple of ", kPrefillTile, ", found ", queries);
         require(kv_heads > 0 && heads % kv_heads == 0, "q: expected a multiple of ", kv_heads, " heads, found ", heads);
         require(size > 0, "q: expected a head size above 0");
-        if (length == 0) return;
+        if (queries == 0) return;
         const Prompt prompt{.kernels = *chosen,
                             .q = call.input<float>(0),
                             .k = call.input<float>(1),
                             .v = call.input<float>(2),
                             .o = call.output<float>(0),
                             .length = length,
+                            .queries = queries,
                             .group = heads / kv_heads,
                             .size = size};
         const int64_t parts = sizes[Symbol::kBatch] * kv_heads;
@@ -49,7 +54,7 @@ private:
         const PrefillKernels& kernels;
         const float *q, *k, *v;
         float* o;
-        int64_t length, group, size;
+        int64_t length, queries, group, size;
 
         int64_t tiles() const { return (length + kPrefillTile - 1) / kPrefillTile; }
         int64_t layout_bytes() const { return tiles() * kernels.bytes_of_tile(size); }
@@ -68,17 +73,18 @@ private:
     static void attend(const Call& call, const Prompt& prompt, int64_t first, int64_t count, const uint8_t* layout) {
         // Several tiles of queries share what is read of the keys.
         const int64_t rows = kPrefillTile * std::max<int64_t>(1, 4 / prompt.group);
-        const int64_t blocks = (prompt.length + rows - 1) / rows, head = prompt.length * prompt.size;
+        const int64_t blocks = (prompt.queries + rows - 1) / rows, head = prompt.queries * prompt.size;
         call.parallel(static_cast<size_t>(count * blocks), [&](size_t task) {
             // The last blocks are the longest and come first, so that no thread waits for one at the end.
             const int64_t part = static_cast<int64_t>(task) % count;
             const int64_t row = (blocks - 1 - static_cast<int64_t>(task) / count) * rows;
-            const int64_t here = std::min(rows, prompt.length - row), queries = (first + part) * prompt.group * head;
+            const int64_t here = std::min(rows, prompt.queries - row), start = (first + part) * prompt.group * head;
             const Scratch scratch = aligned(prefill_scratch(here, prompt.group, prompt.size) * int64_t{sizeof(float)});
-            prompt.kernels.attend({.q = prompt.q + queries,
+            prompt.kernels.attend({.q = prompt.q + start,
                                    .layout = layout + part * prompt.layout_bytes(),
-                                   .o = prompt.o + queries,
+                                   .o = prompt.o + start,
                                    .length = prompt.length,
+                                   .queries = prompt.queries,
                                    .group = prompt.group,
                                    .head_size = prompt.size,
                                    .first_row = row,

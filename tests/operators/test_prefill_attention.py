@@ -42,6 +42,14 @@ def test_right_padding_never_reaches_a_real_token():
     np.testing.assert_array_equal(node(query, keys, values)["o"][:, :, :130], clean)
 
 
+@pytest.mark.parametrize("last", [128, 256, 384])
+def test_the_last_queries_alone_get_the_same_bits(last):
+    node = SingleNode(PREFILL_ATTENTION.body(LAYOUT), {})
+    query, keys, values = normal(0, 1, 8, 384, 16), normal(1, 1, 2, 384, 16), normal(2, 1, 2, 384, 16)
+    some = np.ascontiguousarray(query[:, :, -last:])
+    np.testing.assert_array_equal(node(some, keys, values)["o"], node(query, keys, values)["o"][:, :, -last:])
+
+
 def test_half_precision_scores_in_single():
     node = SingleNode(PREFILL_ATTENTION.body(LAYOUT), {})
     arrays = [normal(seed, 1, 4, 128, 16).astype(np.float16) for seed in range(3)]

@@ -82,6 +82,26 @@ def test_threads_do_not_change_a_bit(library: Path) -> None:
     np.testing.assert_array_equal(one, two)
 
 
+@settings(max_examples=20)
+@given(st.integers(0, 5), st.integers(1, 300), st.sampled_from([1, 3, 4]), st.integers(0, 1000))
+def test_the_last_queries_alone_get_the_same_bits(
+    library: Path, tiles_before: int, last: int, group: int, seed: int
+) -> None:
+    body = PREFILL_ATTENTION.body(Layout(HeadShape(group * 2, 2, 24)))
+    q, k, v = prompt(2, group * 2, 2, 24, tiles_before * 64 + last, seed)
+    native = NativeNode(body, {}, library)
+    some = np.ascontiguousarray(q[:, :, -last:])
+    np.testing.assert_array_equal(native(some, k, v)["o"], native(q, k, v)["o"][:, :, -last:])
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(100, 150), (128, 64)])
+def test_queries_that_begin_inside_a_tile_are_refused(library: Path, queries: int, keys: int) -> None:
+    native = NativeNode(PREFILL_ATTENTION.body(Layout(HeadShape(2, 1, 16))), {}, library)
+    q, k = normal(0, 1, 2, queries, 16), normal(1, 1, 1, keys, 16)
+    with pytest.raises(Exception, match=f"behind a multiple of 64, found {queries}"):
+        native(q, k, k)
+
+
 def test_large_scores_overflow_nowhere(library: Path, instructions: str) -> None:
     body = PREFILL_ATTENTION.body(Layout(HeadShape(2, 1, 64)))
     arrays = prompt(1, 2, 1, 64, 256)

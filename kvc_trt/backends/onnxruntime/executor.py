@@ -6,8 +6,7 @@ bound as both, once per number of rows, and the small inputs are written to the 
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
+from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, prepared_graph, run_bound
 from kvc_trt.backends.onnxruntime.native import BF16, native_operators
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
 from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.machine import usable_cores
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
 from kvc_trt.runtime.executor import Extended, Limits, Prefilled
 from kvc_trt.sizes import readable_size
@@ -28,6 +29,7 @@ from kvc_trt.sizes import readable_size
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding, RunOptions
 
+    from kvc_trt.backends.onnxruntime.sliced_prefill import SlicedPrefill
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import StateTensor
 
@@ -162,19 +164,34 @@ class OnnxRuntimeExecutor:
 
     def prefill(self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Prefilled:
         """Run the prompts; the rows' state is a new array [B, ...] per state tensor."""
-        rows = len(prompt_lengths)
-        outputs: dict[str, NDArray[Any]] = {
-            "logits": np.empty((rows, self._limits.vocab_size), np.float32),
-            "cache_lengths": np.empty((len(self._limits.capacities), rows), np.int64),
-        }
-        state = {tensor.name: np.empty((rows, *tensor.shape), tensor.dtype) for tensor in self.program.state}
-        inputs = {
-            "input_ids": np.ascontiguousarray(input_ids, np.int64),
-            "prompt_lengths": np.ascontiguousarray(prompt_lengths, np.int64),
-        }
-        self._run_prefill(inputs, {**outputs, **state})
+        prefilled = self._empty(len(prompt_lengths))
+        self._run_prefill(_prompt(input_ids, prompt_lengths), _outputs(prefilled))
         return_freed_memory()
-        return Prefilled(outputs["logits"], outputs["cache_lengths"], state)
+        return prefilled
+
+    def prepare_slices(self) -> None:
+        """Load the parts of the prefill graph now, and measure what they cost."""
+        assert not self.cuts_prefill or self._sliced is not None
+
+    def prefill_in_slices(
+        self, input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64], limit: float
+    ) -> Generator[None, None, Prefilled]:
+        """Run one slice of the prefill of a prompt [1,S] per `next`; each takes at most `limit` seconds if it can.
+
+        What is returned is the result of `prefill`, bit for bit. Closing the generator ends the prefill.
+        """
+        if len(prompt_lengths) != 1:
+            raise ValueError(f"a prefill in slices is that of one prompt, found {len(prompt_lengths)}")
+        slices = self._sliced.slices(input_ids.shape[1], limit) if self.cuts_prefill else []
+        if len(slices) < 2:  # the whole graph makes fewer calls
+            return self.prefill(input_ids, prompt_lengths)
+        prefilled = self._empty(1)
+        try:
+            prompt = _prompt(input_ids, prompt_lengths)
+            self._exposed.update((yield from self._sliced.run(slices, prompt, _outputs(prefilled))))
+        finally:
+            return_freed_memory()
+        return prefilled
 
     def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
         """Copy one prefilled row into every buffer."""
@@ -245,6 +262,37 @@ class OnnxRuntimeExecutor:
         loaded = {name: self.__dict__.get(f"{name}_session") for name in ("prefill", "decode", "extend")}
         return {name: Path(session.end_profiling()) for name, session in loaded.items() if session is not None}
 
+    @property
+    def cuts_prefill(self) -> bool:
+        """Whether a prefill can run in several slices.
+
+        ONNX Runtime computes float16 in single precision and rounds where a graph ends: parts would round more often.
+        """
+        return self.program.dtype == "float32"
+
+    @cached_property
+    def _sliced(self) -> SlicedPrefill:
+        from kvc_trt.backends.onnxruntime.loaded_parts import PartLoader
+        from kvc_trt.backends.onnxruntime.sliced_prefill import SlicedPrefill
+        from kvc_trt.graph.prefill_parts import cut_prefill
+
+        options = LoadOptions(
+            self._threads, prepack=False, dtype=self.program.dtype, prefill=self._prefill_precision, prepared=True,
+            spins=False, shares_buffers=True,
+        )  # fmt: skip
+        # The graph is cut as it would run whole: what native operators join is joined in its parts too.
+        parts = cut_prefill(prepared_graph(self.program.prefill, options, self._expose_prefill), self._expose_prefill)
+        loader = PartLoader(parts, self.program.weights_path.parent, self._weights, options)
+        return SlicedPrefill(parts, loader, self._threads or usable_cores(), self._expose_prefill)
+
+    def _empty(self, rows: int) -> Prefilled:
+        """Return arrays for the result of a prefill."""
+        return Prefilled(
+            np.empty((rows, self._limits.vocab_size), np.float32),
+            np.empty((len(self._limits.capacities), rows), np.int64),
+            {tensor.name: np.empty((rows, *tensor.shape), tensor.dtype) for tensor in self.program.state},
+        )
+
     def _load_prefill(self) -> None:
         assert self.prefill_session is not None
 
@@ -308,24 +356,17 @@ class OnnxRuntimeExecutor:
             self._exposed.update((name, value.numpy()) for name, value in zip(expose, values, strict=True))
 
 
-def shrinking() -> RunOptions:
-    """Return options for a run that frees its buffers at its end.
-
-    Without an arena a long prefill spends 40% of its time on fresh pages; with one, the memory of a prompt's prefill
-    would never be freed.
-    """
-    from onnxruntime import RunOptions
-
-    options = RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return options
+def _prompt(input_ids: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Return the inputs of the prefill graph."""
+    return {
+        "input_ids": np.ascontiguousarray(input_ids, np.int64),
+        "prompt_lengths": np.ascontiguousarray(prompt_lengths, np.int64),
+    }
 
 
-def return_freed_memory() -> None:
-    """Return freed memory to the system; otherwise the C library keeps hundreds of megabytes of a prefill."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
-    if trim is not None:
-        trim(0)
+def _outputs(prefilled: Prefilled) -> dict[str, NDArray[Any]]:
+    """Return the outputs of the prefill graph by name."""
+    return {"logits": prefilled.logits, "cache_lengths": prefilled.cache_lengths, **prefilled.state}
 
 
 def filled(tensor: StateTensor, rows: int) -> NDArray[Any]:
@@ -333,13 +374,3 @@ def filled(tensor: StateTensor, rows: int) -> NDArray[Any]:
     shape = (rows, *tensor.shape)
     # The system provides zeros lazily: rows that are never used cost no memory.
     return np.zeros(shape, tensor.dtype) if tensor.fill == 0 else np.full(shape, tensor.fill, tensor.dtype)
-
-
-def bind_input(binding: IOBinding, name: str, array: NDArray[Any]) -> None:
-    """Let a graph input read this contiguous array in place; the caller keeps it alive."""
-    binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-
-def bind_output(binding: IOBinding, name: str, array: NDArray[Any]) -> None:
-    """Let a graph output be written into this contiguous array."""
-    binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,12 @@ class LoadOptions:
     """The arithmetic of a prefill graph; None for any other graph. bf16 needs native operators that have it."""
     weights: SharedWeights | None = None
     """The mapping that several sessions share; None lets the session map the file itself."""
+    spins: bool = True
+    """Let idle threads of the session wait actively for a while; they would slow a session that runs meanwhile."""
+    prepared: bool = False
+    """The graph is part of one that `prepared_graph` gave."""
+    shares_buffers: bool = False
+    """Take buffers from one arena with all sessions that do: for sessions that run one after another."""
 
 
 def load_graph(
@@ -59,7 +66,7 @@ def load_graph(
     try:
         if native is not None:
             native.register(session_options)
-        model = _in_memory(graph, expose, native, options.prefill)
+        model = read_graph(graph) if options.prepared else _prepared(graph, expose, native, options.prefill)
         if options.weights is not None:
             options.weights.lend(model, session_options)
         return onnxruntime.InferenceSession(
@@ -71,6 +78,11 @@ def load_graph(
             f"onnxruntime {onnxruntime.__version__} cannot load {what}: {str(error).splitlines()[0]}",
             hint="kvc-trt doctor",
         ) from error
+
+
+def prepared_graph(graph: Graph, options: LoadOptions, expose: Sequence[str] = ()) -> ModelProto:
+    """Return a graph as `load_graph` would give it to ONNX Runtime."""
+    return _prepared(graph, expose, native_operators(options.dtype), options.prefill)
 
 
 def run_bound(session: InferenceSession, binding: IOBinding, options: RunOptions | None = None) -> None:
@@ -97,13 +109,29 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     session_options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     if not options.prepack:
         session_options.add_session_config_entry("session.disable_prepacking", "1")
+    if not options.spins:
+        session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if options.shares_buffers:
+        _make_shared_arena()
+        session_options.add_session_config_entry("session.use_env_allocators", "1")
     if options.profile_prefix is not None:
         session_options.enable_profiling = True
         session_options.profile_file_prefix = str(options.profile_prefix)
     return session_options
 
 
-def _in_memory(
+@cache
+def _make_shared_arena() -> None:
+    """Register the arena of the process; sessions use their own unless their options say otherwise."""
+    import onnxruntime
+
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    onnxruntime.create_and_register_allocator(memory, None)
+
+
+def _prepared(
     graph: Graph, expose: Sequence[str], native: NativeOperators | None, prefill: PrefillPrecision | None
 ) -> ModelProto:
     from kvc_trt.graph.expose import expose as exposed

@@ -21,20 +21,16 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from kvc_trt.atomic_files import disk_error
-from kvc_trt.backends.onnxruntime.executor import (
-    OnnxRuntimeExecutor,
-    bind_input,
-    bind_output,
-    return_freed_memory,
-    shrinking,
-)
+from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.backends.onnxruntime.loaded_parts import ELEMENT_TYPES
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
 from kvc_trt.engine.program import read_graph
+from kvc_trt.graph.prefill_parts import LOGITS, check_flat, submodel
 from kvc_trt.machine import usable_cores
-from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.runtime.executor import Prefilled
 
 if TYPE_CHECKING:
@@ -54,14 +50,6 @@ REMEMBERED_BYTES = 2 << 30
 """Most bytes of values that are remembered in memory; the others are kept in files beside the weights."""
 PREPACK_UP_TO_BYTES = 64 << 20
 """Float weights up to this size are copied for the decode of every engine; dozens of engines are open at a time."""
-_LOGITS = "logits"
-_ELEMENT_TYPES = {
-    "tensor(float)": TensorProto.FLOAT,
-    "tensor(float16)": TensorProto.FLOAT16,
-    "tensor(int64)": TensorProto.INT64,
-    "tensor(int32)": TensorProto.INT32,
-    "tensor(bool)": TensorProto.BOOL,
-}
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,7 @@ class SplitPrefill:
         head = ModelProto()
         head.CopyFrom(self._second)
         head.graph.input.extend(
-            helper.make_tensor_value_info(name, _ELEMENT_TYPES[types[name]], None) for name in self.between
+            helper.make_tensor_value_info(name, ELEMENT_TYPES[types[name]], None) for name in self.between
         )
         return head
 
@@ -187,6 +175,11 @@ class SharingExecutor(OnnxRuntimeExecutor):
         """Whether decode copies its weights: quantised ones, which its prefill does not share, and small ones."""
         return self._quantised or self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
 
+    @property
+    def cuts_prefill(self) -> bool:
+        """Whether a prefill can run in several slices: the store computes the trunk at once."""
+        return False
+
     @cached_property
     def prefill_session(self) -> InferenceSession:
         """ONNX Runtime's session of the head alone."""
@@ -229,7 +222,7 @@ class SharingExecutor(OnnxRuntimeExecutor):
         for name, array in {"cache_lengths": stored, **state}.items():
             bind_output(binding, name, array)
         run_bound(session, binding, shrinking())
-        logits = values[_LOGITS]
+        logits = values[LOGITS]
         return logits if isinstance(logits, np.ndarray) else logits.numpy(), stored
 
 
@@ -266,15 +259,14 @@ def split_prefill(model: ModelProto) -> SplitPrefill:
 
     ValueError for a graph whose nodes hold graphs of their own (function bodies may).
     """
-    if any(attribute.HasField("g") for node in model.graph.node for attribute in node.attribute):
-        raise ValueError("a node of the prefill graph holds a graph of its own: its inputs do not say what it reads")
+    check_flat(model)
     trunk, rest = _parts(model.graph)
-    names = {old: f"trunk.{i}" for i, old in enumerate(o for node in trunk for o in node.output if o != _LOGITS)}
+    names = {old: f"trunk.{i}" for i, old in enumerate(o for node in trunk for o in node.output if o != LOGITS)}
     trunk, rest = [_renamed(node, names) for node in trunk], [_renamed(node, names) for node in rest]
     produced = set(names.values()) - {name for node in rest for name in node.output}
     between = tuple(dict.fromkeys(name for node in rest for name in node.input if name in produced))
-    logits = [output for output in model.graph.output if output.name == _LOGITS]
-    state = [output for output in model.graph.output if output.name != _LOGITS]
+    logits = [output for output in model.graph.output if output.name == LOGITS]
+    state = [output for output in model.graph.output if output.name != LOGITS]
     first, second = _model(model, trunk, logits), _model(model, rest, state)
     identity = hashlib.sha256(first.SerializeToString(deterministic=True)).hexdigest()
     return SplitPrefill(between, identity, first, second)
@@ -287,7 +279,7 @@ def _parts(graph: GraphProto) -> tuple[list[NodeProto], list[NodeProto]]:
     share constants with the trunk at places of their own, and would have other trunks in the graph's order.
     """
     producer = {name: i for i, node in enumerate(graph.node) for name in node.output}
-    needed = _as_needed(graph, producer, _LOGITS)
+    needed = _as_needed(graph, producer, LOGITS)
     rest = set(range(len(graph.node))) - set(needed)
     read = {producer[name] for i in rest for name in graph.node[i].input if name in producer}
     constants = {i for i in read.intersection(needed) if graph.node[i].op_type == "Constant"}
@@ -319,13 +311,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 def _model(whole: ModelProto, nodes: list[NodeProto], outputs: list[ValueInfoProto]) -> ModelProto:
-    """A model of some nodes with the whole model's inputs, and the initializers and function bodies they use."""
+    """A model of some nodes with the whole model's inputs, and the initializers that they read."""
     read = {name for node in nodes for name in node.input}
-    called = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
     weights = [tensor for tensor in whole.graph.initializer if tensor.name in read]
-    return helper.make_model(
-        helper.make_graph(nodes, whole.graph.name, list(whole.graph.input), outputs, weights),
-        functions=[body for body in whole.functions if body.name in called],
-        opset_imports=whole.opset_import,
-        ir_version=whole.ir_version,
-    )
+    return submodel(whole, nodes, whole.graph.input, outputs, weights)

@@ -29,14 +29,18 @@ class SharedWeights:
     def lend(self, model: ModelProto, options: SessionOptions) -> None:
         """Let a session with these options read the initializers that `model` has in the file, in place."""
         for tensor in model.graph.initializer:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            if place.get("location") == self._path.name:
-                options.add_initializer(tensor.name, self._value(tensor, int(place["offset"]), int(place["length"])))
+            if (value := self.value(tensor)) is not None:
+                options.add_initializer(tensor.name, value)
 
-    def _value(self, tensor: TensorProto, offset: int, length: int) -> OrtValue:
+    def value(self, tensor: TensorProto) -> OrtValue | None:
+        """Return an initializer that lies in the file, in place; None for one that a graph holds itself."""
         from onnx import helper
         from onnxruntime import OrtValue
 
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if place.get("location") != self._path.name:
+            return None
+        offset, length = int(place["offset"]), int(place["length"])
         key = (offset, tensor.data_type, *tensor.dims)
         if key not in self._lent:
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)

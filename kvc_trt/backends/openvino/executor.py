@@ -40,6 +40,11 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
         self._keep_prefill = keep_prefill
         self._target = target_of(self.program, threads, prefill_precision)
 
+    @property
+    def cuts_prefill(self) -> bool:
+        """Whether a prefill can run in several slices: OpenVINO compiles the whole graph."""
+        return False
+
     @cached_property
     def compiled_prefill(self) -> CompiledGraph:
         """The prefill graph; its weights are packed for OpenVINO's kernels when it first runs."""

@@ -1,0 +1,107 @@
+"""Try the parts of a prefill graph on a few tokens: the form of their values, and the time that they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import helper
+
+from kvc_trt.backends.onnxruntime.loaded_parts import ELEMENT_TYPES, LoadedPart
+from kvc_trt.backends.onnxruntime.slice_plan import Rates, fitted
+from kvc_trt.graph.prefill_parts import LENGTHS, TOKENS
+from kvc_trt.operators import PROMPT_BLOCK
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+FEW_TOKENS, MANY_TOKENS = 4 * PROMPT_BLOCK, 16 * PROMPT_BLOCK
+"""Keys that a trial reads. Times at other lengths are calculated from these two."""
+TIMED_RUNS = 3
+"""The shortest counts: others waited for something."""
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The form of a value that has rows for the tokens of one prompt."""
+
+    shape: tuple[int, ...]
+    """The size of the token axis means nothing."""
+    axis: int
+    dtype: np.dtype[Any]
+
+    def empty(self, tokens: int) -> NDArray[Any]:
+        """Return an array for so many tokens, not filled."""
+        return np.empty((*self.shape[: self.axis], tokens, *self.shape[self.axis + 1 :]), self.dtype)
+
+    def of(self, array: NDArray[Any], first: int, last: int) -> NDArray[Any]:
+        """Return a view of some tokens' rows."""
+        return array[(slice(None),) * self.axis + (slice(first, last),)]
+
+
+class Trials:
+    """Runs parts on zeros. Parts that share a session are tried once."""
+
+    def __init__(self) -> None:
+        self.rows = {TOKENS: TokenRows((1, 0), 1, np.dtype(np.int64))}
+        """The form of every value with a row per token, by name."""
+        self._forms: dict[InferenceSession, list[TokenRows]] = {}
+        self._rates: dict[InferenceSession, Rates] = {}
+
+    def learn(self, part: LoadedPart) -> None:
+        """Find the forms of the outputs of a part, all of which have a row per token."""
+        if part.session not in self._forms:
+            shapes = [
+                [tuple(value.shape()) for value in part.run(self._zeros(part, 0, tokens))]
+                for tokens in (PROMPT_BLOCK, 2 * PROMPT_BLOCK)
+            ]
+            types = [helper.tensor_dtype_to_np_dtype(ELEMENT_TYPES[one.type]) for one in part.session.get_outputs()]
+            self._forms[part.session] = [
+                TokenRows(short, _differing_axis(short, long), dtype)
+                for short, long, dtype in zip(*shapes, types, strict=True)
+            ]
+        self.rows.update(zip(part.part.outputs, self._forms[part.session], strict=True))
+
+    def step_rates(self, part: LoadedPart, tokens: int) -> Rates:
+        """Return what a step costs, measured on a block of so many tokens."""
+        return self._measured(part, (0, tokens), (MANY_TOKENS, MANY_TOKENS + tokens))
+
+    def store_rates(self, part: LoadedPart) -> Rates:
+        """Return what storing costs; nothing for a part that also reads what earlier ones stored, which is little."""
+        if any(name not in self.rows and name != LENGTHS for name in part.part.inputs):
+            return Rates(0.0, 0.0)
+        return self._measured(part, (0, FEW_TOKENS), (0, MANY_TOKENS))
+
+    def seconds(self, part: LoadedPart, first: int, last: int) -> float:
+        """Return the shortest time of a part over the tokens `first` to `last`."""
+        inputs, times = self._zeros(part, first, last), []
+        for run in range(1 + TIMED_RUNS):  # the first one prepares
+            started = time.perf_counter()
+            part.run(inputs, shrink=run == TIMED_RUNS)
+            times.append(time.perf_counter() - started)
+        return min(times[1:])
+
+    def _measured(self, part: LoadedPart, near: tuple[int, int], far: tuple[int, int]) -> Rates:
+        if part.session not in self._rates:
+            self._rates[part.session] = fitted((*near, self.seconds(part, *near)), (*far, self.seconds(part, *far)))
+        return self._rates[part.session]
+
+    def _zeros(self, part: LoadedPart, first: int, last: int) -> Mapping[str, NDArray[Any]]:
+        """Return inputs for the tokens `first` to `last`; a part that reads whole prompts gets one of that length."""
+        inputs: dict[str, NDArray[Any]] = {}
+        for name in part.part.inputs:
+            if name == LENGTHS:
+                inputs[name] = np.ones(1, np.int64)  # short, and padded: no position is out of the engine's range
+            else:
+                inputs[name] = self.rows[name].empty(last if name in part.part.up_to_block else last - first)
+                inputs[name].fill(0)
+        return inputs
+
+
+def _differing_axis(short: tuple[int, ...], long: tuple[int, ...]) -> int:
+    (axis,) = (axis for axis, (one, other) in enumerate(zip(short, long, strict=True)) if one != other)
+    return axis

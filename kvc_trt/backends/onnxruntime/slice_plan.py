@@ -1,0 +1,58 @@
+"""Which pieces of a prefill run in one slice: times measured on this machine, and the limit of a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a layer costs: so much for each token, and for each pair of a query and a key up to it."""
+
+    token_seconds: float
+    pair_seconds: float
+
+    def seconds(self, first: int, last: int) -> float:
+        """Return the time for the queries `first` to `last`, which read all keys up to themselves."""
+        tokens = last - first
+        return self.token_seconds * tokens + self.pair_seconds * tokens * (first + last) / 2
+
+
+def fitted(near: tuple[int, int, float], far: tuple[int, int, float]) -> Rates:
+    """Return the rates that give two measurements (first, last, seconds), of which `far` has more pairs per token."""
+    per_token = [(seconds / (last - first), (first + last) / 2) for first, last, seconds in (near, far)]
+    (near_seconds, near_keys), (far_seconds, far_keys) = per_token
+    pair = max(0.0, (far_seconds - near_seconds) / (far_keys - near_keys))
+    return Rates(max(0.0, near_seconds - pair * near_keys), pair)
+
+
+def blocks(rates: Rates, tokens: int, grain: int, limit: float) -> list[tuple[int, int]]:
+    """Cut `tokens` into blocks (first, last) that take at most `limit` seconds each.
+
+    A block is a multiple of `grain` tokens, at least one; what is left is part of the last one.
+    """
+    found, first = [], 0
+    while first < tokens:
+        last = first + grain
+        while last + grain <= tokens and rates.seconds(first, last + grain) <= limit:
+            last += grain
+        if tokens - last < grain:
+            last = tokens
+        found.append((first, last))
+        first = last
+    return found
+
+
+def grouped(seconds: Iterable[float], limit: float) -> Iterator[Sequence[int]]:
+    """Yield groups of neighbouring pieces, by number: as many as take at most `limit` together, at least one."""
+    group: list[int] = []
+    taken = 0.0
+    for number, one in enumerate(seconds):
+        if group and taken + one > limit:
+            yield group
+            group, taken = [], 0.0
+        group.append(number)
+        taken += one
+    if group:
+        yield group

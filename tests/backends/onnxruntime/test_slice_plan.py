@@ -1,0 +1,56 @@
+"""Which pieces run together: every token once, in order, within the limit where that can be."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvc_trt.backends.onnxruntime.slice_plan import Rates, blocks, fitted, grouped
+
+GRAIN = 128
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from([GRAIN, 2 * GRAIN, 3 * GRAIN]),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(1e-6, 1e4),
+)
+def test_blocks_cover_the_prompt_and_keep_the_limit(lengths, grain, token_seconds, pair_seconds, limit):
+    tokens, rates = lengths * GRAIN, Rates(token_seconds, pair_seconds)
+    found = blocks(rates, tokens, grain, limit)
+    assert [first for first, _ in found] == [0, *(last for _, last in found[:-1])]
+    assert found[-1][1] == tokens
+    for first, last in found[:-1]:
+        assert (last - first) % grain == 0
+    for first, last in found:
+        assert last - first >= min(grain, tokens)
+        # What is left behind the last multiple of the grain belongs to the last block.
+        assert last - first < 2 * grain or rates.seconds(first, last - last % grain) <= limit
+
+
+@given(st.lists(st.floats(0, 2)), st.floats(0.01, 5))
+def test_groups_are_neighbours_and_as_large_as_the_limit_allows(seconds, limit):
+    groups = [list(group) for group in grouped(seconds, limit)]
+    assert [number for group in groups for number in group] == list(range(len(seconds)))
+    for group in groups:
+        assert len(group) == 1 or sum(seconds[number] for number in group) <= limit
+    for one, following in itertools.pairwise(groups):
+        assert sum(seconds[number] for number in one) + seconds[following[0]] > limit
+
+
+def test_two_measurements_give_the_rates_back():
+    rates = Rates(3e-6, 2e-9)
+    near, far = (0, 256), (2048, 2304)
+    found = fitted((*near, rates.seconds(*near)), (*far, rates.seconds(*far)))
+    assert found.token_seconds == pytest.approx(rates.token_seconds)
+    assert found.pair_seconds == pytest.approx(rates.pair_seconds)
+
+
+def test_a_disturbed_measurement_gives_no_negative_rate():
+    assert fitted((0, 256, 1.0), (2048, 2304, 0.5)).pair_seconds == 0.0
+    assert fitted((0, 256, 0.0), (2048, 2304, 0.5)).token_seconds == 0.0

@@ -1,0 +1,236 @@
+"""A prefill in slices gives what the whole graph gives, bit for bit, and runs what it says in each slice."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvc_trt import policies
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.operators import PROMPT_BLOCK
+from kvc_trt.policies import named
+from tests.small_model import SMALL
+
+ROOM = {"max_input_len": 700, "max_output_len": 16, "token_budget": 96}
+POLICIES = [one.name for one in policies.describe() if not named(one.name).selection.oracle]
+ROOT = Path(__file__).resolve().parents[3]
+TINY, LONG = 1e-9, 1e9
+"""Limits that make every piece a slice, and the whole prompt one."""
+
+
+def prompt(length, seed=0):
+    ids = np.zeros((1, -(-length // PROMPT_BLOCK) * PROMPT_BLOCK), np.int64)
+    ids[0, :length] = np.random.default_rng(seed).integers(2, SMALL.vocab_size, length)
+    return ids, np.array([length])
+
+
+def drained(slices):
+    """The result, and the number of slices."""
+    count = 1
+    while True:
+        try:
+            next(slices)
+        except StopIteration as finished:
+            return finished.value, count
+        count += 1
+
+
+def assert_same(found, expected):
+    np.testing.assert_array_equal(found.logits, expected.logits)
+    np.testing.assert_array_equal(found.cache_lengths, expected.cache_lengths)
+    assert found.state.keys() == expected.state.keys()
+    for name, values in expected.state.items():
+        np.testing.assert_array_equal(found.state[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gets_the_whole_graphs_result_bit_for_bit(make_program, policy):
+    program = make_program(policy, **ROOM)
+    executor = OnnxRuntimeExecutor(program, threads=1)
+    for length in (700, 65):
+        expected = executor.prefill(*prompt(length))
+        found, slices = drained(executor.prefill_in_slices(*prompt(length), TINY))
+        assert_same(found, expected)
+        assert slices > (SMALL.num_hidden_layers + 1) * -(-length // PROMPT_BLOCK)
+
+
+@pytest.fixture(scope="module")
+def executors(make_program):
+    """By number of threads: the compositions whose stores differ most."""
+    made = {
+        "rocketkv": make_program("rocketkv", **ROOM, skip_layers=1),
+        "squeeze": make_program("snapkv++", **ROOM, layer_budget="squeeze-online"),
+        "h2o": make_program("h2o", **ROOM),
+    }
+    return {
+        (name, threads): OnnxRuntimeExecutor(program, threads=threads)
+        for name, program in made.items()
+        for threads in (1, 2, 3)
+    }
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(["rocketkv", "squeeze", "h2o"]),
+    st.sampled_from([1, 2, 3]),
+    st.integers(1, 700),
+    st.sampled_from([TINY, 1e-4, 5e-4, 2e-3, LONG]),
+    st.integers(0, 1000),
+)
+def test_any_length_threads_and_limit_give_the_same_bits(executors, policy, threads, length, limit, seed):
+    executor = executors[policy, threads]
+    found, slices = drained(executor.prefill_in_slices(*prompt(length, seed), limit))
+    assert_same(found, executor.prefill(*prompt(length, seed)))
+    if limit == LONG:
+        assert slices == 1
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantised_weights_give_the_same_bits(make_program, precision):
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", precision, **ROOM), threads=2)
+    found, _ = drained(executor.prefill_in_slices(*prompt(500), TINY))
+    assert_same(found, executor.prefill(*prompt(500)))
+
+
+def test_half_precision_is_one_slice_since_parts_would_round_more_often(make_program):
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", "fp16", **ROOM), threads=1)
+    executor.prepare_slices()
+    found, slices = drained(executor.prefill_in_slices(*prompt(500), TINY))
+    assert slices == 1
+    assert_same(found, executor.prefill(*prompt(500)))
+
+
+def test_native_operators_give_the_same_bits(make_program, library, monkeypatch):
+    monkeypatch.setenv("KVC_TRT_CPU_KERNELS", str(library))
+    for precision in ("fp32", "int8"):
+        executor = OnnxRuntimeExecutor(make_program("rocketkv", precision, **ROOM), threads=2)
+        for limit in (TINY, 5e-4):
+            found, _ = drained(executor.prefill_in_slices(*prompt(650), limit))
+            assert_same(found, executor.prefill(*prompt(650)))
+
+
+def test_an_engine_whose_attention_takes_all_queries_is_cut_too(make_program, tmp_path):
+    """Its own body counts the keys from the first query; the parts' does not."""
+    program = make_program("rocketkv", **ROOM)
+    graph = onnx.load(program.prefill, load_external_data=False)
+    (body,) = (one for one in graph.functions if one.name == "KvcPrefillAttention")
+    del body.node[:]
+    executor = OnnxRuntimeExecutor(program, threads=1)
+    expected = executor.prefill(*prompt(600))
+    cut = OnnxRuntimeExecutor(replace(program, prefill=lambda: graph), threads=1)
+    assert_same(drained(cut.prefill_in_slices(*prompt(600), TINY))[0], expected)
+
+
+def test_kept_indices_are_the_whole_graphs(make_program):
+    program = make_program("rocketkv", **ROOM, skip_layers=1)
+    names = [f"indices.{layer}" for layer in (1, 2)]
+    executor = OnnxRuntimeExecutor(program, threads=1, expose=names)
+    executor.prefill(*prompt(600))
+    expected = {name: executor.exposed(name).copy() for name in names}
+    drained(executor.prefill_in_slices(*prompt(600, seed=1), TINY))
+    assert any((executor.exposed(name) != expected[name]).any() for name in names)
+    drained(executor.prefill_in_slices(*prompt(600), TINY))
+    for name in names:
+        np.testing.assert_array_equal(executor.exposed(name), expected[name])
+
+
+def test_other_prefills_and_steps_in_between_change_nothing(make_program):
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+    executor.allocate(1)
+    expected = executor.prefill(*prompt(600))
+    one, other = (executor.prefill_in_slices(*prompt(600, seed), TINY) for seed in (0, 1))
+    next(one)
+    next(other)
+    for _ in range(3):
+        next(one)
+        executor.decode(np.array([5]), np.array([3]), np.full((3, 1), 3))
+        next(other)
+    assert_same(drained(one)[0], expected)
+    assert_same(drained(other)[0], executor.prefill(*prompt(600, 1)))
+
+
+def test_a_prefill_that_is_closed_leaves_nothing_behind(make_program):
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+    slices = executor.prefill_in_slices(*prompt(600), TINY)
+    next(slices)
+    next(slices)
+    slices.close()
+    del slices
+    gc.collect()
+    assert_same(drained(executor.prefill_in_slices(*prompt(300), TINY))[0], executor.prefill(*prompt(300)))
+
+
+def test_equal_layers_share_a_session_and_the_weights_stay_in_the_file(make_program):
+    executor = OnnxRuntimeExecutor(make_program("snapkv++", **ROOM), threads=1)
+    sliced = executor._sliced
+    middle = sliced._steps[1:-1]
+    assert len({step.session for step in middle}) == 1
+    assert len({store.session for store in sliced._stores[:-2]}) == 1
+    first, last = np.asarray(executor._weights._bytes).ctypes.data, executor._weights._bytes.nbytes
+    for step in sliced._steps:
+        for weight in step._weights:
+            assert first <= weight.data_ptr() < first + last
+
+
+def test_at_most_two_layers_keys_and_values_live_at_a_time(make_program):
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+    sliced, (ids, lengths) = executor._sliced, prompt(600)
+    prefilled = executor._empty(1)
+    results = {"logits": prefilled.logits, "cache_lengths": prefilled.cache_lengths, **prefilled.state}
+    slices = sliced.run(sliced.slices(640, TINY), {"input_ids": ids, "prompt_lengths": lengths}, results)
+    keys_and_values = {name for step in sliced._steps for name in step.part.up_to_block}
+    layers = set()
+    for _ in slices:
+        values = slices.gi_frame.f_locals["values"]._values
+        alive = {name.split("/")[0] for name in keys_and_values.intersection(values)}
+        assert len(alive) <= 2
+        layers |= alive
+    assert len(layers) == SMALL.num_hidden_layers
+
+
+PEAK = """
+import pickle, sys
+from kvc_trt.backends.host_memory import watch_memory
+from tests.backends.onnxruntime.test_sliced_prefill import drained, prompt
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+program = pickle.loads(open(sys.argv[1], "rb").read())
+executor = OnnxRuntimeExecutor(program, threads=1)
+executor.prepare_slices()
+executor.load()
+with watch_memory() as peak:
+    drained(executor.prefill_in_slices(*prompt(8000), float(sys.argv[2])))
+print(peak.above)
+"""
+
+
+def test_a_prompt_in_slices_takes_no_more_memory_than_in_one_piece(make_program, tmp_path):
+    program = make_program("rocketkv", max_input_len=8000, token_budget=96)
+    (tmp_path / "program").write_bytes(pickle.dumps(program))
+    whole, in_slices = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", PEAK, str(tmp_path / "program"), limit],
+                capture_output=True, text=True, check=True, cwd=ROOT, timeout=300,
+            ).stdout
+        )
+        for limit in ("1e9", "1e-9")
+    )  # fmt: skip
+    assert whole > 20e6
+    assert in_slices <= whole
+
+
+def test_a_prompt_in_slices_is_one_prompt(make_program):
+    executor = OnnxRuntimeExecutor(make_program("rocketkv", **ROOM), threads=1)
+    ids = np.zeros((2, PROMPT_BLOCK), np.int64)
+    with pytest.raises(ValueError, match="one prompt, found 2"):
+        next(executor.prefill_in_slices(ids, np.array([5, 7]), TINY))
