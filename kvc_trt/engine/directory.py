@@ -146,6 +146,11 @@ class EngineDirectory:
             StateTensor(**{**entry, "shape": tuple(entry["shape"])}) for entry in self.config["kv_compression"]["state"]
         )
 
+    @property
+    def step_state(self) -> tuple[StateTensor, ...]:
+        """The state tensors that a decode step reads and writes."""
+        return tuple(tensor for tensor in self.state if tensor.in_step)
+
     def weights(self) -> EngineWeights:
         """Return the engine's weights as a source of float32 tensors, dequantised when read."""
         from kvc_trt.graph.weights import EngineWeights

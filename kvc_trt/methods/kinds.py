@@ -285,7 +285,8 @@ class DecodeSelection(ABC):
         from kvc_trt.methods.verification import Found, ReadByStep, float32
 
         schema, (keys, values, lengths) = self.operators[0], case.appended()
-        before = self.state_of(case.k_cache, case.v_cache, case.cache_lengths, rule)
+        carried = self.state_of(case.k_cache, case.v_cache, case.cache_lengths, rule)
+        before = {one.name: carried[one.name] for one in schema.state if one.name in carried}
         after = {"k_cache": keys, "v_cache": values, **self.state_of(keys, values, lengths, rule)}
         results = operator.run(**case.inputs(), **before)
         found = {one.name: result for one, result in zip(schema.outputs, results, strict=True)}

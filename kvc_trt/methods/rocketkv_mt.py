@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_rows
 from kvc_trt.methods.hybrid import BestOfPages
@@ -30,7 +32,7 @@ from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.rocketkv import ROCKETKV
 from kvc_trt.methods.rocketkv import resolve as resolve_rocketkv
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION
-from kvc_trt.methods.verification import ByWindow
+from kvc_trt.methods.verification import Array, ByWindow
 from kvc_trt.operators.append_block import APPEND_BLOCK
 from kvc_trt.operators.compact import COMPACT_TURN
 from kvc_trt.operators.schema import CACHE, Tensor
@@ -115,6 +117,15 @@ class BestOfAdmitted(BestOfPages):
     def state(self) -> tuple[Tensor, ...]:
         """The page bounds, and the whole cache."""
         return (*super().state, *WHOLE)
+
+    def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
+        """Make the page bounds, and whole caches [B,G,L,D] of a text of which nothing was left out."""
+        made = super().state_of(keys, values, lengths, rule)
+        for tensor, entries in zip(WHOLE, (keys, values), strict=True):
+            rows, heads, slots, size = entries.shape
+            made[tensor.name] = np.zeros((rows, heads, rule.max_sequence_len, size), entries.dtype)
+            made[tensor.name][:, :, :slots] = entries
+        return made
 
     def decode(self, step: StepLayer) -> Value:
         """Write RocketKV's step, and append to the whole cache."""

@@ -87,20 +87,21 @@ class ExecutorRunner(BaseRunner):  # type: ignore[misc]  # Polygraphy has no typ
             return found.add("prompt_lengths", np.int64, (None,))
         for name, shape in (("token", (None,)), ("positions", (None,)), ("cache_lengths", (None, None))):
             found.add(name, np.int64, shape)
-        for tensor in self._engine.state:
+        for tensor in self._engine.step_state:
             found.add(tensor.name, np.dtype(tensor.dtype), (None, *tensor.shape))
         return found
 
     def infer_impl(self, feed_dict: Mapping[str, Array]) -> dict[str, Array]:
         """Run the graph's part of the executor on one row; the state comes from the feed, not from a run before."""
-        executor, state = self._executor, self._engine.state
+        executor = self._executor
         executor.allocate(1)
         if self._graph == "prefill":
             prefilled = executor.prefill(feed_dict["input_ids"], feed_dict["prompt_lengths"])
             executor.insert(prefilled, 0, 0)
             found = {"logits": prefilled.logits, "cache_lengths": prefilled.cache_lengths}
-            names = {tensor.name: tensor.name for tensor in state}
+            names = {tensor.name: tensor.name for tensor in self._engine.state}
         else:
+            state = self._engine.step_state
             executor.fill_rows({tensor.name: feed_dict[tensor.name][0] for tensor in state})
             step = (feed_dict[name] for name in ("token", "positions", "cache_lengths"))
             found = {"logits": executor.decode(*step)}

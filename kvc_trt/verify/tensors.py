@@ -225,7 +225,7 @@ class _Comparison:
         """Inputs of each run: the prompt, or decode steps that ONNX Runtime takes one after the other."""
         if graph == "prefill":
             return [{"input_ids": self.batch.input_ids, "prompt_lengths": self.batch.prompt_lengths}]
-        state = self.engine.state
+        state = self.engine.step_state
         caches = {tensor.name: self.prefilled[tensor.name] for tensor in state}
         lengths, logits, feeds = self.prefilled["cache_lengths"], self.prefilled["logits"], []
         with runner:
