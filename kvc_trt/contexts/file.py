@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -70,15 +71,7 @@ class ContextHeader(OwnSchema):
     @property
     def fingerprint(self) -> Fingerprint:
         """What the context was made by."""
-        return Fingerprint(
-            engine=self.engine,
-            weights=self.weights,
-            model=self.model,
-            parameters=self.parameters,
-            state=self.state,
-            model_name=self.model_name,
-            policy_name=self.policy_name,
-        )
+        return Fingerprint(**{field.name: getattr(self, field.name) for field in fields(Fingerprint)})
 
 
 def write_context(path: Path, context: Context, *, replace: bool = False) -> None:
@@ -151,14 +144,8 @@ def _header_of(context: Context) -> ContextHeader:
     return ContextHeader(
         version=FORMAT,
         written_by=f"kvc-trt {__version__}",
-        engine=made_by.engine,
-        weights=made_by.weights,
-        model=made_by.model,
-        parameters=made_by.parameters,
-        state=made_by.state,
+        **asdict(made_by),
         compatibility=made_by.compatibility,
-        model_name=made_by.model_name,
-        policy_name=made_by.policy_name,
         logical_length=context.logical_length,
         cache_lengths=list(context.cache_lengths),
         tokens=context.token_digest,

@@ -92,8 +92,7 @@ class Session:
 
     def grow(self, max_batch_size: int) -> None:
         """Make room for more rows in an idle session."""
-        if len(self._places) or self._joining:
-            raise ValueError(f"a session grows while it is idle, found rows {self.rows}")
+        self._check_idle("a session grows while it is idle")
         self.executor.allocate(max_batch_size)
         self.max_batch_size = max_batch_size
 
@@ -261,7 +260,8 @@ class Session:
         """Answer all requests, as many at a time as fit in the batch, and return the outputs in the same order.
 
         `on_token(index of the request, event)` is called for each token before the next decode step. Raises InputError
-        for an invalid request before anything runs. The session must be idle, and is idle again afterwards.
+        for an invalid request, and for one that stays, before anything runs. The session must be idle, and is idle
+        again afterwards.
         """
         outputs: dict[int, Output] = {}
         with contextlib.closing(self.stream(requests)) as events:
@@ -278,12 +278,14 @@ class Session:
         Requests are checked at the call. Closing the iterator early ends the rows that are still active.
         """
         for i, request in enumerate(requests):
-            self._checked(request, f"prompt {i}" if len(requests) > 1 else "prompt")
+            what = f"prompt {i}" if len(requests) > 1 else "prompt"
+            if request.stay:
+                raise InputError(f"{what}: a row that stays for its next turn joins by Session.add")
+            self._checked(request, what)
         return self._stream(requests)
 
     def _stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Event], None, None]:
-        if self._rows:
-            raise ValueError(f"generate needs an idle session, found rows {self.rows}")
+        self._check_idle("generate needs an idle session")
         waiting = deque(enumerate(requests))
         index_of: dict[int, int] = {}
         try:
@@ -298,6 +300,11 @@ class Session:
         finally:
             for row in [row for row in self._rows if row.identity in index_of]:
                 self._places.leave(row)
+
+    def _check_idle(self, needed: str) -> None:
+        if len(self._places) or self._joining:
+            waiting = tuple(row.identity for row in self._places.waiting)
+            raise ValueError(f"{needed}, found rows {self.rows}, waiting {waiting}, joining {self._joining}")
 
     def _checked(self, request: Request, what: str) -> tuple[list[int], list[int], int]:
         if request.stop_strings and self.tokenizer is None:

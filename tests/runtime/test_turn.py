@@ -211,8 +211,17 @@ def test_a_waiting_row_takes_no_queued_tokens_and_is_not_idle():
     session.step()
     with pytest.raises(ValueError, match="row 0 waits for a turn"):
         session.extend(row, [3])
-    with pytest.raises(ValueError, match="grows while it is idle"):
+    with pytest.raises(ValueError, match=r"grows while it is idle, found rows \(\), waiting \(0,\), joining 0"):
         session.grow(4)
+    with pytest.raises(ValueError, match="generate needs an idle session"):
+        session.generate([Request([1])])
     session.executor.limits = replace(session.executor.limits, no_turns=NoTurns("the reason"))
     with pytest.raises(InputError, match="the reason"):
         session.add([Request([1], stay=True)])
+
+
+def test_generate_ends_its_rows_so_it_refuses_one_that_stays():
+    session, _ = opened()
+    with pytest.raises(InputError, match=r"prompt 1: a row that stays for its next turn joins by Session\.add"):
+        session.generate([Request([1]), Request([2], stay=True)])
+    assert session.free == session.max_batch_size
