@@ -64,7 +64,8 @@ class MeasuredMemory:
 def standing_memory(side: ProfiledEngine, rows: int) -> list[MeasuredMemory]:
     """Return weights, caches and other state for `rows` rows; the executor's state must be allocated."""
     program, benchmark, executor = side.program, side.benchmark, side.executor
-    modelled = cache_bytes(program.model, program.parameters, cache_itemsize(program.weight_format))
+    itemsize, turns = cache_itemsize(program.weight_format), program.extend is not None
+    modelled = cache_bytes(program.model, program.parameters, itemsize, turns=turns)
     rotary = _FLOAT32 * program.model.head_size * program.parameters.max_sequence_len
     bounds = benchmark.bounds_bytes(executor)
     lines = [

@@ -89,10 +89,12 @@ class CacheBytes:
         return self.keys_values + self.page_bounds
 
 
-def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int) -> CacheBytes:
-    """Return the bytes of one row's caches at full capacity, from the engine's list of state tensors."""
+def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int, *, turns: bool = False) -> CacheBytes:
+    """Return the bytes of one row's caches at full capacity, from the engine's list of state tensors.
+
+    With `turns`, those of an engine that takes turns, which knows the positions of its slots."""
     keys_values = others = 0
-    for tensor in state_tensors(model, parameters, "float32" if itemsize == 4 else "float16"):
+    for tensor in state_tensors(model, parameters, "float32" if itemsize == 4 else "float16", turns=turns):
         if tensor.name.startswith(("k_cache.", "v_cache.")):
             keys_values += tensor.bytes_per_row()
         else:
