@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request
@@ -104,6 +105,14 @@ class Row:
     def room(self) -> int:
         """Return how many tokens can still be fed, limited by the fullest cache and by the logical positions left."""
         return self._limits.room(self.position, self.cache_lengths.tolist())
+
+    def check_room(self, tokens: int, what: str) -> None:
+        """Raise InputError, naming `what`, unless that many tokens can still be fed."""
+        if tokens > self.room():
+            raise InputError(
+                f"{what}: {tokens} tokens do not fit after {self.position} tokens, found room for {self.room()}",
+                hint="build the engine with a larger --max-output-len",
+            )
 
     def sample(self) -> Event:
         """Draw the next token and decide whether the row is done."""

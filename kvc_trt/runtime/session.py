@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress, Progress
-from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.context import Context, Packing
 from kvc_trt.runtime.context_store import ContextStore
-from kvc_trt.runtime.executor import Executor, GreedyExecutor, Prefilled, prefill_in_slices
+from kvc_trt.runtime.executor import Executor, GreedyExecutor
+from kvc_trt.runtime.joining import Joining
 from kvc_trt.runtime.places import Places
-from kvc_trt.runtime.request import Event, Output, Request, check_request, check_token_ids
-from kvc_trt.runtime.row import Answer, Row, Start
+from kvc_trt.runtime.request import Event, Output, Request, check_token_ids
+from kvc_trt.runtime.row import Answer, Row
 from kvc_trt.runtime.timings import Timings
-from kvc_trt.runtime.turn import read_rest, take_turn, takes_turns
+from kvc_trt.runtime.turn import take_turn, takes_turns
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,14 +53,19 @@ class Session:
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         self.timings = Timings()
-        self._end_token_ids = frozenset(end_token_ids)
         self.contexts = ContextStore(packing, prefix_bytes, executor.limits, turns=takes_turns(executor))
         """What rows start from and are stored as."""
-        self._progress = progress or NullProgress()
         self._places = Places(executor)
         self._rows = self._places.active
-        self._next_identity = 0
-        self._joining = 0
+        self._joining = Joining(
+            executor,
+            tokenizer,
+            self._places,
+            self.contexts,
+            self.timings,
+            end_token_ids=end_token_ids,
+            progress=progress or NullProgress(),
+        )
         executor.allocate(max_batch_size)
 
     @property
@@ -71,7 +76,7 @@ class Session:
     @property
     def free(self) -> int:
         """Number of rows that can still join."""
-        return self.max_batch_size - len(self._places) - self._joining
+        return self.max_batch_size - len(self._places) - self._joining.in_slices
 
     @property
     def failed(self) -> dict[int, InputError]:
@@ -107,36 +112,11 @@ class Session:
             return ()
         if len(requests) > self.free:
             raise ValueError(f"{len(requests)} rows cannot join: {self.free} of {self.max_batch_size} are free")
-        prompts = [
-            self._checked(request, f"prompt {i}" if len(requests) > 1 else "prompt")
-            for i, request in enumerate(requests)
-        ]
-        starts = [self.contexts.start_of(request, *prompts[i]) for i, request in enumerate(requests)]
-        fresh = [i for i, start in enumerate(starts) if start.context is None]
-        answers = {i: start.answer() for i, start in enumerate(starts) if start.context is not None}
-        if fresh:
-            prefilled = self._prefill([prompts[i][0] for i in fresh])
-            for place, i in enumerate(fresh):
-                answers[i] = prefilled.logits[place], prefilled.cache_lengths[:, place].copy()
-        joining = [self._row(one, *prompts[i], starts[i], *answers[i]) for i, one in enumerate(requests)]
-        for place, i in enumerate(fresh):
-            self.executor.insert(prefilled, place, self._places.make_room())
-            self._rows.append(joining[i])
-        # Contexts are written last: prefilled rows may wait in rows that are still free.
-        for row, start in zip(joining, starts, strict=True):
-            if start.context is not None:
-                self.executor.write_row(self._places.make_room(), self.contexts.packing.unpack(start.context))
-                self._rows.append(row)
-                if start.at_once:
-                    self._read_rest(row, start.unread)
-        if self.contexts.stores_prompts:
-            for i in fresh:
-                self.contexts.share_prompt(joining[i], self._state_of(joining[i]))
-        return tuple(row.identity for row in joining)
+        return self._joining.add(requests)
 
     def check(self, request: Request) -> int:
         """Return the number of the prompt's tokens; InputError for an invalid request. Any thread may ask."""
-        return len(self._checked(request, "prompt")[0])
+        return len(self._joining.check(request, "prompt")[0])
 
     def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
         """Let one row join with a prefill that runs slice by slice, one per `next`; return the row's number.
@@ -147,25 +127,7 @@ class Session:
         """
         if not self.free:
             raise ValueError(f"no row can join: all {self.max_batch_size} are taken")
-        checked = self._checked(request, "prompt")
-        start = self.contexts.start_of(request, *checked)
-        if start.context is not None:
-            return self.add([request])[0]
-        batch = batch_of(checked[:1], self.executor.limits.prompt_block)
-        self._joining += 1
-        try:
-            slices = prefill_in_slices(self.executor, batch.input_ids, batch.prompt_lengths, limit)
-            with contextlib.closing(slices):
-                prefilled = yield from self.timings.of_slices(slices)
-            row = self._row(request, *checked, start, prefilled.logits[0], prefilled.cache_lengths[:, 0])
-            self.executor.insert(prefilled, 0, self._places.make_room())
-            self._rows.append(row)
-        finally:
-            self._joining -= 1
-        self.timings.prompt_tokens += len(checked[0])
-        if self.contexts.stores_prompts:
-            self.contexts.share_prompt(row, self._state_of(row))
-        return row.identity
+        return (yield from self._joining.add_in_slices(request, limit))
 
     def take(self, row: int) -> Context:
         """Return a copy of everything that a row has fed so far, as a context that other rows can start from.
@@ -174,7 +136,7 @@ class Session:
         ValueError for a row whose logits stay on the device, unless its request says `keep_logits`.
         """
         found = self._find(row)
-        return self.contexts.of_row(found, self._state_of(found))
+        return self.contexts.of_row(found, self.executor.read_row(self._places.place(found)))
 
     def queued(self, row: int) -> int:
         """Return how many tokens a row has yet to feed before it samples."""
@@ -191,7 +153,7 @@ class Session:
             raise ValueError(f"row {row} waits for a turn; active rows: {self.rows}")
         checked = check_token_ids(token_ids, self.executor.limits, f"row {row}")
         unfed = len(found.forced) + (found.next_token is not None)
-        _check_room(found, unfed + len(checked), f"row {row}")
+        found.check_room(unfed + len(checked), f"row {row}")
         found.forced.extend(checked)
 
     def turn(self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None) -> None:
@@ -281,7 +243,7 @@ class Session:
             what = f"prompt {i}" if len(requests) > 1 else "prompt"
             if request.stay:
                 raise InputError(f"{what}: a row that stays for its next turn joins by Session.add")
-            self._checked(request, what)
+            self._joining.check(request, what)
         return self._stream(requests)
 
     def _stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Event], None, None]:
@@ -302,18 +264,9 @@ class Session:
                 self._places.leave(row)
 
     def _check_idle(self, needed: str) -> None:
-        if len(self._places) or self._joining:
+        if len(self._places) or self._joining.in_slices:
             waiting = tuple(row.identity for row in self._places.waiting)
-            raise ValueError(f"{needed}, found rows {self.rows}, waiting {waiting}, joining {self._joining}")
-
-    def _checked(self, request: Request, what: str) -> tuple[list[int], list[int], int]:
-        if request.stop_strings and self.tokenizer is None:
-            raise InputError(f"{what}: stop strings need a tokenizer, and this engine has none")
-        if request.stay and self.executor.limits.no_turns is not None:
-            raise InputError(f"{what}: {self.executor.limits.no_turns.reason}", hint=self.executor.limits.no_turns.hint)
-        if request.context is not None:
-            self.contexts.check(request.context, f"{what}: its context")
-        return check_request(request, self.executor.limits, what)
+            raise ValueError(f"{needed}, found rows {self.rows}, waiting {waiting}, joining {self._joining.in_slices}")
 
     def _decode(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
@@ -323,64 +276,9 @@ class Session:
             return best
         return self.executor.decode(tokens, positions, cache_lengths)
 
-    def _prefill(self, prompts: list[list[int]]) -> Prefilled:
-        batch = batch_of(prompts, self.executor.limits.prompt_block)
-        tokens = int(batch.prompt_lengths.sum())
-        start = time.perf_counter()
-        with self._progress.task(f"prefill of {tokens} tokens", None):
-            prefilled = self.executor.prefill(batch.input_ids, batch.prompt_lengths)
-        self.timings.prefill_seconds += time.perf_counter() - start
-        self.timings.prompt_tokens += tokens
-        return prefilled
-
-    def _row(
-        self,
-        request: Request,
-        prompt: list[int],
-        continuation: list[int],
-        max_new_tokens: int,
-        start: Start,
-        answer: Answer,
-        cache_lengths: NDArray[np.int64],
-    ) -> Row:
-        row = Row(
-            self._next_identity,
-            request,
-            prompt,
-            max_new_tokens,
-            start=start,
-            answer=answer,
-            cache_lengths=cache_lengths,
-            limits=self.executor.limits,
-            end_token_ids=self._end_token_ids,
-            tokenizer=self.tokenizer,
-        )
-        if start.context is None:
-            _check_room(row, len(continuation), "continuation")
-        row.forced.extend(continuation)
-        self._next_identity += 1
-        return row
-
-    def _read_rest(self, row: Row, tokens: list[int]) -> None:
-        start = time.perf_counter()
-        read_rest(self.executor, row, self._places.place(row), tokens)
-        self.timings.turn_seconds += time.perf_counter() - start
-        self.timings.turn_tokens += len(tokens)
-
-    def _state_of(self, row: Row) -> Mapping[str, NDArray[Any]]:
-        return self.executor.read_row(self._places.place(row))
-
     def _ready(self) -> list[Row]:
         """Return the rows that have nothing to feed."""
         return [row for row in self._rows if not row.forced and row.next_token is None]
 
     def _find(self, identity: int) -> Row:
         return self._places.find(identity)
-
-
-def _check_room(row: Row, tokens: int, what: str) -> None:
-    if tokens > row.room():
-        raise InputError(
-            f"{what}: {tokens} tokens do not fit after {row.position} tokens, found room for {row.room()}",
-            hint="build the engine with a larger --max-output-len",
-        )
