@@ -15,7 +15,7 @@ show() {
         esac
     done
     echo
-    "$KVC_TRT" "$@"
+    "$KVC_TRT" "$@" </dev/null  # from a terminal, `run --chat` would wait for another question
 }
 
 show fetch "$MODEL"

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from kvc_trt.api.prompts import Conversation, chat_ids, prompt_ids
+from kvc_trt.api.prompts import Messages, chat_ids, chat_model, prompt_ids
 from kvc_trt.errors import InputError
 from kvc_trt.profile.request import (
     DEFAULT_BATCHES,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvc_trt.policies import PolicyParameters
     from kvc_trt.runtime import Context, Event, Output, Request, Sampling, Scheduler, Session
     from kvc_trt.runtime.admission import MemoryPlan
+    from kvc_trt.runtime.conversation import Conversation
     from kvc_trt.verify.report import Report
 
 StrPath: TypeAlias = "str | PathLike[str]"
@@ -300,13 +301,13 @@ class Engine:
         return read_context(Path(path), packing_of(self.directory))
 
     @overload
-    def chat_prompt(self, messages: str | Conversation, *, system: str | None = None) -> list[int]: ...
+    def chat_prompt(self, messages: str | Messages, *, system: str | None = None) -> list[int]: ...
 
     @overload
-    def chat_prompt(self, messages: Sequence[Conversation], *, system: str | None = None) -> list[list[int]]: ...
+    def chat_prompt(self, messages: Sequence[Messages], *, system: str | None = None) -> list[list[int]]: ...
 
     def chat_prompt(
-        self, messages: str | Conversation | Sequence[Conversation], *, system: str | None = None
+        self, messages: str | Messages | Sequence[Messages], *, system: str | None = None
     ) -> list[int] | list[list[int]]:
         """Return the token ids that the model's chat template makes of messages, ready for `generate` and `stream`.
 
@@ -320,7 +321,7 @@ class Engine:
     @overload
     def chat(
         self,
-        messages: str | Conversation,
+        messages: str | Messages,
         *,
         system: str | None = None,
         max_new_tokens: int | None = None,
@@ -332,7 +333,7 @@ class Engine:
     @overload
     def chat(
         self,
-        messages: Sequence[Conversation],
+        messages: Sequence[Messages],
         *,
         system: str | None = None,
         max_new_tokens: int | None = None,
@@ -343,7 +344,7 @@ class Engine:
 
     def chat(
         self,
-        messages: str | Conversation | Sequence[Conversation],
+        messages: str | Messages | Sequence[Messages],
         *,
         system: str | None = None,
         max_new_tokens: int | None = None,
@@ -359,6 +360,28 @@ class Engine:
         requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos)
         outputs = self.session(self.rows_for(requests)).generate(requests)
         return outputs if is_batch else outputs[0]
+
+    def conversation(
+        self,
+        *,
+        system: str | None = None,
+        max_new_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Conversation:
+        """Return a conversation to `ask` question after question, each for one pass over what is new of it.
+
+        `system` is its first message; the other arguments are those of `generate`, for every answer. Until it is
+        closed, ask nothing of the engine itself. Raises InputError for an engine without a chat template, or one that
+        takes no turns, with the command that builds it again.
+        """
+        from kvc_trt.runtime.conversation import Conversation
+
+        template, tokenizer = chat_model(self.directory)
+        (rules,) = _requests([()], max_new_tokens, sampling, stop, ignore_eos)
+        ends = self.model.eos_token_ids
+        return Conversation(self.session(), template, tokenizer, end_token_ids=ends, system=system, rules=rules)
 
     def verify(
         self,

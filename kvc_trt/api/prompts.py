@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.runtime.chat import ChatTemplate
 
 _BARE_PROMPT = (
     "the model has a chat template, and this prompt bypasses it: chat models often give no answer then; "
     "Engine.chat asks through the template"
 )
-Conversation: TypeAlias = Sequence[Mapping[str, str]]
-"""Messages, each with role (system, user, assistant or tool) and content."""
+Messages: TypeAlias = Sequence[Mapping[str, str]]
+"""A conversation: messages, each with role (system, user, assistant or tool) and content."""
 
 
 def prompt_ids(engine: EngineDirectory, prompts: Any, *, continues: bool = False) -> tuple[list[Sequence[int]], bool]:
@@ -38,7 +39,7 @@ def prompt_ids(engine: EngineDirectory, prompts: Any, *, continues: bool = False
 
 
 def chat_ids(
-    engine: EngineDirectory, messages: str | Conversation | Sequence[Conversation], system: str | None
+    engine: EngineDirectory, messages: str | Messages | Sequence[Messages], system: str | None
 ) -> tuple[list[list[int]], bool]:
     """Return the token ids of each conversation's prompt, and whether the conversations are a batch.
 
@@ -55,14 +56,20 @@ def chat_ids(
             conversation = [{"role": "user", "content": conversation}]
         what = f"conversation {index}" if is_batch else "messages"
         conversations.append(check_messages(conversation, what, system=system))
+    template, tokenizer = chat_model(engine)
+    rendered = [template.render(conversation) for conversation in conversations]
+    return [list(tokenizer.encode(text, add_special_tokens=False).ids) for text in rendered], is_batch
+
+
+def chat_model(engine: EngineDirectory) -> tuple[ChatTemplate, Tokenizer]:
+    """Return what writes messages as token ids; InputError for an engine without a tokenizer or a chat template."""
     template, tokenizer = engine.chat_template, _tokenizer(engine)
     if template is None:
         raise InputError(
             f"{engine.path} has no chat template: its model came without one",
             hint="--prompt TEXT, or Engine.generate in Python, gives the model a text as it is",
         )
-    rendered = [template.render(conversation) for conversation in conversations]
-    return [list(tokenizer.encode(text, add_special_tokens=False).ids) for text in rendered], is_batch
+    return template, tokenizer
 
 
 def _is_chat_model(engine: EngineDirectory) -> bool:

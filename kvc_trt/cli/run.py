@@ -14,6 +14,7 @@ import cloup
 
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
+from kvc_trt.cli.conversation import END, converse, on_terminal
 from kvc_trt.cli.option_types import PREFILL_PRECISION
 from kvc_trt.cli.printing import json_option, print_json, progress
 from kvc_trt.cli.prompts import read_prompts, warn_of_bare_text
@@ -23,6 +24,8 @@ from kvc_trt.errors import BarePromptWarning
 if TYPE_CHECKING:
     from kvc_trt.runtime import Event, Output, Session
 
+FROM_INPUT = "\0"
+"""Stands for --chat without a text; no argument of a process can be this."""
 BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this warning"
 
 
@@ -37,7 +40,14 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         type=click.Path(path_type=Path),
         help="A JSON file with a list of token ids, or a list of lists for a batch.",
     ),
-    cloup.option("--chat", metavar="TEXT", help="A question to a chat model, through its chat template."),
+    cloup.option(
+        "--chat",
+        metavar="[TEXT]",
+        is_flag=False,
+        flag_value=FROM_INPUT,
+        help="A question to a chat model, through its chat template. On a terminal, or without TEXT, further questions "
+        f"are read line by line and answered as turns, until the end of the input or {END}.",
+    ),
     cloup.option(
         "--messages",
         type=click.Path(path_type=Path),
@@ -111,14 +121,20 @@ def command(
 
     The text goes to stdout, a summary to stderr. An answer ends with reason stop (an end token or --stop), length
     (--max-new-tokens) or capacity (the cache is full, or the engine's last position is reached).
+
+    With --chat alone, each line of standard input is a question, and its answer costs one pass over what is new of the
+    conversation; --json prints a line of JSON for each.
     """
     from kvc_trt import Engine, Sampling
+    from kvc_trt.runtime.turn import takes_turns
 
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other")
     sampling = Sampling(temperature, top_k, top_p, seed)
     if context is None:
-        asked = read_prompts(prompt, prompt_file, prompt_ids, chat, messages, document=document, system=system)
+        # Without a question, that the options agree is all that is wanted.
+        said = "?" if chat == FROM_INPUT else chat
+        asked = read_prompts(prompt, prompt_file, prompt_ids, said, messages, document=document, system=system)
     else:
         if chat is not None or messages is not None or document is not None or system is not None:
             raise click.UsageError("--context goes with --prompt, --prompt-file or --prompt-ids, or with none of them")
@@ -142,8 +158,12 @@ def command(
         "sampling": sampling,
         "stop": stop,
         "ignore_eos": ignore_eos,
-        "context": start,
     }
+    if chat is not None and (chat == FROM_INPUT or (on_terminal() and not as_json and takes_turns(session.executor))):
+        first = None if chat == FROM_INPUT else chat
+        converse(opened, opened.conversation(system=system, **rules), first, document, as_json=as_json)
+        return
+    rules["context"] = start
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BarePromptWarning)  # it is said already, unless --raw is given
         outputs = _shown(opened.stream(prompts, **rules), session) if stream else opened.generate(prompts, **rules)

@@ -24,12 +24,7 @@ def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[s
                 "text": output.text,
                 "finish_reason": output.finish_reason,
                 "reused_tokens": output.reused_tokens,
-                "cache": {
-                    "logical": output.logical_length,
-                    "physical": list(output.physical_lengths),
-                    "bytes": stored_bytes(engine, output),
-                    "full_bytes": full_bytes(engine, output),
-                },
+                "cache": cache_of(output, engine),
             }
             for output in outputs
         ],
@@ -48,12 +43,6 @@ def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[s
 def summary(outputs: list[Output], engine: Engine) -> str:
     """Summarise in one line: tokens in and out, what the cache held, how long it took."""
     timings = engine.session().timings
-    stored = [length for output in outputs for length in output.physical_lengths]
-    physical = str(min(stored)) if min(stored) == max(stored) else f"{min(stored)}-{max(stored)}"
-    logical = max(output.logical_length for output in outputs)
-    held = sum(stored_bytes(engine, output) for output in outputs)
-    full = sum(full_bytes(engine, output) for output in outputs)
-    of_full = f" of {readable_size(full)}" if held < full else ""
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     speed = timings.decode_tokens_per_second()
     reused = sum(output.reused_tokens for output in outputs)
@@ -62,11 +51,32 @@ def summary(outputs: list[Output], engine: Engine) -> str:
             *([f"{reused} tokens of a stored context"] if reused else []),
             f"{timings.prompt_tokens} prompt tokens",
             f"{sum(len(output.token_ids) for output in outputs)} new ({reasons})",
-            f"cache {physical} of {logical} tokens per layer, {readable_size(held)}{of_full}",
+            held(outputs, engine),
             f"prefill {timings.prefill_seconds:.2f} s",
             "no decode run" if speed is None else f"{speed:.1f} tokens/s",
         ]
     )
+
+
+def held(outputs: list[Output], engine: Engine) -> str:
+    """Say how many tokens the caches hold, and in how many bytes."""
+    stored = [length for output in outputs for length in output.physical_lengths]
+    physical = str(min(stored)) if min(stored) == max(stored) else f"{min(stored)}-{max(stored)}"
+    logical = max(output.logical_length for output in outputs)
+    taken = sum(stored_bytes(engine, output) for output in outputs)
+    full = sum(full_bytes(engine, output) for output in outputs)
+    of_full = f" of {readable_size(full)}" if taken < full else ""
+    return f"cache {physical} of {logical} tokens per layer, {readable_size(taken)}{of_full}"
+
+
+def cache_of(output: Output, engine: Engine) -> dict[str, object]:
+    """Return what --json says of a row's caches."""
+    return {
+        "logical": output.logical_length,
+        "physical": list(output.physical_lengths),
+        "bytes": stored_bytes(engine, output),
+        "full_bytes": full_bytes(engine, output),
+    }
 
 
 def stored_bytes(engine: Engine, output: Output) -> int:

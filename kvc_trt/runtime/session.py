@@ -156,17 +156,20 @@ class Session:
         found.check_room(unfed + len(checked), f"row {row}")
         found.forced.extend(checked)
 
-    def turn(self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None) -> None:
+    def turn(
+        self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None, *, feed_last: bool = True
+    ) -> None:
         """Feed a turn of a conversation to one row at once; the next `step` samples the answer to it.
 
         The tokens follow everything the row has seen, and its policy compacts stored and new ones by its own rule. A
-        new answer begins, of at most `max_new_tokens` (None: as before). InputError if the engine takes no turns, or
-        if this one does not fit; then the row is as it was.
+        new answer begins, of at most `max_new_tokens` (None: as before). The token that was sampled last has not been
+        fed and goes first; without `feed_last` it is left out, for tokens that say it themselves or end the answer in
+        another way. InputError if the engine takes no turns, or if this one does not fit; then the row is as it was.
         """
         found = self._find(row)
         start = time.perf_counter()
         self.timings.turn_tokens += take_turn(
-            self.executor, found, self._places.place(found), token_ids, max_new_tokens
+            self.executor, found, self._places.place(found), token_ids, max_new_tokens, feed_last=feed_last
         )
         if found not in self._rows:
             self._places.resume(found)

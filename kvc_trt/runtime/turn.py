@@ -14,24 +14,29 @@ from kvc_trt.runtime.row import Answer, Row
 
 
 def take_turn(
-    executor: Executor, row: Row, place: int, token_ids: Iterable[int], max_new_tokens: int | None = None
+    executor: Executor,
+    row: Row,
+    place: int,
+    token_ids: Iterable[int],
+    max_new_tokens: int | None = None,
+    *,
+    feed_last: bool = True,
 ) -> int:
     """Run a turn of `row`, which is at `place` of the buffers, and let a new answer begin; return the tokens read.
 
-    Tokens that the row sampled or was given and has not been fed go first. InputError if the turn is empty, if the
-    engine takes no turns, and if it does not fit; then nothing has changed.
+    Tokens that the row sampled or was given and has not been fed go first, unless the last one is left out by
+    `feed_last`. InputError if the turn is empty, if the engine takes no turns, and if it does not fit; then nothing
+    has changed.
     """
     what, limits = f"row {row.identity}", executor.limits
-    if limits.no_turns is not None:
-        raise InputError(f"{what}: {limits.no_turns.reason}", hint=limits.no_turns.hint)
-    if not isinstance(executor, TurnExecutor):
-        raise InputError(f"{what}: this executor takes no turns", hint="run the engine with another --backend")
+    check_takes_turns(executor, what)
+    assert isinstance(executor, TurnExecutor)
     new = check_token_ids(token_ids, limits, what)
     if not new:
         raise InputError(f"{what}: the turn is empty, expected at least one token")
     if max_new_tokens is not None and max_new_tokens < 1:
         raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
-    tokens = [*row.unfed(), *new]
+    tokens = [*(row.unfed() if feed_last else row.forced), *new]
     check_turn(len(tokens), row.position, row.cache_lengths.tolist(), limits, what)
     answer, lengths = _run(executor, row, place, tokens)
     row.turned(tokens, new, answer, lengths, max_new_tokens)
@@ -45,6 +50,14 @@ def read_rest(executor: Executor, row: Row, place: int, tokens: list[int]) -> No
     """
     assert isinstance(executor, TurnExecutor)
     row.read(tokens, *_run(executor, row, place, tokens))
+
+
+def check_takes_turns(executor: Executor, what: str) -> None:
+    """Raise InputError, which opens with `what` and says how to get turns, for an executor without them."""
+    if executor.limits.no_turns is not None:
+        raise InputError(f"{what}: {executor.limits.no_turns.reason}", hint=executor.limits.no_turns.hint)
+    if not isinstance(executor, TurnExecutor):
+        raise InputError(f"{what}: this executor takes no turns", hint="run the engine with another --backend")
 
 
 def takes_turns(executor: Executor) -> bool:
@@ -83,7 +96,7 @@ def check_turn(count: int, position: int, cache_lengths: Sequence[int], limits: 
         raise InputError(
             f"{what}: a turn of {count} tokens after {position} ends at position {after}, "
             f"expected at most {limits.max_sequence_len}",
-            hint="build the engine with a larger --max-output-len",
+            hint=f"build the engine with --max-conversation-len {after} or more",
         )
     if count > limits.max_input_len:
         raise InputError(
