@@ -17,7 +17,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-peers peers-env clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers peers-env clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (21 minutes of processor time)"
 	@echo "make bench-peers  beside OpenVINO GenAI, onnxruntime-genai, llama.cpp and transformers (20 minutes, after 30 for the others' environment and models)"
 	@echo "make bench-accuracy-smollm2  a real chat model under every policy, and beside kvpress (up to eight hours)"
+	@echo "make bench-accuracy-turns  a second question under every policy, on the shipped model and a real chat model"
 	@echo "make generate   the C++ that follows from the operators' schemas"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
 
@@ -143,6 +144,11 @@ bench: env
 
 bench-accuracy: env
 	$(RUN)/python -m benchmarks.accuracy
+
+# Goes on where it was stopped. ARGUMENTS: --models NAMES, --minutes N.
+bench-accuracy-turns: smollm2
+	$(RUN)/python -m benchmarks.accuracy_turns $(ARGUMENTS)
+	$(RUN)/python -m benchmarks.accuracy_turns_page
 
 # All go on where they were stopped. ARGUMENTS: --stages NAMES (or all), --minutes N.
 bench-accuracy-smollm2: smollm2 peers-env

@@ -53,7 +53,7 @@ class Answerer(Protocol):
 
 
 class SessionAnswerer:
-    """An engine; late questions are fed through decode, as `Request.continuation_token_ids`.
+    """An engine; late questions are fed through decode, as `Request.continuation_token_ids`, second ones as turns.
 
     All rows' caches are allocated for as long as questions are asked: dozens of engines are open at a time.
     """
@@ -115,18 +115,35 @@ class SessionAnswerer:
         """Rows advance together; one whose answer is complete leaves before the model goes on."""
         from kvc_trt.runtime import Request
 
-        requests = [Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids) for q in questions]
+        requests = [
+            Request(q.prompt_ids, max_new_tokens, continuation_token_ids=q.continuation_ids, stay=bool(q.turn_ids))
+            for q in questions
+        ]
         asked = dict(zip(session.add(requests), questions, strict=True))
         answers: dict[int, list[int]] = {row: [] for row in asked}
+        turns = {row: question.turn_ids for row, question in asked.items() if question.turn_ids}
         while session.rows:
+            second = []
             for event in session.sample():
-                answers[event.row].append(event.token_id)
+                row, answer = event.row, answers[event.row]
+                answer.append(event.token_id)
                 if event.output is not None:
                     _check_room(event.output, self._parameters)
-                elif asked[event.row].is_answered(answers[event.row]):
-                    session.remove(event.row)
+                    if row in turns:
+                        second.append((row, event.token_id))
+                        answer.clear()
+                    elif asked[row].turn_ids:
+                        session.remove(row)  # it waits for another turn
+                elif row not in turns and asked[row].is_answered(answer):
+                    session.remove(row)
             session.advance()
+            for row, last in second:
+                self._turn(session, row, turns.pop(row), last)
         return map(tuple, answers.values())
+
+    def _turn(self, session: Session, row: int, token_ids: tuple[int, ...], last: int) -> None:
+        """Ask the second question. A template says the end of the first answer, as the model does if it ends it."""
+        session.turn(row, token_ids, feed_last=not (last in self._ends and token_ids[0] == last))
 
 
 def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:

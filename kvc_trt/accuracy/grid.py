@@ -13,6 +13,9 @@ from kvc_trt.policies import BASELINE
 
 MODES = ("query-aware", "query-agnostic")
 """Whether compaction sees the question: at the end of the prompt, or fed through decode after compaction."""
+SECOND_QUESTION = "second-question"
+"""The question comes as a turn, after another one was answered. Of tasks that ask twice, where it is named."""
+ALL_MODES = (*MODES, SECOND_QUESTION)
 PLAIN, CHAT = FRAMINGS = ("plain", "chat")
 """Whether a question is text as it is, or a user's message through the model's chat template."""
 DEFAULT_TASKS = ("niah-single-1", "niah-multikey-2", "niah-multivalue", "niah-multiquery", "lines")
@@ -51,7 +54,7 @@ class QuestionGroup:
 
     task: str
     mode: str
-    """One of MODES."""
+    """One of ALL_MODES."""
     length: int
     """Tokens of prompt and answer together."""
     framing: str = PLAIN
@@ -82,10 +85,14 @@ def question_groups(
     tasks: Sequence[str], lengths: Sequence[int], modes: Sequence[str], framings: Sequence[str] = (PLAIN,)
 ) -> list[QuestionGroup]:
     """Every task at every length in every mode and framing, short ones first. InputError for unknown names."""
-    from kvc_trt.tasks.registry import task
+    from kvc_trt.tasks.registry import all_tasks, task
 
-    names = [task(name).name for name in dict.fromkeys(tasks)]
-    ordered_modes, ordered_framings = _known("mode", modes, MODES), _known("framing", framings, FRAMINGS)
+    chosen = [task(name) for name in dict.fromkeys(tasks)]
+    names = [one.name for one in chosen]
+    ordered_modes, ordered_framings = _known("mode", modes, ALL_MODES), _known("framing", framings, FRAMINGS)
+    if SECOND_QUESTION in ordered_modes and (once := [one.name for one in chosen if not one.asks_twice]):
+        twice = ", ".join(one.name for one in all_tasks().values() if one.asks_twice)
+        raise InputError(f"task {once[0]} asks one question, and mode {SECOND_QUESTION} two", hint=f"tasks: {twice}")
     return [
         QuestionGroup(name, mode, length, framing)
         for length in sorted(set(lengths))

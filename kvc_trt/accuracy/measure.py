@@ -84,14 +84,15 @@ class GroupMeasurement:
     def room(self) -> Room:
         """The prompt's room is the group's length without the answer, or what positions leave of it."""
         asked, positions = self.questions, self.model.config.max_position_embeddings
-        new = asked.max_new_tokens + asked.late_tokens
+        new, after = asked.max_new_tokens + asked.late_tokens, asked.turn_tokens
         longest = max(len(question.prompt_ids) for question in asked.flat)
-        return Room(max(longest, min(asked.group.length - asked.max_new_tokens, positions - new)), new)
+        return Room(max(longest, min(asked.group.length - asked.max_new_tokens, positions - new - after)), new, after)
 
     @property
     def together(self) -> int:
         """How many samples are asked of every policy before the next ones."""
-        rows = rows_for(self.model.config, self.room.max_input_len + self.room.max_output_len)
+        room = self.room
+        rows = rows_for(self.model.config, room.max_input_len + room.max_output_len + room.turn_tokens)
         return max(1, rows // max(len(one) for one in self.questions.questions))
 
     def more(self, variant: Variant, known: Cell | None, last: int, full: Cell | None) -> Cell:

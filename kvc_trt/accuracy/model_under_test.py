@@ -29,6 +29,8 @@ class Room:
     max_input_len: int
     max_output_len: int
     """Room for the answer, and for the question where it arrives late."""
+    turn_tokens: int = 0
+    """Positions behind both, for a second question and its answer; 0 where none is asked."""
 
 
 class ModelUnderTest(Protocol):

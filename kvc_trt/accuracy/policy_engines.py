@@ -85,13 +85,15 @@ class PolicyEngines:
         if not self._stays_open:
             self._open.clear()
         parameters = self._resolve(variant, room)
-        answerer = self._reference(parameters) if parameters.selection.oracle else self._engine(parameters)
+        turns = room.turn_tokens > 0
+        answerer = self._reference(parameters) if parameters.selection.oracle else self._engine(parameters, turns)
         self._open[variant, room] = answerer
         return answerer
 
     def row_bytes(self, variant: Variant, room: Room) -> int:
         """Bytes of cache that an engine allocates for one sequence. InputError where there is none of that budget."""
-        return sum(tensor.bytes_per_row() for tensor in self._program(self._resolve(variant, room)).state)
+        program = self._program(self._resolve(variant, room), room.turn_tokens > 0)
+        return sum(tensor.bytes_per_row() for tensor in program.state)
 
     def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
         """As a build resolves it, with layer budgets measured where the variant asks for them."""
@@ -106,12 +108,14 @@ class PolicyEngines:
             **budget,
             **variant.settings,
         }
+        if room.turn_tokens:
+            given["max_conversation_len"] = room.max_input_len + room.max_output_len + room.turn_tokens
         config = with_defaults(validated(BuildConfig, given, str(variant)), self._choice)
         request = ResolvedBuild(config, self.config, resolve_parameters(config, self._choice.config))
         return calibrated(request, self._source, NullProgress()).parameters
 
-    def _engine(self, parameters: PolicyParameters) -> Answerer:
-        executor = self._runner.open(self._program(parameters))
+    def _engine(self, parameters: PolicyParameters, turns: bool) -> Answerer:
+        executor = self._runner.open(self._program(parameters, turns))
         rows = rows_for(self.config, parameters.max_sequence_len)
         return SessionAnswerer(executor, parameters, self._backend.name, rows, self.config.eos_token_ids)
 
@@ -122,20 +126,22 @@ class PolicyEngines:
         rows = rows_for(self.config, parameters.max_sequence_len)
         return ReferenceAnswerer(self.config, weights, parameters, rows, self.config.eos_token_ids, self._prefills)
 
-    def _program(self, parameters: PolicyParameters) -> Program:
+    def _program(self, parameters: PolicyParameters, turns: bool) -> Program:
         from kvc_trt.engine.program import Program
-        from kvc_trt.graph.build import build_decode, build_prefill
+        from kvc_trt.graph.build import build_decode, build_extend, build_prefill
         from kvc_trt.graph.state import state_tensors
         from kvc_trt.graph.weights import GraphWeights
 
         model, weights = self.config, GraphWeights(self._path)
+        turns = turns and parameters.no_turn is None
         return Program(
             model,
             parameters,
-            state_tensors(model, parameters, weights.dtype),
+            state_tensors(model, parameters, weights.dtype, turns=turns),
             self._path,
-            lambda: build_prefill(model, parameters, weights=weights),
+            lambda: build_prefill(model, parameters, weights=weights, turns=turns),
             lambda: build_decode(model, parameters, weights=weights),
+            (lambda: build_extend(model, parameters, weights=weights)) if turns else None,
         )
 
 

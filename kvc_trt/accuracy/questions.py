@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kvc_trt.accuracy.grid import CHAT, PLAIN, QuestionGroup
+from kvc_trt.accuracy.grid import CHAT, PLAIN, SECOND_QUESTION, QuestionGroup
 from kvc_trt.errors import InputError
 from kvc_trt.tasks import framing as framings
 from kvc_trt.tasks.associative_recall import ids_of
@@ -65,6 +65,8 @@ class Question:
     """Fed through decode after compaction; empty where the prompt ends with the question."""
     target_ids: tuple[int, ...] = ()
     """The true continuation, where its likelihood is the score."""
+    turn_ids: tuple[int, ...] = ()
+    """Fed as a turn once the prompt's own question is answered; what is then answered is scored. Empty: no turn."""
     is_answered: Callable[[Sequence[int]], bool] = field(default=_never, compare=False)
     """Whether an answer that goes on cannot score better or worse any more."""
 
@@ -97,6 +99,12 @@ class QuestionSet:
         """Room for a late question after the compacted cache."""
         longest = max(len(question.continuation_ids) for question in self.flat)
         return -(-longest // _QUESTION_BLOCK) * _QUESTION_BLOCK
+
+    @property
+    def turn_tokens(self) -> int:
+        """Positions that a second question and its answer take; 0 where none is asked."""
+        longest = max(len(question.turn_ids) for question in self.flat)
+        return longest and longest + self.max_new_tokens
 
     @property
     def depths(self) -> tuple[float, ...]:
@@ -167,15 +175,18 @@ def _text_question(
     chosen: Task, sample: TaskSample, vocabulary: Vocabulary, group: QuestionGroup
 ) -> tuple[Question, ...]:
     framing = vocabulary.framing(group.framing)
+
+    def says_all(answer: Sequence[int]) -> bool:  # and what comes after takes nothing back
+        return string_match_all(vocabulary.decode(chosen, answer), sample.answers) == 1
+
+    if group.mode == SECOND_QUESTION:
+        first = framing.ids(sample.first, query_aware=True)
+        return (Question(first.context, (), turn_ids=framing.turn(sample), is_answered=says_all),)
     ids = framing.ids(sample, query_aware=group.mode == "query-aware")
     if chosen.score is None:
         return (Question(ids.context, ids.question, framing.continuation(sample)),)
     if chosen.score is not string_match_all:
         return (Question(ids.context, ids.question),)
-
-    def says_all(answer: Sequence[int]) -> bool:  # and what comes after takes nothing back
-        return string_match_all(vocabulary.decode(chosen, answer), sample.answers) == 1
-
     return (Question(ids.context, ids.question, is_answered=says_all),)
 
 

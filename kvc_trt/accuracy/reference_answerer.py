@@ -86,9 +86,11 @@ class ReferenceAnswerer:
         return self._parameters
 
     def answer(self, questions: Sequence[Question], max_new_tokens: int) -> Answers:
-        """Greedy answers; a tie takes the lowest id, as a session does."""
+        """Greedy answers; a tie takes the lowest id, as a session does. InputError for a second question."""
         import torch
 
+        if any(question.turn_ids for question in questions):
+            raise InputError(f"{self.parameters.policy} has no engine, and second questions are asked of engines")
         before = torch.get_num_threads()
         torch.set_num_threads(threads_for(self._decoder.config) or before)
         try:

@@ -9,7 +9,7 @@ late.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -58,6 +58,8 @@ class Framing:
     tokenizer: Tokenizer
     frame: tuple[str, str] | None = None
     """The template's words before and after a message; None for plain prompts."""
+    between: str | None = ""
+    """Its words between an answer and the user's next message; None for one that rewrites what came before."""
 
     @property
     def name(self) -> FramingName:
@@ -91,6 +93,17 @@ class Framing:
         first = self.tokenizer.encode(whole, add_special_tokens=self.frame is None).ids
         return FramedIds(tuple(first), () if query_aware else tuple(self._continued(question)))
 
+    def turn(self, sample: TaskSample) -> tuple[int, ...]:
+        """A question that follows an answer, as it is fed; the template's end of that answer comes first.
+
+        InputError for a template that rewrites what came before.
+        """
+        if self.between is None:
+            raise InputError(
+                "the chat template rewrites what came before a second question", hint="ask with the framing plain"
+            )
+        return tuple(self._continued(self.between + self.texts(replace(sample, context=""))[1]))
+
     def continuation(self, sample: TaskSample) -> tuple[int, ...]:
         """The true continuation of a sample that is scored by likelihood: fed after the question, never sampled."""
         return tuple(self._continued(sample.answers[0]))
@@ -121,4 +134,21 @@ def chat(tokenizer: Tokenizer, template: Template) -> Framing:
             f"the chat template shows a user's message {rendered.count(_PROBE)} times, expected once",
             hint="ask without the template",
         )
-    return Framing(tokenizer, (before, after))
+    return Framing(tokenizer, (before, after), _between(template, before, after))
+
+
+def _between(template: Template, before: str, after: str) -> str | None:
+    """What the template puts between an answer and the next message; None if it shows them in another way."""
+    answer, again = "These stand around it.", "And which stand around this one?"
+    messages = [
+        {"role": role, "content": content}
+        for role, content in (("user", _PROBE), ("assistant", answer), ("user", again))
+    ]
+    try:
+        rendered = template.render(messages, add_generation_prompt=True, now=DATE)
+    except InputError:
+        return None
+    first, last = f"{before}{_PROBE}{after}{answer}", f"{again}{after}"
+    if not (rendered.startswith(first) and rendered.endswith(last)):
+        return None
+    return rendered[len(first) : len(rendered) - len(last)]

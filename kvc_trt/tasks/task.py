@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -56,6 +56,12 @@ class TaskSample:
         asked = self.question.rfind("?") + 1 or self.question.rfind("\n")
         return self.question[asked:] if asked > 0 else ""
 
+    @property
+    def first(self) -> TaskSample:
+        """The same context with the question that is asked before this one, of a task that asks twice."""
+        asked = self.meta["first"]
+        return replace(self, question=asked["question"], answers=tuple(asked["answers"]), meta={})
+
 
 class Generate(Protocol):
     """A pure generator: equal arguments give equal samples, in any order and on any machine."""
@@ -101,6 +107,8 @@ class Task:
     reads: Reads = "text"
     options: Mapping[str, type] = field(default_factory=dict)
     """What `generate` takes beyond the arguments of every task, and of which type."""
+    asks_twice: bool = False
+    """Whether samples have a question that can be asked before theirs (`TaskSample.first`)."""
 
     @property
     def scored_by(self) -> ScoredBy:
@@ -141,6 +149,11 @@ class Task:
         accepted = (int, float) if kind is float else (kind,)
         if isinstance(value, bool) or not isinstance(value, accepted):
             raise InputError(f"task {self.name}: {name} is {value!r}, expected {_OPTION_TYPES[kind]}")
+
+
+def first_question(question: str, answers: Sequence[str]) -> dict[str, Any]:
+    """What `meta` holds of the question that can be asked before a sample's own."""
+    return {"first": {"question": question, "answers": list(answers)}}
 
 
 def sample_rng(stream: str, seed: int, index: int) -> np.random.Generator:

@@ -122,3 +122,64 @@ def test_likelihoods_are_measured_on_engines(tiny):
     tiny.announce([], room := Room(LENGTH, 8))
     with pytest.raises(InputError, match="has no engine"):
         tiny.open(Variant("exact-topk", 64), room).surprise([])
+
+
+def second_questions(model, samples=MOST_ROWS + 2):
+    vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
+    drawn = draw("two-records", LENGTH, vocabulary, samples=samples, seed=0, max_new_tokens=None)
+    return ask(QuestionGroup("two-records", "second-question", LENGTH), drawn, vocabulary)
+
+
+class TestSecondQuestions:
+    def room(self, asked):
+        return Room(LENGTH - 5, asked.max_new_tokens, asked.turn_tokens)
+
+    def test_full_answers_both(self, tiny):
+        asked = second_questions(tiny)
+        assert asked.turn_tokens == 2 + 5
+        answers = tiny.open(Variant("full", None), self.room(asked)).answer(asked.flat, asked.max_new_tokens)
+        assert asked.score(answers) == (1.0,) * (MOST_ROWS + 2)
+
+    def test_they_are_turns_of_a_session(self, tiny):
+        """The same by hand, question by question: what ended the first answer is fed, then the second question."""
+        from kvc_trt.runtime import Request, Session
+
+        asked = second_questions(tiny, samples=3)
+        answerer = tiny.open(Variant("rocketkv", 64), self.room(asked))
+        found = answerer.answer(asked.flat, asked.max_new_tokens)
+        session = Session(answerer._executor, None, 1, end_token_ids=tiny.config.eos_token_ids)
+        for question, answer in zip(asked.flat, found, strict=True):
+            (row,) = session.add([Request(question.prompt_ids, asked.max_new_tokens, stay=True)])
+            while session.rows:
+                session.step()
+            session.turn(row, question.turn_ids)
+            said = []
+            while session.rows:
+                said += [event.token_id for event in session.step()]
+            session.remove(row)
+            assert tuple(said[: len(answer)]) == answer
+
+    def test_a_template_says_the_end_of_an_answer_itself(self, tiny, monkeypatch):
+        asked = second_questions(tiny, samples=2)
+        answerer = tiny.open(Variant("full", None), self.room(asked))
+        plain = answerer.answer(asked.flat, asked.max_new_tokens)
+        (end,) = tiny.config.eos_token_ids
+        closing = [replace(question, turn_ids=(end, *question.turn_ids)) for question in asked.flat]
+        assert answerer.answer(closing, asked.max_new_tokens) == plain
+
+    @pytest.mark.parametrize(
+        ("policy", "message"),
+        [("exact-topk", "has no engine, and second questions"), ("streaming-llm:positions=cache", "takes no turns")],
+    )
+    def test_what_takes_no_turns_says_so(self, tiny, policy, message):
+        asked = second_questions(tiny, samples=2)
+        with pytest.raises(InputError, match=message):
+            tiny.open(Variant(policy, 64), self.room(asked)).answer(asked.flat, asked.max_new_tokens)
+
+
+def test_a_task_that_asks_once_has_no_second_question():
+    from kvc_trt.accuracy.grid import question_groups
+
+    with pytest.raises(InputError, match="task lines asks one question") as caught:
+        question_groups(["two-records", "lines"], [512], ["second-question"])
+    assert caught.value.hint == "tasks: two-needles, two-records"

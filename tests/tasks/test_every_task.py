@@ -38,6 +38,8 @@ DIGESTS = {
     "log-summary": "9233467bcd015183",
     "associative-recall": "36993a487052dacc",
     "multi-instruction": "ff1b094e04cdf880",
+    "two-needles": "cedbdb8448dfaf88",
+    "two-records": "465b11814d007e80",
 }
 """Of samples 0 to 3 at 2,048 tokens. If one changes, data sets change: raise the version in dataset.py and say why."""
 
@@ -140,7 +142,7 @@ def test_the_beginning_of_the_answer_is_the_end_of_the_question(chosen):
         sample = draw(chosen, index=index)
         assert sample.question.endswith(sample.answer_prefix)
         asked = sample.question.removesuffix(sample.answer_prefix)
-        if chosen.reads == "ids":
+        if chosen.reads == "ids" or chosen.name == "two-records":  # which no sentence asks for
             assert sample.answer_prefix == ""
         else:
             assert asked[-1] in "?."
