@@ -20,12 +20,13 @@ from benchmarks import machine
 from benchmarks.decode_onnxruntime import MODEL, NEW_TOKENS, TOKEN_BUDGET
 from kvc_trt import policies
 from kvc_trt.backends.host_memory import watch_memory
-from kvc_trt.backends.onnxruntime.benchmark import COMPACTION, function_times
+from kvc_trt.backends.onnxruntime.benchmark import function_times
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.build import build_decode, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
+from kvc_trt.methods.kinds import prompt_runs
 from kvc_trt.models.random_weights import RandomWeights
 from kvc_trt.profile.profiled_engine import random_prompts
 
@@ -61,7 +62,7 @@ def measure(tokens: int, threads: int) -> dict[str, object]:
             started = time.perf_counter()
             executor.prefill(prompts, np.array([tokens]))
             seconds = time.perf_counter() - started
-        (times,) = function_times(executor.end_profiling()["prefill"], COMPACTION)
+        (times,) = function_times(executor.end_profiling()["prefill"], *prompt_runs())
     above = peak.above - weights
     return {
         "tokens": tokens,

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import pkgutil
 import re
 import subprocess
+import sys
+from unittest.mock import MagicMock
 
 import pytest
 
-from benchmarks import accuracy, machine
+import benchmarks
+from benchmarks import accuracy, machine, prefill_memory
+from tests.small_model import SMALL
+
+MODULES = [one.name for one in pkgutil.walk_packages(benchmarks.__path__, "benchmarks.")]
+OTHER_ENGINES = ("llama_cpp", "onnxruntime_genai", "openvino_genai")
+"""Packages that `make peers-env` installs in an environment of their own."""
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("__main__")])
+def test_every_benchmark_imports_what_there_is(name, monkeypatch):
+    for engine in OTHER_ENGINES:
+        if importlib.util.find_spec(engine) is None:
+            monkeypatch.setitem(sys.modules, engine, MagicMock())
+    importlib.import_module(name)
+
+
+def test_prefill_memory_finds_what_compaction_takes(monkeypatch):
+    monkeypatch.setattr(prefill_memory, "MODEL", SMALL)
+    monkeypatch.setattr(prefill_memory, "TOKEN_BUDGET", 64)
+    found = prefill_memory.measure(512, threads=1)
+    assert 0 < found["compaction_share"] < 1
+    assert found["weights_bytes"] > 0
 
 
 @pytest.fixture
