@@ -1,7 +1,7 @@
 """Turn a prefill graph into a model of OpenVINO that reads its weights where they are mapped.
 
-OpenVINO knows no model-local functions. Attention and products with quantised matrices get a form of its own, a table's
-quantised rows are inlined, and all other operators are computed by ONNX Runtime inside the graph.
+OpenVINO knows no model-local functions. Attention, products with quantised matrices and rows of quantised tables get a
+form of its own; all other operators are computed by ONNX Runtime inside the graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.openvino.foreign import ForeignOperator
 from kvc_trt.backends.openvino.paged_attention import AttentionHeads, paged_attention
-from kvc_trt.backends.openvino.quantised import CONTRIBUTED, OURS, quantised_product
+from kvc_trt.backends.openvino.quantised import CONTRIBUTED, OURS, quantised_product, quantised_rows
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.single_operator import SingleOperator, single_operators
 from kvc_trt.methods.registry import operators
@@ -87,7 +87,7 @@ class Target:
     @property
     def inlined(self) -> frozenset[str]:
         """Names of the operators whose bodies OpenVINO runs."""
-        return frozenset((QUANTISED_ROWS.name, *(() if self.heads.supported else (PREFILL_ATTENTION.name,))))
+        return frozenset(() if self.heads.supported else (PREFILL_ATTENTION.name,))
 
 
 def lower(model: ModelProto, constants: Constants, target: Target) -> openvino.Model:
@@ -125,6 +125,7 @@ def _conversions(model: ModelProto, constants: Constants, target: Target) -> dic
             paged_attention(node.get_input(0), node.get_input(1), node.get_input(2), target.heads, target.precision)
         ]
     found[QUANTISED_LINEAR.name] = lambda node: [quantised_product(node, constants.arrays, OURS)]
+    found[QUANTISED_ROWS.name] = lambda node: [quantised_rows(node)]
     foreign = [one for one in single_operators(model, target.dtype) if one.name not in target.lowered]
     loaded = {_identity(one): ForeignOperator(one, target.threads, target.dtype) for one in foreign}
     return {**found, **{one.name: _calling(one.name, loaded) for one in foreign}}

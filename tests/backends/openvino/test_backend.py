@@ -11,6 +11,7 @@ import pytest
 from kvc_trt.backends import registry
 from kvc_trt.backends.openvino.backend import OpenVinoBackend
 from kvc_trt.cli.main import run
+from tests.models.gguf.tiny import write
 
 
 def answer(capfd, *arguments):
@@ -41,6 +42,17 @@ def test_engines_of_either_backend_run_on_the_other(tiny_engine, tiny_arguments,
 def test_verify_holds_it_to_the_reference(tiny_engine, capfd):
     report = answer(capfd, "verify", tiny_engine, "--backend", "openvino")
     assert report["passed"]
+
+
+def test_blocks_of_a_gguf_file_run_as_they_are(tmp_path, capfd):
+    """Q4_0, Q4_1 with its minima, Q8_0 and floats in one engine, and an embedding in 4 bits."""
+    kinds = {"attn_q.weight": "Q4_1", "attn_k.weight": "Q8_0", "attn_v.weight": "F16", "ffn_up.weight": "Q4_1"}
+    file, engine = write(tmp_path / "model.gguf", kind="Q4_0", kinds=kinds), tmp_path / "engine"
+    settings = ["--weights", "keep", "--token-budget", "64", "--max-input-len", "256", "--max-output-len", "32"]
+    build = ["build", "--model", str(file), "--backend", "openvino", *settings, "--no-verify", "-o", str(engine)]
+    assert run(build) == 0
+    for level in ("ops", "logits", "tokens"):
+        assert run(["verify", str(engine), "--level", level, "--checkpoint", str(file)]) == 0, capfd.readouterr().out
 
 
 def test_profile_measures_an_engine_built_for_it(tiny_arguments, tmp_path, capfd):
