@@ -72,14 +72,25 @@ def _check_evicts(parameters: PolicyParameters, kind: str) -> None:
 
 
 def _online(parameters: PolicyParameters, share: float) -> PolicyParameters:
-    if parameters.evicts_while_decoding or not parameters.eviction.trims:
+    reason = _not_trimmed(parameters)
+    if reason is not None:
         raise InputError(
-            f"--layer-budget squeeze-online: policy {parameters.policy} goes on evicting while it decodes, or evicts "
-            "per query head; only what is kept of a prompt can be trimmed by prompt",
+            f"--layer-budget squeeze-online: policy {parameters.policy} cannot be divided for each prompt: {reason}",
             hint="--layer-budget squeeze",
         )
     online = replace(parameters, squeeze_share=share)
     return replace(online, capacity=online.most_kept + parameters.max_output_len)
+
+
+def _not_trimmed(parameters: PolicyParameters) -> str | None:
+    """Return why what is kept of a prompt cannot be trimmed once its budgets are known; None if it can."""
+    if parameters.evicts_while_decoding:
+        return "it goes on evicting while it decodes"
+    if parameters.eviction.cache_per_query_head:
+        return "it evicts per query head"
+    if not parameters.eviction.trims:
+        return f"its eviction ({parameters.eviction.name}) does not rank what it keeps"
+    return None
 
 
 def _checked(budgets: Any, parameters: PolicyParameters, inputs: PolicyInputs) -> tuple[int, ...]:

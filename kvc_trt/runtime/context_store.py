@@ -106,7 +106,9 @@ class ContextStore:
         room = self._room_after(start)
         if continuation > room:
             unread, before = len(start.unread), start.context.logical_length
+            positions_end = before + unread + continuation > self._limits.max_sequence_len
+            larger = "--max-conversation-len" if positions_end else "--max-output-len"
             raise InputError(
                 f"{unread + continuation} tokens do not fit after {before} tokens, found room for {room + unread}",
-                hint="build the engine with a larger --max-output-len",
+                hint=f"build the engine with a larger {larger}",
             )

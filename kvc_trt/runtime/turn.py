@@ -110,5 +110,5 @@ def check_turn(count: int, position: int, cache_lengths: Sequence[int], limits: 
             raise InputError(
                 f"{what}: a turn of {count} tokens does not fit: cache {cache} keeps every token, "
                 f"holds {stored} and has {slots} slots",
-                hint="build the engine with a larger --max-output-len, or with a policy that evicts",
+                hint="build the engine with a larger --max-conversation-len, or with a policy that evicts",
             )

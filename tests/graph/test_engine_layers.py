@@ -41,6 +41,18 @@ def test_layer_budgets_are_those_of_the_reference(make_engine, policy, division,
         check_layers(engine, result, cache, step)
 
 
+def test_rocketkv_mt_divides_what_it_admits(make_engine):
+    """All tokens stay beside it, so `squeeze` moves what steps may read, and no memory."""
+    engine = make_engine("rocketkv-mt", **EVICTION, **SQUEEZED)
+    prompts = prompts_of(250, 7, 130, 33)
+    runs = zip(roll(engine, prompts), reference_roll(engine, prompts), strict=True)
+    for step, (result, (logits, cache)) in enumerate(runs):
+        np.testing.assert_allclose(result["logits"], logits.numpy(), atol=1e-4)
+        check_layers(engine, result, cache, step)
+    whole = [result[f"k_whole.{layer}"].shape[2] for layer in range(3)]
+    assert whole == [engine.parameters.max_sequence_len] * 3
+
+
 @pytest.mark.parametrize("policy", ["h2o", "streaming-llm"])
 def test_layer_budgets_of_policies_that_evict_while_decoding(make_engine, policy):
     """Down to the sinks and one recent token."""

@@ -130,8 +130,12 @@ def test_a_greedy_row_is_taken_if_it_keeps_its_logits():
 
 def test_what_does_not_fit_after_a_context_is_refused(context):
     session = session_of()
-    with pytest.raises(InputError, match="11 tokens do not fit after 20 tokens, found room for 10"):
+    with pytest.raises(InputError, match="11 tokens do not fit after 20 tokens, found room for 10") as slots:
         session.generate([Request([1] * 11, 1, context=context)])
+    assert "--max-output-len" in (slots.value.hint or "")
+    with pytest.raises(InputError, match="31 tokens do not fit after 20 tokens") as positions:
+        session.generate([Request([1] * 31, 1, context=context)])
+    assert "--max-conversation-len" in (positions.value.hint or "")
     assert session.rows == ()
     assert len(answer(session, Request([1] * 10, 1, context=context))[0]) == 1
 

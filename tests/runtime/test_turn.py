@@ -97,8 +97,9 @@ def test_bad_turns_are_refused_and_change_nothing(ids, budget, message):
     session, executor = opened()
     (row,) = session.add([Request([1] * 20, max_new_tokens=3)])
     before = [buffer.copy() for buffer in executor.buffers]
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         session.turn(row, ids, budget)
+    assert "ends at position" not in message or "--max-conversation-len" in (error.value.hint or "")
     for buffer, held in zip(executor.buffers, before, strict=True):
         np.testing.assert_array_equal(buffer, held)
     assert len([event for _ in range(3) for event in session.step()]) == 3
@@ -109,8 +110,9 @@ def test_a_cache_that_keeps_everything_needs_slots():
     executor.limits = replace(executor.limits, max_sequence_len=1000)
     (row,) = session.add([Request([1] * 40)])
     session.turn(row, [2] * 39)
-    with pytest.raises(InputError, match="cache 1 keeps every token, holds 79 and has 80 slots"):
+    with pytest.raises(InputError, match="cache 1 keeps every token, holds 79 and has 80 slots") as error:
         session.turn(row, [2] * 2)
+    assert "--max-conversation-len" in (error.value.hint or "")
     session.turn(row, [2])
 
 
