@@ -165,20 +165,21 @@ class Engine:
         """
         from kvc_trt.runtime.scheduler import Scheduler
 
-        rows = max_batch_size or self.directory.build.max_batch_size
+        rows = self.directory.build.max_batch_size if max_batch_size is None else max_batch_size
         session = self.session(rows)
         memory = None if memory_bytes is None else self._memory_plan(session, memory_bytes)
         settings = {"prefill_slice_ms": prefill_slice_ms, "queue_limit": queue_limit}
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-        return Scheduler(session, memory=memory, **given)
+        return Scheduler(session, max_rows=rows, memory=memory, **given)
 
     def _memory_plan(self, session: Session, memory_bytes: int) -> MemoryPlan:
-        from kvc_trt.backends.registry import benchmark_for
+        from kvc_trt.backends.registry import backend
         from kvc_trt.engine.program import engine_program
         from kvc_trt.machine import usable_cores
         from kvc_trt.runtime.admission import MemoryPlan
 
-        benchmark = benchmark_for(self.directory, self._threads or usable_cores())
+        runs_it = backend(self.backend).with_prefill(self._prefill_precision)
+        benchmark = runs_it.benchmark(self.directory, self._threads or usable_cores())
         program, block = engine_program(self.directory), session.executor.limits.prompt_block
 
         def prefill_bytes(tokens: int) -> float:
@@ -274,7 +275,8 @@ class Engine:
                 session.advance()
             return session.take(row)
         finally:
-            session.remove(row)
+            if session.holds(row):  # a run that failed has taken it out
+                session.remove(row)
 
     def share(self, context: Context) -> None:
         """Let every later prompt that begins with this context's text start from it; `reused_tokens` says that one did.

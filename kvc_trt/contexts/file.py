@@ -123,8 +123,11 @@ def inspect_context(path: Path) -> tuple[ContextHeader, list[StoredTensor]]:
     try:
         header = _read_header(file)
         _check_names(file, len(header.cache_lengths))
-        for _ in _sealed_tensors(file):
-            pass
+        seal = _Seal(file)
+        for name in file.entries:
+            for piece in file.pieces(name):
+                seal.add(piece)
+        seal.check()
         entries = {name: file.entries[name] for name in file.names()}
     finally:
         file.close()
@@ -200,21 +203,38 @@ def _check_tensors(file: SafetensorsFile, layout: Mapping[str, tuple[str, tuple[
 
 def _sealed_tensors(file: SafetensorsFile) -> Iterator[tuple[str, Array]]:
     """Yield every tensor in the order of its bytes; at the end, InputError unless the checksum is that of the bytes."""
-    recorded = file.metadata[CHECKSUM]
-    written = f'"{CHECKSUM}":"{recorded}"'.encode()
-    header = file.header_bytes()
-    if len(recorded) != len(UNSEALED) or header.count(written) != 1:
-        raise InputError(f"{file.path}: its checksum is not written as this format writes it")
-    computed = hashlib.sha256(header.replace(written, f'"{CHECKSUM}":"{UNSEALED}"'.encode()))
-    for name, entry in file.entries.items():
-        if name.startswith(PADDING_PREFIX) and entry.nbytes >= ALIGNMENT:
-            raise InputError(f"{file.path}: {entry.nbytes} bytes of padding, expected fewer than {ALIGNMENT}")
+    seal = _Seal(file)
+    for name in file.entries:
         array = file.read(name)
-        computed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        seal.add(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         if not name.startswith(PADDING_PREFIX):
             yield name, array
-    if computed.hexdigest() != recorded:
-        raise InputError(
-            f"{file.path} was changed: its checksum is {describe(recorded)}, its content has {computed.hexdigest()}",
-            hint="make it again with kvc-trt context save",
-        )
+    seal.check()
+
+
+class _Seal:
+    """The checksum of a file, computed from its header and then from its tensors in the order of their bytes."""
+
+    def __init__(self, file: SafetensorsFile) -> None:
+        self._file = file
+        self._recorded = file.metadata[CHECKSUM]
+        header, written = file.header_bytes(), f'"{CHECKSUM}":"{self._recorded}"'.encode()
+        if len(self._recorded) != len(UNSEALED) or header.count(written) != 1:
+            raise InputError(f"{file.path}: its checksum is not written as this format writes it")
+        for name, entry in file.entries.items():
+            if name.startswith(PADDING_PREFIX) and entry.nbytes >= ALIGNMENT:
+                raise InputError(f"{file.path}: {entry.nbytes} bytes of padding, expected fewer than {ALIGNMENT}")
+        self._computed = hashlib.sha256(header.replace(written, f'"{CHECKSUM}":"{UNSEALED}"'.encode()))
+
+    def add(self, content: memoryview) -> None:
+        """Count the next bytes of the file."""
+        self._computed.update(content)
+
+    def check(self) -> None:
+        """Raise InputError unless the checksum is that of all bytes."""
+        if self._computed.hexdigest() != self._recorded:
+            raise InputError(
+                f"{self._file.path} was changed: its checksum is {describe(self._recorded)}, "
+                f"its content has {self._computed.hexdigest()}",
+                hint="make it again with kvc-trt context save",
+            )

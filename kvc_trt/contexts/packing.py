@@ -74,6 +74,10 @@ class RowPacking:
                 found[_name(kind, site)] = np.array(row[tensor.name][:, :used], order="C")
         return found
 
+    def nbytes(self, cache_lengths: Sequence[int], logical_length: int) -> int:
+        """Return the bytes of a context with these lengths: its tensors and the logits."""
+        return _bytes_of(self.layout(cache_lengths, logical_length), self.limits.vocab_size)
+
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
         """Yield every state tensor of a row, by name, in the shape of one row; one after the other is made."""
         for site, tensors in self._caches:
@@ -121,9 +125,7 @@ def context_bytes(
     logical_length: int,
 ) -> int:
     """Return the bytes of a context with these lengths: its tensors and the logits."""
-    layout = _layout(caches_of(model, parameters, state), cache_lengths, logical_length)
-    counted = [*layout.values(), ("float32", (model.vocab_size,))]
-    return sum(ITEM_SIZE[dtype] * math.prod(shape) for dtype, shape in counted)
+    return _bytes_of(_layout(caches_of(model, parameters, state), cache_lengths, logical_length), model.vocab_size)
 
 
 def caches_of(model: ModelConfig, parameters: PolicyParameters, state: Sequence[StateTensor]) -> list[Cache]:
@@ -144,6 +146,11 @@ def _layout(
             heads, slots, *rest = tensor.shape
             found[_name(kind, site)] = (tensor.dtype, (heads, slots if used is None else used, *rest))
     return found
+
+
+def _bytes_of(layout: Mapping[str, tuple[str, tuple[int, ...]]], vocab_size: int) -> int:
+    counted = [*layout.values(), ("float32", (vocab_size,))]
+    return sum(ITEM_SIZE[dtype] * math.prod(shape) for dtype, shape in counted)
 
 
 def _used(

@@ -52,6 +52,12 @@ class Program:
         return tuple(site.parameters.evicts_while_decoding for site in cache_sites(self.model, self.parameters))
 
     @property
+    def largest_budget(self) -> int:
+        """The most prompt tokens that a cache that evicts keeps; 0 if none evicts."""
+        rules = [site.parameters for site in cache_sites(self.model, self.parameters)]
+        return max((rule.prompt_budget for rule in rules if rule.prompt_budget < rule.max_input_len), default=0)
+
+    @property
     def limits(self) -> Limits:
         """The limits that rows must respect, whatever executor runs the program."""
         from kvc_trt.operators import PROMPT_BLOCK
@@ -65,6 +71,7 @@ class Program:
             capacities=self.capacities,
             prompt_block=PROMPT_BLOCK,
             evicting=self.evicting,
+            keeps_whole=parameters.keeps_whole,
             keeping=tuple(not site.parameters.evicts_on_turns for site in cache_sites(self.model, parameters)),
             no_turns=self._no_turns,
         )

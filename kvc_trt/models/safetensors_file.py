@@ -26,6 +26,7 @@ from kvc_trt.models.tensor_file import TensorFile
 PADDING_PREFIX = "__padding__."
 """Byte tensors that our writer inserts so that the next tensor is aligned; hidden from `names`."""
 ALIGNMENT = 64
+PIECE_BYTES = 4 << 20
 """Every tensor starts at a multiple of this many bytes (a cache line), for executors that map the file."""
 DTYPES: Mapping[str, str] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "U16": "uint16",
@@ -79,6 +80,13 @@ class SafetensorsFile:
             raise ValueError(f"{name}: rows {start}..{stop} of shape {list(entry.shape)}")
         row = entry.nbytes // entry.shape[0] if entry.shape[0] else 0
         return self._read(name, start * row, (stop - start) * row).reshape(stop - start, *entry.shape[1:])
+
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor, a few MiB at a time: no memory is taken for a size that a file only claims."""
+        entry = self.entries[name]
+        for skip in range(0, entry.nbytes, PIECE_BYTES):
+            count = min(PIECE_BYTES, entry.nbytes - skip)
+            yield self._file.read(entry.offset + skip, count, f"tensor {name!r}").data
 
     def header_bytes(self) -> bytes:
         """The file's bytes in front of the tensors' data: length and header."""

@@ -71,7 +71,10 @@ def extend_attention(queries: Tensor, keys: Tensor, values: Tensor, lengths: Ten
     checks.tensor("values", values, f"{list(keys.shape)} like keys", *keys.shape, dtype=keys.dtype)
     checks.group_size(heads, keys.shape[1], "queries", queries.shape)
     new = checks.lengths("new_lengths", new_lengths, batch, 1, block)
-    stored = checks.lengths("lengths", lengths, batch, 0, keys.shape[2] - max(new))
+    stored = checks.lengths("lengths", lengths, batch, 0, keys.shape[2])
+    for b, (m, n) in enumerate(zip(stored, new, strict=True)):
+        if m + n > keys.shape[2]:
+            raise ValueError(f"row {b} has {m} stored and {n} new entries; expected at most {keys.shape[2]} in all")
     output = torch.zeros_like(queries)
     for b, (m, n) in enumerate(zip(stored, new, strict=True)):
         output[b, :, :n] = causal_attention(queries[b, :, :n], keys[b, :, : m + n], values[b, :, : m + n])

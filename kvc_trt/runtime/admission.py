@@ -75,3 +75,7 @@ class Queue:
     def remove(self, ticket: Ticket) -> None:
         """Take a request out."""
         self._tickets.remove(ticket)
+
+    def clear(self) -> None:
+        """Take all requests out."""
+        self._tickets.clear()

@@ -7,7 +7,7 @@ token, the same position. What belongs to a request (random numbers, stop rules,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -104,6 +104,9 @@ class Packing(Protocol):
 
     def pack(self, row: Mapping[str, Array], cache_lengths: Iterable[int], logical_length: int) -> dict[str, Array]:
         """Return copies of what a row holds, without empty slots and without what can be rebuilt."""
+
+    def nbytes(self, cache_lengths: Sequence[int], logical_length: int) -> int:
+        """Return the bytes of a context with these lengths: what `pack` returns, and the logits."""
 
     def unpack(self, context: Context) -> Iterator[tuple[str, Array]]:
         """Yield every state tensor of a row, by name, in the shape of one row."""

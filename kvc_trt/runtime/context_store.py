@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import Array, Context, Packing
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.prefixes import PrefixTable
-from kvc_trt.runtime.request import Request
+from kvc_trt.runtime.request import Checked
 from kvc_trt.runtime.row import Row, Start
 from kvc_trt.runtime.turn import check_turn, room_after_turn
 
@@ -48,31 +49,41 @@ class ContextStore:
         self.check(context, "the context")
         self.prefixes.add(context)
 
-    def share_prompt(self, row: Row, state: Mapping[str, Array]) -> None:
-        """Store the prompt that a row has just read, unless it is larger than the table."""
-        context = self.of_row(row, state)
-        if self.prefixes.fits(context.nbytes):
-            self.prefixes.add(context)
+    def share_prompt(self, row: Row, state: Callable[[], Mapping[str, Array]]) -> None:
+        """Store the prompt that a row has just read, if prompts are stored and it fits the table.
 
-    def start_of(self, request: Request, prompt: list[int], continuation: list[int], max_new_tokens: int) -> Start:
+        `state` reads the row's tensors. Where memory for a copy is missing, nothing is stored: the row needs none.
+        """
+        if not self.stores_prompts:
+            return
+        lengths = tuple(row.cache_lengths.tolist())
+        if self.prefixes.fits(self.packing.nbytes(lengths, row.position)):
+            with contextlib.suppress(MemoryError):
+                self.prefixes.add(self.of_row(row, state()))
+
+    def start_of(self, own: Context | None, checked: Checked, what: str) -> Start:
         """Return what a request starts from: its own context, or the longest shared text that its prompt begins with.
 
         A shared one is left aside where the rest and the answer would not fit after it: no answer is cut short by it.
-        InputError for a prompt or continuation that does not fit after the request's own context.
+        InputError, naming `what`, for a prompt or continuation that does not fit after the request's own context.
         """
-        own = request.context
         if own is not None:
-            start = Start(own, prompt, at_once=self._turns and bool(prompt))
-            if start.at_once:
-                check_turn(len(prompt), own.logical_length, own.cache_lengths, self._limits, "prompt")
-            self._check_room(start, len(continuation))
-            return start
-        found = self.prefixes.longest(prompt)
+            return self.start_after(own, checked, what)
+        found = self.prefixes.longest(checked.prompt)
         if found is None:
             return Start()
-        rest = prompt[found.logical_length :]
+        rest = checked.prompt[found.logical_length :]
         start = Start(found, rest, at_once=self._turns and bool(rest))
-        return start if len(continuation) + max_new_tokens - 1 <= self._room_after(start) else Start()
+        needed = len(checked.continuation) + checked.max_new_tokens - 1
+        return start if needed <= self._room_after(start) else Start()
+
+    def start_after(self, context: Context, checked: Checked, what: str) -> Start:
+        """Return the start of a prompt that goes on after `context`; InputError, naming `what`, if it does not fit."""
+        start = Start(context, checked.prompt, at_once=self._turns and bool(checked.prompt))
+        if start.at_once:
+            check_turn(len(checked.prompt), context.logical_length, context.cache_lengths, self._limits, what)
+        self._check_room(start, len(checked.continuation), what)
+        return start
 
     def of_row(self, row: Row, state: Mapping[str, Array]) -> Context:
         """Return a copy of everything that a row has fed, given its state tensors by name.
@@ -101,7 +112,7 @@ class ContextStore:
             return room_after_turn(count, position, lengths, self._limits)
         return self._limits.room(position, lengths) - count
 
-    def _check_room(self, start: Start, continuation: int) -> None:
+    def _check_room(self, start: Start, continuation: int, what: str) -> None:
         assert start.context is not None
         room = self._room_after(start)
         if continuation > room:
@@ -109,6 +120,7 @@ class ContextStore:
             positions_end = before + unread + continuation > self._limits.max_sequence_len
             larger = "--max-conversation-len" if positions_end else "--max-output-len"
             raise InputError(
-                f"{unread + continuation} tokens do not fit after {before} tokens, found room for {room + unread}",
+                f"{what}: {unread + continuation} tokens do not fit after {before} tokens, "
+                f"found room for {room + unread}",
                 hint=f"build the engine with a larger {larger}",
             )

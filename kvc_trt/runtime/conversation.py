@@ -104,9 +104,9 @@ class Conversation:
 
     def close(self) -> None:
         """Give the row back. Another question would read the conversation from its beginning."""
-        if self._row is not None:
+        if self._row is not None and self._session.holds(self._row):  # a run that failed has taken it out
             self._session.remove(self._row)
-            self._row = None
+        self._row = None
 
     def _begin(self, tokens: list[int]) -> int:
         request = replace(self._rules, prompt_token_ids=tokens)

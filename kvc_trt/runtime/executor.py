@@ -48,6 +48,8 @@ class Limits:
     its row of `cache_lengths` counts them all. None means that no cache does."""
     keeping: tuple[bool, ...] | None = None
     """Per cache, whether a turn's tokens are appended and need free slots; the others compact after every turn."""
+    keeps_whole: bool = False
+    """Whether every token is kept beside the caches that `capacities` are of, for turns to choose from."""
     no_turns: NoTurns | None = None
     """Why rows take no turns; None if they do."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +15,34 @@ from kvc_trt.errors import InputError
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.context_store import ContextStore
-from kvc_trt.runtime.executor import Executor, Prefilled, prefill_in_slices
+from kvc_trt.runtime.executor import Executor, Limits, Prefilled, prefill_in_slices
 from kvc_trt.runtime.places import Places
-from kvc_trt.runtime.request import Request, check_request
+from kvc_trt.runtime.request import Checked, Request, check_request
 from kvc_trt.runtime.row import Answer, Row, Start
 from kvc_trt.runtime.timings import Timings
 from kvc_trt.runtime.turn import read_rest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+@dataclass(eq=False)
+class _Newcomer:
+    """A checked request on its way into the session."""
+
+    request: Request
+    checked: Checked
+    start: Start
+    answer: tuple[Answer, NDArray[np.int64]] | None = None
+    """What the row begins with: logits [vocab], and cache lengths [caches]; None until its prompt has been read."""
+
+    def __post_init__(self) -> None:
+        if self.start.context is not None:
+            self.answer = self.start.answer()
+
+    def read(self, prefilled: Prefilled, source: int) -> None:
+        """Take the answer to the prompt from row `source` of a prefill."""
+        self.answer = prefilled.logits[source], prefilled.cache_lengths[:, source].copy()
 
 
 class Joining:
@@ -50,8 +70,8 @@ class Joining:
         self.in_slices = 0
         """Rows that are taken by prefills that run in slices and have not ended."""
 
-    def check(self, request: Request, what: str) -> tuple[list[int], list[int], int]:
-        """Return (prompt ids, continuation ids, max_new_tokens); InputError, naming `what`, for an invalid request."""
+    def check(self, request: Request, what: str) -> Checked:
+        """Return what a request asks for; InputError, naming `what`, for one that is invalid or can never fit."""
         limits = self._executor.limits
         if request.stop_strings and self._tokenizer is None:
             raise InputError(f"{what}: stop strings need a tokenizer, and this engine has none")
@@ -59,57 +79,73 @@ class Joining:
             raise InputError(f"{what}: {limits.no_turns.reason}", hint=limits.no_turns.hint)
         if request.context is not None:
             self._contexts.check(request.context, f"{what}: its context")
-        return check_request(request, limits, what)
+        checked = check_request(request, limits, what)
+        if request.context is not None:
+            self._contexts.start_after(request.context, checked, what)
+        else:
+            _check_continuation(checked, limits, what)
+        return checked
 
     def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Let rows join with one batched prefill (`Session.add`); there must be places for all of them."""
-        prompts = [
-            self.check(request, f"prompt {i}" if len(requests) > 1 else "prompt") for i, request in enumerate(requests)
+        newcomers = [
+            self._newcomer(request, f"prompt {i}" if len(requests) > 1 else "prompt")
+            for i, request in enumerate(requests)
         ]
-        starts = [self._contexts.start_of(request, *prompts[i]) for i, request in enumerate(requests)]
-        fresh = [i for i, start in enumerate(starts) if start.context is None]
-        answers = {i: start.answer() for i, start in enumerate(starts) if start.context is not None}
-        if fresh:
-            prefilled = self._prefill([prompts[i][0] for i in fresh])
-            for place, i in enumerate(fresh):
-                answers[i] = prefilled.logits[place], prefilled.cache_lengths[:, place].copy()
-        joining = [self._row(one, *prompts[i], starts[i], *answers[i]) for i, one in enumerate(requests)]
-        for place, i in enumerate(fresh):
-            self._executor.insert(prefilled, place, self._places.make_room())
-            self._places.active.append(joining[i])
-        # Contexts are written last: prefilled rows may wait in rows that are still free.
-        for row, start in zip(joining, starts, strict=True):
-            if start.context is not None:
-                self._executor.write_row(self._places.make_room(), self._contexts.packing.unpack(start.context))
-                self._places.active.append(row)
-                if start.at_once:
-                    self._read_rest(row, start.unread)
-        if self._contexts.stores_prompts:
-            for i in fresh:
-                self._contexts.share_prompt(joining[i], self._state_of(joining[i]))
-        return tuple(row.identity for row in joining)
+        fresh = [one for one in newcomers if one.start.context is None]
+        prefilled = self._prefill([one.checked.prompt for one in fresh]) if fresh else None
+        if prefilled is not None:
+            for source, one in enumerate(fresh):
+                one.read(prefilled, source)
+        rows = {one: self._row(one) for one in newcomers}
+        with self._all_or_none(rows.values()):
+            if prefilled is not None:
+                for source, one in enumerate(fresh):
+                    self._executor.insert(prefilled, source, self._places.join(rows[one]))
+            # Contexts are written last: prefilled rows may wait in rows that are still free.
+            for one, row in rows.items():
+                if one.start.context is not None:
+                    self._executor.write_row(self._places.join(row), self._contexts.packing.unpack(one.start.context))
+                    if one.start.at_once:
+                        self._read_rest(row, one.start.unread)
+        for one in fresh:
+            self._share_prompt(rows[one])
+        return tuple(row.identity for row in rows.values())
 
     def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
         """Let one row join slice by slice (`Session.add_in_slices`); there must be a place for it."""
-        checked = self.check(request, "prompt")
-        start = self._contexts.start_of(request, *checked)
-        if start.context is not None:
+        newcomer = self._newcomer(request, "prompt")
+        if newcomer.start.context is not None:
             return self.add([request])[0]
-        batch = batch_of(checked[:1], self._executor.limits.prompt_block)
+        prompt = newcomer.checked.prompt
+        batch = batch_of([prompt], self._executor.limits.prompt_block)
         self.in_slices += 1
         try:
             slices = prefill_in_slices(self._executor, batch.input_ids, batch.prompt_lengths, limit)
             with contextlib.closing(slices):
                 prefilled = yield from self._timings.of_slices(slices)
-            row = self._row(request, *checked, start, prefilled.logits[0], prefilled.cache_lengths[:, 0])
-            self._executor.insert(prefilled, 0, self._places.make_room())
-            self._places.active.append(row)
+            newcomer.read(prefilled, 0)
+            row = self._row(newcomer)
+            with self._all_or_none([row]):
+                self._executor.insert(prefilled, 0, self._places.join(row))
         finally:
             self.in_slices -= 1
-        self._timings.prompt_tokens += len(checked[0])
-        if self._contexts.stores_prompts:
-            self._contexts.share_prompt(row, self._state_of(row))
+        self._timings.prompt_tokens += len(prompt)
+        self._share_prompt(row)
         return row.identity
+
+    def _newcomer(self, request: Request, what: str) -> _Newcomer:
+        checked = self.check(request, what)
+        return _Newcomer(request, checked, self._contexts.start_of(request.context, checked, what))
+
+    @contextlib.contextmanager
+    def _all_or_none(self, rows: Iterable[Row]) -> Iterator[None]:
+        """Let rows that have joined leave again if the rest of it fails, so that no unknown row is left behind."""
+        try:
+            yield
+        except BaseException:
+            self._places.leave_all(row for row in rows if row in self._places.active)
+            raise
 
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
         batch = batch_of(prompts, self._executor.limits.prompt_block)
@@ -121,21 +157,15 @@ class Joining:
         self._timings.prompt_tokens += tokens
         return prefilled
 
-    def _row(
-        self,
-        request: Request,
-        prompt: list[int],
-        continuation: list[int],
-        max_new_tokens: int,
-        start: Start,
-        answer: Answer,
-        cache_lengths: NDArray[np.int64],
-    ) -> Row:
+    def _row(self, newcomer: _Newcomer) -> Row:
+        checked, start = newcomer.checked, newcomer.start
+        assert newcomer.answer is not None, "its prompt has been read"
+        answer, cache_lengths = newcomer.answer
         row = Row(
             self._next_identity,
-            request,
-            prompt,
-            max_new_tokens,
+            newcomer.request,
+            checked.prompt,
+            checked.max_new_tokens,
             start=start,
             answer=answer,
             cache_lengths=cache_lengths,
@@ -144,8 +174,8 @@ class Joining:
             tokenizer=self._tokenizer,
         )
         if start.context is None:
-            row.check_room(len(continuation), "continuation")
-        row.forced.extend(continuation)
+            row.check_room(len(checked.continuation), "continuation")
+        row.forced.extend(checked.continuation)
         self._next_identity += 1
         return row
 
@@ -155,5 +185,18 @@ class Joining:
         self._timings.turn_seconds += time.perf_counter() - start
         self._timings.turn_tokens += len(tokens)
 
-    def _state_of(self, row: Row) -> Mapping[str, NDArray[Any]]:
-        return self._executor.read_row(self._places.place(row))
+    def _share_prompt(self, row: Row) -> None:
+        """Store the prompt that a row has just read, for others that begin with it."""
+        self._contexts.share_prompt(row, lambda: self._executor.read_row(self._places.place(row)))
+
+
+def _check_continuation(checked: Checked, limits: Limits, what: str) -> None:
+    """Raise InputError for a continuation that cannot fit after its prompt, however little of that is kept."""
+    keeping = limits.keeping or (False,) * len(limits.capacities)
+    at_least = [len(checked.prompt) if keeps else 0 for keeps in keeping]
+    if len(checked.continuation) > limits.room(len(checked.prompt), at_least):
+        raise InputError(
+            f"{what}: continuation: {len(checked.continuation)} tokens do not fit after {len(checked.prompt)} tokens, "
+            f"found room for {limits.room(len(checked.prompt), at_least)}",
+            hint="build the engine with a larger --max-output-len",
+        )

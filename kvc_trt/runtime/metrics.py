@@ -62,10 +62,10 @@ class Metrics:
     ended: Counter[str] = field(default_factory=Counter)
     """Requests by how they ended: the finish reasons of answers, and cancelled, deadline, failed."""
     prompt_tokens: int = 0
-    """Tokens of the prompts that have joined."""
+    """Tokens of the prompts that have joined, without those that a shared prefix spared."""
     generated_tokens: int = 0
     kept_tokens: int = 0
-    """Prompt tokens that were kept, over all caches of all rows that have joined."""
+    """Prompt tokens that were kept, over all caches of all rows that have joined without a stored context."""
     evicted_tokens: int = 0
     slices: int = 0
     steps: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from kvc_trt.runtime.executor import Executor
@@ -21,12 +23,20 @@ class Places:
     def __len__(self) -> int:
         return len(self.active) + len(self.waiting)
 
+    def holds(self, identity: int) -> bool:
+        """Whether the row of that number is here."""
+        return any(row.identity == identity for row in (*self.active, *self.waiting))
+
     def find(self, identity: int) -> Row:
         """Return the row of that number; ValueError if it has left."""
         for row in (*self.active, *self.waiting):
             if row.identity == identity:
                 return row
-        raise ValueError(f"row {identity} is not active; active rows: {tuple(row.identity for row in self.active)}")
+        rows = tuple(row.identity for row in (*self.active, *self.waiting))
+        raise ValueError(
+            f"row {identity} is not in the session; rows: {rows}. "
+            "A row leaves when its answer ends, unless its request says stay=True"
+        )
 
     def place(self, row: Row) -> int:
         """Return the row of the buffers that holds it."""
@@ -34,12 +44,13 @@ class Places:
             return self.active.index(row)
         return len(self.active) + self.waiting.index(row)
 
-    def make_room(self) -> int:
-        """Return a free row of the buffers behind the active ones, for a row that joins them."""
+    def join(self, row: Row) -> int:
+        """Put a row behind the active ones; return its row of the buffers, which is free and has to be written."""
         place = len(self.active)
         if self.waiting:
             self._executor.move(place, len(self))
             self.waiting.append(self.waiting.pop(0))
+        self.active.append(row)
         return place
 
     def leave(self, leaving: Row) -> None:
@@ -52,8 +63,14 @@ class Places:
             self._executor.move(len(self), len(self.active))
             self.waiting.insert(0, self.waiting.pop())
 
+    def leave_all(self, leaving: Iterable[Row]) -> None:
+        """Let several rows leave."""
+        for row in tuple(leaving):
+            self.leave(row)
+
     def wait(self, row: Row) -> None:
         """Let an active row wait for a turn."""
+        row.own_answer()
         self._swap(self.place(row), len(self.active) - 1)
         self.active[self.active.index(row)] = self.active[-1]
         self.active.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import Context
@@ -91,6 +91,14 @@ class Event:
     """The row's output once it is done, and has left the session unless it stays for a turn; None until then."""
 
 
+class Checked(NamedTuple):
+    """What a request asks for, once it was checked."""
+
+    prompt: list[int]
+    continuation: list[int]
+    max_new_tokens: int
+
+
 def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[int]:
     """Return the ids as plain integers; InputError names the first that is not a token id of the model."""
     checked: list[int] = []
@@ -104,8 +112,8 @@ def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[in
     return checked
 
 
-def check_request(request: Request, limits: Limits, what: str = "prompt") -> tuple[list[int], list[int], int]:
-    """Check a request against the engine's limits; return (prompt ids, continuation ids, max_new_tokens)."""
+def check_request(request: Request, limits: Limits, what: str = "prompt") -> Checked:
+    """Check a request against the engine's limits; InputError, naming `what`, for an invalid one."""
     prompt = check_token_ids(request.prompt_token_ids, limits, what)
     if not prompt and request.context is None:
         raise InputError(f"{what} is empty, expected 1 to {limits.max_input_len} tokens")
@@ -119,4 +127,5 @@ def check_request(request: Request, limits: Limits, what: str = "prompt") -> tup
         raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
     if any(not stop for stop in request.stop_strings):
         raise InputError(f"{what}: a stop string is empty")
-    return prompt, check_token_ids(request.continuation_token_ids, limits, f"{what}: continuation"), max_new_tokens
+    continuation = check_token_ids(request.continuation_token_ids, limits, f"{what}: continuation")
+    return Checked(prompt, continuation, max_new_tokens)

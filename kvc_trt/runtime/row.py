@@ -74,7 +74,8 @@ class Row:
         self._digest = NO_TOKENS if context is None else context.token_digest
         self._undigested = prompt[:] if context is None else []
         self._prompt = tuple(prompt)
-        self._reused = 0 if context is None else context.logical_length
+        self.reused = 0 if context is None else context.logical_length
+        """Tokens of the stored context that it started from."""
         self._keep_logits = request.keep_logits
         self.stays = request.stay
         """Whether it waits for a turn when its answer ends."""
@@ -148,6 +149,11 @@ class Row:
         self.cache_lengths = self.cache_lengths + 1
         self.answer = answer
 
+    def own_answer(self) -> None:
+        """Copy the answer: an executor's own is overwritten by the next step, which leaves out a row that waits."""
+        if not isinstance(self.answer, int):
+            self.answer = self.answer.copy()
+
     def token_digest(self) -> str:
         """Return the digest of every token that was fed, a context's tokens included."""
         self._digest = extended_digest(self._digest, self._undigested)
@@ -211,5 +217,5 @@ class Row:
             finish_reason=reason,
             logical_length=self.position,
             physical_lengths=self.physical_lengths,
-            reused_tokens=self._reused,
+            reused_tokens=self.reused,
         )

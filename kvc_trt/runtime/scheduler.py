@@ -10,7 +10,6 @@ all running rows. So a running row waits at most one slice and one step for its 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -41,8 +40,8 @@ class Scheduler:
     """Answers requests of many threads and asyncio loops with one session, which nothing else may use meanwhile.
 
     `prefill_slice_ms` is the longest time a slice of a prefill may take, where the executor can cut so finely;
-    `queue_limit` the number of requests that may wait; `memory` None counts rows alone. `clock` gives the time, in
-    seconds, in which deadlines are given.
+    `queue_limit` the number of requests that may wait, `max_rows` of those that run (None: all rows of the session);
+    `memory` None counts rows alone. `clock` gives the time, in seconds, in which deadlines are given.
 
     A request of higher priority joins before others that wait, but ends nothing that has begun. A request's failure is
     its own: the tokens of the others are those of a run without it.
@@ -54,14 +53,19 @@ class Scheduler:
         *,
         prefill_slice_ms: float = PREFILL_SLICE_MS,
         queue_limit: int = QUEUE_LIMIT,
+        max_rows: int | None = None,
         memory: MemoryPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not prefill_slice_ms > 0:
             raise ValueError(f"prefill_slice_ms must be over 0, found {prefill_slice_ms}")
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, found {max_rows}")
+        session.check_idle("a scheduler needs an idle session")
         self.session = session
         self.clock = clock
         self._slice_seconds = prefill_slice_ms / 1000
+        self._max_rows = session.max_batch_size if max_rows is None else max_rows
         self._memory = memory
         self._metrics = Metrics()
         self._queue = Queue(queue_limit)
@@ -79,6 +83,7 @@ class Scheduler:
         """Load what slices need, and begin to answer in a thread of its own."""
         if self._thread is not None:
             raise ValueError("the scheduler has been started before")
+        self.session.check_idle("a scheduler needs an idle session")
         if isinstance(self.session.executor, SlicingExecutor):
             self.session.executor.prepare_slices()
         self._thread = threading.Thread(target=self._serve, name="kvc-trt scheduler", daemon=True)
@@ -179,8 +184,13 @@ class Scheduler:
             with self._changed:
                 self._closed = True
                 lost = [*self._queue, *self._running.values()]
-            for ticket in lost if self._joining is None else [*lost, self._joining.ticket]:
-                ticket.fail(error)
+                if self._joining is not None:
+                    lost.append(self._joining.ticket)
+                self._queue.clear()
+                self._running.clear()
+                self._joining = None
+            for ticket in lost:
+                self._end(ticket, error, "failed")
             raise
 
     def _has_work(self) -> bool:
@@ -238,7 +248,7 @@ class Scheduler:
     def _next(self) -> _Joining | None:
         """Take the request whose turn it is out of the queue, if there is room for it."""
         with self._changed:
-            if not self._queue or not self.session.free:
+            if not self._queue or not self.session.free or len(self._running) >= self._max_rows:
                 return None
             ticket = self._queue.first()
             if self._memory is not None and not self._memory.fits(ticket.prompt_tokens, len(self._running)):
@@ -249,11 +259,14 @@ class Scheduler:
 
     def _join(self, ticket: Ticket, row: int) -> None:
         self._running[row] = ticket
-        self._metrics.prompt_tokens += ticket.prompt_tokens
-        if ticket.request.context is None:  # what a stored context keeps was counted when it was made
+        reused = self.session.reused(row)
+        own = ticket.request.context is not None
+        self._metrics.prompt_tokens += ticket.prompt_tokens if own else ticket.prompt_tokens - reused
+        if reused == 0:  # what a stored context keeps was counted when it was made
             fed, stored = self.session.stored(row)
-            self._metrics.kept_tokens += sum(stored)
-            self._metrics.evicted_tokens += len(stored) * fed - sum(stored)
+            kept = len(stored) * fed if self.session.executor.limits.keeps_whole else sum(stored)
+            self._metrics.kept_tokens += kept
+            self._metrics.evicted_tokens += len(stored) * fed - kept
 
     def _run_step(self) -> bool:
         if not self._running:
@@ -261,22 +274,23 @@ class Scheduler:
         for row, error in self.session.failed.items():
             ticket = self._leave(row)
             self._end(ticket, error, "failed")
-        try:
-            for event in self.session.sample():
-                self._deliver(event)
-            if self._running:
+        for event in self.session.sample():
+            self._deliver(event)
+        if self._running:
+            try:
                 self.session.advance()
                 self._metrics.steps += 1
-        except Exception as error:  # it cannot be told whose it is
-            for row in tuple(self._running):
-                self._end(self._leave(row), error, "failed")
+            except Exception as error:  # a run is of all rows: it cannot be told whose it is
+                for row in tuple(self._running):
+                    self._end(self._leave(row), error, "failed")
         return True
 
     def _deliver(self, event: Event) -> None:
         ticket, now = self._running[event.row], self.clock()
         if event.output is not None:
             del self._running[event.row]
-            self._metrics.ended[event.output.finish_reason] += 1
+            with self._changed:
+                self._metrics.ended[event.output.finish_reason] += 1
         self._metrics.generated_tokens += 1
         if ticket.last_token is None:
             self._metrics.seconds_to_first_token.observe(now - ticket.arrived)
@@ -287,10 +301,11 @@ class Scheduler:
 
     def _leave(self, row: int) -> Ticket:
         """Take a row out of the session."""
-        with contextlib.suppress(ValueError):  # a step that failed half-way may have taken it out
+        if self.session.holds(row):  # a run that failed has taken it out
             self.session.remove(row)
         return self._running.pop(row)
 
     def _end(self, ticket: Ticket, error: Exception, how: str) -> None:
-        self._metrics.ended[how] += 1
+        with self._changed:  # callers' threads end what waits
+            self._metrics.ended[how] += 1
         ticket.fail(error)

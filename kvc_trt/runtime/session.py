@@ -32,7 +32,8 @@ class Session:
 
     There is one buffer per state tensor, and the active rows are its first rows: a joining row is copied in after the
     others, and the last row moves into the place of a leaving one. Rows that wait for a turn follow behind them. `add`
-    returns a row's number, which never changes. Rows do not influence each other. Not thread-safe.
+    returns a row's number, which never changes. Rows do not influence each other. A run that fails or is interrupted
+    may have changed a part of the caches: the rows that it was for leave the session. Not thread-safe.
     """
 
     def __init__(
@@ -95,9 +96,13 @@ class Session:
         found = self._find(row)
         return found.position, found.physical_lengths
 
+    def reused(self, row: int) -> int:
+        """Return how many tokens of a stored context a row started from."""
+        return self._find(row).reused
+
     def grow(self, max_batch_size: int) -> None:
         """Make room for more rows in an idle session."""
-        self._check_idle("a session grows while it is idle")
+        self.check_idle("a session grows while it is idle")
         self.executor.allocate(max_batch_size)
         self.max_batch_size = max_batch_size
 
@@ -116,7 +121,7 @@ class Session:
 
     def check(self, request: Request) -> int:
         """Return the number of the prompt's tokens; InputError for an invalid request. Any thread may ask."""
-        return len(self._joining.check(request, "prompt")[0])
+        return len(self._joining.check(request, "prompt").prompt)
 
     def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
         """Let one row join with a prefill that runs slice by slice, one per `next`; return the row's number.
@@ -168,12 +173,22 @@ class Session:
         """
         found = self._find(row)
         start = time.perf_counter()
-        self.timings.turn_tokens += take_turn(
-            self.executor, found, self._places.place(found), token_ids, max_new_tokens, feed_last=feed_last
-        )
+        try:
+            self.timings.turn_tokens += take_turn(
+                self.executor, found, self._places.place(found), token_ids, max_new_tokens, feed_last=feed_last
+            )
+        except InputError:
+            raise
+        except BaseException:
+            self._places.leave(found)
+            raise
         if found not in self._rows:
             self._places.resume(found)
         self.timings.turn_seconds += time.perf_counter() - start
+
+    def holds(self, row: int) -> bool:
+        """Whether a row is in the session, active or waiting."""
+        return self._places.holds(row)
 
     def remove(self, row: int) -> None:
         """Remove a row before it is done, or while it waits for a turn."""
@@ -208,11 +223,15 @@ class Session:
         if not self._rows:
             return
         start = time.perf_counter()
-        answers = self._decode(
-            np.array([row.feed() for row in self._rows], np.int64),
-            np.array([row.position for row in self._rows], np.int64),
-            np.stack([row.cache_lengths for row in self._rows], axis=1),
-        )
+        try:
+            answers = self._decode(
+                np.array([row.feed() for row in self._rows], np.int64),
+                np.array([row.position for row in self._rows], np.int64),
+                np.stack([row.cache_lengths for row in self._rows], axis=1),
+            )
+        except BaseException:
+            self._places.leave_all(self._rows)
+            raise
         self.timings.decode_seconds += time.perf_counter() - start
         self.timings.decode_runs += 1
         self.timings.decode_tokens += len(self._rows)
@@ -250,7 +269,7 @@ class Session:
         return self._stream(requests)
 
     def _stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Event], None, None]:
-        self._check_idle("generate needs an idle session")
+        self.check_idle("generate needs an idle session")
         waiting = deque(enumerate(requests))
         index_of: dict[int, int] = {}
         try:
@@ -263,10 +282,10 @@ class Session:
                 if not (waiting and self.free):  # otherwise the next request joins first
                     self.advance()
         finally:
-            for row in [row for row in self._rows if row.identity in index_of]:
-                self._places.leave(row)
+            self._places.leave_all(row for row in self._rows if row.identity in index_of)
 
-    def _check_idle(self, needed: str) -> None:
+    def check_idle(self, needed: str) -> None:
+        """Raise ValueError, beginning with what is `needed`, unless there are no rows and none is joining."""
         if len(self._places) or self._joining.in_slices:
             waiting = tuple(row.identity for row in self._places.waiting)
             raise ValueError(f"{needed}, found rows {self.rows}, waiting {waiting}, joining {self._joining.in_slices}")

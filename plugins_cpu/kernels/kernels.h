@@ -32,7 +32,7 @@ struct Attended {
     float* total;    ///< [group], the sum of weights
 };
 
-/// Scratch floats that `attend` needs.
+/// Scratch floats that attention of one token needs.
 static constexpr int64_t attend_scratch(int64_t count, int64_t group, int64_t head_size) {
     constexpr int64_t widest = 16;
     const auto padded = [](int64_t size) { return (size + widest - 1) / widest * widest; };
@@ -83,7 +83,7 @@ struct PrefillCall {
     float* scratch;  ///< prefill_scratch(rows, group, head_size) floats
 };
 
-/// Scratch floats that `attend` needs.
+/// Scratch floats that attention over a prompt (`PrefillKernels`) needs.
 static constexpr int64_t prefill_scratch(int64_t rows, int64_t group, int64_t head_size) {
     const int64_t tiles = group * ((rows + kPrefillTile - 1) / kPrefillTile), width = head_size + 16;
     return kPrefillTile * (tiles * (2 * width + 1 + 16) + kPrefillTile);

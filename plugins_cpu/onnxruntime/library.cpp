@@ -150,7 +150,7 @@ KVC_EXPORT const char* kvc_cpu_operators() {
 /// Version of what Python asks of the library, the operators' schemas included.
 KVC_EXPORT int32_t kvc_cpu_interface() { return kvc::kInterface; }
 
-/// The instruction set in use: avx512vnni, avx512, avx2 or portable.
+/// The instruction set in use, by its name in kernels/choice.cpp.
 KVC_EXPORT const char* kvc_cpu_instructions() { return kvc::kernels().name; }
 
 /// Uses another instruction set in all sessions of the process; 0 if this processor or this library has it not.

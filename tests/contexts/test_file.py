@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import fields, replace
 
 import numpy as np
@@ -272,6 +273,22 @@ def test_an_old_file_is_replaced_only_when_asked_for_and_only_whole(stored, monk
     monkeypatch.undo()
     write_context(stored, other, replace=True)
     assert_same(read_context(stored, PACKING), other)
+
+
+def test_inspection_takes_no_memory_for_a_claimed_size(stored, tmp_path):
+    """A file with a hole in it costs its maker nothing."""
+    document, tensors = parts(stored)
+    claimed = tmp_path / "claimed"
+    large = np.zeros((1, 16 << 20, 1), np.float32)
+    sealed(claimed, document, [(name, large if name == "k.0" else tensor) for name, tensor in tensors])
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"k\.0"):
+            read_context(claimed, PACKING)
+        inspect_context(claimed)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_inspection_needs_no_executor(stored):

@@ -23,7 +23,7 @@ rows = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 12)), min_size=1, m
 @given(rows, st.integers(0, 10_000))
 def test_each_token_attends_as_a_step_would(lengths, seed):
     stored, new = (torch.tensor(column) for column in zip(*lengths, strict=True))
-    keys, values = (draw(seed + i, len(stored), G, 40, D) for i in range(2))
+    keys, values = (draw(seed + i, len(stored), G, int((stored + new).max()), D) for i in range(2))
     queries = draw(seed + 2, len(stored), 2 * G, int(new.max()), D)
     found = reference.extend_attention(queries, keys, values, stored, new)
     for b, (m, n) in enumerate(lengths):
@@ -32,6 +32,13 @@ def test_each_token_attends_as_a_step_would(lengths, seed):
             step = reference.dense_attention(queries[b, :, i][None], keys[b][None], values[b][None], count)
             torch.testing.assert_close(found[b, :, i], step[0])
         assert not found[b, :, n:].any()
+
+
+def test_a_row_that_has_more_entries_than_the_cache_is_named():
+    lengths, new = torch.tensor([11, 3]), torch.tensor([1, 10])
+    keys = draw(0, 2, G, 12, D)
+    with pytest.raises(ValueError, match="row 1 has 3 stored and 10 new entries; expected at most 12 in all"):
+        reference.extend_attention(draw(1, 2, 2 * G, 10, D), keys, keys, lengths, new)
 
 
 @settings(max_examples=25, deadline=None)

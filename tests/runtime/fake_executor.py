@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 
 from kvc_trt.runtime.context import Fingerprint
-from kvc_trt.runtime.executor import NOT_FINITE, Limits, Prefilled
+from kvc_trt.runtime.executor import NOT_FINITE, Extended, Limits, Prefilled
 
 EMPTY = -1
 
@@ -32,6 +33,7 @@ class FakeExecutor:
         """There is nothing to load."""
 
     def allocate(self, max_batch_size):
+        self.answers = np.empty((max_batch_size, self.limits.vocab_size), np.float32)
         self.buffers = [np.full((max_batch_size, c), EMPTY, np.int64) for c in self.limits.capacities]
 
     def state_bytes(self):
@@ -79,7 +81,8 @@ class FakeExecutor:
                 assert length == 0 or buffer[row, length - 1] != EMPTY, "no hole before the new token"
                 buffer[row, length] = token
             logits.append(self._logits([buffer[row] for buffer in self.buffers], int(position) + 1))
-        return np.stack(logits)
+        self.answers[: len(logits)] = np.stack(logits)
+        return self.answers[: len(logits)]  # valid until the next call, as the protocol says
 
     def _logits(self, stored, position):
         digest = zlib.crc32(b"".join(part.tobytes() for part in stored) + str(position).encode())
@@ -89,6 +92,30 @@ class FakeExecutor:
         if position in self.poisoned:
             logits[3] = np.nan
         return logits
+
+
+class FakeTurnExecutor(FakeExecutor):
+    """One that takes turns: the first cache keeps the last `budget` of stored and new tokens, the other one appends."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.limits = replace(self.limits, keeping=(False, True))
+        self.turns = []
+
+    def extend(self, first_row, input_ids, lengths, positions, cache_lengths):
+        assert len(lengths) == input_ids.shape[0] == 1
+        new = input_ids[0, : lengths[0]]
+        self.turns.append((first_row, new.tolist(), int(positions[0])))
+        after = []
+        for cache, buffer in enumerate(self.buffers):
+            row = buffer[first_row]
+            both = np.concatenate([row[: cache_lengths[cache, 0]], new])
+            kept = both[-self.budget :] if cache == 0 else both
+            row[:] = EMPTY
+            row[: len(kept)] = kept
+            after.append(len(kept))
+        logits = self._logits([buffer[first_row] for buffer in self.buffers], int(positions[0] + lengths[0]))
+        return Extended(logits[None], np.array(after)[:, None])
 
 
 class FakePacking:
@@ -107,6 +134,9 @@ class FakePacking:
 
     def pack(self, row, cache_lengths, logical_length):
         return {name: row[name][:length].copy() for name, length in zip(row, cache_lengths, strict=True)}
+
+    def nbytes(self, cache_lengths, logical_length):
+        return 8 * sum(cache_lengths) + 4 * self._executor.limits.vocab_size
 
     def unpack(self, context):
         for (name, stored), slots in zip(context.tensors.items(), self._executor.limits.capacities, strict=True):

@@ -230,8 +230,25 @@ def test_a_session_without_bytes_shares_nothing():
 
 def test_a_prompt_larger_than_the_table_is_answered_and_not_shared():
     session = session_of(prefix_bytes=1, budget=40)
+    session.executor.read_row = None  # not even copied
     assert [session.generate([Request(PROMPT, 2)])[0].reused_tokens for _ in range(2)] == [0, 0]
     assert len(session.contexts.prefixes) == 0
+
+
+def test_a_prompt_that_memory_is_missing_for_is_answered_and_not_shared():
+    def too_large(row):
+        raise MemoryError
+
+    session = session_of(prefix_bytes=PLENTY, budget=40)
+    session.executor.read_row = too_large
+    assert [session.generate([Request(PROMPT, 2)])[0].reused_tokens for _ in range(2)] == [0, 0]
+
+
+def test_nothing_runs_where_one_of_many_does_not_fit_after_its_context(context):
+    session = session_of()
+    with pytest.raises(InputError, match="prompt 1: 11 tokens do not fit after 20 tokens"):
+        session.generate([Request([1], 2, context=context), Request([2] * 11, 2, context=context)])
+    assert session.executor.runs == 0
 
 
 def test_another_engines_context_is_not_shared(context):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, Unsuppor
 from kvc_trt.runtime import Request, Sampling, Session
 from kvc_trt.runtime.admission import MemoryPlan
 from kvc_trt.runtime.scheduler import Scheduler
-from tests.runtime.fake_executor import FakeExecutor, FakePacking
+from tests.runtime.fake_executor import EMPTY, FakeExecutor, FakePacking, FakeTurnExecutor
 from tests.runtime.slicing_executor import Clock, FakeSlicingExecutor
 
 BROKEN, NOT_A_NUMBER = FakeSlicingExecutor.BROKEN, FakeSlicingExecutor.NOT_A_NUMBER
@@ -24,6 +25,12 @@ def scheduler(rows=2, executor=None, **options):
     """One without a thread: the test takes each turn."""
     clock = Clock()
     return Scheduler(Session(executor or FakeSlicingExecutor(clock), None, rows), clock=clock, **options)
+
+
+def context_of(tokens):
+    maker = Session(FakeExecutor(), None, 1, packing=FakePacking(FakeExecutor()))
+    (row,) = maker.add([Request(tokens, keep_logits=True)])
+    return maker.take(row)
 
 
 def finish(one):
@@ -201,12 +208,70 @@ def test_a_slice_that_fails_ends_its_own_request():
 
 def test_a_continuation_that_does_not_fit_ends_its_own_request():
     one = scheduler()
-    bad = one.submit(Request([1] * 40, continuation_token_ids=[2] * 30))
+    bad = one.submit(Request([1] * 20, continuation_token_ids=[2] * 20))
     good = one.submit(Request([1, 2], max_new_tokens=4))
     finish(one)
     with pytest.raises(InputError, match="do not fit"):
         bad.result(0)
     assert len(good.result(0).token_ids) == 4
+
+
+def test_what_can_never_fit_is_refused_where_it_is_made():
+    one = scheduler()
+    with pytest.raises(InputError, match="continuation: 30 tokens do not fit after 40 tokens, found room for 10"):
+        one.submit(Request([1] * 40, continuation_token_ids=[2] * 30))
+    stored = context_of([3] * 30)
+    one = Scheduler(Session(FakeSlicingExecutor(), None, 1, packing=FakePacking(FakeExecutor())))
+    with pytest.raises(InputError, match="prompt: 21 tokens do not fit after 30 tokens"):
+        one.submit(Request([7] * 21, context=stored))
+    assert one.metrics()["submitted"] == 0
+
+
+class FailingRest(FakeTurnExecutor):
+    """Turns fail half-way through their caches."""
+
+    def extend(self, first_row, input_ids, lengths, positions, cache_lengths):
+        self.buffers[0][first_row] = EMPTY
+        raise UnsupportedEnvironment("this machine has too little memory for the run")
+
+
+def test_a_row_whose_rest_cannot_be_read_leaves_and_the_others_go_on():
+    executor = FailingRest(max_output_len=40)
+    one = Scheduler(Session(executor, None, 3, packing=FakePacking(executor)))
+    good = one.submit(Request([1, 2], max_new_tokens=6))
+    one.turn()
+    bad = one.submit(Request([7, 8], context=context_of([3] * 30)))
+    finish(one)
+    with pytest.raises(UnsupportedEnvironment):
+        bad.result(0)
+    expected = Session(FakeTurnExecutor(max_output_len=40), None, 1).generate([Request([1, 2], max_new_tokens=6)])[0]
+    assert good.result(0).token_ids == expected.token_ids
+    assert (one.session.rows, one.session.free) == ((), 3)
+    assert one.metrics()["ended"] == {"length": 1, "failed": 1}
+
+
+def test_a_session_that_is_in_use_is_refused():
+    executor = FakeTurnExecutor()
+    session = Session(executor, None, 1)
+    (row,) = session.add([Request([1], max_new_tokens=1, stay=True)])
+    session.step()  # it waits for a turn now
+    with pytest.raises(ValueError, match=r"a scheduler needs an idle session, found rows .* waiting .0"):
+        Scheduler(session)
+    session.remove(row)
+    one = Scheduler(session)
+    session.add([Request([1])])
+    with pytest.raises(ValueError, match="a scheduler needs an idle session"):
+        one.start()
+
+
+def test_no_more_rows_run_than_were_asked_for():
+    one = scheduler(rows=3, max_rows=1)
+    tickets = [one.submit(Request([i], max_new_tokens=3)) for i in (1, 2, 3)]
+    while one.turn():
+        assert one.metrics()["running"] <= 1
+    assert all(ticket.done for ticket in tickets)
+    with pytest.raises(ValueError, match="max_rows must be at least 1, found 0"):
+        scheduler(max_rows=0)
 
 
 def test_a_step_that_fails_ends_the_rows_in_it_and_no_others():
@@ -305,9 +370,7 @@ def test_whatever_others_do_an_answer_is_that_of_its_request_alone(actions, rows
 
 
 def test_a_stored_context_joins_in_one_slice():
-    maker = Session(FakeExecutor(), None, 1, packing=FakePacking(FakeExecutor()))
-    (row,) = maker.add([Request([3] * 30, keep_logits=True)])
-    request = Request([7, 8], context=maker.take(row), max_new_tokens=4)
+    request = Request([7, 8], context=context_of([3] * 30), max_new_tokens=4)
     expected = Session(FakeExecutor(), None, 1, packing=FakePacking(FakeExecutor())).generate([request])[0]
     one = Scheduler(Session(FakeSlicingExecutor(), None, 2, packing=FakePacking(FakeExecutor())))
     ticket = one.submit(request)
@@ -329,6 +392,25 @@ def test_metrics_count_what_happened():
     assert found["seconds_to_first_token"]["sum"] == 5  # of the fake clock: five slices
     assert (found["seconds_per_token"]["count"], found["seconds_per_token"]["sum"]) == (2, 2)
     assert found["stall_seconds"]["count"] == 0
+
+
+def test_metrics_count_a_shared_prefix_once():
+    executor = FakeSlicingExecutor(budget=40)
+    one = Scheduler(Session(executor, None, 1, packing=FakePacking(executor), prefix_bytes=1 << 20))
+    for prompt in ([1] * 20, [*[1] * 20, 2, 3]):
+        one.submit(Request(prompt, max_new_tokens=1))
+        finish(one)
+    found = one.metrics()
+    assert (found["prompt_tokens"], found["kept_tokens"], found["evicted_tokens"]) == (22, 40, 0)
+
+
+def test_metrics_of_a_policy_that_keeps_the_whole_cache_count_no_eviction():
+    executor = FakeSlicingExecutor()
+    executor.limits = replace(executor.limits, keeps_whole=True)
+    one = scheduler(executor=executor)
+    one.submit(Request([1] * 20, max_new_tokens=1))
+    finish(one)
+    assert (one.metrics()["kept_tokens"], one.metrics()["evicted_tokens"]) == (40, 0)
 
 
 def test_stalls_are_slices_that_rows_waited_for():

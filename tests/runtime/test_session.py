@@ -229,7 +229,7 @@ class TestExtend:
         [row] = session.add([Request([1])])
         with pytest.raises(InputError, match="row 0: token 1 is 50, expected an id from 0 to 49"):
             session.extend(row, [1, 50])
-        with pytest.raises(ValueError, match="row 3 is not active"):
+        with pytest.raises(ValueError, match="row 3 is not in the session"):
             session.extend(3, [1])
 
 

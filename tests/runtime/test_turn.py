@@ -8,34 +8,10 @@ import numpy as np
 import pytest
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.executor import Extended, NoTurns
+from kvc_trt.runtime.executor import NoTurns
 from kvc_trt.runtime.request import Request
 from kvc_trt.runtime.session import Session
-from tests.runtime.fake_executor import EMPTY, FakeExecutor
-
-
-class FakeTurnExecutor(FakeExecutor):
-    """One that takes turns: the first cache keeps the last `budget` of stored and new tokens, the other one appends."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.limits = replace(self.limits, keeping=(False, True))
-        self.turns = []
-
-    def extend(self, first_row, input_ids, lengths, positions, cache_lengths):
-        assert len(lengths) == input_ids.shape[0] == 1
-        new = input_ids[0, : lengths[0]]
-        self.turns.append((first_row, new.tolist(), int(positions[0])))
-        after = []
-        for cache, buffer in enumerate(self.buffers):
-            row = buffer[first_row]
-            both = np.concatenate([row[: cache_lengths[cache, 0]], new])
-            kept = both[-self.budget :] if cache == 0 else both
-            row[:] = EMPTY
-            row[: len(kept)] = kept
-            after.append(len(kept))
-        logits = self._logits([buffer[first_row] for buffer in self.buffers], int(positions[0] + lengths[0]))
-        return Extended(logits[None], np.array(after)[:, None])
+from tests.runtime.fake_executor import FakeExecutor, FakePacking, FakeTurnExecutor
 
 
 def opened(**options) -> tuple[Session, FakeTurnExecutor]:
@@ -227,3 +203,52 @@ def test_generate_ends_its_rows_so_it_refuses_one_that_stays():
     with pytest.raises(InputError, match=r"prompt 1: a row that stays for its next turn joins by Session\.add"):
         session.generate([Request([1]), Request([2], stay=True)])
     assert session.free == session.max_batch_size
+
+
+def test_a_context_of_a_waiting_row_has_its_own_logits():
+    executor = FakeTurnExecutor(max_output_len=40)
+    session = Session(executor, None, 2, packing=FakePacking(executor))
+    staying, _ = session.add([Request([5] * 6, max_new_tokens=2, stay=True), Request([1] * 8, max_new_tokens=9)])
+    session.step()
+    session.step()
+    before = session.take(staying)
+    for _ in range(3):
+        session.step()
+    after = session.take(staying)
+    np.testing.assert_array_equal(after.logits, before.logits)
+    assert (after.token_digest, after.cache_lengths) == (before.token_digest, before.cache_lengths)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_turn_that_fails_half_way_ends_its_row_and_no_other(error):
+    def broken(first_row, *rest):
+        executor.buffers[0][first_row] = 0
+        raise error
+
+    session, executor = opened()
+    first, second = session.add([Request([5, 6, 7], max_new_tokens=3), Request([1] * 20, max_new_tokens=3)])
+    session.step()
+    executor.extend = broken
+    with pytest.raises(error):
+        session.turn(second, [40])
+    assert session.rows == (first,)
+    with pytest.raises(ValueError, match="row 1 is not in the session"):
+        session.turn(second, [40])
+    tokens = [event.token_id for _ in range(2) for event in session.step()]
+    (alone,) = opened()[0].generate([Request([5, 6, 7], max_new_tokens=3)])
+    assert list(alone.token_ids[1:]) == tokens
+
+
+def test_a_step_that_fails_ends_the_rows_that_it_was_for():
+    def broken(*_):
+        raise MemoryError
+
+    session, executor = opened()
+    staying, _ = session.add([Request([5], max_new_tokens=1, stay=True), Request([1], max_new_tokens=9)])
+    session.sample()
+    executor.decode = broken
+    with pytest.raises(MemoryError):
+        session.advance()
+    assert (session.rows, session.free) == ((), 2)
+    session.turn(staying, [7], max_new_tokens=1)
+    assert len(session.sample()) == 1

@@ -273,6 +273,7 @@ class OnnxRuntimeExecutor:
     @cached_property
     def _sliced(self) -> SlicedPrefill:
         from kvc_trt.backends.onnxruntime.loaded_parts import PartLoader
+        from kvc_trt.backends.onnxruntime.part_trials import Trials
         from kvc_trt.backends.onnxruntime.sliced_prefill import SlicedPrefill
         from kvc_trt.graph.prefill_parts import cut_prefill
 
@@ -283,7 +284,8 @@ class OnnxRuntimeExecutor:
         # The graph is cut as it would run whole: what native operators join is joined in its parts too.
         parts = cut_prefill(prepared_graph(self.program.prefill, options, self._expose_prefill), self._expose_prefill)
         loader = PartLoader(parts, self.program.weights_path.parent, self._weights, options)
-        return SlicedPrefill(parts, loader, self._threads or usable_cores(), self._expose_prefill)
+        trials = Trials(self.program.largest_budget, self._limits.max_sequence_len)
+        return SlicedPrefill(parts, loader, trials, self._threads or usable_cores(), self._expose_prefill)
 
     def _empty(self, rows: int) -> Prefilled:
         """Return arrays for the result of a prefill."""

@@ -44,9 +44,14 @@ class TokenRows:
 
 
 class Trials:
-    """Runs parts on zeros. Parts that share a session are tried once."""
+    """Runs parts on zeros. Parts that share a session are tried once.
 
-    def __init__(self) -> None:
+    `budget` is the largest number of prompt tokens that a cache that evicts keeps, 0 if none evicts; `longest` the
+    engine's number of positions.
+    """
+
+    def __init__(self, budget: int, longest: int) -> None:
+        self._budget, self._longest = budget, longest
         self.rows = {TOKENS: TokenRows((1, 0), 1, np.dtype(np.int64))}
         """The form of every value with a row per token, by name."""
         self._forms: dict[InferenceSession, list[TokenRows]] = {}
@@ -74,7 +79,9 @@ class Trials:
         """Return what storing costs; nothing for a part that also reads what earlier ones stored, which is little."""
         if any(name not in self.rows and name != LENGTHS for name in part.part.inputs):
             return Rates(0.0, 0.0)
-        return self._measured(part, (0, FEW_TOKENS), (0, MANY_TOKENS))
+        # Beyond the budget, where there is something to evict. A prompt that can never be as long evicts nothing.
+        beyond = -(-self._budget // PROMPT_BLOCK) * PROMPT_BLOCK if 0 < self._budget < self._longest else 0
+        return self._measured(part, (0, beyond + FEW_TOKENS), (0, 2 * beyond + MANY_TOKENS))
 
     def seconds(self, part: LoadedPart, first: int, last: int) -> float:
         """Return the shortest time of a part over the tokens `first` to `last`."""
@@ -95,7 +102,8 @@ class Trials:
         inputs: dict[str, NDArray[Any]] = {}
         for name in part.part.inputs:
             if name == LENGTHS:
-                inputs[name] = np.ones(1, np.int64)  # short, and padded: no position is out of the engine's range
+                # As many as the engine has positions for; the rest is padding.
+                inputs[name] = np.array([min(last, self._longest)], np.int64)
             else:
                 inputs[name] = self.rows[name].empty(last if name in part.part.up_to_block else last - first)
                 inputs[name].fill(0)

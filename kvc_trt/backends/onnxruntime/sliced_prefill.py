@@ -40,12 +40,13 @@ class Piece:
 
 
 class SlicedPrefill:
-    """The parts of one engine's prefill graph, loaded, and what they cost on this machine."""
+    """The parts of one engine's prefill graph, loaded, and what they cost on this machine (`trials`)."""
 
-    def __init__(self, parts: PrefillParts, loader: PartLoader, threads: int, keep: Collection[str] = ()) -> None:
+    def __init__(
+        self, parts: PrefillParts, loader: PartLoader, trials: Trials, threads: int, keep: Collection[str] = ()
+    ) -> None:
         self._keep = tuple(keep)
         self._grain = PROMPT_BLOCK * threads
-        trials = Trials()
         self._angles = loader.load(parts.angles)
         trials.learn(self._angles)
         self._steps: list[LoadedPart] = []
