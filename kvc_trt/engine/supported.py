@@ -1,7 +1,7 @@
 """Which policies each backend supports; checked before a build does any work and before an engine is loaded.
 
-ONNX Runtime executes the body of every operator. The other backends need a kernel or a plugin for each operator, and
-treat all KV heads of a layer alike.
+ONNX Runtime executes the body of every operator, and so does OpenVINO's backend. The others need a kernel or a plugin
+for each operator, and treat all KV heads of a layer alike.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import kvc_trt
+from kvc_trt.backends.registry import names
+from kvc_trt.cli.policies import engines
 from kvc_trt.models.presets import build_configs_directory
 from kvc_trt.policies import available, describe
 
@@ -49,6 +51,18 @@ def test_every_policy_has_a_page(name: str) -> None:
     ]
     (page,) = re.findall(r"\]\((\S+\.md)\)", rows[0])
     assert name.removesuffix("-group") in (PAGES / page).read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_of_policies_says_which_backends_have_engines(name: str) -> None:
+    (row,) = [
+        [cell.strip() for cell in line.split("|")]
+        for line in (PAGES / "README.md").read_text().splitlines()
+        if re.match(rf"\|[^|]*`{re.escape(name)}`", line)
+    ]
+    able = set(engines(name))
+    every, bodies = set(names()), {"onnxruntime", "openvino"}
+    assert row[4] == {frozenset(every): "all", frozenset(bodies): "CPU", frozenset(): "none: oracles"}[frozenset(able)]
 
 
 @pytest.mark.parametrize("one", describe(), ids=lambda one: one.name)
