@@ -178,8 +178,8 @@ def _beside_ours(found: Comparison, group: Group) -> Iterator[tuple[str, list[Pa
 
 
 def _sentence(pairs: Sequence[Pair], judged: Mapping[Pair, Verdict]) -> str | None:
-    """RocketKV is better than these, not told from those, worse than the rest; None where nothing can be said."""
-    words: dict[Verdict, str] = {"better": "better than", "equal": "not told from", "worse": "worse than"}
+    """Say what RocketKV is better than, not distinguishable from, and worse than; None where nothing can be said."""
+    words: dict[Verdict, str] = {"better": "better than", "equal": "not distinguishable from", "worse": "worse than"}
     by_verdict = {name: [_named(*pair) for pair in pairs if judged[pair] == name] for name in words}
     said = "; ".join(f"{words[name]} {', '.join(found)}" for name, found in by_verdict.items() if found)
     asked = min((len(one.scores) for pair in pairs if judged[pair] != "too few" for one in pair), default=0)

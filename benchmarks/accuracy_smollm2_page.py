@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from benchmarks import accuracy_kvpress, accuracy_smollm2, machine
-from benchmarks.accuracy_page import BEGIN, END
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, read
 from benchmarks.accuracy_smollm2_claims import among_ours, beside_kvpress, signed, smallest
 from benchmarks.accuracy_smollm2_figures import against_budget, against_bytes
@@ -25,6 +24,8 @@ from kvc_trt.errors import InputError
 from kvc_trt.policies import BASELINE
 
 PAGE = machine.ROOT / "docs" / "results" / "accuracy-smollm2.md"
+BEGIN = "<!-- measured: begin (benchmarks/accuracy_smollm2_page.py writes this part) -->"
+END = "<!-- measured: end -->"
 IMAGES = machine.ROOT / "docs" / "images"
 PANELS = 3
 """Groups side by side in one figure."""
@@ -126,7 +127,7 @@ def _asked(found: Comparison) -> Iterable[str]:
             "cache they come to the same score (likelihoods: to within 0.001):\n\n" + "\n".join(equal)
         )
     if missing := _missing(found):
-        yield "**Not whole yet**: " + "; ".join(missing) + ". The same command asks them later and keeps what is here."
+        yield "**Incomplete**: " + "; ".join(missing) + ". Running the command again continues there."
 
 
 def _equal(ours: Answered, theirs: Answered) -> str:
