@@ -1,4 +1,4 @@
-"""OpenVINO for prefill, ONNX Runtime for decode: any CPU, and the fastest first token on most."""
+"""OpenVINO for prefill, ONNX Runtime for decode, on any CPU."""
 
 from __future__ import annotations
 
