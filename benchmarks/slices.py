@@ -51,13 +51,13 @@ def run(session: Session, limit_ms: float, prompt: list[int], short: list[list[i
     for ids in short:
         scheduler.submit(Request(ids, max_new_tokens=steps + 2 * len(short), ignore_eos=True))
     while len(session.rows) < len(short):
-        scheduler.turn()
+        scheduler.advance()
     first = scheduler.metrics()
     ticket = scheduler.submit(Request(prompt, max_new_tokens=2, ignore_eos=True))
     busy, own, started = _busy_seconds(), time.process_time(), time.perf_counter()
     worst, before, joined = 0.0, started, None
     while scheduler.metrics()["steps"] - first["steps"] < steps:
-        scheduler.turn()
+        scheduler.advance()
         now = time.perf_counter()
         worst, before = max(worst, now - before), now
         if joined is None and ticket.last_token is not None:

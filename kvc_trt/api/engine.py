@@ -154,6 +154,7 @@ class Engine:
         *,
         prefill_slice_ms: float | None = None,
         queue_limit: int | None = None,
+        stay_seconds: float | None = None,
         memory_bytes: int | None = None,
     ) -> Scheduler:
         """Return a scheduler over the engine's session, which answers many callers at once; docs/scheduler.md.
@@ -168,7 +169,9 @@ class Engine:
         rows = self.directory.build.max_batch_size if max_batch_size is None else max_batch_size
         session = self.session(rows)
         memory = None if memory_bytes is None else self._memory_plan(session, memory_bytes)
-        settings = {"prefill_slice_ms": prefill_slice_ms, "queue_limit": queue_limit}
+        settings = {
+            "prefill_slice_ms": prefill_slice_ms, "queue_limit": queue_limit, "stay_seconds": stay_seconds,
+        }  # fmt: skip
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         return Scheduler(session, max_rows=rows, memory=memory, **given)
 
@@ -236,6 +239,22 @@ class Engine:
         requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos, context)
         outputs = self.session(self.rows_for(requests)).generate(requests)
         return outputs if is_batch else outputs[0]
+
+    def generate_in_slices(
+        self, prompts: list[str] | Sequence[Sequence[int]], *, prefill_slice_ms: float, **rules: Any
+    ) -> list[Output]:
+        """Answer a batch as `generate` does, under the same `rules`, but let no prompt stop the rows that are answered.
+
+        A scheduler reads each prompt in slices of at most `prefill_slice_ms` milliseconds, with a step of the running
+        rows after each. Raises what `generate` raises.
+        """
+        ids, _ = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
+        chosen = {"max_new_tokens": None, "sampling": None, "stop": (), "ignore_eos": False, **rules}
+        requests = _requests(ids, **chosen)
+        rows = self.rows_for(requests)
+        with self.scheduler(rows, prefill_slice_ms=prefill_slice_ms, queue_limit=len(requests)) as scheduler:
+            tickets = [scheduler.submit(request) for request in requests]
+            return [ticket.result() for ticket in tickets]
 
     def stream(
         self,

@@ -90,6 +90,13 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         "or the package's own), else on the CPU, slowly.  [default: what it was built for]",
     ),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]"),
+    cloup.option(
+        "--prefill-slice-ms",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="MS",
+        help="Read the prompts of a batch one by one, in slices of at most so many milliseconds, with a step of the "
+        "rows that are being answered after each.  [default: together, at once]",
+    ),
     PREFILL_PRECISION,
 )
 @json_option
@@ -114,6 +121,7 @@ def command(
     ignore_eos: bool,
     backend: str | None,
     threads: int | None,
+    prefill_slice_ms: float | None,
     prefill_precision: PrefillPrecision,
     as_json: bool,
 ) -> None:
@@ -140,6 +148,8 @@ def command(
             raise click.UsageError("--context goes with --prompt, --prompt-file or --prompt-ids, or with none of them")
         none = prompt is None and prompt_file is None and prompt_ids is None
         asked = read_prompts("" if none else prompt, prompt_file, prompt_ids, None, None, document=None, system=None)
+    if prefill_slice_ms is not None and (stream or chat == FROM_INPUT):
+        raise click.UsageError("--prefill-slice-ms goes with a batch of prompts, which is neither streamed nor typed")
     if stream and len(asked) > 1:
         raise click.UsageError(f"--stream shows one answer, found {len(asked)} prompts in {prompt_ids or messages}")
 
@@ -166,7 +176,12 @@ def command(
     rules["context"] = start
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BarePromptWarning)  # it is said already, unless --raw is given
-        outputs = _shown(opened.stream(prompts, **rules), session) if stream else opened.generate(prompts, **rules)
+        if prefill_slice_ms is not None:
+            outputs = opened.generate_in_slices(prompts, prefill_slice_ms=prefill_slice_ms, **rules)
+        elif stream:
+            outputs = _shown(opened.stream(prompts, **rules), session)
+        else:
+            outputs = opened.generate(prompts, **rules)
     if as_json:
         print_json({**report(outputs, opened, loaded), "kernels": opened.kernels})
         return

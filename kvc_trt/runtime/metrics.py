@@ -68,6 +68,8 @@ class Metrics:
     """Prompt tokens that were kept, over all caches of all rows that have joined without a stored context."""
     evicted_tokens: int = 0
     slices: int = 0
+    turns: int = 0
+    """Turns that were read."""
     steps: int = 0
     seconds_waiting: Histogram = field(default_factory=_long)
     """From the request to the first slice of its prefill."""
@@ -76,7 +78,7 @@ class Metrics:
     seconds_per_token: Histogram = field(default_factory=_short)
     """From one token of an answer to its next."""
     stall_seconds: Histogram = field(default_factory=_short)
-    """Slices during which rows waited for their next token."""
+    """Slices and turns during which rows waited for their next token."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by the fields' names."""

@@ -12,28 +12,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError
+from kvc_trt.errors import Busy, Cancelled, DeadlineMissed
 from kvc_trt.runtime.admission import MemoryPlan, Queue
 from kvc_trt.runtime.executor import SlicingExecutor
 from kvc_trt.runtime.metrics import Metrics
-from kvc_trt.runtime.request import Event, Request
+from kvc_trt.runtime.request import Event, Request, check_request, check_token_ids
+from kvc_trt.runtime.serving import Serving, Waiting
 from kvc_trt.runtime.session import Session
+from kvc_trt.runtime.staying import StayingRows
 from kvc_trt.runtime.ticket import Ticket
 
 PREFILL_SLICE_MS = 100.0
 QUEUE_LIMIT = 64
-
-
-@dataclass(frozen=True)
-class _Joining:
-    """The request whose prompt is being read."""
-
-    ticket: Ticket
-    slices: Generator[None, None, int]
+STAY_SECONDS = 600.0
+_LOOK_AGAIN_SECONDS = 0.05
+"""Time after which it is looked again, where all that waits needs a row that stays to leave."""
 
 
 class Scheduler:
@@ -42,6 +39,9 @@ class Scheduler:
     `prefill_slice_ms` is the longest time a slice of a prefill may take, where the executor can cut so finely;
     `queue_limit` the number of requests that may wait, `max_rows` of those that run (None: all rows of the session);
     `memory` None counts rows alone. `clock` gives the time, in seconds, in which deadlines are given.
+
+    The row of a request with `stay` is kept when its answer ends, for the next turn of a conversation (`ask`). It
+    counts like a running one, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn.
 
     A request of higher priority joins before others that wait, but ends nothing that has begun. A request's failure is
     its own: the tokens of the others are those of a run without it.
@@ -54,6 +54,7 @@ class Scheduler:
         prefill_slice_ms: float = PREFILL_SLICE_MS,
         queue_limit: int = QUEUE_LIMIT,
         max_rows: int | None = None,
+        stay_seconds: float = STAY_SECONDS,
         memory: MemoryPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,19 +65,19 @@ class Scheduler:
         session.check_idle("a scheduler needs an idle session")
         self.session = session
         self.clock = clock
-        self._slice_seconds = prefill_slice_ms / 1000
-        self._max_rows = session.max_batch_size if max_rows is None else max_rows
         self._memory = memory
         self._metrics = Metrics()
-        self._queue = Queue(queue_limit)
-        self._joining: _Joining | None = None
-        self._running: dict[int, Ticket] = {}
-        """By row of the session."""
+        self._waiting = Waiting(Queue(queue_limit), StayingRows(stay_seconds))
+        self._serving = Serving(
+            session,
+            self._waiting,
+            self._metrics,
+            slice_seconds=prefill_slice_ms / 1000,
+            max_rows=session.max_batch_size if max_rows is None else max_rows,
+            memory=memory,
+            clock=clock,
+        )
         self._next_number = 0
-        self._closed = self._abandoned = False
-        """Whether nothing more is taken, and whether what has been taken ends unanswered."""
-        self._changed = threading.Condition()
-        """Guards the queue, the number of the next request and the two above."""
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -96,35 +97,78 @@ class Scheduler:
         Raises InputError for an invalid request, or one that does not fit even alone; DeadlineMissed for a deadline in
         the past; Busy for a full queue. Nothing of a refused request remains.
         """
-        if request.stay:
-            raise InputError("the request's row is to stay for a turn, and a scheduler answers single requests")
         tokens = self.session.check(request)
+        now = self._check(tokens, deadline)
+        with self._waiting.changed:
+            if self._waiting.closed:
+                raise Busy("the scheduler is closed")
+            try:
+                self._waiting.queue.check_room()
+            except Busy:
+                self._metrics.refused += 1
+                raise
+            ticket = self._ticket(request, tokens, priority, deadline, now)
+            self._waiting.queue.add(ticket)
+        return ticket
+
+    def ask(
+        self,
+        last: Ticket,
+        token_ids: Iterable[int],
+        *,
+        max_new_tokens: int | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Ticket:
+        """Ask the next turn of a conversation, after the answer of ticket `last`; return the turn's own ticket.
+
+        The tokens are read at once, as `Session.turn` does, before the next slice of any prompt; `max_new_tokens` None
+        is as before. A turn that does not fit fails alone, and another one may be asked of `last`. If a turn is
+        cancelled, misses its deadline or fails otherwise, the conversation ends and its row is free. Raises InputError
+        for token ids that are none, and where no turn can follow `last`; otherwise as `submit`.
+        """
+        limits = self.session.executor.limits
+        request = replace(
+            last.request,
+            prompt_token_ids=check_token_ids(token_ids, limits, "the turn"),
+            max_new_tokens=last.request.max_new_tokens if max_new_tokens is None else max_new_tokens,
+            context=None,
+            continuation_token_ids=(),
+        )
+        tokens = len(request.prompt_token_ids)
+        check_request(request, limits, "the turn")
+        now = self._check(tokens, deadline)
+        with self._waiting.changed:
+            if self._waiting.closed:
+                raise Busy("the scheduler is closed")
+            self._waiting.staying.check(last)
+            ticket = self._ticket(request, tokens, priority, deadline, now)
+            self._waiting.staying.ask(last, ticket)
+        return ticket
+
+    def _check(self, tokens: int, deadline: float | None) -> float:
+        """Return the time; raise an error for what does not fit even alone, or whose deadline is over."""
         if self._memory is not None:
             self._memory.check(tokens)
         now = self.clock()
         if deadline is not None and deadline <= now:
             raise DeadlineMissed(f"the deadline was {now - deadline:.3f} seconds ago; expected one in the future")
-        with self._changed:
-            if self._closed:
-                raise Busy("the scheduler is closed")
-            try:
-                self._queue.check_room()
-            except Busy:
-                self._metrics.refused += 1
-                raise
-            ticket = Ticket(
-                request,
-                self._next_number,
-                prompt_tokens=tokens,
-                priority=priority,
-                deadline=deadline,
-                arrived=now,
-                cancel=self._cancel,
-            )
-            self._next_number += 1
-            self._queue.add(ticket)
-            self._metrics.submitted += 1
-            self._changed.notify()
+        return now
+
+    def _ticket(self, request: Request, tokens: int, priority: int, deadline: float | None, now: float) -> Ticket:
+        """Make the next ticket, and wake the thread for it."""
+        ticket = Ticket(
+            request,
+            self._next_number,
+            prompt_tokens=tokens,
+            priority=priority,
+            deadline=deadline,
+            arrived=now,
+            cancel=self._cancel,
+        )
+        self._next_number += 1
+        self._metrics.submitted += 1
+        self._waiting.changed.notify()
         return ticket
 
     async def stream(
@@ -140,20 +184,26 @@ class Scheduler:
 
     def metrics(self) -> dict[str, Any]:
         """Return the figures since the start as plain values, with how many requests wait, join and run now."""
-        now = {"waiting": len(self._queue), "joining": int(self._joining is not None), "running": len(self._running)}
+        now = {
+            "waiting": len(self._waiting.queue) + len(self._waiting.staying.turns),
+            "joining": int(self._serving.joining is not None),
+            "running": len(self._serving.running),
+            "staying": len(self._waiting.staying),
+        }
         return now | self._metrics.as_dict()
 
     def close(self, *, drain: bool = False) -> None:
         """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""
-        with self._changed:
-            self._closed = True
-            self._abandoned |= not drain
-            self._changed.notify()
+        with self._waiting.changed:
+            self._waiting.closed = True
+            self._waiting.abandoned |= not drain
+            self._waiting.changed.notify()
         if self._thread is None:
-            while self.turn():
+            while self.advance():
                 pass
         else:
             self._thread.join()
+        self._serving.close()
 
     def __enter__(self) -> Scheduler:
         self.start()
@@ -162,150 +212,37 @@ class Scheduler:
     def __exit__(self, *raised: object) -> None:
         self.close(drain=raised == (None, None, None))
 
-    def turn(self) -> bool:
-        """Run one slice, if a prompt can be read, and one step, if rows run; False if there was nothing to do.
+    def advance(self) -> bool:
+        """Read one turn or one slice, if there is one, and run one step, if rows run; False if there was nothing to do.
 
         The scheduler's thread calls this. Without a thread the owner of the session may, from one thread.
         """
-        self._end_late()
-        sliced = self._run_slice()
-        self._end_late()
-        return self._run_step() or sliced
+        return self._serving.advance()
 
     def _serve(self) -> None:
         try:
             while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._has_work())
-                    if not self._has_work():
+                with self._waiting.changed:
+                    self._waiting.changed.wait_for(lambda: self._waiting.closed or self._serving.has_work)
+                    if not self._serving.has_work:
                         return
-                self.turn()
+                if not self.advance():
+                    with self._waiting.changed:
+                        self._waiting.changed.wait(_LOOK_AGAIN_SECONDS)
         except Exception as error:  # nothing that a request does ends here; but nobody may wait for ever
-            with self._changed:
-                self._closed = True
-                lost = [*self._queue, *self._running.values()]
-                if self._joining is not None:
-                    lost.append(self._joining.ticket)
-                self._queue.clear()
-                self._running.clear()
-                self._joining = None
+            with self._waiting.changed:
+                self._waiting.closed = True
+                lost = self._serving.give_up()
             for ticket in lost:
-                self._end(ticket, error, "failed")
+                self._serving.end(ticket, error, "failed")
             raise
 
-    def _has_work(self) -> bool:
-        return bool(self._queue or self._joining or self._running)
-
     def _cancel(self, ticket: Ticket) -> None:
-        with self._changed:
+        with self._waiting.changed:
             ticket.cancelled = True
-            waiting = ticket in self._queue
+            self._waiting.changed.notify()
+            waiting = ticket in self._waiting.queue
             if waiting:
-                self._queue.remove(ticket)
+                self._waiting.queue.remove(ticket)
         if waiting:  # the others leave between a slice and a step
-            self._end(ticket, Cancelled("the request was cancelled while it waited"), "cancelled")
-
-    def _end_late(self) -> None:
-        """End the requests that were cancelled or whose time is over, and give their rows back."""
-        now = self.clock()
-        with self._changed:
-            late = [ticket for ticket in self._queue if self._has_to_end(ticket, now)]
-            for ticket in late:
-                self._queue.remove(ticket)
-        if self._joining is not None and self._has_to_end(self._joining.ticket, now):
-            late.append(self._joining.ticket)
-            self._joining.slices.close()
-            self._joining = None
-        late += [self._leave(row) for row, one in tuple(self._running.items()) if self._has_to_end(one, now)]
-        for ticket in late:
-            if ticket.cancelled or self._abandoned:
-                self._end(ticket, Cancelled("the request was cancelled"), "cancelled")
-            else:
-                self._end(ticket, DeadlineMissed("the deadline came before the answer was whole"), "deadline")
-
-    def _has_to_end(self, ticket: Ticket, now: float) -> bool:
-        return ticket.cancelled or self._abandoned or (ticket.deadline is not None and now >= ticket.deadline)
-
-    def _run_slice(self) -> bool:
-        if self._joining is None:
-            self._joining = self._next()
-        if self._joining is None:
-            return False
-        joining, started, rows_wait = self._joining, self.clock(), bool(self._running)
-        try:
-            next(joining.slices)
-        except StopIteration as finished:
-            self._joining = None
-            self._join(joining.ticket, finished.value)
-        except Exception as error:  # whatever it is, it is this request's
-            self._joining = None
-            self._end(joining.ticket, error, "failed")
-        self._metrics.slices += 1
-        if rows_wait:
-            self._metrics.stall_seconds.observe(self.clock() - started)
-        return True
-
-    def _next(self) -> _Joining | None:
-        """Take the request whose turn it is out of the queue, if there is room for it."""
-        with self._changed:
-            if not self._queue or not self.session.free or len(self._running) >= self._max_rows:
-                return None
-            ticket = self._queue.first()
-            if self._memory is not None and not self._memory.fits(ticket.prompt_tokens, len(self._running)):
-                return None
-            self._queue.remove(ticket)
-        self._metrics.seconds_waiting.observe(self.clock() - ticket.arrived)
-        return _Joining(ticket, self.session.add_in_slices(ticket.request, self._slice_seconds))
-
-    def _join(self, ticket: Ticket, row: int) -> None:
-        self._running[row] = ticket
-        reused = self.session.reused(row)
-        own = ticket.request.context is not None
-        self._metrics.prompt_tokens += ticket.prompt_tokens if own else ticket.prompt_tokens - reused
-        if reused == 0:  # what a stored context keeps was counted when it was made
-            fed, stored = self.session.stored(row)
-            kept = len(stored) * fed if self.session.executor.limits.keeps_whole else sum(stored)
-            self._metrics.kept_tokens += kept
-            self._metrics.evicted_tokens += len(stored) * fed - kept
-
-    def _run_step(self) -> bool:
-        if not self._running:
-            return False
-        for row, error in self.session.failed.items():
-            ticket = self._leave(row)
-            self._end(ticket, error, "failed")
-        for event in self.session.sample():
-            self._deliver(event)
-        if self._running:
-            try:
-                self.session.advance()
-                self._metrics.steps += 1
-            except Exception as error:  # a run is of all rows: it cannot be told whose it is
-                for row in tuple(self._running):
-                    self._end(self._leave(row), error, "failed")
-        return True
-
-    def _deliver(self, event: Event) -> None:
-        ticket, now = self._running[event.row], self.clock()
-        if event.output is not None:
-            del self._running[event.row]
-            with self._changed:
-                self._metrics.ended[event.output.finish_reason] += 1
-        self._metrics.generated_tokens += 1
-        if ticket.last_token is None:
-            self._metrics.seconds_to_first_token.observe(now - ticket.arrived)
-        else:
-            self._metrics.seconds_per_token.observe(now - ticket.last_token)
-        ticket.last_token = now
-        ticket.push(event)
-
-    def _leave(self, row: int) -> Ticket:
-        """Take a row out of the session."""
-        if self.session.holds(row):  # a run that failed has taken it out
-            self.session.remove(row)
-        return self._running.pop(row)
-
-    def _end(self, ticket: Ticket, error: Exception, how: str) -> None:
-        with self._changed:  # callers' threads end what waits
-            self._metrics.ended[how] += 1
-        ticket.fail(error)
+            self._serving.end(ticket, Cancelled("the request was cancelled while it waited"), "cancelled")

@@ -49,7 +49,10 @@ class Ticket:
         return self._done
 
     def cancel(self) -> None:
-        """End it. Its row is free after the slice or the step that runs now; nothing happens if it has ended."""
+        """End it. Its row is free after the slice or the step that runs now, also one that stays for a turn.
+
+        Nothing happens if it has ended otherwise.
+        """
         self._cancel(self)
 
     def __iter__(self) -> Iterator[Event]:

@@ -197,3 +197,16 @@ class TestBadInput:
 
     def test_no_engine(self, tmp_path, capfd):
         assert "does not exist" in failure(str(tmp_path / "none"), "--prompt", "a", capfd=capfd)
+
+
+def test_a_batch_read_in_slices_has_the_same_answers(engine, ids_file, capfd):
+    """More prompts than rows, the later ones while the first are answered."""
+    prompts = ids_file([[3 + (i * place) % 40 for place in range(1, 40 * i)] for i in range(1, 5)])
+    options = ("--prompt-ids", prompts, "--max-new-tokens", "5", "--ignore-eos")
+    together = outputs(engine, *options, capfd=capfd)
+    assert outputs(engine, *options, "--prefill-slice-ms", "0.5", capfd=capfd) == together
+
+
+@pytest.mark.parametrize("arguments", [("--prompt", "a", "--stream"), ("--chat",)])
+def test_slices_are_of_a_batch(engine, arguments, capfd):
+    assert "--prefill-slice-ms goes with a batch" in failure(engine, *arguments, "--prefill-slice-ms", "5", capfd=capfd)

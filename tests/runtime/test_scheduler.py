@@ -34,7 +34,7 @@ def context_of(tokens):
 
 
 def finish(one):
-    while one.turn():
+    while one.advance():
         pass
 
 
@@ -54,11 +54,11 @@ def test_answers_are_those_of_the_session_alone():
 def test_a_running_row_waits_at_most_one_slice_between_two_steps():
     one = scheduler(rows=3)
     first = one.submit(Request([1], max_new_tokens=22))
-    one.turn()
+    one.advance()
     for length in (40, 33):
         one.submit(Request([5] * length, max_new_tokens=10))
     while not first.done:
-        one.turn()
+        one.advance()
     order = one.session.executor.order
     while_running = order[order.index("step") :]
     assert while_running.count("slice") == 10 + 9
@@ -78,7 +78,7 @@ def test_first_come_first_served_and_priorities_first():
         one.submit(Request([i + 1], max_new_tokens=1), priority=priority) for i, priority in enumerate((0, 0, 5))
     )
     ended = []
-    while one.turn():
+    while one.advance():
         ended += [ticket for ticket in (low, other_low, high) if ticket.done and ticket not in ended]
     assert ended == [high, low, other_low]
 
@@ -86,11 +86,11 @@ def test_first_come_first_served_and_priorities_first():
 def test_a_higher_priority_does_not_end_what_has_begun():
     one = scheduler(rows=1)
     low = one.submit(Request([1] * 12, max_new_tokens=3))
-    one.turn()
+    one.advance()
     high = one.submit(Request([2], max_new_tokens=1), priority=9)
     while not low.done:
         assert not high.done
-        one.turn()
+        one.advance()
     finish(one)
     assert high.done
 
@@ -102,7 +102,7 @@ def test_a_full_queue_says_busy_and_keeps_nothing():
     with pytest.raises(Busy, match=r"busy: 2 requests wait, which is the queue's limit"):
         one.submit(Request([1], max_new_tokens=1))
     assert one.metrics()["refused"] == 1
-    one.turn()
+    one.advance()
     one.submit(Request([1], max_new_tokens=1))
     finish(one)
     assert one.metrics()["ended"] == {"length": 3}
@@ -115,11 +115,10 @@ def test_an_invalid_request_is_refused_where_it_is_made():
         Request([1] * 41),
         Request([999]),
         Request([1], max_new_tokens=0),
-        Request([1], stay=True),
     ):
         with pytest.raises(InputError):
             one.submit(request)
-    assert one.turn() is False
+    assert one.advance() is False
 
 
 def test_a_deadline_in_the_past_is_refused():
@@ -128,7 +127,7 @@ def test_a_deadline_in_the_past_is_refused():
         one.submit(Request([1]), deadline=one.clock() - 2)
     with pytest.raises(DeadlineMissed):
         one.submit(Request([1]), deadline=one.clock())
-    assert one.turn() is False
+    assert one.advance() is False
 
 
 @pytest.mark.parametrize("after", range(8))
@@ -150,7 +149,7 @@ def test_a_request_that_ends_in_time_is_not_late():
     ticket = one.submit(Request([1], max_new_tokens=1), deadline=one.clock() + 60)
     finish(one)
     one.clock.now += 100
-    one.turn()
+    one.advance()
     assert len(ticket.result(0).token_ids) == 1
 
 
@@ -160,9 +159,9 @@ def test_cancel_frees_the_row_at_any_moment(turns):
     one = scheduler(rows=1)
     ticket = one.submit(Request([1] * 12, max_new_tokens=9))
     for _ in range(turns):
-        one.turn()
+        one.advance()
     ticket.cancel()
-    one.turn()
+    one.advance()
     assert (one.session.free, one.session.executor.open_prefills) == (1, 0)
     with pytest.raises(Cancelled):
         ticket.result(0)
@@ -178,7 +177,7 @@ def test_cancelling_what_has_ended_changes_nothing():
     ticket = one.submit(Request([1], max_new_tokens=2))
     finish(one)
     ticket.cancel()
-    one.turn()
+    one.advance()
     assert len(ticket.result(0).token_ids) == 2
     assert one.metrics()["ended"] == {"length": 1}
 
@@ -239,7 +238,7 @@ def test_a_row_whose_rest_cannot_be_read_leaves_and_the_others_go_on():
     executor = FailingRest(max_output_len=40)
     one = Scheduler(Session(executor, None, 3, packing=FakePacking(executor)))
     good = one.submit(Request([1, 2], max_new_tokens=6))
-    one.turn()
+    one.advance()
     bad = one.submit(Request([7, 8], context=context_of([3] * 30)))
     finish(one)
     with pytest.raises(UnsupportedEnvironment):
@@ -267,7 +266,7 @@ def test_a_session_that_is_in_use_is_refused():
 def test_no_more_rows_run_than_were_asked_for():
     one = scheduler(rows=3, max_rows=1)
     tickets = [one.submit(Request([i], max_new_tokens=3)) for i in (1, 2, 3)]
-    while one.turn():
+    while one.advance():
         assert one.metrics()["running"] <= 1
     assert all(ticket.done for ticket in tickets)
     with pytest.raises(ValueError, match="max_rows must be at least 1, found 0"):
@@ -306,9 +305,9 @@ def test_a_request_that_does_not_fit_alone_is_refused_with_the_numbers():
 def test_rows_and_the_prefill_never_take_more_than_the_memory(lengths, limit):
     one = scheduler(rows=8, memory=plan(limit))
     tickets = [one.submit(Request([1] * length, max_new_tokens=6)) for length in lengths]
-    while one.turn():
-        joining = one._joining
-        taken = 100 * len(one._running) + (0 if joining is None else 100 + 10 * joining.ticket.prompt_tokens)
+    while one.advance():
+        joining = one._serving.joining
+        taken = 100 * len(one._serving.running) + (0 if joining is None else 100 + 10 * joining.ticket.prompt_tokens)
         assert taken <= limit
     assert all(ticket.done for ticket in tickets)
 
@@ -344,12 +343,12 @@ def test_whatever_others_do_an_answer_is_that_of_its_request_alone(actions, rows
                 deadline = None if after is None else one.clock() + after
                 submitted.append((request, one.submit(request, priority=priority, deadline=deadline)))
             except Busy:
-                assert len(one._queue) == 8
+                assert len(one._waiting.queue) == 8
         elif action[0] == "cancel" and submitted:
             submitted[action[1] % len(submitted)][1].cancel()
         elif action[0] == "turn":
             for _ in range(action[1]):
-                one.turn()
+                one.advance()
     finish(one)
     for request, ticket in submitted:
         assert ticket.done
@@ -416,7 +415,7 @@ def test_metrics_of_a_policy_that_keeps_the_whole_cache_count_no_eviction():
 def test_stalls_are_slices_that_rows_waited_for():
     one = scheduler(rows=2)
     one.submit(Request([1], max_new_tokens=10))
-    one.turn()
+    one.advance()
     one.submit(Request([2] * 8, max_new_tokens=1))
     finish(one)
     stalls = one.metrics()["stall_seconds"]
@@ -506,7 +505,7 @@ def test_an_error_of_the_schedulers_own_leaves_nobody_waiting():
     def broken():
         raise AssertionError("a mistake in the scheduler")
 
-    one._run_slice = broken
+    one._serving._run_slice = broken
     ticket = one.submit(Request([1]))
     hook, threading.excepthook = threading.excepthook, lambda _: None
     try:
