@@ -20,7 +20,7 @@ MOST_KINDS, LAYERS_PER_LINE = 8, 8
 def plan_text(plan: Plan) -> str:
     """Return the plan's sections, each a heading and an aligned table."""
     device = (_device,) if "device_memory" in plan else ()
-    sections = (_head, _choices, _cache, _context, _traffic, *device, _speed, _break_even, _notes)
+    sections = (_head, _choices, _cache, _conversation, _context, _traffic, *device, _speed, _break_even, _notes)
     return "\n\n".join(section(plan) for section in sections)
 
 
@@ -53,6 +53,17 @@ def _cache(plan: Plan) -> str:
     heading = f"cache (allocated; beside keys and values {others} of each compressed row)"
     text = _section(heading, ["batch", "full", "compressed", "full/compressed"], rows, [0, 1, 2, 3])
     return "\n".join(line for line in (text, _layer_kinds(cache["layers"]), _layer_budget(plan)) if line)
+
+
+def _conversation(plan: Plan) -> str:
+    found = plan["conversation"]
+    if not found["takes_turns"]:
+        return "conversation: an engine of this policy for this backend takes no turns"
+    slots = readable_size(found["slot_positions_bytes_per_row"])
+    return (
+        f"conversation of {_number(found['positions'])} positions, turns to {_number(found['longest_turn'])} tokens: "
+        f"{slots} of each row say where its slots are in the text"
+    )
 
 
 def _context(plan: Plan) -> str:

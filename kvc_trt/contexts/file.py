@@ -101,7 +101,7 @@ def read_context(path: Path, packing: RowPacking) -> Context:
     file = SafetensorsFile(path)
     try:
         header = _read_header(file)
-        header.fingerprint.check_same(packing.fingerprint, str(path))
+        header.fingerprint.check_same(packing.fingerprint, str(path), packing.other_turns)
         _check_lengths(header, packing, path)
         _check_tensors(file, packing.layout(header.cache_lengths, header.logical_length), packing.limits.vocab_size)
         tensors = dict(_sealed_tensors(file))

@@ -18,10 +18,10 @@ import numpy as np
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.manifest import digest_of
 from kvc_trt.engine.program import Program, engine_program
-from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites
+from kvc_trt.graph.state import ITEM_SIZE, CacheSite, StateTensor, cache_sites, state_tensors
 from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
-from kvc_trt.runtime.context import Array, Context, Fingerprint
+from kvc_trt.runtime.context import Array, Context, Fingerprint, OtherTurns
 from kvc_trt.runtime.executor import Limits
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class RowPacking:
         self._fingerprint = fingerprint
         self.limits: Limits = program.limits
         self._caches = caches_of(program.model, program.parameters, program.state)
+        self.other_turns = _other_turns(program)
+        """The engine that differs from this one in taking turns alone; None where nothing is kept for turns."""
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -52,9 +54,9 @@ class RowPacking:
         return self._fingerprint
 
     @property
-    def keeps_everything(self) -> bool:
-        """Whether no token is ever evicted."""
-        return all(site.parameters.keeps_everything for site, _ in self._caches)
+    def keeps_every_token(self) -> bool:
+        """Whether a later turn can read every token."""
+        return all(site.parameters.keeps_every_token for site, _ in self._caches)
 
     @property
     def reads_everything(self) -> bool:
@@ -111,10 +113,35 @@ def fingerprint_of(engine: EngineDirectory) -> Fingerprint:
         weights=engine.files[WEIGHTS_FILE].sha256,
         model=digest_of(dataclasses.asdict(engine.model)),
         parameters=digest_of(dataclasses.asdict(parameters)),
-        state=digest_of({"state": [dataclasses.asdict(tensor) for tensor in engine.state]}),
+        state=_state_digest(engine.state),
         model_name=re.sub(r"[^\x20-\x7e]", "?", model_name)[:LONGEST_NAME],
         policy_name=f"{parameters.policy}, token budget {parameters.token_budget}",
     )
+
+
+def _other_turns(program: Program) -> OtherTurns | None:
+    takes_turns = program.extend is not None
+    if program.parameters.no_turn is not None:
+        return None
+    other = state_tensors(program.model, program.parameters, program.dtype, turns=not takes_turns)
+    if other == program.state:
+        return None
+    if takes_turns:
+        return OtherTurns(
+            _state_digest(other),
+            "was made by an engine that takes no turns; this one needs the places of its slots in the text for them",
+            "make it again: kvc-trt context save, with an engine that takes turns",
+        )
+    return OtherTurns(
+        _state_digest(other),
+        "was made by an engine that takes turns, and this one takes none",
+        "if this engine is of an earlier version, build it again: "
+        "kvc-trt build --config ENGINE_DIR/config.json -o ENGINE_DIR --force",
+    )
+
+
+def _state_digest(state: Sequence[StateTensor]) -> str:
+    return digest_of({"state": [dataclasses.asdict(tensor) for tensor in state]})
 
 
 def context_bytes(

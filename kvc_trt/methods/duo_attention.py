@@ -30,7 +30,9 @@ SINKS, RECENT = 128, 512
 def resolve(inputs: PolicyInputs) -> PolicyParameters:
     """Derive the sinks and recent tokens of streaming heads, and which heads retrieve."""
     model, (sinks, recent) = inputs.model, _streaming(inputs)
-    streaming = keep_recent(replace(inputs, token_budget=sinks + recent, overrides={"recent": recent}), sinks)
+    every = {name: value for name, value in inputs.overrides.items() if name in EVERY_POLICY}
+    own = replace(inputs, token_budget=sinks + recent, overrides={**every, "recent": recent})
+    streaming = keep_recent(own, sinks)
     scores = inputs.choice("head_scores", None)
     if scores is not None:
         _check_pattern(scores, model)

@@ -86,6 +86,11 @@ class PolicyParameters(Constants):
         return not (self.eviction.evicts or self.evicts_while_decoding)
 
     @property
+    def keeps_every_token(self) -> bool:
+        """Whether a later turn can read every token: none is evicted, or all are kept beside what steps read."""
+        return self.keeps_everything or self.keeps_whole
+
+    @property
     def compresses(self) -> bool:
         """Whether anything is evicted or left unread."""
         return self.eviction.evicts or self.evicts_while_decoding or self.reads_a_part

@@ -25,7 +25,7 @@ ASSUMED_OVERHEADS_US = (5, 10, 20)
 
 ASSUMPTIONS = (
     "floors are modelled: bytes moved over the published bandwidth; good kernels reach 75-90% of them",
-    "a row is at its longest: max_input_len + max_output_len tokens",
+    "a row's traffic is that at its longest: max_input_len + max_output_len tokens",
     "the ceiling is the best possible speed-up over an ideal dense step of the same engine",
     "fits: weights and caches within 90% of the memory",
     "largest batch: one layer's keys and values of one full prompt are kept free beside it, for prefill",
@@ -43,21 +43,23 @@ class _Costs:
     dense_row: int
     """Bytes of one row's uncompressed cache."""
     compressed_row: int
-    """Bytes of one row's compressed cache, page bounds included."""
+    """Bytes of one row's compressed cache, page bounds and positions of slots included."""
     prefill_bytes: float
     """One layer's keys and values of the longest prompt, alive while it is compacted."""
 
 
-def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) -> dict[str, Any]:
+def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str, *, turns: bool = True) -> dict[str, Any]:
     """Return the plan as JSON-compatible data; sizes in bytes, times in milliseconds.
 
-    `weights` is the format of an engine's weights, fp32 to int4; it decides the cache's element size as well.
+    `weights` is the format of an engine's weights, fp32 to int4; it decides the cache's element size as well. With
+    `turns`, the engine is for a backend that takes turns of a conversation, and takes them if its policy does.
     """
+    turns = turns and parameters.no_turn is None
     itemsize = cache_itemsize(weights)
     tokens = parameters.max_sequence_len
     traffic = row_traffic(model, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
-    costs = _costs(model, parameters, weights, traffic)
-    stored = cache_bytes(model, parameters, itemsize)
+    stored = cache_bytes(model, parameters, itemsize, turns=turns)
+    costs = _costs(model, parameters, weights, traffic, stored.total)
     return {
         "model": _describe_model(model),
         "policy": {
@@ -88,10 +90,16 @@ def make_plan(model: ModelConfig, parameters: PolicyParameters, weights: str) ->
                 for batch in BATCHES
             ],
         },
+        "conversation": {
+            "takes_turns": turns,
+            "positions": tokens,
+            "longest_turn": parameters.max_input_len if turns else 0,
+            "slot_positions_bytes_per_row": stored.total - cache_bytes(model, parameters, itemsize).total,
+        },
         "context": {
             "tokens": parameters.max_input_len,
-            "bytes": stored_context_bytes(model, parameters, itemsize, parameters.max_input_len),
-            "shared_by_default": parameters.keeps_everything,
+            "bytes": stored_context_bytes(model, parameters, itemsize, parameters.max_input_len, turns=turns),
+            "shared_by_default": parameters.keeps_every_token if turns else parameters.keeps_everything,
             "query_agnostic": parameters.eviction.query_agnostic,
         },
         "traffic": {
@@ -121,7 +129,9 @@ def _describe_model(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _costs(model: ModelConfig, parameters: PolicyParameters, weights: str, traffic: RowTraffic) -> _Costs:
+def _costs(
+    model: ModelConfig, parameters: PolicyParameters, weights: str, traffic: RowTraffic, compressed_row: int
+) -> _Costs:
     itemsize = cache_itemsize(weights)
     size = weight_bytes(model, weights)
     counts = count_parameters(model)
@@ -132,7 +142,7 @@ def _costs(model: ModelConfig, parameters: PolicyParameters, weights: str, traff
         dense=StepCost(size.per_step, dense_row, flops),
         compressed=StepCost(size.per_step, traffic.bytes, flops),
         dense_row=dense_row,
-        compressed_row=cache_bytes(model, parameters, itemsize).total,
+        compressed_row=compressed_row,
         prefill_bytes=parameters.max_input_len * token_cache_bytes(model, itemsize),
     )
 

@@ -35,7 +35,8 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
     Bytes are of one row of a batch at its longest. InputError if no policy is possible.
     """
     filled = with_defaults(config, choice)
-    rows = [_row(name, filled, choice, weights) for name, *_ in policies.available()]
+    turns = _takes_turns(filled.backend)
+    rows = [_row(name, filled, choice, weights, turns) for name, *_ in policies.available()]
     if all("not_applicable" in row for row in rows):
         raise InputError(f"no policy can be built so: {rows[0]['not_applicable']}", hint="kvc-trt plan --help")
     assert filled.max_input_len is not None
@@ -52,7 +53,7 @@ def compare_policies(config: BuildConfig, choice: ModelChoice, weights: str) -> 
     }
 
 
-def _row(name: str, filled: BuildConfig, choice: ModelChoice, weights: str) -> dict[str, Any]:
+def _row(name: str, filled: BuildConfig, choice: ModelChoice, weights: str, turns: bool) -> dict[str, Any]:
     plain = {
         "model", "token_budget", "max_input_len", "max_output_len", "max_conversation_len", "split", "head_pattern",
         "layer_budget",
@@ -67,7 +68,7 @@ def _row(name: str, filled: BuildConfig, choice: ModelChoice, weights: str) -> d
         return {"policy": name, "not_applicable": error.message}
     itemsize, sequence = cache_itemsize(weights), parameters.max_sequence_len
     full = full_cache_bytes(choice.config, sequence, itemsize)
-    stored = cache_bytes(choice.config, parameters, itemsize)
+    stored = cache_bytes(choice.config, parameters, itemsize, turns=turns and parameters.no_turn is None)
     read = row_traffic(choice.config, parameters, itemsize, parameters.max_input_len, parameters.max_output_len)
     formula, compression = policies.named(name).published, max(1.0, sequence / (filled.token_budget or sequence))
     return {
@@ -94,7 +95,7 @@ def resolve_plan(config: BuildConfig) -> dict[str, Any]:
         backend_of(filled.backend)  # report an unknown backend first
     parameters = resolve_parameters(filled, choice.config)
     chosen = _weight_format(filled.weights, choice, filled.backend)
-    plan = make_plan(choice.config, parameters, chosen)
+    plan = make_plan(choice.config, parameters, chosen, turns=_takes_turns(filled.backend))
     plan["model"] = {"name": choice.name, **plan["model"]}
     plan["choices"] = _choices(config, filled, plan)
     plan["layer_budget"] = filled.layer_budget or "uniform"
@@ -134,6 +135,11 @@ def _weight_format(asked: str, choice: ModelChoice, backend: str) -> str:
         return asked
     fp8 = choice.quantised and backend != "auto" and "fp8" in backend_of(backend).weight_kinds
     return "fp8" if fp8 else _OWN_FORMATS[choice.config.dtype]
+
+
+def _takes_turns(backend: str) -> bool:
+    """Whether engines for a backend take turns; the default one's do."""
+    return backend == "auto" or "extend" in backend_of(backend).files
 
 
 def _device_memory(

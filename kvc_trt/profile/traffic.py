@@ -102,13 +102,15 @@ def cache_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int,
     return CacheBytes(keys_values, others)
 
 
-def stored_context_bytes(model: ModelConfig, parameters: PolicyParameters, itemsize: int, prompt_tokens: int) -> int:
+def stored_context_bytes(
+    model: ModelConfig, parameters: PolicyParameters, itemsize: int, prompt_tokens: int, *, turns: bool
+) -> int:
     """Return the bytes of a stored context of a prompt, which are also those of a shared prefix.
 
-    It is that of an engine that takes turns, if the policy does: positions of slots are part of it.
+    With `turns` it is that of an engine that takes turns: positions of slots are part of it.
     """
     dtype = "float32" if itemsize == 4 else "float16"
-    state = state_tensors(model, parameters, dtype, turns=parameters.no_turn is None)
+    state = state_tensors(model, parameters, dtype, turns=turns)
     return context_bytes(model, parameters, state, entries_by_cache(model, parameters, prompt_tokens), prompt_tokens)
 
 

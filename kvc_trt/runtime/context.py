@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,19 @@ from kvc_trt.errors import InputError
 Array = NDArray[Any]
 NO_TOKENS = hashlib.sha256(b"kvc-trt tokens").hexdigest()
 """The token digest of an empty text."""
+
+
+class OtherTurns(NamedTuple):
+    """An engine that takes turns where another one does not, or the other way round, and is the same otherwise.
+
+    One that takes turns keeps the places of its slots in the text, and cannot take a turn without them.
+    """
+
+    state: str
+    """Digest of its list of state tensors."""
+    reason: str
+    """Why its contexts do not fit the other one; follows what names the context."""
+    hint: str
 
 
 @dataclass(frozen=True)
@@ -47,8 +60,11 @@ class Fingerprint:
         parts = (self.weights, self.model, self.parameters, self.state)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def check_same(self, needed: Fingerprint, what: str) -> None:
-        """Raise InputError, naming `what` and the first reason, unless a context of this fits engine `needed`."""
+    def check_same(self, needed: Fingerprint, what: str, other_turns: OtherTurns | None = None) -> None:
+        """Raise InputError, naming `what` and the first reason, unless a context of this fits engine `needed`.
+
+        `other_turns` tells the context of an engine that differs from `needed` in taking turns alone.
+        """
         again = "it fits engines of equal weights, policy and settings; make it again with kvc-trt context save"
         if self.model != needed.model:
             raise InputError(f"{what} is of model {self.model_name}; this engine has {needed.model_name}", hint=again)
@@ -56,6 +72,8 @@ class Fingerprint:
             other = needed.policy_name
             differ = "has the same with other numbers" if self.policy_name == other else f"has {other}"
             raise InputError(f"{what} was made under policy {self.policy_name}; this engine {differ}", hint=again)
+        if other_turns is not None and self.weights == needed.weights and self.state == other_turns.state:
+            raise InputError(f"{what} {other_turns.reason}", hint=other_turns.hint)
         for name, own, other in (
             ("weights", self.weights, needed.weights),
             ("state tensors", self.state, needed.state),
@@ -95,8 +113,12 @@ class Packing(Protocol):
         """What the contexts of this engine are made by."""
 
     @property
-    def keeps_everything(self) -> bool:
-        """Whether no token is ever evicted."""
+    def other_turns(self) -> OtherTurns | None:
+        """The engine that differs from this one in taking turns alone; None where nothing is kept for turns."""
+
+    @property
+    def keeps_every_token(self) -> bool:
+        """Whether a later turn can read every token."""
 
     @property
     def reads_everything(self) -> bool:

@@ -38,11 +38,11 @@ class ContextStore:
         """Whether every prompt is shared: there are bytes for it, and whatever follows a prompt loses nothing."""
         if self.prefixes.max_bytes == 0 or self._packing is None:
             return False
-        return self._packing.keeps_everything and (self._turns or self._packing.reads_everything)
+        return self._packing.keeps_every_token and (self._turns or self._packing.reads_everything)
 
     def check(self, context: Context, what: str) -> None:
         """Raise InputError, naming `what`, for a context of another engine."""
-        context.fingerprint.check_same(self.packing.fingerprint, what)
+        context.fingerprint.check_same(self.packing.fingerprint, what, self.packing.other_turns)
 
     def share(self, context: Context) -> None:
         """Store a context for prompts that begin with its text; InputError for another engine's, or one too large."""

@@ -186,7 +186,7 @@ def test_a_context_goes_on_under_another_executor(policy, from_torch, make_progr
 
 
 def test_a_shared_prefix_is_a_context_that_the_rest_continues(program):
-    """Whatever the policy; only those that keep everything also share prompts that they were not asked to."""
+    """Whatever the policy; only those that keep every token also share prompts that they were not asked to."""
     session = session_of(program, rows=2, prefix_bytes=1 << 30)
     (row,) = session.add([Request(PROMPT, 1)])
     prefix = session.take(row)
@@ -200,11 +200,12 @@ def test_a_shared_prefix_is_a_context_that_the_rest_continues(program):
     assert shared.prompt_token_ids == (*PROMPT, *OTHER[:4])
     again = session.generate(requests[1:])[0]
     assert again.token_ids == fresh.token_ids
-    assert again.reused_tokens == (len(OTHER) if program.parameters.keeps_everything else 0)
+    assert again.reused_tokens == (len(OTHER) if program.parameters.keeps_every_token else 0)
 
 
-def test_what_keeps_everything_answers_alike_with_and_without_a_prefix(program):
-    if not program.parameters.keeps_everything:
+def test_what_keeps_every_token_answers_alike_with_and_without_a_prefix(program):
+    """Under RocketKV-MT steps read what the rest of the prompt admits, but the first token is that of all of it."""
+    if not program.parameters.keeps_every_token:
         pytest.skip("it evicts")
     prompt = [*PROMPT, *OTHER[:6]]
     whole, shared = session_of(program), session_of(program, prefix_bytes=1 << 30)

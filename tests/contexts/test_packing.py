@@ -108,6 +108,6 @@ def test_what_a_context_takes_is_known_before_there_is_one():
 
 def test_what_is_kept_and_what_is_read():
     packings = {policy: packing_without_graphs(policy) for policy in ENGINES}
-    kept = {policy for policy, packing in packings.items() if packing.keeps_everything}
-    assert kept == {"full", "quest", "quest-matched", "sparq", "hybrid"}
+    kept = {policy for policy, packing in packings.items() if packing.keeps_every_token}
+    assert kept == {"full", "quest", "quest-matched", "sparq", "hybrid", "rocketkv-mt"}
     assert [policy for policy in kept if packings[policy].reads_everything] == ["full"]

@@ -40,6 +40,16 @@ def test_full_needs_no_budget() -> None:
     assert not found.is_compressed(0)
 
 
+@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("budget", [512, 1024])
+def test_a_conversation_has_the_positions_that_are_asked_for(policy: str, budget: int) -> None:
+    scores = tuple((0.5,) * MODEL.num_key_value_heads for _ in range(MODEL.num_hidden_layers))
+    more = {"head_scores": scores} if policy == "duo-attention" else {}
+    found = resolved(policy, None if policy == "full" else budget, max_conversation_len=65536, **more)
+    assert found.max_sequence_len == 65536
+    assert resolved(policy, None if policy == "full" else budget, **more).max_sequence_len == 32768
+
+
 def test_the_halves_of_rocketkv() -> None:
     rocket, snap, pages = (resolved(policy) for policy in ("rocketkv", "snapkv++", "hybrid"))
     assert (snap.capacity, snap.prompt_budget, snap.pool_kernel) == (3191, 3063, rocket.pool_kernel)

@@ -108,3 +108,46 @@ def test_bytes_of_a_stored_context():
     assert plan_of(policy="hybrid")["context"]["bytes"] == full["context"]["bytes"]
     assert plan_of(policy="sparq")["context"]["bytes"] == full["context"]["bytes"] + 32 * 8 * 128 * 4
     assert plan_of(policy="h2o")["context"]["bytes"] == 32 * (512 * token + 8 * 513 * (4 + 4)) + logits
+
+
+@pytest.mark.parametrize("policy", ["rocketkv", "full", "rocketkv-mt", "hybrid", "h2o", "streaming-llm", "keydiff"])
+def test_what_conversations_and_prefixes_take_is_what_the_built_engine_has(policy, tiny_model, tmp_path, capfd):
+    """Its state tensors to the byte, and a context of its longest prompt."""
+    from kvc_trt import Engine, plan
+    from kvc_trt.cli.main import run
+
+    settings = ("--policy", policy, "--max-input-len", "256", "--max-output-len", "32", "--max-conversation-len", "640")
+    given = [*settings, *(() if policy == "full" else ("--token-budget", "64"))]
+    model = ("--model", str(tiny_model))
+    build = ["build", *model, "--random-weights", "0", "--weights", "fp32", "--no-verify", *given]
+    assert run([*build, "-o", str(tmp_path / "engine")]) == 0
+    capfd.readouterr()
+    assert run(["plan", *model, "--weights", "fp32", *given, "--json"]) == 0
+    planned = json.loads(capfd.readouterr().out)
+    with Engine.open(tmp_path / "engine") as engine:
+        state = {tensor.name: tensor.bytes_per_row() for tensor in engine.directory.state}
+        assert planned["cache"]["compressed_bytes_per_row"] == sum(state.values())
+        assert engine.session().executor.state_bytes() == sum(state.values())
+        places = sum(size for name, size in state.items() if name.startswith("slot_positions") and policy != "h2o")
+        assert planned["conversation"] == {
+            "takes_turns": True, "positions": 640, "longest_turn": 256, "slot_positions_bytes_per_row": places,
+        }  # fmt: skip
+        assert engine.parameters.max_sequence_len == 640
+        assert planned["context"]["bytes"] == engine.context([3] * 256).nbytes
+    longer = plan(str(tiny_model), policy=policy, weights="fp32", max_input_len=256, max_output_len=32)
+    if policy == "full":
+        assert planned["cache"]["compressed_bytes_per_row"] * 288 == 640 * longer["cache"]["compressed_bytes_per_row"]
+
+
+def test_a_backend_without_turns_keeps_no_places():
+    model = load_preset("llama3.1-8b").config
+    parameters = resolve("rocketkv", model=model, token_budget=512, max_input_len=32640, max_output_len=128)
+    with_turns, without = (make_plan(model, parameters, "bf16", turns=turns) for turns in (True, False))
+    places = with_turns["conversation"]["slot_positions_bytes_per_row"]
+    assert places == 4 * 32 * 8 * parameters.capacity
+    assert without["conversation"] == {
+        "takes_turns": False, "positions": 32768, "longest_turn": 0, "slot_positions_bytes_per_row": 0,
+    }  # fmt: skip
+    rows = [one["cache"]["compressed_bytes_per_row"] for one in (with_turns, without)]
+    assert rows[0] - rows[1] == places
+    assert without["context"]["bytes"] < with_turns["context"]["bytes"]

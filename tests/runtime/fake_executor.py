@@ -127,9 +127,10 @@ class FakePacking:
         self._executor = executor
 
     reads_everything = True
+    other_turns = None
 
     @property
-    def keeps_everything(self):
+    def keeps_every_token(self):
         return self._executor.budget >= self._executor.limits.max_input_len
 
     def pack(self, row, cache_lengths, logical_length):
