@@ -3,9 +3,9 @@
     python -m benchmarks.accuracy_turns --models retrieval-tiny
     python -m benchmarks.accuracy_turns --models smollm2-135m-instruct [--checkpoint FILE.gguf] [--minutes 20]
 
-Every sample is asked in three forms (`kvc_trt.tasks.two_questions`): its question at the end of the prompt, by decode
-steps after the context was compacted, and as a turn after another question was answered. What is measured is kept in
-build/accuracy/, some questions at a time, so a run that was stopped goes on where it was. Writes
+Every sample is asked in several forms (`kvc_trt.tasks.two_questions`): its question at the end of the prompt, as a turn
+after another question was answered and, where a model is small, by decode steps after the context was compacted. What
+is measured is kept in build/accuracy/, some questions at a time, so a run that was stopped goes on where it was. Writes
 benchmarks/results/accuracy-turns-MODEL.json; the page is `benchmarks.accuracy_turns_page`'s.
 """
 
@@ -23,7 +23,16 @@ from benchmarks import machine
 from benchmarks.accuracy import cells_in, record_of, total_spent
 from kvc_trt import policies
 from kvc_trt.accuracy.cell import Cell
-from kvc_trt.accuracy.grid import ALL_MODES, CHAT, PLAIN, QuestionGroup, Variant, question_groups, variants
+from kvc_trt.accuracy.grid import (
+    ALL_MODES,
+    CHAT,
+    PLAIN,
+    SECOND_QUESTION,
+    QuestionGroup,
+    Variant,
+    question_groups,
+    variants,
+)
 from kvc_trt.accuracy.measure import QuestionDraw, measure
 from kvc_trt.accuracy.policy_engines import open_model
 from kvc_trt.accuracy.results import Results
@@ -34,7 +43,7 @@ from kvc_trt.tasks.dataset import VERSION
 
 NAME = "accuracy-turns"
 SEED = 0
-BLOCK = 16
+BLOCK = 8
 """Questions of each form that are asked before the other forms' next ones."""
 
 
@@ -49,11 +58,13 @@ class Asked:
     samples: int
     framing: str = PLAIN
     max_new_tokens: int | None = None
+    modes: tuple[str, ...] = ALL_MODES
+    """The forms."""
 
     @property
     def groups(self) -> list[QuestionGroup]:
-        """The three forms."""
-        return question_groups([self.task], [self.length], ALL_MODES, (self.framing,))
+        """The questions in every form."""
+        return question_groups([self.task], [self.length], self.modes, (self.framing,))
 
     @property
     def variants(self) -> list[Variant]:
@@ -64,7 +75,7 @@ class Asked:
 
 MODELS = {
     "retrieval-tiny": Asked("two-records", 512, 128, 128),
-    "smollm2-135m-instruct": Asked("two-needles", 1024, 256, 64, CHAT, 12),
+    "smollm2-135m-instruct": Asked("two-needles", 1024, 256, 64, CHAT, 12, ("query-aware", SECOND_QUESTION)),
 }
 
 

@@ -77,10 +77,10 @@ def test_pages_without_marks_are_left_alone(tmp_path):
     assert (tmp_path / "page.md").read_text() == "no marks"
 
 
-def test_every_policy_that_engines_run_is_asked_in_three_forms():
+def test_every_policy_that_engines_run_is_asked_in_one_shot_and_as_a_turn():
     for asked in accuracy_turns.MODELS.values():
         assert task(asked.task).asks_twice
-        assert [group.mode for group in asked.groups] == ["query-aware", "query-agnostic", SECOND_QUESTION]
+        assert {"query-aware", SECOND_QUESTION} <= {group.mode for group in asked.groups}
         names = [variant.policy for variant in asked.variants]
         assert {"full", "rocketkv", "rocketkv-mt", "tova"} <= set(names)
         assert not any(name.startswith("exact-topk") for name in names)
