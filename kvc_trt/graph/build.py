@@ -4,33 +4,29 @@
     onnx.save(build_prefill(config, parameters, weights=weights, turns=True), "engine/prefill.onnx")
     onnx.save(build_decode(config, parameters, weights=weights), "engine/decode.onnx")
     onnx.save(build_extend(config, parameters, weights=weights), "engine/extend.onnx")
+    onnx.save(build_draft(config, parameters, weights=weights, tokens=5), "engine/draft.onnx")
 
 A graph holds a few hundred bytes per tensor; the data stay in the weight file, which must be in the same directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from kvc_trt.errors import InputError
-from kvc_trt.graph import IR_VERSION, squeeze
+from kvc_trt.graph import squeeze
+from kvc_trt.graph.assembly import assembled, by_layer, check, int64, state_values
 from kvc_trt.graph.decoder import decode_layer, extend_layer, prefill_layer
-from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
-from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
-from kvc_trt.graph.weights import EMBEDDING, PACKED, ROTARY, GraphWeights
+from kvc_trt.graph.layers import Layers
+from kvc_trt.graph.state import cache_sites
+from kvc_trt.graph.weights import GraphWeights
 from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch
 from kvc_trt.methods.parameters import PolicyParameters
-from kvc_trt.methods.registry import operators
 from kvc_trt.methods.turn_pieces import TurnBatch
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
 from kvc_trt.operators.emitter import Emitter
-from kvc_trt.operators.shapes import HeadShape, Layout, count_to
-from kvc_trt.version import __version__
+from kvc_trt.operators.shapes import count_to
 
 
 def build_prefill(
@@ -42,7 +38,7 @@ def build_prefill(
     logits FLOAT [batch,vocab] of each row's last token, cache_lengths INT64 [caches,batch], and every state tensor of
     `state_tensors`, ready to be bound to the decode graph; with `turns`, to the extend graph too.
     """
-    _check(config, parameters, weights)
+    check(config, parameters, weights)
     emit = Emitter()
     layers = Layers(emit, config, weights)
     prompt = _prompt(layers, parameters)
@@ -50,7 +46,7 @@ def build_prefill(
     sites = cache_sites(config, parameters)
     squeezed = [site for site in sites if site.parameters.squeeze_share is not None]
     cosines = []
-    for layer, of_layer in _by_layer(sites):
+    for layer, of_layer in by_layer(sites):
         with emit.scope(f"layers.{layer}"):
             before = x
             x, attended = prefill_layer(layers, prompt, x, of_layer, turns=turns)
@@ -63,13 +59,13 @@ def build_prefill(
     emit.Identity(layers.head(last), outputs=["logits"])
     rows = [emit.Unsqueeze(f"lengths.{site.name}", [0]) for site in sites]
     emit.Concat(*rows, axis=0, outputs=["cache_lengths"])
-    inputs = [_int64("input_ids", ["batch", "sequence"]), _int64("prompt_lengths", ["batch"])]
+    inputs = [int64("input_ids", ["batch", "sequence"]), int64("prompt_lengths", ["batch"])]
     outputs = [
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", config.vocab_size]),
-        _int64("cache_lengths", [len(sites), "batch"]),
-        *_state(config, parameters, weights, "name", turns=turns),
+        int64("cache_lengths", [len(sites), "batch"]),
+        *state_values(config, parameters, weights, turns=turns),
     ]
-    return _model("prefill", layers, parameters, inputs, outputs)
+    return assembled("prefill", layers, parameters, inputs, outputs)
 
 
 def build_decode(
@@ -82,7 +78,7 @@ def build_decode(
     buffer as input and as output. `slice_until` is the length up to which dense layers attend to a slice instead of
     reading the cache in place; a dense twin passes its engine's, and then both agree bit for bit.
     """
-    _check(config, parameters, weights)
+    check(config, parameters, weights)
     emit = Emitter()
     layers = Layers(emit, config, weights)
     limit = slice_limit(parameters) if slice_until is None else slice_until
@@ -90,21 +86,58 @@ def build_decode(
     batch = DecodeBatch(angles, "cache_lengths", "positions", limit, layers.rotary_tables)
     x = layers.embed("token")
     sites = cache_sites(config, parameters)
-    for layer, of_layer in _by_layer(sites):
+    for layer, of_layer in by_layer(sites):
         with emit.scope(f"layers.{layer}"):
             x = decode_layer(layers, batch, x, of_layer)
     emit.Identity(layers.head(x), outputs=["logits"])
     inputs = [
-        _int64("token", ["batch"]),
-        _int64("positions", ["batch"]),
-        _int64("cache_lengths", [len(sites), "batch"]),
-        *_state(config, parameters, weights, "name"),
+        int64("token", ["batch"]),
+        int64("positions", ["batch"]),
+        int64("cache_lengths", [len(sites), "batch"]),
+        *state_values(config, parameters, weights),
     ]
     outputs = [
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", config.vocab_size]),
-        *_state(config, parameters, weights, "aliased_output"),
+        *state_values(config, parameters, weights, after=1),
     ]
-    return _model("decode", layers, parameters, inputs, outputs)
+    return assembled("decode", layers, parameters, inputs, outputs)
+
+
+def build_draft(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights, tokens: int) -> ModelProto:
+    """Build the draft graph: `tokens` decode steps in one pass, for tokens that are known beforehand.
+
+    token INT64 [tokens,batch]; positions INT64 [batch] (of each row's first token), cache_lengths INT64 [caches,batch]
+    and the state tensors as of a decode graph -> logits FLOAT [tokens,batch,vocab], and each state tensor after each of
+    the tokens (`StateTensor.outputs`). An executor binds one buffer as input and as all outputs. All rows feed all
+    tokens; what was fed too much is taken back. InputError for a policy whose steps cannot be taken back.
+    """
+    check(config, parameters, weights)
+    if parameters.no_drafts is not None:
+        raise InputError(f"policy {parameters.policy} checks no drafts: {parameters.no_drafts}")
+    emit = Emitter()
+    layers = Layers(emit, config, weights)
+    places = emit.Add("positions", np.arange(tokens, dtype=np.int64)[:, None])
+    angles = layers.rotary(emit.Reshape(places, [-1, 1]))
+    batch = DecodeBatch(
+        angles, "cache_lengths", "positions", slice_limit(parameters), layers.rotary_tables, tokens=tokens
+    )
+    x = layers.embed(emit.Reshape("token", [-1]))
+    sites = cache_sites(config, parameters)
+    for layer, of_layer in by_layer(sites):
+        with emit.scope(f"layers.{layer}"):
+            x = decode_layer(layers, batch, x, of_layer)
+    emit.Reshape(layers.head(x), emit.Concat(emit.Shape("token"), [-1], axis=0), outputs=["logits"])
+    inputs = [
+        int64("token", [tokens, "batch"]),
+        int64("positions", ["batch"]),
+        int64("cache_lengths", [len(sites), "batch"]),
+        *state_values(config, parameters, weights),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, [tokens, "batch", config.vocab_size]),
+        *state_values(config, parameters, weights, after=tokens),
+    ]
+    return assembled("draft", layers, parameters, inputs, outputs)
 
 
 def build_extend(
@@ -118,7 +151,7 @@ def build_extend(
     cache_lengths_out, and each state tensor's `aliased_output`. An executor may bind one buffer as input and as output.
     InputError for a policy without turns.
     """
-    _check(config, parameters, weights)
+    check(config, parameters, weights)
     if parameters.no_turn is not None:
         raise InputError(f"policy {parameters.policy} takes no turns: {parameters.no_turn}")
     emit = Emitter()
@@ -126,7 +159,7 @@ def build_extend(
     turn = _turn(layers, parameters)
     x = layers.embed(emit.Reshape("input_ids", [-1]))
     sites = cache_sites(config, parameters)
-    for layer, of_layer in _by_layer(sites):
+    for layer, of_layer in by_layer(sites):
         with emit.scope(f"layers.{layer}"):
             x = extend_layer(layers, turn, x, of_layer, "cache_lengths")
     block: list[int | str] = ["batch", "block"]
@@ -140,19 +173,19 @@ def build_extend(
     rows = [emit.Unsqueeze(f"lengths.{site.name}", [0]) for site in sites]
     emit.Concat(*rows, axis=0, outputs=["cache_lengths_out"])
     inputs = [
-        _int64("input_ids", block),
-        _int64("lengths", ["batch"]),
-        _int64("positions", ["batch"]),
-        _int64("cache_lengths", [len(sites), "batch"]),
-        *_state(config, parameters, weights, "name", turns=True),
+        int64("input_ids", block),
+        int64("lengths", ["batch"]),
+        int64("positions", ["batch"]),
+        int64("cache_lengths", [len(sites), "batch"]),
+        *state_values(config, parameters, weights, turns=True),
     ]
     shape: list[int | str] = [*(block if all_logits else ["batch"]), config.vocab_size]
     outputs = [
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape),
-        _int64("cache_lengths_out", [len(sites), "batch"]),
-        *_state(config, parameters, weights, "aliased_output", turns=True),
+        int64("cache_lengths_out", [len(sites), "batch"]),
+        *state_values(config, parameters, weights, turns=True, after=1),
     ]
-    return _model("extend", layers, parameters, inputs, outputs)
+    return assembled("extend", layers, parameters, inputs, outputs)
 
 
 def slice_limit(parameters: PolicyParameters) -> int:
@@ -160,12 +193,6 @@ def slice_limit(parameters: PolicyParameters) -> int:
     if parameters.reads_a_part or parameters.evicts_while_decoding:
         return parameters.dense_limit
     return parameters.token_budget if parameters.eviction.evicts else 0
-
-
-def _by_layer(sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]]]:
-    """Yield each layer with its caches."""
-    for layer, group in groupby(sites, key=lambda site: site.layer):
-        yield layer, list(group)
 
 
 def _prompt(layers: Layers, parameters: PolicyParameters) -> PromptBatch:
@@ -192,83 +219,3 @@ def _turn(layers: Layers, parameters: PolicyParameters) -> TurnBatch:
     last = emit.Add(emit.Sub(emit.Unsqueeze("lengths", [1]), width), count_to(emit, width))
     window = emit.Unsqueeze(emit.Max(last, 0), [2])
     return TurnBatch("lengths", grid, angles, window, layers.rotary_tables, "positions", emit.Min("lengths", width))
-
-
-def _int64(name: str, shape: Sequence[int | str]) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.INT64, shape)
-
-
-def _state(
-    config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights, name: str, *, turns: bool = False
-) -> list[ValueInfoProto]:
-    return [
-        helper.make_tensor_value_info(getattr(tensor, name), ELEMENT_TYPES[tensor.dtype], ["batch", *tensor.shape])
-        for tensor in state_tensors(config, parameters, weights.dtype, turns=turns)
-    ]
-
-
-def _model(
-    name: str,
-    layers: Layers,
-    parameters: PolicyParameters,
-    inputs: list[ValueInfoProto],
-    outputs: list[ValueInfoProto],
-) -> ModelProto:
-    nodes = layers.emit.nodes
-    if layers.weights.bits is not None and (
-        left := [node.name for node in nodes if node.op_type in ("Gemm", "MatMul")]
-    ):
-        raise AssertionError(f"linear layers left unquantised: {', '.join(left)}")
-    layout = _layout(layers, parameters)
-    used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
-    if layers.weights.quantised:
-        imports.append(helper.make_opsetid(CONTRIB_DOMAIN, 1))
-    return helper.make_model(
-        helper.make_graph(nodes, name, inputs, outputs, list(layers.initializers.values())),
-        opset_imports=imports,
-        ir_version=IR_VERSION,
-        functions=[one.body(layout) for name, one in operators().items() if name in used],
-        producer_name="kvc-trt",
-        producer_version=__version__,
-    )
-
-
-def _layout(layers: Layers, rule: PolicyParameters) -> Layout:
-    """Return the numbers that operator bodies contain; capacity and pages only if all layers share them."""
-    config = layers.config
-    capacity, pages = (rule.capacity, rule.num_pages()) if rule.layer_budgets is None else (None, None)
-    numbers = {
-        "pool_kernel": rule.pool_kernel,
-        "reallocate": rule.reallocate,
-        "budgeted_layers": config.num_hidden_layers - rule.skip_layers,
-        "squeeze_share": rule.squeeze_share or 0.0,
-    }
-    return Layout(_head_shape(config, rule), capacity, pages, layers.weights.dtype, numbers)
-
-
-def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:
-    """Return the attention shape that all caches of an engine share."""
-    heads = {cache_heads(config, site) for site in cache_sites(config, parameters)}
-    if heads == {config.num_key_value_heads}:
-        return HeadShape(config.num_attention_heads, config.num_key_value_heads, config.head_size)
-    if heads == {config.num_attention_heads}:
-        return HeadShape(config.num_attention_heads, config.num_attention_heads, config.head_size)
-    return HeadShape(None, None, config.head_size)
-
-
-def _check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights) -> None:
-    length = parameters.max_sequence_len
-    if config.sliding_window is not None and length > config.sliding_window:
-        raise InputError(
-            f"sequence length {length}: expected at most the model's sliding window of {config.sliding_window}",
-            hint="lower --max-input-len or --max-output-len",
-        )
-    if weights.bits is not None and EMBEDDING + PACKED not in weights:
-        raise InputError(
-            f"{weights.location}: quantised by an older version, which new graphs cannot read",
-            hint="the engine runs as it is; build it again to verify or profile it",
-        )
-    rows = weights.stored(ROTARY[0]).shape[0]
-    if rows < length:
-        raise InputError(f"{weights.location}: rotary tables for {rows} positions, the engine needs {length}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch, PromptLayer, StepLayer, by_head
+from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch, PromptLayer, StepLayer, by_head, of_token
 from kvc_trt.methods.turn_pieces import TurnBatch, TurnLayer
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.emitter import Value
@@ -114,7 +114,7 @@ def _by_row(layers: Layers, batch: PromptBatch, x: Value) -> Value:
 
 
 def decode_layer(layers: Layers, batch: DecodeBatch, x: Value, sites: Sequence[CacheSite]) -> Value:
-    """Pass the residual stream [B,hidden] through one layer, which reads and writes its caches `sites`."""
+    """Pass the residual stream [T,hidden] through one layer, which reads and writes its caches `sites`."""
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
     attended = _attend(layers, batch, normed, name, sites)
@@ -125,15 +125,45 @@ def decode_layer(layers: Layers, batch: DecodeBatch, x: Value, sites: Sequence[C
 
 
 def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites: Sequence[CacheSite]) -> Value:
-    """Return attention of one token per row over all caches of a layer, [B,H,D], heads in the model's order."""
-    emit, config = layers.emit, layers.config
-    (query, key, value), plain = _project(layers, batch, normed, name)
-    parts = []
-    for site in sites:
-        lengths = emit.Gather(batch.cache_lengths, site.cache)
-        attended = f"{name}.attended" if len(sites) == 1 else f"{name}.attended.{site.name}"
+    """Return attention of each token over all caches of a layer, [T,H,D], heads in the model's order."""
+    emit = layers.emit
+    made, plain = _project(layers, batch, normed, name)
+    lengths = [emit.Gather(batch.cache_lengths, site.cache) for site in sites]
+    if batch.tokens == 1:
+        return _attend_token(layers, batch, (*made, plain), name, sites, lengths)
+    parts = [emit.Split(part, axis=0, num_outputs=batch.tokens, outputs=batch.tokens) for part in made]
+    found: list[Value] = []
+    for token, (query, key, value) in enumerate(zip(*parts, strict=True)):
+        if token:
+            # Each token is a step of its own: it may change the cache only once the one before has read it.
+            done = emit.Shape(found[-1], end=1)
+            lengths = [emit.Expand(emit.Add(stored, 1), done) for stored in lengths]
+            if any(site.parameters.selection.sums for site in sites):  # to which the value is added without a slot
+                value = emit.Expand(value, emit.Concat(done, [1, 1], axis=0))
+        found.append(_attend_token(layers, batch, (query, key, value, plain), name, sites, lengths, token))
+    return str(emit.Concat(*found, axis=0))
+
+
+def _attend_token(
+    layers: Layers,
+    batch: DecodeBatch,
+    made: tuple[Value, Value, Value, Callable[[], tuple[Value, Value]]],
+    name: str,
+    sites: Sequence[CacheSite],
+    lengths: Sequence[Value],
+    token: int = 0,
+) -> Value:
+    """Append one token of each row to the caches of a layer, of which `lengths` [B] are in use, and attend: [B,H,D]."""
+    emit, config, parts = layers.emit, layers.config, []
+    here = batch if token == 0 else replace(batch, positions=emit.Add(batch.positions, token))
+    for site, stored in zip(sites, lengths, strict=True):
+        attended = of_token(
+            f"{name}.attended" if len(sites) == 1 else f"{name}.attended.{site.name}", token, batch.tokens
+        )
         rule = site.parameters
-        whole = StepLayer(emit, config, rule, site.name, batch, query, key, value, plain, lengths, attended)
+        whole = StepLayer(
+            emit, config, rule, site.name, here, *made, stored, attended, token=token, tokens=batch.tokens
+        )
         parts.append(rule.selection.decode(rule.eviction.new_entry(whole.of_heads(site.kv_heads))))
     if len(parts) == 1:
         return parts[0]
@@ -151,7 +181,7 @@ def _places(config: ModelConfig, sites: Sequence[CacheSite]) -> list[int]:
 def _project(
     layers: Layers, batch: DecodeBatch, normed: Value, name: str
 ) -> tuple[tuple[Value, Value, Value], Callable[[], tuple[Value, Value]]]:
-    """Project one token per row to query [B,H,D], key and value [B,G,D]; query and key are rotated together.
+    """Project T tokens to query [T,H,D], key and value [T,G,D]; query and key are rotated together.
 
     Also return a function that writes query and key before rotation.
     """

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from kvc_trt.methods.graph_pieces import of_token
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators.schema import CACHE, FLOAT, INT32
@@ -34,6 +35,12 @@ class StateTensor:
     aliased_output: str
     in_step: bool = True
     """Whether a decode step reads and writes it; others pass from the prefill graph to the extend graph."""
+
+    def outputs(self, tokens: int) -> tuple[str, ...]:
+        """Return the names under which a graph that feeds `tokens` tokens per row writes it, one after each token.
+
+        An executor binds its one buffer to all of them."""
+        return tuple(of_token(self.aliased_output, token, tokens) for token in range(tokens))
 
     def bytes_per_row(self) -> int:
         """Size of one row of the batch in bytes."""

@@ -133,15 +133,17 @@ class DecodeBatch:
     """The batch, as every layer of the decode graph needs it."""
 
     angles: tuple[Value, Value]
-    """Cosine and sine of the positions, [B,1,D/2]"""
+    """Cosine and sine of the positions, [T,1,D/2], T = tokens * B"""
     cache_lengths: Value
     """[caches,B]: entries before this step."""
     positions: Value
-    """[B]: logical position of each row's token."""
+    """[B]: logical position of each row's first token."""
     slice_until: int
     """Largest number of entries of which dense layers take a slice, as a sparse layer does if a row fits."""
     rotary_tables: Callable[[], tuple[Value, Value]]
     """Cosine and sine of every position, [S,D/2]"""
+    tokens: int = 1
+    """Tokens of each row, fed one behind the other: all rows' first tokens, then all second ones."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,20 @@ class StepLayer(CacheLayer):
     """[B]: entries of the cache before this step."""
     attended: str
     """Name of the attention result."""
+    token: int = 0
+    """Which of the row's tokens this is, where one run feeds several."""
+    tokens: int = 1
+    """How many tokens of a row one run feeds."""
+
+    def state(self, tensor: str) -> Value:
+        """Return the cache's state tensor of that name, as the token before this one left it."""
+        if self.token == 0:
+            return f"{tensor}.{self.name}"
+        return of_token(f"{tensor}_out.{self.name}", self.token - 1, self.tokens)
+
+    def updated(self, tensor: str) -> str:
+        """Return the name of the graph's output that holds a state tensor after this token."""
+        return of_token(f"{tensor}_out.{self.name}", self.token, self.tokens)
 
     def of_heads(self, kv_heads: tuple[int, ...] | None) -> StepLayer:
         """The part of some KV heads; None: all of it."""
@@ -187,12 +203,20 @@ class StepLayer(CacheLayer):
             "v_new": self.value,
             "cache_lengths": self.lengths,
             "positions": self.batch.positions,
-            **{name: f"{name}.{self.name}" for name in state},
+            **{name: self.state(name) for name in state},
         }
         given = {one.name: known[one.name] for one in operator.inputs if one.name in known}
-        outputs = {one.name: f"{one.name}.{self.name}" for one in operator.outputs} | {"output": self.attended}
+        outputs = {f"{name}_out": self.updated(name) for name in state}
+        for one in operator.outputs:
+            outputs.setdefault(one.name, of_token(f"{one.name}.{self.name}", self.token, self.tokens))
+        outputs["output"] = self.attended
         self.call(operator, {**given, **(more or {})}, outputs, **numbers)
         return self.attended
+
+
+def of_token(name: str, token: int, tokens: int) -> str:
+    """Name a value of one of the `tokens` of a row that one run feeds; that of the last has the plain name."""
+    return name if token == tokens - 1 else f"{name}.token{token}"
 
 
 def by_head(emit: Emitter, x: Value, head_size: int) -> Value:

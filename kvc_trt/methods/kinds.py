@@ -204,6 +204,8 @@ class DecodeSelection(ABC):
     """Whether a step reads only some entries of a cache that keeps them all, once a row exceeds the budget."""
     reads_beside = 0
     """Number of tokens that such a step reads in addition to `top_k`."""
+    sums: tuple[str, ...] = ()
+    """State to which a step adds, so that undoing one needs a copy from before."""
     oracle = False
     """Whether it reads everything to find out what matters; then only the reference runs it."""
 
@@ -222,6 +224,13 @@ class DecodeSelection(ABC):
         """Graph: after a turn, write what the cache carries in addition to keys, values and page bounds.
 
         Called where the turn's tokens were appended; a compaction writes all of its cache itself."""
+
+    @property
+    def no_drafts(self) -> str | None:
+        """Why the tokens of a draft cannot be checked in one pass; None if they can."""
+        if self.evicts_while_decoding:
+            return "a step drops a token for each that it stores, and what a rejected draft dropped would be lost"
+        return None
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -262,6 +271,19 @@ class DecodeSelection(ABC):
     def state_of(self, keys: Array, values: Array, lengths: Array, rule: Constants) -> dict[str, Array]:
         """Make what the cache carries in addition to keys and values [B,G,C,D] with `lengths` [B] slots in use."""
         return {name: rebuild(keys, lengths, rule) for name, rebuild in self.rebuilt.items()}
+
+    def take_back(
+        self, state: Mapping[str, Array], saved: Mapping[str, Array], before: int, steps: range, rule: Constants
+    ) -> None:
+        """Undo the steps that stored the slots `steps` of one row, in place: the state is then as if they had not been.
+
+        `state` are the row's tensors [G,...] by name, `saved` copies of `sums` from when there were `before` entries.
+        Keys and values past a row's end do not count, so only what follows from them changes: here, bounds of pages.
+        """
+        if self.pages:
+            from kvc_trt.methods.verification import rebuild_bounds
+
+            rebuild_bounds(state["k_cache"], state["bounds"], steps, rule.page_size)
 
     def layer_cache(
         self, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, rule: Constants

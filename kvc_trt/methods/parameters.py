@@ -61,6 +61,11 @@ class PolicyParameters(Constants):
         return self.eviction.no_turn(self)
 
     @property
+    def no_drafts(self) -> str | None:
+        """Why the tokens of a draft cannot be checked in one pass; None if they can."""
+        return self.selection.no_drafts
+
+    @property
     def drops_before_append(self) -> bool:
         """Whether a step drops the oldest token that is not a sink before it stores the new one."""
         return self.selection.drops_before_append

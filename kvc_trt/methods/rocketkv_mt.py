@@ -133,9 +133,9 @@ class BestOfAdmitted(BestOfPages):
         inputs = {
             "k_new": emit.Unsqueeze(step.key, [2]), "v_new": emit.Unsqueeze(step.value, [2]),
             "cache_lengths": position, "lengths": emit.Expand(1, emit.Shape(position)),
-            **{cache: f"{tensor.name}.{step.name}" for cache, tensor in zip(CACHES, WHOLE, strict=True)},
+            **{cache: step.state(tensor.name) for cache, tensor in zip(CACHES, WHOLE, strict=True)},
         }  # fmt: skip
-        names = {f"{cache}_out": f"{tensor.name}_out.{step.name}" for cache, tensor in zip(CACHES, WHOLE, strict=True)}
+        names = {f"{cache}_out": step.updated(tensor.name) for cache, tensor in zip(CACHES, WHOLE, strict=True)}
         step.call(APPEND_BLOCK, inputs, names)
         return super().decode(step)
 

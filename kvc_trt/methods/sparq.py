@@ -44,6 +44,7 @@ class LargestChannels(DecodeSelection):
     operators = (SPARQ_ATTENTION,)
     reads_a_part = True
     reads_beside = 1
+    sums = ("value_sum",)
 
     def select(self, query: Tensor, cache: LayerCache, rule: Constants) -> Selection:
         """Run one step over the best tokens; return the output and what was read."""
@@ -71,6 +72,15 @@ class LargestChannels(DecodeSelection):
         }  # fmt: skip
         names = {f"{tensor}_out": turn.updated(tensor) for tensor in ("channels", "value_sum")}
         turn.call(APPEND_CHANNELS, inputs, names)
+
+    def take_back(
+        self, state: Mapping[str, Array], saved: Mapping[str, Array], before: int, steps: range, rule: Constants
+    ) -> None:
+        """Add the values of the steps that stay to the sum once more, one by one as these steps did."""
+        total = saved["value_sum"].copy()
+        for slot in range(before, steps.start):
+            total += state["v_cache"][:, slot].astype(np.float32)
+        state["value_sum"][...] = total
 
     def pairs_to_choose(self, rule: Constants, entries: int, head_size: int) -> float:
         """Count `top_r` channels of every key, and the mean of all values."""

@@ -195,6 +195,16 @@ def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
     return np.ascontiguousarray(maxima.swapaxes(2, 3))
 
 
+def rebuild_bounds(keys: Array, bounds: Array, dropped: range, page_size: int) -> None:
+    """Make the bounds [G,2D,P] of one row anew, in place, after the last slots `dropped` of its `keys` [G,C,D]."""
+    first, end = dropped.start // page_size, -(-dropped.stop // page_size)
+    bounds[:, :, first:end] = LOWEST[str(keys.dtype)]
+    start = first * page_size
+    if start < dropped.start:
+        stored = keys[None, :, start : dropped.start]
+        bounds[:, :, first] = page_bounds(stored, np.array([stored.shape[2]]), page_size)[0, :, :, 0]
+
+
 def float32(array: Array) -> Tensor:
     """Convert an array to a float32 tensor for the reference."""
     import torch

@@ -1,0 +1,111 @@
+"""Put the nodes of a graph together to a model: its inputs and outputs, its state, the operators that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+from kvc_trt.errors import InputError
+from kvc_trt.graph import IR_VERSION
+from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
+from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
+from kvc_trt.graph.weights import EMBEDDING, PACKED, ROTARY, GraphWeights
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.registry import operators
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
+from kvc_trt.operators.shapes import HeadShape, Layout
+from kvc_trt.version import __version__
+
+
+def by_layer(sites: Sequence[CacheSite]) -> Iterator[tuple[int, list[CacheSite]]]:
+    """Yield each layer with its caches."""
+    for layer, group in groupby(sites, key=lambda site: site.layer):
+        yield layer, list(group)
+
+
+def int64(name: str, shape: Sequence[int | str]) -> ValueInfoProto:
+    """Describe an INT64 input or output."""
+    return helper.make_tensor_value_info(name, TensorProto.INT64, shape)
+
+
+def state_values(
+    config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights, *, turns: bool = False, after: int = 0
+) -> list[ValueInfoProto]:
+    """Describe the state tensors as inputs, or `after` so many tokens as outputs; with `turns`, of an extend graph."""
+    return [
+        helper.make_tensor_value_info(name, ELEMENT_TYPES[tensor.dtype], ["batch", *tensor.shape])
+        for tensor in state_tensors(config, parameters, weights.dtype, turns=turns)
+        for name in (tensor.outputs(after) if after else (tensor.name,))
+    ]
+
+
+def assembled(
+    name: str,
+    layers: Layers,
+    parameters: PolicyParameters,
+    inputs: list[ValueInfoProto],
+    outputs: list[ValueInfoProto],
+) -> ModelProto:
+    """Return the model of the nodes that `layers` has written, with the bodies of the operators that they call."""
+    nodes = layers.emit.nodes
+    if layers.weights.bits is not None and (
+        left := [node.name for node in nodes if node.op_type in ("Gemm", "MatMul")]
+    ):
+        raise AssertionError(f"linear layers left unquantised: {', '.join(left)}")
+    layout = _layout(layers, parameters)
+    used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
+    if layers.weights.quantised:
+        imports.append(helper.make_opsetid(CONTRIB_DOMAIN, 1))
+    return helper.make_model(
+        helper.make_graph(nodes, name, inputs, outputs, list(layers.initializers.values())),
+        opset_imports=imports,
+        ir_version=IR_VERSION,
+        functions=[one.body(layout) for name, one in operators().items() if name in used],
+        producer_name="kvc-trt",
+        producer_version=__version__,
+    )
+
+
+def _layout(layers: Layers, rule: PolicyParameters) -> Layout:
+    """Return the numbers that operator bodies contain; capacity and pages only if all layers share them."""
+    config = layers.config
+    capacity, pages = (rule.capacity, rule.num_pages()) if rule.layer_budgets is None else (None, None)
+    numbers = {
+        "pool_kernel": rule.pool_kernel,
+        "reallocate": rule.reallocate,
+        "budgeted_layers": config.num_hidden_layers - rule.skip_layers,
+        "squeeze_share": rule.squeeze_share or 0.0,
+    }
+    return Layout(_head_shape(config, rule), capacity, pages, layers.weights.dtype, numbers)
+
+
+def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:
+    """Return the attention shape that all caches of an engine share."""
+    heads = {cache_heads(config, site) for site in cache_sites(config, parameters)}
+    if heads == {config.num_key_value_heads}:
+        return HeadShape(config.num_attention_heads, config.num_key_value_heads, config.head_size)
+    if heads == {config.num_attention_heads}:
+        return HeadShape(config.num_attention_heads, config.num_attention_heads, config.head_size)
+    return HeadShape(None, None, config.head_size)
+
+
+def check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights) -> None:
+    """Raise InputError for parameters that the model or the weight file cannot serve."""
+    length = parameters.max_sequence_len
+    if config.sliding_window is not None and length > config.sliding_window:
+        raise InputError(
+            f"sequence length {length}: expected at most the model's sliding window of {config.sliding_window}",
+            hint="lower --max-input-len or --max-output-len",
+        )
+    if weights.bits is not None and EMBEDDING + PACKED not in weights:
+        raise InputError(
+            f"{weights.location}: quantised by an older version, which new graphs cannot read",
+            hint="the engine runs as it is; build it again to verify or profile it",
+        )
+    rows = weights.stored(ROTARY[0]).shape[0]
+    if rows < length:
+        raise InputError(f"{weights.location}: rotary tables for {rows} positions, the engine needs {length}")
