@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from kvc_trt.graph.fused import fuse
 from kvc_trt.graph.prune import prune, read_names
@@ -14,6 +14,8 @@ from kvc_trt.operators.registry import OPERATORS
 NATIVE_LINEAR = "KvcLinear"
 """The native operator that stands for Gemm with a constant matrix. It is in no file, so it has no body: Gemm is its
 specification."""
+NATIVE_NARROW_LINEAR = "KvcNarrowLinear"
+"""The same for a few tokens: it takes little more time than reading the matrix once."""
 _PRECISE = ("KvcPrefillAttention", NATIVE_LINEAR)
 """Native operators that also multiply in bfloat16, where their attribute `bf16` is 1."""
 
@@ -50,17 +52,47 @@ def prepare_prefill(model: ModelProto, native: Collection[str], *, bf16: bool) -
     if NATIVE_LINEAR in native:
         constants = {one.name for one in graph.initializer if one.data_type == TensorProto.FLOAT}
         head = _head(graph.node)
-        nodes = [
-            made
-            for node in graph.node
-            for made in (_linear(node) if node is not head and _multiplies(node, constants) else [node])
-        ]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        _replace_products(graph, NATIVE_LINEAR, lambda node: node is not head and _multiplies(node, constants))
     for node in graph.node:
         if bf16 and node.domain == KVC_DOMAIN and node.op_type in _PRECISE:
             node.attribute.append(helper.make_attribute("bf16", 1))
     return prepared
+
+
+def prepare_draft(model: ModelProto, native: Collection[str]) -> ModelProto:
+    """Return a copy of a draft graph whose products with float32 matrices are native where the library has them.
+
+    A native step appends and attends in one node, so that the next one needs nothing that makes it wait.
+    """
+    prepared = ModelProto()
+    prepared.CopyFrom(model)
+    _drop_waiting(prepared.graph, native)
+    if NATIVE_NARROW_LINEAR in native:
+        constants = {one.name for one in prepared.graph.initializer if one.data_type == TensorProto.FLOAT}
+        _replace_products(prepared.graph, NATIVE_NARROW_LINEAR, lambda node: _multiplies(node, constants))
+    return prepared
+
+
+def _drop_waiting(graph: GraphProto, native: Collection[str]) -> None:
+    """Drop the nodes that let a token's lengths depend on a native result before it (`graph/decoder.py`)."""
+    results = {node.output[0] for node in graph.node if node.domain == KVC_DOMAIN and node.op_type in native}
+    waits = {node.output[0] for node in graph.node if node.op_type == "Shape" and node.input[0] in results}
+    passed = {
+        node.output[0]: node.input[0] for node in graph.node if node.op_type == "Expand" and node.input[1] in waits
+    }
+    kept = [NodeProto.FromString(node.SerializeToString()) for node in graph.node if node.output[0] not in passed]
+    for node in kept:
+        for place, name in enumerate(node.input):
+            node.input[place] = passed.get(name, name)
+    unread = waits - read_names(kept)
+    del graph.node[:]
+    graph.node.extend(node for node in kept if node.output[0] not in unread)
+
+
+def _replace_products(graph: GraphProto, operator: str, wanted: Callable[[NodeProto], bool]) -> None:
+    nodes = [made for node in graph.node for made in (_linear(node, operator) if wanted(node) else [node])]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _multiplies(node: NodeProto, constants: set[str]) -> bool:
@@ -72,10 +104,10 @@ def _multiplies(node: NodeProto, constants: set[str]) -> bool:
     )
 
 
-def _linear(node: NodeProto) -> list[NodeProto]:
+def _linear(node: NodeProto, operator: str) -> list[NodeProto]:
     x, matrix, *bias = node.input
     product = f"{node.output[0]}.product" if bias else node.output[0]
-    nodes = [helper.make_node(NATIVE_LINEAR, [x, matrix], [product], name=node.name, domain=KVC_DOMAIN)]
+    nodes = [helper.make_node(operator, [x, matrix], [product], name=node.name, domain=KVC_DOMAIN)]
     if bias:
         nodes.append(helper.make_node("Add", [product, bias[0]], list(node.output), name=f"{node.name}.bias"))
     return nodes

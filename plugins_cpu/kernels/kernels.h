@@ -124,6 +124,16 @@ struct LinearKernels {
     void (*multiply)(const LinearCall& call);
 };
 
+/// y = x matrix^T of a few tokens.
+struct NarrowCall {
+    const float* x;       ///< [tokens, in]
+    const float* matrix;  ///< [out, in]
+    float* y;             ///< [tokens, out]
+    int64_t tokens;
+    int64_t in;
+    int64_t out;
+};
+
 struct Kernels {
     const char* name;
     void (*attend)(const AttendCall& call, const Attended& result);
@@ -138,6 +148,8 @@ struct Kernels {
     const PrefillKernels* prefill_bf16;  ///< null where the processor multiplies no bfloat16
     const LinearKernels* linear;
     const LinearKernels* linear_bf16;  ///< likewise
+    /// Computes columns first_row..last_row - 1 of y. The sums of a token do not depend on the tokens beside it.
+    void (*multiply_narrow)(const NarrowCall& call, int64_t first_row, int64_t last_row);
     /// Takes items by rank until they count `wanted`, the last one cut to its lowest parts; parts[] holds the numbers of
     /// those taken, ascending: part i of item n is number n * weight + i.
     void (*take_best)(const RankedItems& items, int64_t wanted, int32_t* parts);

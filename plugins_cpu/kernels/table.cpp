@@ -3,6 +3,7 @@
 #include "kernels/elementwise_target.h"
 #include "kernels/kernels.h"
 #include "kernels/linear.h"
+#include "kernels/narrow.h"
 #include "kernels/page_scores.h"
 #include "kernels/prefill.h"
 #include "kernels/quantised_target.h"
@@ -33,6 +34,7 @@ const Kernels kTable{
     .linear = &kLinear,
     .linear_bf16 = nullptr,
 #endif
+    .multiply_narrow = multiply_narrow,
     .take_best = take_best,
 };
 

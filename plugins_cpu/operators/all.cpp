@@ -6,7 +6,8 @@ std::span<const Implementation> implementations() {
     static const Implementation all[] = {
         kAddNormImplementation,          kDenseAttentionImplementation,  kGatedHalvesImplementation,
         kGatedUnitImplementation,        kHybridAttentionImplementation, kLinearImplementation,
-        kPrefillAttentionImplementation, kQuantisedLinearImplementation, kRotatedHeadsImplementation};
+        kNarrowLinearImplementation,     kPrefillAttentionImplementation, kQuantisedLinearImplementation,
+        kRotatedHeadsImplementation};
     return all;
 }
 

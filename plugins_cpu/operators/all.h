@@ -17,6 +17,7 @@ extern const Implementation kGatedHalvesImplementation;
 extern const Implementation kGatedUnitImplementation;
 extern const Implementation kRotatedHeadsImplementation;
 extern const Implementation kLinearImplementation;
+extern const Implementation kNarrowLinearImplementation;
 extern const Implementation kHybridAttentionImplementation;
 extern const Implementation kPrefillAttentionImplementation;
 

@@ -45,6 +45,8 @@ class LoadOptions:
     """The graph is part of one that `prepared_graph` gave."""
     shares_buffers: bool = False
     """Take buffers from one arena with all sessions that do: for sessions that run one after another."""
+    few_tokens: bool = False
+    """A draft graph, whose products are of a few tokens: native where the library has such a product."""
 
 
 def load_graph(
@@ -66,7 +68,7 @@ def load_graph(
     try:
         if native is not None:
             native.register(session_options)
-        model = read_graph(graph) if options.prepared else _prepared(graph, expose, native, options.prefill)
+        model = read_graph(graph) if options.prepared else _prepared(graph, expose, native, options)
         if options.weights is not None:
             options.weights.lend(model, session_options)
         return onnxruntime.InferenceSession(
@@ -82,7 +84,7 @@ def load_graph(
 
 def prepared_graph(graph: Graph, options: LoadOptions, expose: Sequence[str] = ()) -> ModelProto:
     """Return a graph as `load_graph` would give it to ONNX Runtime."""
-    return _prepared(graph, expose, native_operators(options.dtype), options.prefill)
+    return _prepared(graph, expose, native_operators(options.dtype), options)
 
 
 def run_bound(session: InferenceSession, binding: IOBinding, options: RunOptions | None = None) -> None:
@@ -131,14 +133,14 @@ def _make_shared_arena() -> None:
     onnxruntime.create_and_register_allocator(memory, None)
 
 
-def _prepared(
-    graph: Graph, expose: Sequence[str], native: NativeOperators | None, prefill: PrefillPrecision | None
-) -> ModelProto:
+def _prepared(graph: Graph, expose: Sequence[str], native: NativeOperators | None, options: LoadOptions) -> ModelProto:
     from kvc_trt.graph.expose import expose as exposed
-    from kvc_trt.graph.native import prepare, prepare_prefill
+    from kvc_trt.graph.native import prepare, prepare_draft, prepare_prefill
 
     model = read_graph(graph)
     whole = exposed(model, expose) if expose else model
     operators = frozenset[str]() if native is None else native.operators
     prepared = prepare(whole, operators)
-    return prepared if prefill is None else prepare_prefill(prepared, operators, bf16=prefill == "bf16")
+    if options.few_tokens:
+        return prepare_draft(prepared, operators)
+    return prepared if options.prefill is None else prepare_prefill(prepared, operators, bf16=options.prefill == "bf16")
