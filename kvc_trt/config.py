@@ -38,6 +38,8 @@ class BuildConfig(OwnSchema):
     max_batch_size: Positive = 8
     split: Literal["adaptive", "even"] | Annotated[float, Field(ge=0, le=1)] = "adaptive"
     dense_until: Count | Literal["auto"] | None = None
+    draft_tokens: Annotated[int, Field(ge=2, le=8)] | None = None
+    """Tokens of a draft that one pass checks, for `run --speculate`; None: the engine checks no drafts."""
     backend: str = "auto"
     weights: Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"] = "auto"
     compatibility: Literal["none", "hardware"] | None = None

@@ -54,6 +54,7 @@ class Engine:
         threads: int | None = None,
         prefill_precision: PrefillPrecision = "f32",
         prefix_bytes: int = 0,
+        speculate: str | None = None,
         progress: Progress | None = None,
     ) -> None:
         from kvc_trt.backends.registry import runner
@@ -64,6 +65,7 @@ class Engine:
         self._threads = threads
         self._prefill_precision = prefill_precision
         self._prefix_bytes = prefix_bytes
+        self._speculate = speculate
         self._progress = progress or NullProgress()
         self._session: Session | None = None
 
@@ -76,14 +78,16 @@ class Engine:
         threads: int | None = None,
         prefill_precision: PrefillPrecision = "f32",
         prefix_bytes: int = 0,
+        speculate: str | None = None,
         progress: Progress | None = None,
     ) -> Engine:
         """Check the whole directory and return the engine; nothing is loaded yet.
 
         `backend` None runs it where it was built for, `threads` None on all cores. `prefill_precision`
         "bf16" computes prefill in bfloat16, faster on processors that multiply it; decode stays in float32.
-        `prefix_bytes` are for what prompts have in common (see `share`). Raises InputError for an engine that is not
-        intact or cannot run there, with the command that rebuilds it.
+        `prefix_bytes` are for what prompts have in common (see `share`). `speculate` "ngram", or "ngram:4" for drafts
+        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same. Raises
+        InputError for an engine that is not intact or cannot run there, with the command that rebuilds it.
         """
         from kvc_trt.backends.registry import open_engine
 
@@ -94,6 +98,7 @@ class Engine:
             threads=threads,
             prefill_precision=prefill_precision,
             prefix_bytes=prefix_bytes,
+            speculate=speculate,
             progress=progress,
         )
 
@@ -142,6 +147,7 @@ class Engine:
                 threads=self._threads,
                 prefill_precision=self._prefill_precision,
                 prefix_bytes=self._prefix_bytes,
+                speculate=self._speculate,
                 progress=self._progress,
             )
         elif self._session.max_batch_size < max_batch_size:

@@ -17,7 +17,7 @@ from kvc_trt.backends.prefill_precision import PrefillPrecision, check_precision
 from kvc_trt.backends.probes import Probe
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.build import Makers
-from kvc_trt.engine.format import WITH_TURNS
+from kvc_trt.engine.format import EVERY_GRAPH
 from kvc_trt.engine.graph_stages import graph_makers
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource
 from kvc_trt.engine.program import Program
@@ -61,7 +61,7 @@ class Backend(ABC):
     calls_kernels: ClassVar[bool] = False
     """Whether it calls a kernel library that the user can choose (`verify --kernels`)."""
 
-    files: ClassVar[Mapping[str, str]] = WITH_TURNS
+    files: ClassVar[Mapping[str, str]] = EVERY_GRAPH
     """Stage of a build -> the file it makes, in order."""
     architecture: ClassVar[str] = "any"
     """The manifest's architecture, for a backend that compiles nothing."""
@@ -75,8 +75,8 @@ class Backend(ABC):
     """Weight format -> why it does not run it."""
     runs_programs: ClassVar[bool] = False
     """Whether it runs engines that exist in memory only."""
-    own_settings: ClassVar[tuple[str, ...]] = ()
-    """Build settings that only this backend uses."""
+    own_settings: ClassVar[tuple[str, ...]] = ("draft_tokens",)
+    """Build settings that it uses and some other backend does not."""
     every_operator: ClassVar[bool] = False
     """Whether it runs every graph; other backends need a kernel for each operator."""
     prefill_precisions: ClassVar[tuple[PrefillPrecision, ...]] = ("f32",)
@@ -118,7 +118,7 @@ class Backend(ABC):
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
         """Return what makes the file of each stage. Heavy libraries are imported on the first call."""
-        return graph_makers(resolved, source, progress, turns="extend" in self.files)
+        return graph_makers(resolved, source, progress, self.files)
 
     def sources(self) -> Iterable[Path]:
         """Return the source files that determine its engines; if one changes, engines are out of date."""

@@ -112,6 +112,7 @@ def open_session(
     max_batch_size: int = 1,
     threads: int | None = None,
     prefill_precision: PrefillPrecision = "f32",
+    speculate: str | None = None,
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
@@ -119,9 +120,9 @@ def open_session(
 
     `backend` None is the one that the engine was built for; torch runs the weights of any engine in PyTorch around the
     kernels, and onnxruntime runs the graphs of engines that have them in its types. `threads` None leaves the number to
-    the executor (all cores). `prefill_precision` bf16 computes prefill in bfloat16 where the backend offers it. Further
-    options go to the executor. Raises InputError for an engine that is damaged or cannot run there,
-    UnsupportedEnvironment if this machine cannot run it.
+    the executor (all cores). `prefill_precision` bf16 computes prefill in bfloat16 where the backend offers it.
+    `speculate` "ngram" or "ngram:TOKENS" checks drafts from the text itself. Further options go to the executor. Raises
+    InputError for an engine that is damaged or cannot do that, UnsupportedEnvironment if this machine cannot run it.
     """
     engine = open_engine(engine_dir, progress=progress)
     return session_of(
@@ -130,6 +131,7 @@ def open_session(
         max_batch_size=max_batch_size,
         threads=threads,
         prefill_precision=prefill_precision,
+        speculate=speculate,
         progress=progress,
         **executor_options,
     )
@@ -143,6 +145,7 @@ def session_of(
     threads: int | None = None,
     prefill_precision: PrefillPrecision = "f32",
     prefix_bytes: int = 0,
+    speculate: str | None = None,
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
@@ -152,8 +155,9 @@ def session_of(
     """
     from kvc_trt.contexts import packing_of
     from kvc_trt.progress import NullProgress
-    from kvc_trt.runtime import Session
+    from kvc_trt.runtime import Session, Speculation
 
+    speculation = None if speculate is None else Speculation.parse(speculate)
     chosen = _supporting(runner(engine.backend, backend), engine).with_prefill(prefill_precision)
     executor = chosen.open(engine, threads=threads, **executor_options)
     with (progress or NullProgress()).task("loading the engine", None):
@@ -165,6 +169,7 @@ def session_of(
         end_token_ids=engine.model.eos_token_ids,
         packing=packing_of(engine),
         prefix_bytes=prefix_bytes,
+        speculation=speculation,
         progress=progress,
     )
 

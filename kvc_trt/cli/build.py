@@ -54,6 +54,12 @@ if TYPE_CHECKING:
     cloup.option("--backend", type=click.Choice(["auto", *names()]), help="What will run it.  [default: auto]"),
     cloup.option("--max-batch-size", type=int, help="Most rows decoded together.  [default: 8]"),
     cloup.option(
+        "--draft-tokens",
+        type=int,
+        metavar="2..8",
+        help="Add the graph that checks drafts of so many tokens, for run --speculate.  [default: none]",
+    ),
+    cloup.option(
         "--config",
         "configuration",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),

@@ -14,12 +14,16 @@ _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 @click.command()
 @printing.json_option
 @click.option("--turns", is_flag=True, help="Print what a turn of a conversation does under each policy (Markdown).")
-def command(as_json: bool, turns: bool) -> None:
+@click.option("--drafts", is_flag=True, help="Print what the tokens of a draft read under each policy (Markdown).")
+def command(as_json: bool, turns: bool, drafts: bool) -> None:
     """List the KV-cache policies."""
     from kvc_trt.policies import describe, named
 
     if turns:
         click.echo(turn_table())
+        return
+    if drafts:
+        click.echo(draft_table())
         return
     policies = [(one, engines(one.name)) for one in describe()]
     if as_json:
@@ -45,6 +49,25 @@ def turn_table() -> str:
             rows.setdefault(one.turn or "There are no turns.", []).append(f"`{one.name}`")
     lines = [f"| {', '.join(names)} | {turn} |" for turn, names in rows.items()]
     return "\n".join(["| policy | after a turn |", "|---|---|", *lines])
+
+
+def draft_table() -> str:
+    """Return the table of docs/speculation.md: what a draft's tokens read under each policy that engines can have."""
+    from kvc_trt.policies import describe, named
+
+    rows: dict[str, list[str]] = {}
+    for one in describe():
+        selection = named(one.name).selection
+        if selection.no_drafts is not None:
+            text = f"Refused: {selection.no_drafts}."
+        elif selection.reads_a_part:
+            text = "Each token selects for itself, as its own decode step would: by the same rule, the same tokens."
+        else:
+            text = "Each token reads everything that is stored before it."
+        if not selection.oracle:
+            rows.setdefault(text, []).append(f"`{one.name}`")
+    lines = [f"| {', '.join(names)} | {text} |" for text, names in rows.items()]
+    return "\n".join(["| policy | the tokens of a draft |", "|---|---|", *lines])
 
 
 def engines(policy: str) -> list[str]:

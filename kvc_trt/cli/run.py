@@ -98,6 +98,12 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         "rows that are being answered after each.  [default: together, at once]",
     ),
     PREFILL_PRECISION,
+    cloup.option(
+        "--speculate",
+        metavar="ngram[:TOKENS]",
+        help="Check drafts of that many tokens at once, where the text repeats itself; answers stay the same. "
+        "Needs an engine built with --draft-tokens.",
+    ),
 )
 @json_option
 def command(
@@ -123,6 +129,7 @@ def command(
     threads: int | None,
     prefill_slice_ms: float | None,
     prefill_precision: PrefillPrecision,
+    speculate: str | None,
     as_json: bool,
 ) -> None:
     """Answer the prompt with the engine in directory ENGINE.
@@ -155,7 +162,12 @@ def command(
 
     started = time.perf_counter()
     opened = Engine.open(
-        engine, backend=backend, threads=threads, prefill_precision=prefill_precision, progress=progress()
+        engine,
+        backend=backend,
+        threads=threads,
+        prefill_precision=prefill_precision,
+        speculate=speculate,
+        progress=progress(),
     )
     prompts = asked.for_engine(opened)
     start = None if context is None else opened.load_context(context)

@@ -36,6 +36,9 @@ def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[s
             "prompt_tokens": timings.prompt_tokens,
             "new_tokens": sum(len(output.token_ids) for output in outputs),
             "decode_tokens_per_second": timings.decode_tokens_per_second(),
+            "draft_runs": timings.draft_runs,
+            "drafted_tokens": timings.drafted_tokens,
+            "accepted_tokens": timings.accepted_tokens,
         },
     }
 
@@ -46,6 +49,7 @@ def summary(outputs: list[Output], engine: Engine) -> str:
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     speed = timings.decode_tokens_per_second()
     reused = sum(output.reused_tokens for output in outputs)
+    accepted = f"{timings.accepted_tokens} of {timings.drafted_tokens} drafted tokens accepted"
     return " | ".join(
         [
             *([f"{reused} tokens of a stored context"] if reused else []),
@@ -54,6 +58,7 @@ def summary(outputs: list[Output], engine: Engine) -> str:
             held(outputs, engine),
             f"prefill {timings.prefill_seconds:.2f} s",
             "no decode run" if speed is None else f"{speed:.1f} tokens/s",
+            *([accepted] if timings.draft_runs else []),
         ]
     )
 

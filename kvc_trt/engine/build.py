@@ -45,7 +45,7 @@ class Maker(Protocol):
 
 
 Makers = Mapping[str, Maker]
-"""Stage -> what makes its file, for every stage of the backend's `files`; for extend only if the policy takes turns."""
+"""Stage -> what makes its file, for the stages of the backend's `files` that this build has."""
 
 
 class EngineBackend(EngineFormat, Protocol):

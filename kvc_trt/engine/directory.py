@@ -15,6 +15,7 @@ from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.format import (
     CONFIG_FILE,
     DECODE_FILE,
+    DRAFT_FILE,
     EXTEND_FILE,
     PREFILL_FILE,
     TOKENIZER_DIRECTORY,
@@ -101,6 +102,11 @@ class EngineDirectory:
     def extend_path(self) -> Path | None:
         """Path of the extend graph; None if the engine takes no turns."""
         return self.path / EXTEND_FILE if EXTEND_FILE in self.files else None
+
+    @property
+    def draft_path(self) -> Path | None:
+        """Path of the draft graph; None if the engine was built without one."""
+        return self.path / DRAFT_FILE if DRAFT_FILE in self.files else None
 
     @property
     def weights_path(self) -> Path:

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-CONFIG_FILE, PREFILL_FILE, DECODE_FILE, EXTEND_FILE = "config.json", "prefill.onnx", "decode.onnx", "extend.onnx"
+CONFIG_FILE, PREFILL_FILE, DECODE_FILE = "config.json", "prefill.onnx", "decode.onnx"
+EXTEND_FILE, DRAFT_FILE = "extend.onnx", "draft.onnx"
 WEIGHTS_FILE, TOKENIZER_DIRECTORY = "weights.safetensors", "tokenizer"
 
 GRAPH_FILES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECODE_FILE}
 """Stage -> file, for the files that every engine has."""
-WITH_TURNS = {**GRAPH_FILES, "extend": EXTEND_FILE}
-"""Stage -> file, for a backend whose engines take turns of a conversation, if their policy does."""
+EVERY_GRAPH = {**GRAPH_FILES, "extend": EXTEND_FILE, "draft": DRAFT_FILE}
+"""Stage -> file, for a backend that also runs turns of a conversation and checks drafts."""
+_OPTIONAL = (EXTEND_FILE, DRAFT_FILE)
+"""Some policies take no turns, drafts are checked by engines that were asked for, and older engines have neither."""
 
 
 class EngineFormat(Protocol):
@@ -33,10 +36,8 @@ class EngineFormat(Protocol):
 
 
 def required_files(format: EngineFormat) -> tuple[str, ...]:
-    """Return the files that an engine of this format must have.
-
-    The extend graph is not one: some policies take no turns, and engines of earlier versions have none."""
-    return CONFIG_FILE, *(file for file in format.files.values() if file != EXTEND_FILE)
+    """Return the files that an engine of this format must have."""
+    return CONFIG_FILE, *(file for file in format.files.values() if file not in _OPTIONAL)
 
 
 def entries(formats: Iterable[EngineFormat]) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress, *, turns: bool) -> Makers:
-    """Return what makes each stage's file; onnx is imported when the first graph is made.
+def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress, stages: Collection[str]) -> Makers:
+    """Return what makes the file of each of the backend's `stages`; onnx is imported when the first graph is made.
 
-    With `turns`, the extend graph is one of them where the policy takes turns."""
-    turns = turns and resolved.parameters.no_turn is None
+    The extend graph is one of them where the policy takes turns, the draft graph where the build asks for it."""
+    turns = "extend" in stages and resolved.parameters.no_turn is None
     makers: dict[str, Maker] = {
         "weights": partial(_write_weights, resolved=resolved, source=source, progress=progress),
         "prefill": partial(_write_prefill, resolved=resolved, progress=progress, turns=turns),
@@ -29,6 +29,9 @@ def graph_makers(resolved: ResolvedBuild, source: ModelSource, progress: Progres
     }
     if turns:
         makers["extend"] = partial(_write_extend, resolved=resolved, progress=progress)
+    if "draft" in stages and resolved.config.draft_tokens is not None:
+        tokens = 1 + resolved.config.draft_tokens
+        makers["draft"] = partial(_write_draft, resolved=resolved, progress=progress, tokens=tokens)
     return makers
 
 
@@ -60,6 +63,13 @@ def _write_extend(path: Path, *, finished: Path, resolved: ResolvedBuild, progre
 
     with progress.task("building the extend graph", None):
         _write_graph(build_extend, resolved, path, finished)
+
+
+def _write_draft(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress, tokens: int) -> None:
+    from kvc_trt.graph.build import build_draft
+
+    with progress.task("building the draft graph", None):
+        _write_graph(partial(build_draft, tokens=tokens), resolved, path, finished)
 
 
 def _write_graph(build: Callable[..., ModelProto], resolved: ResolvedBuild, path: Path, finished: Path) -> None:

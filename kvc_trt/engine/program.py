@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvc_trt.graph.state import StateTensor, cache_sites, state_tensors
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
-from kvc_trt.runtime.executor import Limits, NoTurns
+from kvc_trt.runtime.executor import Limits, NoDrafts, NoTurns
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -34,6 +34,10 @@ class Program:
     decode: Graph
     extend: Graph | None = None
     """None if there are no turns."""
+    draft: Graph | None = None
+    """None if drafts cannot be checked."""
+    draft_tokens: int = 0
+    """Tokens of a draft that `draft` checks."""
 
     @property
     def dtype(self) -> str:
@@ -74,6 +78,8 @@ class Program:
             keeps_whole=parameters.keeps_whole,
             keeping=tuple(not site.parameters.evicts_on_turns for site in cache_sites(self.model, parameters)),
             no_turns=self._no_turns,
+            draft_tokens=0 if self.draft is None else self.draft_tokens,
+            no_drafts=self._no_drafts,
         )
 
     @property
@@ -90,6 +96,16 @@ class Program:
         return None
 
     @property
+    def _no_drafts(self) -> NoDrafts | None:
+        """Why drafts cannot be checked; None if they can."""
+        if self.parameters.no_drafts is not None:
+            return NoDrafts(f"policy {self.parameters.policy} checks no drafts: {self.parameters.no_drafts}")
+        if self.draft is None:
+            again = "kvc-trt build --config ENGINE_DIR/config.json --draft-tokens 4 -o ENGINE_DIR --force"
+            return NoDrafts("the engine has no draft graph: it was built without --draft-tokens", again)
+        return None
+
+    @property
     def weight_format(self) -> str:
         """Return the format in which the weights are stored."""
         from kvc_trt.graph.weights import GraphWeights
@@ -101,7 +117,7 @@ def engine_program(engine: EngineDirectory) -> Program:
     """Return the program of an engine directory."""
     return Program(
         engine.model, engine.parameters, engine.state, engine.weights_path,
-        engine.prefill_path, engine.decode_path, engine.extend_path,
+        engine.prefill_path, engine.decode_path, engine.extend_path, engine.draft_path, engine.build.draft_tokens or 0,
     )  # fmt: skip
 
 

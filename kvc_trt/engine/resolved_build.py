@@ -40,7 +40,7 @@ class BuildRules(PolicyRunner, Protocol):
 
     @property
     def own_settings(self) -> tuple[str, ...]:
-        """Build settings that only this backend uses."""
+        """Build settings that it uses and some other backend does not."""
 
     def why_no_weights(self, kind: str) -> str:
         """Return why the backend does not run weights of this format."""
@@ -120,6 +120,11 @@ def resolve(
     config = with_defaults(config, choice)
     config = config.model_copy(update={"backend": backend})
     parameters = resolve_parameters(config, choice.config)
+    if config.draft_tokens is not None and parameters.no_drafts is not None:
+        raise InputError(
+            f"--draft-tokens {config.draft_tokens}: policy {config.policy} checks no drafts: {parameters.no_drafts}",
+            hint="leave it out, or take another --policy (see `kvc-trt policies --drafts`)",
+        )
     if config.weights == "auto":
         stored = choice if config.random_weights is None else dataclasses.replace(choice, path=None)
         config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})

@@ -9,6 +9,7 @@ from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request, Sampling
 from kvc_trt.runtime.scheduler import Scheduler
 from kvc_trt.runtime.session import Session
+from kvc_trt.runtime.speculation import Speculation
 from kvc_trt.runtime.ticket import Ticket
 from kvc_trt.runtime.timings import Timings
 
@@ -20,6 +21,7 @@ __all__ = [
     "Sampling",
     "Scheduler",
     "Session",
+    "Speculation",
     "Ticket",
     "Timings",
     "load_tokenizer",

@@ -28,6 +28,13 @@ class NoTurns(NamedTuple):
     hint: str | None = None
 
 
+class NoDrafts(NamedTuple):
+    """Why an engine checks no drafts."""
+
+    reason: str
+    hint: str | None = None
+
+
 @dataclass(frozen=True)
 class Limits:
     """The fixed limits of one engine, the same for every row."""
@@ -52,6 +59,10 @@ class Limits:
     """Whether every token is kept beside the caches that `capacities` are of, for turns to choose from."""
     no_turns: NoTurns | None = None
     """Why rows take no turns; None if they do."""
+    draft_tokens: int = 0
+    """How many tokens of a draft one pass checks, besides the token that it feeds; 0 if drafts cannot be checked."""
+    no_drafts: NoDrafts | None = None
+    """Why drafts cannot be checked; None if they can."""
 
     def room(self, position: int, cache_lengths: Iterable[int]) -> int:
         """Return how many tokens a row can still take, by the fullest cache and by the logical positions left.
@@ -74,6 +85,16 @@ class Prefilled:
     """[caches, B]: tokens stored per cache and row."""
     state: Any
     """The rows' state tensors, in the executor's own form."""
+
+
+@dataclass(frozen=True)
+class CheckedDraft:
+    """The result of a pass over the tokens of a draft."""
+
+    logits: NDArray[np.float32]
+    """[tokens, rows, vocab]: after each token; valid until the next pass."""
+    undo: list[Any]
+    """Per row, what `take_back` needs besides the caches."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +174,29 @@ class TurnExecutor(Executor, Protocol):
 
         `positions` [B] are the logical positions of the first new tokens; `cache_lengths` [caches, B] counts the
         tokens stored before the turn. Caches that keep everything have free slots for the new tokens.
+        """
+
+
+@runtime_checkable
+class DraftExecutor(Executor, Protocol):
+    """An executor that runs several decode steps in one pass, for tokens that are known beforehand."""
+
+    def load_drafts(self) -> None:
+        """Load what passes need, so that the first one does not wait for it."""
+
+    def check_draft(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> CheckedDraft:
+        """Run the steps of `tokens` [1 + draft_tokens, rows] of the first rows, the first at `positions` [rows].
+
+        `cache_lengths` [caches, rows] counts the tokens stored before. Each step reads what it would read by itself.
+        """
+
+    def take_back(self, row: int, undo: Any, cache_lengths: NDArray[np.int64], kept: int) -> None:
+        """Undo the steps of the latest pass of this row except the first `kept`; `undo` is the pass's for the row.
+
+        `cache_lengths` [caches] counts the tokens stored before the pass. The state is then as if only the kept ones
+        had been fed; entries past a row's end do not count.
         """
 
 

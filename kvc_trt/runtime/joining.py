@@ -16,6 +16,7 @@ from kvc_trt.progress import Progress
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.context_store import ContextStore
 from kvc_trt.runtime.executor import Executor, Limits, Prefilled, prefill_in_slices
+from kvc_trt.runtime.ngram import NgramText
 from kvc_trt.runtime.places import Places
 from kvc_trt.runtime.request import Checked, Request, check_request
 from kvc_trt.runtime.row import Answer, Row, Start
@@ -67,6 +68,8 @@ class Joining:
         self._end_token_ids = frozenset(end_token_ids)
         self._progress = progress
         self._next_identity = 0
+        self.keeps_text = False
+        """Whether rows keep the tokens they read, to make drafts of them."""
         self.in_slices = 0
         """Rows that are taken by prefills that run in slices and have not ended."""
 
@@ -172,6 +175,7 @@ class Joining:
             limits=self._executor.limits,
             end_token_ids=self._end_token_ids,
             tokenizer=self._tokenizer,
+            text=NgramText() if self.keeps_text else None,
         )
         if start.context is None:
             row.check_room(len(checked.continuation), "continuation")

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
+from kvc_trt.runtime.drafts import Draft, Stored
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
+from kvc_trt.runtime.ngram import NgramText
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request
 from kvc_trt.runtime.sampling import Sampler
 from kvc_trt.runtime.text import Detokeniser, StopStrings
@@ -59,6 +61,7 @@ class Row:
         limits: Limits,
         end_token_ids: Iterable[int],
         tokenizer: Tokenizer | None,
+        text: NgramText | None = None,
     ) -> None:
         self.identity = identity
         self.answer = answer
@@ -71,6 +74,12 @@ class Row:
         """Tokens to feed before anything is sampled again."""
         self.next_token: int | None = None
         """The token that was sampled but not fed yet."""
+        self.stored: Stored | None = None
+        """What the latest pass has stored of a draft; None if there is nothing to feed or to take back."""
+        self.text = text
+        """The tokens read, if drafts are made of them. Those of a context are known if the prompt has them too."""
+        if text is not None and request.context is None:
+            text.read(prompt[: len(prompt) - len(start.unread)])
         self._digest = NO_TOKENS if context is None else context.token_digest
         self._undigested = prompt[:] if context is None else []
         self._prompt = tuple(prompt)
@@ -140,7 +149,10 @@ class Row:
 
     def fed(self, answer: Answer) -> None:
         """Record that the token was appended to every cache of this row, and the model's answer."""
-        self._undigested.append(self.feed())
+        token = self.feed()
+        self._undigested.append(token)
+        if self.text is not None:
+            self.text.feed(token)
         if self.next_token is not None:
             self.next_token = None
         else:
@@ -153,6 +165,32 @@ class Row:
         """Copy the answer: an executor's own is overwritten by the next step, which leaves out a row that waits."""
         if not isinstance(self.answer, int):
             self.answer = self.answer.copy()
+
+    def draft(self, count: int) -> Draft:
+        """Return up to `count` tokens that may follow the next one: those queued, then what the text suggests."""
+        assert self.text is not None
+        first, *queued = self.unfed()
+        tokens = queued[:count]
+        if len(tokens) < count:
+            tokens += self.text.draft([first, *queued], count - len(tokens))
+        self.text.watch([first], tokens)
+        return Draft(tokens, max(len(queued[:count]), min(self.text.expected, len(tokens))))
+
+    def store(self, tokens: list[int], answers: NDArray[np.float32], undo: Any) -> None:
+        """Record that `tokens` were stored behind the one that was just fed, and the model's `answers` [n, vocab]."""
+        self.stored = Stored(tokens, answers, undo, self.cache_lengths - 1)
+
+    def feed_stored(self) -> bool:
+        """Feed the next token if it is stored already, and the logits after it are finite; return whether it was."""
+        stored = self.stored
+        if stored is None or not stored.left or stored.tokens[stored.kept - 1] != self.feed():
+            return False
+        answer = stored.answers[stored.kept - 1]
+        if not np.isfinite(answer.max()):  # a step of its own will say so
+            return False
+        self.fed(answer)
+        stored.kept += 1
+        return True
 
     def token_digest(self) -> str:
         """Return the digest of every token that was fed, a context's tokens included."""
@@ -184,6 +222,8 @@ class Row:
     def read(self, tokens: list[int], answer: Answer, cache_lengths: NDArray[np.int64]) -> None:
         """Record that `tokens` were stored at once, the caches' lengths after it, and the model's answer."""
         self._undigested += tokens
+        if self.text is not None:
+            self.text.read(tokens)
         self.position += len(tokens)
         self.cache_lengths = cache_lengths
         self.answer = answer

@@ -20,6 +20,7 @@ from kvc_trt.runtime.joining import Joining
 from kvc_trt.runtime.places import Places
 from kvc_trt.runtime.request import Event, Output, Request, check_token_ids
 from kvc_trt.runtime.row import Answer, Row
+from kvc_trt.runtime.speculation import Drafting, Speculation
 from kvc_trt.runtime.timings import Timings
 from kvc_trt.runtime.turn import take_turn, takes_turns
 
@@ -45,6 +46,7 @@ class Session:
         end_token_ids: Iterable[int] = (),
         packing: Packing | None = None,
         prefix_bytes: int = 0,
+        speculation: Speculation | None = None,
         progress: Progress | None = None,
     ) -> None:
         if max_batch_size < 1:
@@ -67,6 +69,8 @@ class Session:
             end_token_ids=end_token_ids,
             progress=progress or NullProgress(),
         )
+        self._drafting = None if speculation is None else Drafting(executor, speculation, self.timings)
+        self._joining.keeps_text = self._drafting is not None
         executor.allocate(max_batch_size)
 
     @property
@@ -140,7 +144,7 @@ class Session:
         The row goes on. Its queued tokens, and a sampled token that was not fed yet, are not part of the context.
         ValueError for a row whose logits stay on the device, unless its request says `keep_logits`.
         """
-        found = self._find(row)
+        found = self._settled(row)
         return self.contexts.of_row(found, self.executor.read_row(self._places.place(found)))
 
     def queued(self, row: int) -> int:
@@ -171,7 +175,7 @@ class Session:
         fed and goes first; without `feed_last` it is left out, for tokens that say it themselves or end the answer in
         another way. InputError if the engine takes no turns, or if this one does not fit; then the row is as it was.
         """
-        found = self._find(row)
+        found = self._settled(row)
         start = time.perf_counter()
         try:
             self.timings.turn_tokens += take_turn(
@@ -204,26 +208,36 @@ class Session:
         return events
 
     def sample(self) -> list[Event]:
-        """Draw the next token of every row that has nothing to feed; rows that are done leave."""
+        """Draw the next token of every row that has nothing to feed; rows that are done leave.
+
+        In a session that speculates a row goes on with the tokens that the latest run has checked: several events.
+        """
         for error in self.failed.values():
             raise error
-        ready = self._ready()
-        events = [row.sample() for row in ready]
-        for row, event in zip(ready, events, strict=True):
-            if event.output is not None:
-                (self._places.wait if row.stays else self._places.leave)(row)
-        return events
+        ready, count = self._ready(), len(self._rows)
+        drawn = [[row.sample()] for row in ready]
+        for row, events in zip(ready, drawn, strict=True):
+            if self._drafting is not None and events[0].output is None:
+                events += self._drafting.follow(row, count)
+            if events[-1].output is not None:
+                if row.stays:
+                    self._places.wait(self._settled(row.identity))
+                else:
+                    self._places.leave(row)
+        return [event for events in drawn for event in events]
 
     def advance(self) -> None:
         """Run one decode step: feed every active row its queued or sampled token. Call `sample` first.
 
         If every row is greedy and the executor can find the best tokens itself, the logits stay on the device: the
-        host then waits for a few bytes per step.
+        host then waits for a few bytes per step. In a session that speculates, a run may check drafts of all rows.
         """
         if not self._rows:
             return
-        start = time.perf_counter()
         try:
+            if self._drafting is not None and self._drafting.run(self._rows):
+                return
+            start = time.perf_counter()
             answers = self._decode(
                 np.array([row.feed() for row in self._rows], np.int64),
                 np.array([row.position for row in self._rows], np.int64),
@@ -232,7 +246,10 @@ class Session:
         except BaseException:
             self._places.leave_all(self._rows)
             raise
-        self.timings.decode_seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        if self._drafting is not None:
+            self._drafting.stepped(len(self._rows), seconds)
+        self.timings.decode_seconds += seconds
         self.timings.decode_runs += 1
         self.timings.decode_tokens += len(self._rows)
         for row, answer in zip(self._rows, answers, strict=True):
@@ -304,3 +321,10 @@ class Session:
 
     def _find(self, identity: int) -> Row:
         return self._places.find(identity)
+
+    def _settled(self, identity: int) -> Row:
+        """Return a row whose caches hold what it has fed, and nothing of a draft."""
+        row = self._find(identity)
+        if self._drafting is not None:
+            self._drafting.take_back(row, self._places.place(row))
+        return row

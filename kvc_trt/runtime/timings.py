@@ -20,6 +20,11 @@ class Timings:
     decode_seconds: float = 0.0
     decode_runs: int = 0
     decode_tokens: int = 0
+    draft_runs: int = 0
+    """Of the decode runs, those that checked drafts."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of the drafted tokens, those that followed; they are among the decode tokens."""
     turn_seconds: float = 0.0
     turn_tokens: int = 0
 

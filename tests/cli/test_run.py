@@ -210,3 +210,38 @@ def test_a_batch_read_in_slices_has_the_same_answers(engine, ids_file, capfd):
 @pytest.mark.parametrize("arguments", [("--prompt", "a", "--stream"), ("--chat",)])
 def test_slices_are_of_a_batch(engine, arguments, capfd):
     assert "--prefill-slice-ms goes with a batch" in failure(engine, *arguments, "--prefill-slice-ms", "5", capfd=capfd)
+
+
+@pytest.fixture(scope="module")
+def drafting_engine(tiny_model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("drafts")
+    model = with_tokenizer(tiny_model, directory / "model")
+    limits = ("--token-budget", "32", "--max-input-len", "256", "--max-output-len", "32", "--no-verify")
+    arguments = ["build", "--model", str(model), "--draft-tokens", "4", *limits]
+    assert run([*arguments, "-o", str(directory / "engine")]) == 0
+    return str(directory / "engine")
+
+
+def test_speculating_gives_the_same_answer_and_says_what_it_did(drafting_engine, capfd):
+    arguments = ("--prompt", PROMPT, "--max-new-tokens", "30", "--ignore-eos", "--json")
+    plain, drafted = (
+        json.loads(answer(drafting_engine, *arguments, *more, capfd=capfd).out)
+        for more in ((), ("--speculate", "ngram:3"))
+    )
+    assert drafted["outputs"] == plain["outputs"]
+    assert plain["timings"]["draft_runs"] == plain["timings"]["drafted_tokens"] == 0
+    assert drafted["timings"]["accepted_tokens"] <= drafted["timings"]["drafted_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [("tokens", "expected ngram or ngram:TOKENS"), ("ngram:9", "drafts of 9 tokens, expected 1 to 4")],
+)
+def test_what_cannot_be_speculated_is_refused(drafting_engine, capfd, asked, message):
+    assert message in failure(drafting_engine, "--prompt", PROMPT, "--speculate", asked, capfd=capfd)
+
+
+def test_an_engine_without_drafts_says_how_to_build_it(engine, capfd):
+    said = failure(engine, "--prompt", PROMPT, "--speculate", "ngram", capfd=capfd)
+    assert "the engine has no draft graph" in said
+    assert "--draft-tokens 4" in said

@@ -21,17 +21,21 @@ from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
 from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph.native import NATIVE_NARROW_LINEAR
 from kvc_trt.machine import usable_cores
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
-from kvc_trt.runtime.executor import Extended, Limits, Prefilled
+from kvc_trt.runtime.executor import CheckedDraft, Extended, Limits, Prefilled
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding, RunOptions
 
+    from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
     from kvc_trt.backends.onnxruntime.sliced_prefill import SlicedPrefill
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import StateTensor
+
+GRAPHS = ("prefill", "decode", "extend", "draft")
 
 PREPACK_UP_TO_BYTES = 1 << 30
 """Float weights up to this size are copied into the kernels' own layout for decode; larger ones stay mapped.
@@ -113,6 +117,24 @@ class OnnxRuntimeExecutor:
             raise ValueError(str(self._limits.no_turns))
         return self._load("extend", self.program.extend, self._expose_extend, prepack=False)
 
+    @cached_property
+    def draft_session(self) -> InferenceSession:
+        """The draft graph. Native products of a few tokens read the file; others are packed as those of steps are.
+
+        ValueError if the program has none."""
+        if self.program.draft is None:
+            raise ValueError(str(self._limits.no_drafts))
+        native = native_operators(self.program.dtype)
+        reads_file = native is not None and NATIVE_NARROW_LINEAR in native.operators and not self._quantised
+        prepack = self.prepacks_decode and not reads_file
+        return self._load("draft", self.program.draft, [], prepack=prepack, few_tokens=True)
+
+    @cached_property
+    def _drafts(self) -> DraftPass:
+        from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
+
+        return DraftPass(self.draft_session, self.program, self._buffers)
+
     def load(self) -> None:
         """Load the graphs of prompts and steps now, so that the first prompt does not wait for it."""
         self._load_prefill()
@@ -152,6 +174,7 @@ class OnnxRuntimeExecutor:
                 hint="take a smaller batch, or build the engine with a smaller token budget or length",
             ) from error
         self._bound_rows = 0
+        self.__dict__.pop("_drafts", None)  # bound to the former buffers
 
     def fill_rows(self, rows: Mapping[str, NDArray[Any]]) -> None:
         """Fill every row of the named state tensors with these contents, each of one row's shape."""
@@ -253,13 +276,27 @@ class OnnxRuntimeExecutor:
         return_freed_memory()
         return extended
 
+    def load_drafts(self) -> None:
+        """Load the draft graph."""
+        assert self.draft_session is not None
+
+    def check_draft(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> CheckedDraft:
+        """Run a pass over `tokens` [1 + draft_tokens, rows] of the first rows in place."""
+        return self._drafts.run(tokens, positions, cache_lengths)
+
+    def take_back(self, row: int, undo: Any, cache_lengths: NDArray[np.int64], kept: int) -> None:
+        """Undo the steps of the latest pass of a row except the first `kept`."""
+        self._drafts.take_back(row, undo, cache_lengths, kept)
+
     def exposed(self, name: str) -> NDArray[Any]:
         """Return an exposed value of the latest run of its graph; index lists are INT32 [B,G,width]."""
         return self._exposed[name]
 
     def end_profiling(self) -> dict[str, Path]:
         """Close ONNX Runtime's profiles and return the files of the graphs that were loaded, by the graph's name."""
-        loaded = {name: self.__dict__.get(f"{name}_session") for name in ("prefill", "decode", "extend")}
+        loaded = {name: self.__dict__.get(f"{name}_session") for name in GRAPHS}
         return {name: Path(session.end_profiling()) for name, session in loaded.items() if session is not None}
 
     @property
@@ -329,9 +366,12 @@ class OnnxRuntimeExecutor:
         *,
         prepack: bool,
         prefill: PrefillPrecision | None = None,
+        few_tokens: bool = False,
     ) -> InferenceSession:
         prefix = None if self._profile is None else self._profile / name
-        options = LoadOptions(self._threads, prepack, prefix, self.program.dtype, prefill, self._weights)
+        options = LoadOptions(
+            self._threads, prepack, prefix, self.program.dtype, prefill, self._weights, few_tokens=few_tokens
+        )
         return load_graph(graph, self.program.weights_path.parent, options, expose)
 
     def _bind(self, rows: int) -> None:

@@ -35,6 +35,7 @@ class TensorRtLlmBackend(Backend):
     profile_instead = "kvc-trt build --backend tensorrt compiles the same graphs; TensorRT's trtexec times plans alone"
     files = WITH_PLANS
     libraries = ("tensorrt", "tensorrt_llm")
+    own_settings = ()
     weight_copies = 3
 
     def probe(self) -> Probe:

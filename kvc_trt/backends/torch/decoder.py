@@ -98,13 +98,29 @@ class TorchDecoder:
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
         """Run one step, updating `state` in place: tokens, positions [B], cache_lengths [layers,B] -> [B,vocab]."""
+        return self._steps(tokens, positions, cache_lengths, state, 1)
+
+    @torch.inference_mode()
+    def check_draft(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
+        """Run as many steps as `tokens` [n,B] has rows in one pass, the first at `positions` [B] -> [n,B,vocab]."""
+        places = positions + torch.arange(len(tokens), device=positions.device)[:, None]
+        found = self._steps(tokens.flatten(), places.flatten(), cache_lengths, state, len(tokens))
+        return found.view(*tokens.shape, -1)
+
+    def _steps(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State, count: int) -> Tensor:
+        """Run `count` steps of known tokens [count*B]: only attention takes them one after the other."""
         layers = self._weights.layers
         norms = [layer["input_layernorm.weight"] for layer in layers[1:]] + [self._weights.norm]
         cos, sin = self._angles(positions)
         hidden = functional.embedding(tokens, self._weights.embedding)
         x = self._norm(hidden, layers[0]["input_layernorm.weight"])
         for layer, next_norm in enumerate(norms):
-            attended = self._decode_attention(layer, self._split(layer, x, cos, sin), cache_lengths[layer], state)
+            made, stored = self._split(layer, x, cos, sin), cache_lengths[layer]
+            outputs = [
+                self._decode_attention(layer, own, stored + step if step else stored, state)
+                for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
+            ]
+            attended = outputs[0] if count == 1 else torch.cat(outputs)
             update = linear(layers[layer], "self_attn.o_proj", attended.to(x.dtype).flatten(1))
             hidden, x = self._add(hidden, update, layers[layer]["post_attention_layernorm.weight"])
             hidden, x = self._add(hidden, self._feed_forward(layer, x), next_norm)

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvc_trt.backends.torch import elementwise, memory
+from kvc_trt.backends.torch.bounds import rebuild_bounds
 from kvc_trt.backends.torch.decoder import OBSERVABLE, PREFILL_BLOCK, DenseAttention, PromptResult, TorchDecoder
 from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy
 from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program, engine_program
+from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.graph.weights import HEAD, EngineWeights
-from kvc_trt.runtime.executor import Extended, Limits, Prefilled
+from kvc_trt.runtime.executor import CheckedDraft, Extended, Limits, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -202,6 +204,31 @@ class TorchExecutor:
         with memory.said(f"a turn of {len(lengths)} x {input_ids.shape[1]} tokens", self.device, "take shorter turns"):
             logits, after = self.decoder.extend(*given, state)
         return Extended(logits.cpu().numpy(), after.numpy())
+
+    def load_drafts(self) -> None:
+        """Passes run on the weights of steps; nothing else is needed."""
+
+    def check_draft(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
+    ) -> CheckedDraft:
+        """Run a pass over `tokens` [1 + draft_tokens, rows] of the first rows in place; no graph is captured."""
+        rows = tokens.shape[1]
+        state = {name: buffer[:rows] for name, buffer in self._buffers.items()}
+        given = self._moved(tokens), self._moved(positions), self._moved(cache_lengths)
+        logits = self.decoder.check_draft(*given, state)
+        return CheckedDraft(logits.float().cpu().numpy(), [None] * rows)
+
+    def take_back(self, row: int, undo: Any, cache_lengths: NDArray[np.int64], kept: int) -> None:
+        """Undo the steps of the latest pass of a row except the first `kept`."""
+        for site, before in zip(self._sites, cache_lengths.tolist(), strict=True):
+            if site.parameters.has_pages:
+                keys, bounds = (self._buffers[f"{name}.{site.name}"][row] for name in ("k_cache", "bounds"))
+                dropped = range(before + kept, before + 1 + self._limits.draft_tokens)
+                rebuild_bounds(keys, bounds, dropped, site.parameters.page_size)
+
+    @cached_property
+    def _sites(self) -> tuple[CacheSite, ...]:
+        return cache_sites(self.program.model, self.program.parameters)
 
     def exposed(self, name: str) -> NDArray[Any]:
         """Return an exposed value of the latest run; index lists are INT32 [B,G,width]."""

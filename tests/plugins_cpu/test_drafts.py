@@ -1,0 +1,58 @@
+"""A draft graph with native operators: a pass is its tokens' steps, and no step waits for what is one node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvc_trt.backends.onnxruntime import native
+from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
+from kvc_trt.engine.program import read_graph
+from kvc_trt.graph.native import NATIVE_NARROW_LINEAR, prepare, prepare_draft
+from kvc_trt.operators import KVC_DOMAIN
+from tests.backends.onnxruntime.conftest import make_program
+from tests.backends.onnxruntime.test_drafts import DRAFT_TOKENS, Rows, with_drafts
+
+__all__ = ["make_program"]
+
+
+@pytest.fixture
+def native_library(library: Path, monkeypatch) -> Path:
+    monkeypatch.setenv(native.VARIABLE, str(library))
+    return library
+
+
+@pytest.mark.parametrize("policy", ["full", "rocketkv", "sparq"])
+@pytest.mark.parametrize("kept", [1, 3, 1 + DRAFT_TOKENS])
+def test_a_rejection_leaves_what_steps_leave(native_library, make_program, policy, kept):
+    rows = Rows(with_drafts(make_program(policy, token_budget=48, max_output_len=40)), [200, 31])
+    for number in range(3):
+        rows.check([kept] * 2, seed=number)
+
+
+def test_products_are_native_and_steps_do_not_wait(library: Path, make_program):
+    program = with_drafts(make_program("rocketkv"))
+    operators = native.load(library).operators
+    written = prepare(read_graph(program.draft), operators)
+    loaded = prepare_draft(written, operators)
+    kinds = [node.op_type for node in loaded.graph.node]
+    assert kinds.count("Gemm") == 0
+    assert kinds.count(NATIVE_NARROW_LINEAR) == [node.op_type for node in written.graph.node].count("Gemm")
+    assert kinds.count("Expand") == 0
+    assert {node.op_type for node in written.graph.node} >= {"Expand", "Shape"}
+    steps = [node for node in loaded.graph.node if node.domain == KVC_DOMAIN and "Attention" in node.op_type]
+    assert len(steps) == (1 + DRAFT_TOKENS) * program.model.num_hidden_layers
+
+
+def test_bodies_wait_and_other_products_stay(make_program):
+    program = with_drafts(make_program("rocketkv"))
+    written = prepare(read_graph(program.draft), ())
+    assert prepare_draft(written, ()) == written
+
+
+def test_native_products_need_no_packed_copy(native_library, make_program):
+    program = with_drafts(make_program("full"))
+    executor = OnnxRuntimeExecutor(program, threads=1)
+    options = executor.draft_session.get_session_options()
+    assert options.get_session_config_entry("session.disable_prepacking") == "1"

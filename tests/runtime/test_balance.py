@@ -1,0 +1,69 @@
+"""Passes are allowed only where they cannot cost much, and are tried again where they would save time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvc_trt.runtime.balance import LENT, SHARE, Balance
+
+
+def run(balance: Balance, accepted: list[int], cost: float, expected: list[float], rows: int = 1) -> tuple[float, int]:
+    """Answer with passes of `cost` steps' time where they seem to pay: (time, tokens of each row)."""
+    seconds, tokens = 0.0, 0
+    for count, promised in zip(accepted, expected, strict=True):
+        if balance.affords() and balance.pays(rows, promised):
+            balance.passed(rows, cost)
+            balance.accepted(rows, count * rows)
+            seconds, tokens = seconds + cost, tokens + 1 + count
+        else:
+            balance.stepped(rows, 1.0)
+            seconds, tokens = seconds + 1.0, tokens + 1
+    return seconds, tokens
+
+
+@given(st.data(), st.floats(0.9, 6), st.integers(1, 3))
+def test_whatever_is_promised_the_loss_is_bounded(data, cost: float, rows: int) -> None:
+    size = data.draw(st.integers(1, 400))
+    accepted = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
+    expected = data.draw(st.lists(st.floats(0, 4), min_size=size, max_size=size))
+    seconds, tokens = run(Balance(), accepted, cost, expected, rows)
+    assert seconds <= tokens * (1 + SHARE) + LENT + cost
+
+
+def test_nothing_accepted_costs_nothing_once_that_is_known() -> None:
+    seconds, tokens = run(Balance(), [0] * 1000, 1.5, [0.1] * 1000)
+    assert seconds == tokens
+
+
+def test_what_is_accepted_is_used_and_comes_on_again_after_a_long_pause() -> None:
+    balance = Balance()
+    for _ in range(3):
+        seconds, tokens = run(balance, [4] * 100, 1.5, [4.0] * 100)
+        assert seconds < tokens * 0.35
+        run(balance, [0] * 500, 1.5, [0.0] * 500)
+
+
+def test_a_pass_that_seemed_too_slow_is_tried_again() -> None:
+    balance = Balance()
+    balance.stepped(1, 1.0)
+    balance.passed(1, 9.0)  # disturbed
+    assert not balance.pays(1, 4.0)
+    for _ in range(700):
+        balance.stepped(1, 1.0)
+    assert balance.pays(1, 4.0)
+    balance.passed(1, 1.5)
+    assert balance.pays(1, 4.0)
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    balance = Balance()
+    assert not balance.affords()
+    assert not balance.pays(1, 4.0)
+
+
+def test_looking_for_drafts_is_paid_from_the_same_balance() -> None:
+    balance = Balance()
+    balance.stepped(1, 1.0)
+    balance.spent(1, 3.0)
+    assert not balance.affords()
