@@ -30,9 +30,11 @@ _DEFAULT_PYTHON = ROOT / "build" / "peers" / "bin" / "python"
 
 def main() -> None:
     arguments = _parser().parse_args()
+    if arguments.page:
+        print(page.write(Store.recorded()))
+        return
     store = Store.open(fresh=arguments.fresh)
-    if not arguments.page:
-        _measure(arguments, store)
+    _measure(arguments, store)
     if store.data["measurements"]:
         print(page.write(store.data))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.machine import RESULTS
 from benchmarks.peers.artefacts import disk_bytes
 from benchmarks.peers.points import Measurement
 from kvc_trt.atomic_files import write_json
@@ -31,6 +32,15 @@ class Store:
             if all(data["machine"][field] == record[field] for field in ("commit", "device", "usable_cores")):
                 return cls(path, data)
         return cls(path, {"machine": record, "threads": 2, "bandwidth": {}, "versions": {}, "measurements": {}})
+
+    @staticmethod
+    def recorded() -> dict[str, Any]:
+        """Return the results that are in the tree, of whatever commit and machine."""
+        path = RESULTS / f"{NAME}.json"
+        if not path.exists():
+            raise SystemExit(f"error: no {path}; make bench-peers measures")
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
 
     def runs(self, measurement: Measurement) -> list[dict[str, Any]]:
         """Return the runs of one measurement, in the order of the rounds."""
