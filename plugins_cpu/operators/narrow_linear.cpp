@@ -40,8 +40,7 @@ public:
 
 }  // namespace
 
-const Implementation kNarrowLinearImplementation{kSchema, [](const Attributes&) -> std::unique_ptr<Kernel> {
-                                                     return std::make_unique<NarrowLinear>();
-                                                 }};
+const Implementation kNarrowLinearImplementation{
+    kSchema, [](const Attributes&) -> std::unique_ptr<Kernel> { return std::make_unique<NarrowLinear>(); }};
 
 }  // namespace kvc
