@@ -23,7 +23,7 @@ ROOM = Room(120, 8)
 @pytest.fixture(scope="module")
 def programs():
     with open_model("retrieval-tiny") as model:
-        yield [model._program(model._resolve(variant, ROOM)) for variant in VARIANTS]
+        yield [model._program(model._resolve(variant, ROOM), turns=False) for variant in VARIANTS]
 
 
 @pytest.fixture
@@ -114,7 +114,9 @@ def test_every_method_with_an_engine_has_the_same_trunk():
         for policy in (one.name for one in policies.describe()):
             if not policies.named(policy).selection.oracle:
                 variant = Variant(policy, None if policy == "full" else 160)
-                identities[policy] = split_prefill(model._program(model._resolve(variant, ROOM)).prefill()).identity
+                identities[policy] = split_prefill(
+                    model._program(model._resolve(variant, ROOM), turns=False).prefill()
+                ).identity
     assert len(identities) > 15
     assert len(set(identities.values())) == 1
 
