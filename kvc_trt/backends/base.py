@@ -118,7 +118,12 @@ class Backend(ABC):
 
     def makers(self, resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> Makers:
         """Return what makes the file of each stage. Heavy libraries are imported on the first call."""
-        return graph_makers(resolved, source, progress, self.files)
+        left_out = set() if self.no_turns(resolved.parameters) is None else {"extend"}
+        return graph_makers(resolved, source, progress, self.files.keys() - left_out)
+
+    def no_turns(self, parameters: PolicyParameters) -> str | None:
+        """Return why its engines take no turns of a conversation under this policy; None if they do."""
+        return parameters.no_turn if "extend" in self.files else f"backend {self.name} has none"
 
     def sources(self) -> Iterable[Path]:
         """Return the source files that determine its engines; if one changes, engines are out of date."""

@@ -21,6 +21,7 @@ from kvc_trt.engine.format import (
     TOKENIZER_DIRECTORY,
     WEIGHTS_FILE,
     EngineFormat,
+    files_of_turns,
     required_files,
 )
 from kvc_trt.engine.manifest import (
@@ -85,7 +86,10 @@ class EngineDirectory:
         _check_listed(path, (CONFIG_FILE,), files)
         config = _read_config(path)
         engine = cls(path, config, manifest, files, *_interpret(config, path / CONFIG_FILE))
-        _check_listed(path, required_files(_checked_format(engine, formats)), files)
+        expected = _checked_format(engine, formats)
+        _check_listed(path, required_files(expected), files)
+        if any(name in files for name in files_of_turns(expected)):
+            _check_listed(path, files_of_turns(expected), files)
         return engine
 
     @property

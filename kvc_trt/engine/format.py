@@ -16,7 +16,7 @@ GRAPH_FILES = {"weights": WEIGHTS_FILE, "prefill": PREFILL_FILE, "decode": DECOD
 """Stage -> file, for the files that every engine has."""
 EVERY_GRAPH = {**GRAPH_FILES, "extend": EXTEND_FILE, "draft": DRAFT_FILE}
 """Stage -> file, for a backend that also runs turns of a conversation and checks drafts."""
-_OPTIONAL = (EXTEND_FILE, DRAFT_FILE)
+_OPTIONAL = ("extend", "draft")
 """Some policies take no turns, drafts are checked by engines that were asked for, and older engines have neither."""
 
 
@@ -37,7 +37,16 @@ class EngineFormat(Protocol):
 
 def required_files(format: EngineFormat) -> tuple[str, ...]:
     """Return the files that an engine of this format must have."""
-    return CONFIG_FILE, *(file for file in format.files.values() if file not in _OPTIONAL)
+    return CONFIG_FILE, *(file for stage, file in format.files.items() if _graph_of(stage) not in _OPTIONAL)
+
+
+def files_of_turns(format: EngineFormat) -> tuple[str, ...]:
+    """Return the files that an engine of this format has if it takes turns: all of them or none."""
+    return tuple(file for stage, file in format.files.items() if _graph_of(stage) == "extend")
+
+
+def _graph_of(stage: str) -> str:
+    return stage.partition(".")[0]
 
 
 def entries(formats: Iterable[EngineFormat]) -> frozenset[str]:

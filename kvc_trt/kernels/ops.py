@@ -20,7 +20,8 @@ from kvc_trt.kernels.loading import VARIABLE, current_library
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import Operator
 
-Result = Tensor | tuple[Tensor, ...]
+Result = Tensor | tuple[Tensor, ...] | None
+"""None if an operator only updates state."""
 
 
 def operator_name(operator: Operator) -> str:
@@ -44,7 +45,7 @@ def schema(operator: Operator) -> str:
         tensors.append(f"Tensor{alias} {tensor.name}")
     numbers = [f"int {name}" for name in argument_names(operator)[len(tensors) :]]
     results = [f"Tensor {tensor.name}" for tensor in operator.outputs if tensor.alias is None]
-    returned = f"({', '.join(results)})" if len(results) > 1 else "Tensor"
+    returned = "Tensor" if len(results) == 1 else f"({', '.join(results)})"
     return f"{operator_name(operator)}({', '.join(tensors + numbers)}) -> {returned}"
 
 
@@ -64,8 +65,7 @@ def _implementation(operator: Operator) -> Callable[..., Result]:
         if library is None:
             result: Result = getattr(reference_ops, name)(**given)
             return result
-        made = tuple(library.compute(operator, given).values())
-        return made if len(made) > 1 else made[0]
+        return _result(tuple(library.compute(operator, given).values()))
 
     return run
 
@@ -76,10 +76,14 @@ def _shapes(operator: Operator) -> Callable[..., Result]:
 
     def made(*arguments: Any) -> Result:
         given = dict(zip(names, arguments, strict=True))
-        results = tuple(empty_outputs(operator, given).values())
-        return results if len(results) > 1 else results[0]
+        return _result(tuple(empty_outputs(operator, given).values()))
 
     return made
+
+
+def _result(made: tuple[Tensor, ...]) -> Result:
+    """Return an operator's new tensors in the form that PyTorch expects."""
+    return made if len(made) > 1 else made[0] if made else None
 
 
 def _library_for(value: Tensor) -> KernelLibrary | None:
@@ -119,5 +123,5 @@ def numbers_of(operator: Operator, rule: object) -> dict[str, int]:
 def call(operator: Operator, numbers: Mapping[str, int], **inputs: Tensor) -> tuple[Tensor, ...]:
     """All outputs of an operator in its order, state that was updated in place included."""
     made = getattr(kvc, operator_name(operator))(**inputs, **numbers)
-    fresh = iter(made if isinstance(made, tuple) else (made,))
+    fresh = iter(made if isinstance(made, tuple) else () if made is None else (made,))
     return tuple(next(fresh) if one.alias is None else inputs[one.alias] for one in operator.outputs)

@@ -5,7 +5,7 @@ The C header (plugins_cuda/include/kvc/parameters.h) and the ctypes mirrors both
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -57,8 +57,10 @@ def size_members(operator: Operator) -> dict[str, str]:
 
 
 def _sizes(operator: Operator) -> list[str]:
+    """Return the symbols of an operator's tensors, without those that a common formula derives from others."""
     named = {symbol for tensor in operator.tensors for symbol in tensor.shape}
-    return [symbol for symbol in SIZES if symbol in named]
+    derived = {symbol for symbol, _ in operator.all_formulas() if symbol not in operator.formulas}
+    return [symbol for symbol in SIZES if symbol in named - derived]
 
 
 def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
@@ -67,18 +69,19 @@ def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
     sizes = {symbol: SIZES[symbol] for symbol in _sizes(operator) if SIZES[symbol].field not in (None, *attributes)}
     for symbol, size in sizes.items():
         if symbol not in operator.formulas:
-            yield _size(symbol, size, f"{symbol} in {size.least}..{size.at_most or _number(size.most)}")
+            most = size.at_most if size.at_most in sizes else _number(size.most)
+            yield _size(symbol, size, f"{symbol} in {size.least}..{most}", sizes)
     for attribute in operator.attributes:
         if attribute.name not in kernel.ignored:
             yield Member(attribute.name, f"int{attribute.bits}_t", _range(operator, attribute), attribute)
     for symbol, size in sizes.items():
         if symbol in operator.formulas:
-            yield _size(symbol, size, operator.formulas[symbol])
+            yield _size(symbol, size, operator.formulas[symbol], sizes)
 
 
-def _size(symbol: str, size: Size, comment: str) -> Member:
+def _size(symbol: str, size: Size, comment: str, others: Collection[str]) -> Member:
     rules = [comment]
-    if size.multiple_of is not None:
+    if isinstance(size.multiple_of, int) or size.multiple_of in others:
         divisor = SIZES[size.multiple_of].field if isinstance(size.multiple_of, str) else size.multiple_of
         rules.append(f"a multiple of {divisor}")
     return Member(size.field or "", f"int{size.bits}_t", ", ".join([*rules, *filter(None, [size.rule])]), symbol)

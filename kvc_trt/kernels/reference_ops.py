@@ -6,6 +6,9 @@ and the results rounded back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -19,24 +22,64 @@ def compact(
     pool_kernel: int, page_size: int,
 ) -> CompactResult:  # fmt: skip
     """`KernelLibrary.compact`, computed by the reference."""
-    (batch, heads, length, size), slots = k.shape, min(prompt_budget, k.shape[2])
-    if capacity < slots:
-        raise ValueError(f"capacity is {capacity}; expected at least {slots} for k of shape {list(k.shape)}")
-    lengths = prompt_lengths.clamp(0, length)
-    k_cache, v_cache = (k.new_zeros(batch, heads, capacity, size) for _ in range(2))
-    indices = torch.full((batch, heads, capacity), -1, dtype=torch.int32, device=k.device)
-    filled = lengths > 0
-    if bool(filled.any()):
-        queries, keys, values = (_widened(tensor[filled]) for tensor in (q_window, k, v))
-        kept = reference.compact(
-            queries, keys, values, lengths[filled], prompt_budget=prompt_budget, pool_kernel=pool_kernel
-        )
-        k_cache[filled, :, :slots] = kept.keys.to(k.dtype)
-        v_cache[filled, :, :slots] = kept.values.to(v.dtype)
-        indices[filled, :, :slots] = kept.indices
-    stored = lengths.clamp(max=prompt_budget)
-    page_min, page_max = reference.page_bounds(_widened(k_cache), stored, page_size)
-    return CompactResult(k_cache, v_cache, channel_major(page_min, page_max, k.dtype), stored, indices)
+    rule = partial(reference.compact, prompt_budget=prompt_budget, pool_kernel=pool_kernel)
+    return _compacted(rule, (q_window, k, v, prompt_lengths.clamp(0, k.shape[2])), prompt_budget, capacity, page_size)
+
+
+def compact_turn(
+    q_window: Tensor, k: Tensor, v: Tensor, prompt_lengths: Tensor, window_lengths: Tensor, prompt_budget: int,
+    capacity: int, pool_kernel: int, page_size: int,
+) -> CompactResult:  # fmt: skip
+    """What `KernelLibrary.compute` finds for KvcCompactTurn, computed by the reference."""
+    rule = partial(reference.compact_turn, prompt_budget=prompt_budget, pool_kernel=pool_kernel)
+    rows = q_window, k, v, prompt_lengths.clamp(0, k.shape[2]), window_lengths.clamp(1, q_window.shape[2])
+    return _compacted(rule, rows, prompt_budget, capacity, page_size)
+
+
+def append_block(
+    k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor, lengths: Tensor
+) -> None:
+    """Store a block's tokens at slots cache_lengths[b] and after, in place; those without a slot are dropped."""
+    for b, (stored, count) in enumerate(_rows(cache_lengths, lengths, k_cache.shape[2], k_new.shape[2])):
+        end = min(stored + count, k_cache.shape[2])
+        k_cache[b, :, stored:end] = k_new[b, :, : end - stored]
+        v_cache[b, :, stored:end] = v_new[b, :, : end - stored]
+
+
+def raise_bounds(k_new: Tensor, bounds: Tensor, cache_lengths: Tensor, lengths: Tensor, page_size: int) -> None:
+    """Let the bounds [B,G,2D,P] of the pages in which a block's tokens are stored cover them, in place."""
+    slots = bounds.shape[3] * page_size
+    for b, (stored, count) in enumerate(_rows(cache_lengths, lengths, slots, k_new.shape[2])):
+        for token in range(min(count, slots - stored)):
+            page, key = (stored + token) // page_size, k_new[b, :, token]
+            column = bounds[b, :, :, page]
+            bounds[b, :, :, page] = torch.maximum(column, torch.cat([key, -key], dim=1))
+
+
+def join_block(
+    k_new: Tensor, v_new: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return stored and new keys and values [B,G,C+M,D], zero past a row's end, and the rows' lengths [B]."""
+    (batch, heads, block, size), slots = k_new.shape, k_cache.shape[2]
+    keys, values = (k_new.new_zeros(batch, heads, slots + block, size) for _ in range(2))
+    rows = _rows(cache_lengths, lengths, slots, block)
+    for b, (stored, count) in enumerate(rows):
+        for table, cache, new in ((keys, k_cache, k_new), (values, v_cache, v_new)):
+            table[b, :, : stored + count] = torch.cat([cache[b, :, :stored], new[b, :, :count]], dim=1)
+    return keys, values, cache_lengths.new_tensor([stored + count for stored, count in rows])
+
+
+def replace_cache(
+    k_cache: Tensor, v_cache: Tensor, slot_positions: Tensor, k_kept: Tensor, v_kept: Tensor, positions_kept: Tensor
+) -> None:
+    """Overwrite a cache and the positions of its slots, in place."""
+    for state, kept in ((k_cache, k_kept), (v_cache, v_kept), (slot_positions, positions_kept)):
+        state.copy_(kept)
+
+
+def replace_bounds(bounds: Tensor, bounds_kept: Tensor) -> None:
+    """Overwrite the bounds of a cache's pages, in place."""
+    bounds.copy_(bounds_kept)
 
 
 def hybrid_attention(
@@ -90,6 +133,33 @@ def page_major(bounds: Tensor) -> tuple[Tensor, Tensor]:
     empty = bounds == torch.finfo(bounds.dtype).min
     high, low = bounds.masked_fill(empty, -torch.inf).transpose(2, 3).chunk(2, dim=3)
     return -low, high
+
+
+def _compacted(
+    rule: Callable[..., reference.Compacted], rows: tuple[Tensor, ...], prompt_budget: int, capacity: int,
+    page_size: int,
+) -> CompactResult:  # fmt: skip
+    """Apply `rule` to the rows that have tokens: `rows` are queries, keys, values and lengths, then its own."""
+    _, k, v, lengths, *_ = rows
+    (batch, heads, _, size), slots = k.shape, min(prompt_budget, k.shape[2])
+    if capacity < slots:
+        raise ValueError(f"capacity is {capacity}; expected at least {slots} for k of shape {list(k.shape)}")
+    k_cache, v_cache = (k.new_zeros(batch, heads, capacity, size) for _ in range(2))
+    indices = torch.full((batch, heads, capacity), -1, dtype=torch.int32, device=k.device)
+    filled = lengths > 0
+    if bool(filled.any()):
+        kept = rule(*(_widened(tensor[filled]) if tensor.is_floating_point() else tensor[filled] for tensor in rows))
+        k_cache[filled, :, :slots] = kept.keys.to(k.dtype)
+        v_cache[filled, :, :slots] = kept.values.to(v.dtype)
+        indices[filled, :, :slots] = kept.indices
+    stored = lengths.clamp(max=prompt_budget)
+    page_min, page_max = reference.page_bounds(_widened(k_cache), stored, page_size)
+    return CompactResult(k_cache, v_cache, channel_major(page_min, page_max, k.dtype), stored, indices)
+
+
+def _rows(cache_lengths: Tensor, lengths: Tensor, slots: int, block: int) -> list[tuple[int, int]]:
+    """Return stored entries and new tokens of each row, as the nearest numbers in their ranges."""
+    return list(zip(cache_lengths.clamp(0, slots).tolist(), lengths.clamp(0, block).tolist(), strict=True))
 
 
 def _active(cache_lengths: Tensor, k_cache: Tensor) -> Tensor:

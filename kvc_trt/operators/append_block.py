@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvc_trt.operators.schema import CACHE, INT64, Operator, Tensor
+from kvc_trt.operators.schema import CACHE, INT64, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, count_to, float32, size
 from kvc_trt.operators.sparq_attention import CHANNELS, VALUE_SUM
 from kvc_trt.operators.tensors import BOUNDS, CACHE_LENGTHS, K_CACHE, PAGE_SIZE, V_CACHE, updated
@@ -95,6 +95,7 @@ APPEND_BLOCK = Operator(
     inputs=(K_BLOCK, V_BLOCK, K_CACHE, V_CACHE, CACHE_LENGTHS, LENGTHS),
     outputs=(updated(K_CACHE), updated(V_CACHE)),
     write=_write_append,
+    kernel=Kernel("kvc_append_block", "KvcAppendBlockParams"),
     native=False,
 )
 RAISE_BOUNDS = Operator(
@@ -104,6 +105,7 @@ RAISE_BOUNDS = Operator(
     outputs=(updated(BOUNDS),),
     attributes=(PAGE_SIZE,),
     write=_write_bounds,
+    kernel=Kernel("kvc_raise_bounds", "KvcRaiseBoundsParams", reserved=True),
     native=False,
 )
 APPEND_CHANNELS = Operator(

@@ -171,5 +171,6 @@ COMPACT_TURN = Operator(
     attributes=COMPACT.attributes,
     formulas=COMPACT.formulas,
     write=_write_turn,
+    kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams"),
     native=False,
 )

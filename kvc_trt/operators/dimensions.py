@@ -1,7 +1,7 @@
 """The symbols of tensor shapes: their names and ranges, formulas over them, and the sizes of one call.
 
 Symbols: B batch, H query heads, G KV heads, D head size, W observation window, S prompt length, C slots of a cache,
-P = ceil(C / page size) pages, K width of a list of selected tokens.
+P = ceil(C / page size) pages, K width of a list of selected tokens, M new tokens of a turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Size:
     words: str
     """The size in words, for messages."""
     field: str | None = None
-    """Name of its field in the parameter structs of the C ABI; None for a derived size."""
+    """Name of its field in the parameter structs of the C ABI, which have no field for a size that follows from others;
+    None if it always does."""
     bits: int = 32
     """Width of that field."""
     least: int = 1
@@ -50,13 +51,15 @@ SIZES: Mapping[str, Size] = {
     "W": Size("window", "window", most=1024, rule="at most prompt_budget if any prompt can exceed the budget"),
     "S": Size("prompt length", "prompt_length", bits=64, most=MAX_TOKENS),
     "C": Size("capacity", "capacity", bits=64, most=MAX_TOKENS),
-    "P": Size("pages"),
-    "2D": Size("2 x head size"),
+    "M": Size("block", "block", bits=64, most=MAX_TOKENS),
+    "C+M": Size("capacity + block"),
+    "P": Size("pages", "pages", bits=64, most=MAX_TOKENS),
+    "2D": Size("2 x head size", "channels", least=32, most=2 * MAX_HEAD_SIZE, multiple_of=16),
     "K": Size("selected width", "selected_width", bits=64),
 }
 """Symbols that the kernels know. An operator's shapes may also use symbols of its own."""
 
-COMMON_FORMULAS: Mapping[str, str] = {"P": "(C + page_size - 1) // page_size", "2D": "2 * D"}
+COMMON_FORMULAS: Mapping[str, str] = {"P": "(C + page_size - 1) // page_size", "2D": "2 * D", "C+M": "C + M"}
 """Derived sizes, the same in every operator whose shapes use them."""
 
 

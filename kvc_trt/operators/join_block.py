@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy as np
 from kvc_trt.operators.append_block import K_BLOCK, LENGTHS, V_BLOCK, BlockPlaces
 from kvc_trt.operators.extend_attention import STORED_BEFORE, TURN_KEYS, TURN_VALUES
 from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
-from kvc_trt.operators.schema import INT32, INT64, Operator, Tensor
+from kvc_trt.operators.schema import INT32, INT64, Kernel, Operator, Tensor
 from kvc_trt.operators.shapes import Layout, int32, size
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
 
+JOINED_KEYS, JOINED_VALUES = (replace(table, shape=("B", "G", "C+M", "D")) for table in (TURN_KEYS, TURN_VALUES))
 JOINED_LENGTHS = Tensor("joined_lengths", INT64, ("B",), "stored and new tokens")
 UNUSED = np.int32(2**31 - 1)
 
@@ -51,9 +53,9 @@ JOIN_BLOCK = Operator(
     name="KvcJoinBlock",
     summary="Stored and new tokens of a turn in one table.",
     inputs=(K_BLOCK, V_BLOCK, K_CACHE, V_CACHE, STORED_BEFORE, LENGTHS),
-    outputs=(TURN_KEYS, TURN_VALUES, JOINED_LENGTHS),
-    formulas={"T": "C + M"},
+    outputs=(JOINED_KEYS, JOINED_VALUES, JOINED_LENGTHS),
     write=_write,
+    kernel=Kernel("kvc_join_block", "KvcJoinBlockParams"),
     native=False,
 )
 JOIN_IN_ORDER = Operator(
@@ -61,13 +63,12 @@ JOIN_IN_ORDER = Operator(
     summary="KvcJoinBlock for caches whose slots are not in the order of the text.",
     inputs=(K_BLOCK, V_BLOCK, K_CACHE, V_CACHE, SLOT_POSITIONS, STORED_BEFORE, LENGTHS),
     outputs=(
-        TURN_KEYS,
-        TURN_VALUES,
+        JOINED_KEYS,
+        JOINED_VALUES,
         JOINED_LENGTHS,
         Tensor("order", INT32, ("B", "G", "C"), "the slot of each entry, by position; empty slots last"),
         Tensor("ordered_positions", INT32, ("B", "G", "C"), "their positions"),
     ),
-    formulas={"T": "C + M"},
     write=_write_in_order,
     native=False,
 )

@@ -201,7 +201,9 @@ class Operator:
         return {tensor.name: [known[symbol] for symbol in tensor.shape] for tensor in self.outputs}
 
     def all_formulas(self) -> tuple[tuple[str, str], ...]:
-        """Yield symbol and formula of every derived size: the operator's own, then the common ones."""
+        """Yield symbol and formula of every derived size: the operator's own, then the common ones.
+
+        A common formula over a size that none of the operator's tensors has does not hold: that size is its own."""
         return self._all_formulas
 
     def origin_of(self, symbol: str) -> str:
@@ -211,7 +213,9 @@ class Operator:
     @cached_property
     def _all_formulas(self) -> tuple[tuple[str, str], ...]:
         named = {symbol for tensor in self.tensors for symbol in tensor.shape}
-        return (*self.formulas.items(), *(one for one in COMMON_FORMULAS.items() if one[0] in named))
+        known = named | set(_names(self.attributes))
+        common = (one for one in COMMON_FORMULAS.items() if one[0] in named and known.issuperset(names_in(one[1])))
+        return (*self.formulas.items(), *common)
 
     @cached_property
     def _origins(self) -> Mapping[str, str]:

@@ -24,7 +24,7 @@ enum class Symbol : uint8_t {
     kTwiceHeadSize,  ///< 2D
     kPages,          ///< P
     kSelectedWidth,  ///< K
-    kSymbolM,        ///< M
+    kBlock,          ///< M
     kPromptLength,   ///< S
     kSymbolT,        ///< T
     kSymbolIn,       ///< In
@@ -37,7 +37,7 @@ inline constexpr size_t kSymbols = 15;
 /// In messages.
 inline constexpr const char* kSymbolNames[kSymbols] = {
     "batch", "heads",         "head size", "kv heads", "capacity", "2 x head size", "pages", "selected width",
-    "M",     "prompt length", "T",         "In",       "Out",      "Blocks",        "Bytes"};
+    "block", "prompt length", "T",         "In",       "Out",      "Blocks",        "Bytes"};
 
 inline constexpr size_t kMaxTensors = 7;
 inline constexpr size_t kMaxRank = 4;
@@ -64,7 +64,7 @@ inline constexpr Symbol kShape_B_G_C_D[] = {Symbol::kBatch, Symbol::kKvHeads, Sy
 inline constexpr Symbol kShape_B[] = {Symbol::kBatch};
 inline constexpr Symbol kShape_B_G_2D_P[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kTwiceHeadSize, Symbol::kPages};
 inline constexpr Symbol kShape_B_G_K[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSelectedWidth};
-inline constexpr Symbol kShape_B_H_M_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kSymbolM, Symbol::kHeadSize};
+inline constexpr Symbol kShape_B_H_M_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kBlock, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_S_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kPromptLength, Symbol::kHeadSize};
 inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
 inline constexpr Symbol kShape_Out_Blocks_Bytes[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks, Symbol::kSymbolBytes};

@@ -56,7 +56,7 @@ def _symbols() -> str:
     words = [
         f"{symbol} {size.words}" + (f" = {expression(COMMON_FORMULAS[symbol])}" if symbol in COMMON_FORMULAS else "")
         for symbol, size in SIZES.items()
-        if symbol in named and symbol != "2D"
+        if symbol in named and symbol not in ("2D", "C+M")
     ]
     half = (len(words) + 1) // 2
     return ", ".join(words[:half]) + ",\n * " + ", ".join(words[half:]) + "."

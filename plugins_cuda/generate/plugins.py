@@ -76,12 +76,12 @@ def _operator(operator: Operator) -> str:
     kernel, space = kernel_of(operator), _namespace(operator)
     numbers = [member for member in members(operator) if not isinstance(member.source, Tensor)]
     formulas = _lines(_formulas(operator))
-    fields, sizes = (" fields", " sizes") if formulas else ("", "")
+    fields, sizes = " fields" if "fields." in formulas else "", " sizes" if formulas else ""
     return f"""// ---- {operator.name}: {operator.summary}
 
 namespace {space} {{
 
-constexpr FieldSpec kFields[] = {{{"".join(_field(operator, one) + "," for one in operator.attributes)}}};
+{_fields(operator)}
 
 constexpr TensorSpec kInputs[] = {{{"".join(_tensor(operator, one) + "," for one in operator.inputs)}}};
 
@@ -126,8 +126,14 @@ def _namespace(operator: Operator) -> str:
 
 def _dimension(symbol: str) -> str:
     """kBatch, kHeads, kTwiceHeadSize ..."""
-    words = SIZES[symbol].words.replace("2 x", "twice").split()
+    words = SIZES[symbol].words.replace("2 x", "twice").replace("+", "and").split()
     return "k" + "".join(word.capitalize() for word in words)
+
+
+def _fields(operator: Operator) -> str:
+    if not operator.attributes:
+        return "constexpr std::span<const FieldSpec> kFields;"  # C++ has no empty array
+    return f"constexpr FieldSpec kFields[] = {{{''.join(_field(operator, one) + ',' for one in operator.attributes)}}};"
 
 
 def _field(operator: Operator, attribute: Attribute) -> str:

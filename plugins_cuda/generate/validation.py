@@ -48,8 +48,8 @@ inline void check_numbers(const {struct}& p) {{
 {_locals(operator, derived)}
 check_ranges({{{{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16}}, {sizes}}});
 {multiples}
-check_group(p);
-check_ranges({{{attributes}}});
+{"check_group(p);" if "H" in held else ""}
+{f"check_ranges({{{attributes}}});" if attributes else ""}
 {odd}
 }}
 
@@ -73,9 +73,11 @@ def _sizes(operator: Operator) -> list[tuple[str, Size]]:
 
 
 def _size_ranges(operator: Operator) -> Iterator[str]:
+    held = size_members(operator)
     for symbol, size in _sizes(operator):
         if symbol not in operator.formulas:
-            yield _range(operator, size.field or "", size.least, size.most, size.at_most)
+            limit = size.at_most if size.at_most in held else None
+            yield _range(operator, size.field or "", size.least, size.most, limit)
 
 
 def _attribute_ranges(operator: Operator) -> Iterator[str]:
@@ -102,7 +104,7 @@ def _multiples(operator: Operator) -> Iterator[str]:
     for _, size in _sizes(operator):
         if isinstance(size.multiple_of, int):
             yield f'check_multiple("{size.field}", p.{size.field}, {size.multiple_of});'
-        elif size.multiple_of is not None:
+        elif size.multiple_of is not None and size.multiple_of in size_members(operator):
             divisor = SIZES[size.multiple_of].field
             yield f'check_multiple("{size.field}", p.{size.field}, p.{divisor}, "{divisor}");'
 

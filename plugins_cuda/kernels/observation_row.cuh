@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "kernels/observation_tiles.cuh"
+#include "kernels/row_lengths.cuh"
 #include "kernels/shared.cuh"
 
 namespace kvc {
@@ -28,9 +29,10 @@ struct ObservationParams {
     const T* q_window;              // [B,H,W,D]: row i is the query at n-W+i
     const T* k;                     // [B,G,S,D] by the strides
     const int64_t* prompt_lengths;  // [B]: n, clamped to 0..S
+    const int64_t* window_lengths;  // [B]: the last V rows of the window vote, clamped to 1..W; null: all
     float2* partials;               // [B,H,W,N]: statistic of a query row over a chunk of keys
     float2* weights;                // [B,H,W]: maximum and 1 / sum of a query row over all its keys
-    float* votes;                   // [B,G,S]: entries before n-W are written
+    float* votes;                   // [B,G,S]: entries before n-V are written
     int64_t prompt_length;          // S
     int64_t prompt_budget;          // rows with n <= prompt_budget get no votes
     int64_t kv_stride_batch;        // elements, as the next two
@@ -53,6 +55,12 @@ __device__ __forceinline__ int64_t observed_keys(const ObservationParams<T>& par
     return n > params.prompt_budget ? n : 0;
 }
 
+// How many rows of the window do not vote in batch row `b`: the first W-V.
+template <class T>
+__device__ __forceinline__ int32_t silent_rows(const ObservationParams<T>& params, int64_t b) {
+    return params.window - window_length(params.window_lengths, b, params.window);
+}
+
 // Place of a block (chunk, KV head, batch row) of the grid.
 template <class T>
 struct ObservedChunk {
@@ -62,6 +70,7 @@ struct ObservedChunk {
     int64_t n;          // keys of the batch row, 0 if it is not voted on
     int64_t first;      // key
     int32_t rows;       // H / G * W
+    int32_t silent;     // rows of the window that do not vote: the first ones of every head
 
     __device__ __forceinline__ explicit ObservedChunk(const ObservationParams<T>& params) {
         const int64_t b = blockIdx.z, kv_head = blockIdx.y;
@@ -71,6 +80,7 @@ struct ObservedChunk {
         keys = params.k + b * params.kv_stride_batch + kv_head * params.kv_stride_head;
         n = observed_keys(params, b);
         first = static_cast<int64_t>(blockIdx.x) * kChunkKeys;
+        silent = silent_rows(params, b);
     }
 
     __device__ __forceinline__ KeyRows<T> tile(const ObservationParams<T>& params, int64_t first_key) const {
@@ -107,15 +117,16 @@ struct ObservationShared {
     }
 };
 
-// Vector `vector` of a query row, zeros past D; a row past the last is read as the last, so that it is never worse
-// than a copy of a row that counts.
+// Vector `vector` of a query row, zeros past D. A row past the last is read as the last, and one that does not vote as
+// its head's first that does, so that it is never worse than a copy of a row that counts.
 template <class T, class Vector>
 __device__ __forceinline__ Vector load_query(const ObservationParams<T>& params, const ObservedChunk<T>& chunk, int row,
                                              int vector) {
     const int channel = vector * kVectorWidth<T>;
     Vector result{};
     if (channel < params.head_size) {
-        const int64_t source = min(row, chunk.rows - 1);
+        const int32_t last = min(row, chunk.rows - 1);
+        const int64_t source = last + max(chunk.silent - last % params.window, 0);
         const uint4 raw = platform::load_16_bytes(chunk.queries + source * params.head_size + channel);
         memcpy(&result, &raw, sizeof raw);
     }

@@ -16,13 +16,14 @@
 
 namespace kvc {
 
-// Causal window: row i, the query at n-W+i, does not see later keys. Hidden logits become -inf.
+// Causal window: row i, the query at n-W+i, does not see later keys. Hidden logits become -inf. A row that does not vote
+// is a copy of the first that does.
 template <int kGroups>
 __device__ __forceinline__ void hide_future(float (&logits)[kGroups][4], int64_t first_key, int64_t first_hidden,
-                                            int row, int window) {
+                                            int row, int window, int silent) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int64_t hidden = first_hidden + (row + half * kKeyGroup) % window;
+        const int64_t hidden = first_hidden + max((row + half * kKeyGroup) % window, silent);
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
@@ -62,16 +63,17 @@ __device__ __forceinline__ float2 add_tile(float2 seen, const float (&logits)[kG
 // Adds a tile of keys to the warp's statistics of the query rows first_row..first_row + block_rows - 1.
 template <class T, class Tile>
 __device__ __forceinline__ void observe_tile(const ObservationParams<T>& params, const Tile& keys, int64_t first_key,
-                                             int64_t n, int first_row, SharedSpan<float2> statistics) {
+                                             const ObservedChunk<T>& chunk, int first_row,
+                                             SharedSpan<float2> statistics) {
     const auto queries = ObservationShared<T, Tile>::queries(params);
-    const int64_t first_hidden = n - params.window + 1;  // for row 0
+    const int64_t first_hidden = chunk.n - params.window + 1;  // for row 0
     const bool sees_future = first_key + Tile::kKeys > first_hidden;
     for (int tile = 0; tile < params.block_rows / kQueryTile; ++tile) {
         float logits[Tile::kGroups][4] = {};
         keys.multiply(queries, tile, logits);
         const int upper = tile * kQueryTile + quad_of_lane(), lower = upper + kKeyGroup;
         if (sees_future) {
-            hide_future(logits, first_key, first_hidden, first_row + upper, params.window);
+            hide_future(logits, first_key, first_hidden, first_row + upper, params.window, chunk.silent);
         }
         const float2 upper_statistic = add_tile<0>(statistics[upper], logits, params.scale);
         const float2 lower_statistic = add_tile<1>(statistics[lower], logits, params.scale);
@@ -121,7 +123,7 @@ __global__ void __launch_bounds__(Tile::kWarps* kWarpSize, 2)
         __syncthreads();
         for (int64_t key = chunk.first + warp * Tile::kKeys; key < end; key += Tile::kWarps * Tile::kKeys) {
             keys.load(chunk.tile(params, key));
-            observe_tile<T>(params, keys, key, chunk.n, first_row, statistics);
+            observe_tile<T>(params, keys, key, chunk, first_row, statistics);
         }
         __syncthreads();
         store_partials<T, Tile>(params, chunk, first_row);
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(Tile::kWarps* kWarpSize, 2)
 constexpr int kMergeThreads = 256;
 
 // Grid (ceil(B·H·W / 8)): partials -> weights. A NaN or +inf among its logits makes the weight of a row NaN, and with it
-// every vote of its KV head; so do logits of -inf alone (0 times 1 / 0).
+// every vote of its KV head; so do logits of -inf alone (0 times 1 / 0). A row that does not vote weighs nothing.
 template <class T>
 __global__ void __launch_bounds__(kMergeThreads) observation_merge(const ObservationParams<T> params) {
     const int64_t row = (static_cast<int64_t>(blockIdx.x) * kMergeThreads + threadIdx.x) / kWarpSize;
@@ -152,7 +154,8 @@ __global__ void __launch_bounds__(kMergeThreads) observation_merge(const Observa
         statistic = merge_statistics(statistic, other);
     }
     if (lane_index() == 0) {
-        params.weights[row] = make_float2(exponent_origin(statistic.x), 1.0f / statistic.y);
+        const bool votes = row % params.window >= silent_rows(params, b);
+        params.weights[row] = make_float2(exponent_origin(statistic.x), votes ? 1.0f / statistic.y : 0.0f);
     }
 }
 

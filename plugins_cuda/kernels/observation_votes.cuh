@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_votes(const float (&votes)[kGroups][2], fl
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kWarps* kWarpSize, 2) observation_votes(const ObservationParams<T> params) {
     const ObservedChunk<T> chunk(params);
-    const int64_t end = min(chunk.first + kChunkKeys, chunk.n - params.window);
+    const int64_t end = min(chunk.first + kChunkKeys, chunk.n - params.window + chunk.silent);
     if (chunk.first >= end) {
         return;
     }

@@ -4,9 +4,9 @@
 // window and the group already (observation_votes.cuh).
 //
 //   pool_votes      votes float [B,G,S] -> keys uint32 [B,G,S]: the order key of the best vote within (ks-1)/2, clipped
-//                   to 0..n-W-1; a NaN vote makes its whole neighbourhood NaN, which ranks below everything.
-//   select_prompt   keys -> indices int32 [B,G,C], cache_lengths int64 [B]: the budget - W best (key descending,
-//                   position ascending), ascending; then n-W..n-1; then -1. Rows of n <= budget keep 0..n-1.
+//                   to 0..n-V-1; a NaN vote makes its whole neighbourhood NaN, which ranks below everything.
+//   select_prompt   keys -> indices int32 [B,G,C], cache_lengths int64 [B]: the budget - V best (key descending,
+//                   position ascending), ascending; then n-V..n-1; then -1. Rows of n <= budget keep 0..n-1.
 //
 // Bytes per row and KV head of n > budget: pool_votes reads 4·n·(1 + (ks-1)/outputs) and writes 4·n, outputs being what
 // is left of a tile of 2048 (ks < 1024) or 8192 votes without its margins; select_prompt reads 6·4·n (radix_select.cuh)
@@ -23,6 +23,7 @@
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/radix_select.cuh"
+#include "kernels/row_lengths.cuh"
 #include "kernels/shared.cuh"
 
 namespace kvc {
@@ -37,6 +38,7 @@ struct PoolSelectParams {
     int64_t capacity;               // C
     const float* votes;             // [B,G,S]; unused where S <= prompt_budget, as is `keys`
     const int64_t* prompt_lengths;  // [B]
+    const int64_t* window_lengths;  // [B]: V, the part of the window that votes and stays; null: all of it
     uint32_t* keys;                 // [B,G,S] scratch
     int64_t* cache_lengths;         // [B]
     int32_t* indices;               // [B,G,C]
@@ -54,12 +56,6 @@ constexpr size_t kPoolSharedBytes = 2 * sizeof(uint32_t) * kPoolTile<kThreads>;
 
 constexpr int kSelectThreads = 1024;
 constexpr int kSelectCopies = kWarpSize;
-
-// n of a row: what the caller says, within the prompt.
-__device__ __forceinline__ int32_t clamped_length(const int64_t* lengths, int64_t row, int64_t longest) {
-    const int64_t n = lengths[row];
-    return static_cast<int32_t>(n < 0 ? 0 : n > longest ? longest : n);
-}
 
 // Order of votes under torch's max-pooling: NaN above everything, and below that nothing equals 0.
 __device__ __forceinline__ uint32_t pooling_key(float vote) { return vote != vote ? 0xffffffffu : order_key(vote); }
@@ -93,7 +89,7 @@ __device__ __forceinline__ void pool_tile(uint32_t (&values)[kPoolPerThread], in
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) pool_votes(const PoolSelectParams params) {
     const int32_t n = clamped_length(params.prompt_lengths, blockIdx.z, params.prompt_length);
-    const int32_t votes_count = n - params.window;
+    const int32_t votes_count = n - window_length(params.window_lengths, blockIdx.z, params.window);
     const int32_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
     const int32_t first_output = static_cast<int32_t>(blockIdx.x) * outputs;
     if (n <= params.prompt_budget || first_output >= votes_count) return;
@@ -138,10 +134,11 @@ __global__ void __launch_bounds__(kThreads) select_prompt(const PoolSelectParams
     const int64_t head = static_cast<int64_t>(blockIdx.y) * params.kv_heads + blockIdx.x;
     int32_t* indices = params.indices + head * params.capacity;
 
-    const int32_t chosen = kept < n ? kept - params.window : 0;
+    const int32_t window = window_length(params.window_lengths, blockIdx.y, params.window);
+    const int32_t chosen = kept < n ? kept - window : 0;
     if (kept < n) {
         const uint32_t* keys = params.keys + head * params.prompt_length;
-        select_by_votes<kThreads>(keys, n - params.window, chosen, indices);
+        select_by_votes<kThreads>(keys, n - window, chosen, indices);
     }
     for (int64_t slot = chosen + static_cast<int32_t>(threadIdx.x); slot < params.capacity; slot += kThreads) {
         indices[slot] = slot < kept ? static_cast<int32_t>(n - kept + slot) : -1;

@@ -1,4 +1,4 @@
-// kvc_compact: observation scores, pooling and selection, then the caches and their bounds.
+// kvc_compact and kvc_compact_turn: observation scores, pooling and selection, then the caches and their bounds.
 #include <cstddef>
 
 #include "kvc/compact.h"
@@ -19,7 +19,8 @@ struct CompactScratch {
 
 bool may_evict(const KvcCompactParams& params) { return params.prompt_length > params.prompt_budget; }
 
-PoolSelectParams pool_select_params(const KvcCompactParams& params, const CompactScratch& scratch) {
+PoolSelectParams pool_select_params(const KvcCompactParams& params, const int64_t* window_lengths,
+                                    const CompactScratch& scratch) {
     PoolSelectParams pool{};
     pool.batch = params.batch;
     pool.kv_heads = params.kv_heads;
@@ -30,10 +31,25 @@ PoolSelectParams pool_select_params(const KvcCompactParams& params, const Compac
     pool.capacity = params.capacity;
     pool.votes = scratch.votes;
     pool.prompt_lengths = params.prompt_lengths;
+    pool.window_lengths = window_lengths;
     pool.keys = scratch.keys;
     pool.cache_lengths = params.cache_lengths;
     pool.indices = params.indices;
     return pool;
+}
+
+/// All launches; `window_lengths` [B] says how many queries of a row's window vote, null: all.
+template <class T>
+void compact(const KvcCompactParams& params, const int64_t* window_lengths, const CompactScratch& scratch,
+             cudaStream_t stream) {
+    if (may_evict(params)) {
+        launch_observation<T>(params, window_lengths, scratch.observation, scratch.votes, stream);
+    }
+    launch_pool_select(pool_select_params(params, window_lengths, scratch), stream);
+    if (may_evict(params) && compacts_in_place(params)) {
+        launch_move_in_place<T>(params, stream);
+    }
+    launch_gather<T>(params, stream);
 }
 
 struct Compact {
@@ -48,14 +64,47 @@ struct Compact {
 
     template <class T>
     static void run(const KvcCompactParams& params, const CompactScratch& scratch, cudaStream_t stream) {
-        if (may_evict(params)) {
-            launch_observation<T>(params, scratch.observation, scratch.votes, stream);
-        }
-        launch_pool_select(pool_select_params(params, scratch), stream);
-        if (may_evict(params) && compacts_in_place(params)) {
-            launch_move_in_place<T>(params, stream);
-        }
-        launch_gather<T>(params, stream);
+        compact<T>(params, nullptr, scratch, stream);
+    }
+};
+
+/// Stored and new tokens are one contiguous table, like those of a prompt.
+KvcCompactParams as_prompt(const KvcCompactTurnParams& turn) {
+    KvcCompactParams prompt{};
+    prompt.dtype = turn.dtype;
+    prompt.batch = turn.batch;
+    prompt.heads = turn.heads;
+    prompt.kv_heads = turn.kv_heads;
+    prompt.head_size = turn.head_size;
+    prompt.window = turn.window;
+    prompt.pool_kernel = turn.pool_kernel;
+    prompt.page_size = turn.page_size;
+    prompt.prompt_length = turn.prompt_length;
+    prompt.prompt_budget = turn.prompt_budget;
+    prompt.capacity = turn.capacity;
+    prompt.kv_stride_token = turn.head_size;
+    prompt.kv_stride_head = turn.prompt_length * prompt.kv_stride_token;
+    prompt.kv_stride_batch = turn.kv_heads * prompt.kv_stride_head;
+    prompt.q_window = turn.q_window;
+    prompt.k = turn.k;
+    prompt.v = turn.v;
+    prompt.prompt_lengths = turn.prompt_lengths;
+    prompt.k_cache = turn.k_cache;
+    prompt.v_cache = turn.v_cache;
+    prompt.bounds = turn.bounds;
+    prompt.cache_lengths = turn.cache_lengths;
+    prompt.indices = turn.indices;
+    return prompt;
+}
+
+struct CompactTurn {
+    static CompactScratch lay_out(const KvcCompactTurnParams& params, Workspace& workspace) {
+        return Compact::lay_out(as_prompt(params), workspace);
+    }
+
+    template <class T>
+    static void run(const KvcCompactTurnParams& params, const CompactScratch& scratch, cudaStream_t stream) {
+        compact<T>(as_prompt(params), params.window_lengths, scratch, stream);
     }
 };
 
@@ -69,4 +118,14 @@ extern "C" KvcStatus kvc_compact_workspace(const KvcCompactParams* params, uint6
 extern "C" KvcStatus kvc_compact(const KvcCompactParams* params, void* workspace, uint64_t workspace_bytes,
                                  void* stream, KvcMessage* message) {
     return kvc::call<kvc::Compact>(params, workspace, workspace_bytes, stream, message);
+}
+
+extern "C" KvcStatus kvc_compact_turn_workspace(const KvcCompactTurnParams* params, uint64_t* bytes,
+                                                KvcMessage* message) {
+    return kvc::query_workspace<kvc::CompactTurn>(params, bytes, message);
+}
+
+extern "C" KvcStatus kvc_compact_turn(const KvcCompactTurnParams* params, void* workspace, uint64_t workspace_bytes,
+                                      void* stream, KvcMessage* message) {
+    return kvc::call<kvc::CompactTurn>(params, workspace, workspace_bytes, stream, message);
 }

@@ -52,12 +52,13 @@ int32_t observation_block_rows(const KvcCompactParams& compact) {
 }
 
 template <class T>
-ObservationParams<T> observation_params(const KvcCompactParams& compact, const ObservationScratch& scratch,
-                                        float* votes) {
+ObservationParams<T> observation_params(const KvcCompactParams& compact, const int64_t* window_lengths,
+                                        const ObservationScratch& scratch, float* votes) {
     ObservationParams<T> params{};
     params.q_window = static_cast<const T*>(compact.q_window);
     params.k = static_cast<const T*>(compact.k);
     params.prompt_lengths = compact.prompt_lengths;
+    params.window_lengths = window_lengths;
     params.partials = scratch.partials;
     params.weights = scratch.weights;
     params.votes = votes;
@@ -89,11 +90,12 @@ void launch_observation_tiles(ObservationParams<T> params, int32_t block_rows, c
     launch("observation_votes", observation_votes<T, Tile>, grid, threads, shared, stream, params);
 }
 
-// Queues the three launches. Writes votes [B,G,S] before n-W of every row of n > prompt_budget.
+// Queues the three launches. Writes votes [B,G,S] before n-V of every row of n > prompt_budget; V is its entry of
+// `window_lengths` [B], or W where that is null.
 template <class T>
-void launch_observation(const KvcCompactParams& compact, const ObservationScratch& scratch, float* votes,
-                        cudaStream_t stream) {
-    const auto params = observation_params<T>(compact, scratch, votes);
+void launch_observation(const KvcCompactParams& compact, const int64_t* window_lengths,
+                        const ObservationScratch& scratch, float* votes, cudaStream_t stream) {
+    const auto params = observation_params<T>(compact, window_lengths, scratch, votes);
     const auto run = [&]<class Tile>(Tile*) {
         launch_observation_tiles<T, Tile>(params, observation_block_rows<T, Tile>(compact), stream);
     };

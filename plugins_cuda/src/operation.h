@@ -10,6 +10,16 @@
 
 namespace kvc {
 
+struct NoScratch {};
+
+/// The `lay_out` of an operation that needs no scratch memory.
+struct WithoutScratch {
+    template <class Params>
+    static NoScratch lay_out(const Params&, Workspace&) {
+        return {};
+    }
+};
+
 /// Bytes of scratch memory that a call with validated parameters needs.
 template <class Operation, class Params>
 uint64_t workspace_bytes(const Params& params) {

@@ -10,6 +10,51 @@
 
 namespace kvc::checks {
 
+// ---- KvcAppendBlock
+
+inline void check_numbers(const KvcAppendBlockParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, 65535},
+                  {"head_size", p.head_size, 16, 256},
+                  {"capacity", p.capacity, 1, 1048576},
+                  {"block", p.block, 1, 1048576}});
+    check_multiple("head_size", p.head_size, 8);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcAppendBlockParams& p) {
+    const TensorMaker make = maker(p);
+
+    return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
+            make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.block, p.head_size}),
+            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.integers("lengths", p.lengths, {p.batch})};
+}
+
+// ---- KvcRaiseBounds
+
+inline void check_numbers(const KvcRaiseBoundsParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, 65535},
+                  {"head_size", p.head_size, 16, 256},
+                  {"block", p.block, 1, 1048576},
+                  {"pages", p.pages, 1, 1048576}});
+    check_multiple("head_size", p.head_size, 8);
+
+    check_ranges({{"page_size", p.page_size, 1, kLargestInt32}, {"reserved", p.reserved, 0, 0}});
+}
+
+inline std::vector<Tensor> tensors_of(const KvcRaiseBoundsParams& p) {
+    const TensorMaker make = maker(p);
+    const int64_t D = p.head_size;
+    return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
+            make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, p.pages}),
+            make.integers("cache_lengths", p.cache_lengths, {p.batch}), make.integers("lengths", p.lengths, {p.batch})};
+}
+
 // ---- KvcCompact
 
 inline void check_numbers(const KvcCompactParams& p) {
@@ -38,6 +83,44 @@ inline std::vector<Tensor> contiguous_tensors_of(const KvcCompactParams& p) {
     return {
         make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
         make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
+        make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+        make.optional(make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, (C + page_size - 1) / page_size})),
+        make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+        make.integers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
+}
+
+// ---- KvcCompactTurn
+
+inline void check_numbers(const KvcCompactTurnParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"heads", p.heads, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
+                  {"head_size", p.head_size, 16, 256},
+                  {"window", p.window, 1, 1024},
+                  {"prompt_length", p.prompt_length, 1, 1048576}});
+    check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
+    check_multiple("head_size", p.head_size, 8);
+    check_group(p);
+    check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
+                  {"page_size", p.page_size, 1, kLargestInt32},
+                  {"capacity", p.capacity, 1, 1048576},
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
+    check_odd("pool_kernel", p.pool_kernel);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcCompactTurnParams& p) {
+    const TensorMaker make = maker(p);
+    const int64_t C = p.capacity;
+    const int64_t page_size = p.page_size;
+    const int64_t D = p.head_size;
+    return {
+        make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
+        make.input("k", p.k, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.input("v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+        make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
+        make.integers("window_lengths", p.window_lengths, {p.batch}),
         make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
         make.optional(make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, (C + page_size - 1) / page_size})),
@@ -110,6 +193,73 @@ inline std::vector<Tensor> tensors_of(const KvcHybridAttentionParams& p) {
             make.integers("cache_lengths", p.cache_lengths, {p.batch}),
             make.output("output", p.output, {p.batch, p.heads, p.head_size}),
             make.optional(make.integers("selected", p.selected, {p.batch, p.kv_heads, p.selected_width}))};
+}
+
+// ---- KvcJoinBlock
+
+inline void check_numbers(const KvcJoinBlockParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, 65535},
+                  {"head_size", p.head_size, 16, 256},
+                  {"capacity", p.capacity, 1, 1048576},
+                  {"block", p.block, 1, 1048576}});
+    check_multiple("head_size", p.head_size, 8);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcJoinBlockParams& p) {
+    const TensorMaker make = maker(p);
+    const int64_t C = p.capacity;
+    const int64_t M = p.block;
+    return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
+            make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.block, p.head_size}),
+            make.input("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.input("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.integers("lengths", p.lengths, {p.batch}),
+            make.output("k", p.k, {p.batch, p.kv_heads, C + M, p.head_size}),
+            make.output("v", p.v, {p.batch, p.kv_heads, C + M, p.head_size}),
+            make.integers("joined_lengths", p.joined_lengths, {p.batch})};
+}
+
+// ---- KvcReplaceCache
+
+inline void check_numbers(const KvcReplaceCacheParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, 65535},
+                  {"head_size", p.head_size, 16, 256},
+                  {"capacity", p.capacity, 1, 1048576}});
+    check_multiple("head_size", p.head_size, 8);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcReplaceCacheParams& p) {
+    const TensorMaker make = maker(p);
+
+    return {make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.integers("slot_positions", p.slot_positions, {p.batch, p.kv_heads, p.capacity}),
+            make.input("k_kept", p.k_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.input("v_kept", p.v_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.integers("positions_kept", p.positions_kept, {p.batch, p.kv_heads, p.capacity})};
+}
+
+// ---- KvcReplaceBounds
+
+inline void check_numbers(const KvcReplaceBoundsParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, 65535},
+                  {"channels", p.channels, 32, 512},
+                  {"pages", p.pages, 1, 1048576}});
+    check_multiple("channels", p.channels, 16);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcReplaceBoundsParams& p) {
+    const TensorMaker make = maker(p);
+
+    return {make.output("bounds", p.bounds, {p.batch, p.kv_heads, p.channels, p.pages}),
+            make.input("bounds_kept", p.bounds_kept, {p.batch, p.kv_heads, p.channels, p.pages})};
 }
 
 }  // namespace kvc::checks

@@ -9,6 +9,7 @@ namespace kvc {
 namespace {
 
 using namespace checks;
+using checks::tensors_of;  // beside the overload for KvcCompactParams
 
 /// Whether k and v are contiguous tensors [B,G,S=C,D]. The stride of an axis of length 1 does not matter.
 bool has_cache_layout(const KvcCompactParams& p) {
@@ -45,6 +46,21 @@ std::vector<Tensor> tensors_of(const KvcCompactParams& p) {
     return tensors;
 }
 
+/// The sizes of an operation without rules of its own.
+template <class Params>
+void check_sizes(const Params* params, const char* type) {
+    check_struct(params, type);
+    check_numbers(*params);
+    tensors_of(*params);
+}
+
+/// Sizes, then addresses.
+template <class Params>
+void check_all(const Params* params) {
+    validate_sizes(params);
+    check_memory(tensors_of(*params));
+}
+
 }  // namespace
 
 bool compacts_in_place(const KvcCompactParams& params) {
@@ -62,17 +78,23 @@ void validate_sizes(const KvcCompactParams* params) {
     tensors_of(p);
 }
 
-void validate_sizes(const KvcHybridAttentionParams* params) {
-    check_struct(params, "KvcHybridAttentionParams");
-    check_numbers(*params);
-    tensors_of(*params);
+void validate_sizes(const KvcCompactTurnParams* params) {
+    check_struct(params, "KvcCompactTurnParams");
+    const KvcCompactTurnParams& p = *params;
+    check_numbers(p);
+    if (p.prompt_length > p.prompt_budget) {
+        check_ranges({{"window", p.window, 1, p.prompt_budget, "prompt_budget"}});
+    }
+    tensors_of(p);
 }
 
-void validate_sizes(const KvcDenseAttentionParams* params) {
-    check_struct(params, "KvcDenseAttentionParams");
-    check_numbers(*params);
-    tensors_of(*params);
-}
+void validate_sizes(const KvcHybridAttentionParams* params) { check_sizes(params, "KvcHybridAttentionParams"); }
+void validate_sizes(const KvcDenseAttentionParams* params) { check_sizes(params, "KvcDenseAttentionParams"); }
+void validate_sizes(const KvcAppendBlockParams* params) { check_sizes(params, "KvcAppendBlockParams"); }
+void validate_sizes(const KvcRaiseBoundsParams* params) { check_sizes(params, "KvcRaiseBoundsParams"); }
+void validate_sizes(const KvcJoinBlockParams* params) { check_sizes(params, "KvcJoinBlockParams"); }
+void validate_sizes(const KvcReplaceCacheParams* params) { check_sizes(params, "KvcReplaceCacheParams"); }
+void validate_sizes(const KvcReplaceBoundsParams* params) { check_sizes(params, "KvcReplaceBoundsParams"); }
 
 void validate(const KvcCompactParams* params) {
     validate_sizes(params);
@@ -84,15 +106,14 @@ void validate(const KvcCompactParams* params) {
     check_memory(tensors_of(p));
 }
 
-void validate(const KvcHybridAttentionParams* params) {
-    validate_sizes(params);
-    check_memory(tensors_of(*params));
-}
-
-void validate(const KvcDenseAttentionParams* params) {
-    validate_sizes(params);
-    check_memory(tensors_of(*params));
-}
+void validate(const KvcCompactTurnParams* params) { check_all(params); }
+void validate(const KvcHybridAttentionParams* params) { check_all(params); }
+void validate(const KvcDenseAttentionParams* params) { check_all(params); }
+void validate(const KvcAppendBlockParams* params) { check_all(params); }
+void validate(const KvcRaiseBoundsParams* params) { check_all(params); }
+void validate(const KvcJoinBlockParams* params) { check_all(params); }
+void validate(const KvcReplaceCacheParams* params) { check_all(params); }
+void validate(const KvcReplaceBoundsParams* params) { check_all(params); }
 
 void validate_workspace(const void* workspace, uint64_t bytes, uint64_t needed) {
     if (needed == 0) {

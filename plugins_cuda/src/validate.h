@@ -12,13 +12,25 @@ namespace kvc {
 /// Fields that sizes follow from: ranges, divisibility, and that every tensor's bytes fit an int64. Pointers may be
 /// anything: this is what a workspace query checks.
 void validate_sizes(const KvcCompactParams* params);
+void validate_sizes(const KvcCompactTurnParams* params);
 void validate_sizes(const KvcHybridAttentionParams* params);
 void validate_sizes(const KvcDenseAttentionParams* params);
+void validate_sizes(const KvcAppendBlockParams* params);
+void validate_sizes(const KvcRaiseBoundsParams* params);
+void validate_sizes(const KvcJoinBlockParams* params);
+void validate_sizes(const KvcReplaceCacheParams* params);
+void validate_sizes(const KvcReplaceBoundsParams* params);
 
 /// All fields: the sizes, then the addresses (null, alignment, overlap of what is written with anything else).
 void validate(const KvcCompactParams* params);
+void validate(const KvcCompactTurnParams* params);
 void validate(const KvcHybridAttentionParams* params);
 void validate(const KvcDenseAttentionParams* params);
+void validate(const KvcAppendBlockParams* params);
+void validate(const KvcRaiseBoundsParams* params);
+void validate(const KvcJoinBlockParams* params);
+void validate(const KvcReplaceCacheParams* params);
+void validate(const KvcReplaceBoundsParams* params);
 
 /// A scratch buffer of `bytes` bytes where `needed` are wanted.
 void validate_workspace(const void* workspace, uint64_t bytes, uint64_t needed);

@@ -12,23 +12,25 @@ inline constexpr const char* kVersion = "1";
 
 /// What the dimensions of tensors stand for.
 enum class Dim : uint8_t {
-    kBatch,          ///< B
-    kHeads,          ///< H
-    kKvHeads,        ///< G
-    kHeadSize,       ///< D
-    kWindow,         ///< W
-    kPromptLength,   ///< S
-    kCapacity,       ///< C
-    kPages,          ///< P
-    kTwiceHeadSize,  ///< 2D
-    kSelectedWidth,  ///< K
+    kBatch,             ///< B
+    kHeads,             ///< H
+    kKvHeads,           ///< G
+    kHeadSize,          ///< D
+    kWindow,            ///< W
+    kPromptLength,      ///< S
+    kCapacity,          ///< C
+    kBlock,             ///< M
+    kCapacityAndBlock,  ///< C+M
+    kPages,             ///< P
+    kTwiceHeadSize,     ///< 2D
+    kSelectedWidth,     ///< K
 };
-inline constexpr size_t kDims = 10;
+inline constexpr size_t kDims = 12;
 
 /// In messages.
-inline constexpr const char* kDimNames[kDims] = {"batch",         "heads",         "kv heads", "head size",
-                                                 "window",        "prompt length", "capacity", "pages",
-                                                 "2 x head size", "selected width"};
+inline constexpr const char* kDimNames[kDims] = {
+    "batch",    "heads", "kv heads",         "head size", "window",        "prompt length",
+    "capacity", "block", "capacity + block", "pages",     "2 x head size", "selected width"};
 
 /// Most attributes of an operator.
 inline constexpr size_t kMaxFields = 5;

@@ -68,6 +68,11 @@ DimsExprs shape_of(const TensorSpec& spec, const SymbolExprs& exprs, const Sizes
             const DimExpr head_size = exprs[static_cast<size_t>(Dim::kHeadSize)];
             expr = builder.operation(DimensionOperation::kPROD, *head_size, *builder.constant(2));
         }
+        if (expr == nullptr && dim == Dim::kCapacityAndBlock) {
+            const DimExpr capacity = exprs[static_cast<size_t>(Dim::kCapacity)];
+            const DimExpr block = exprs[static_cast<size_t>(Dim::kBlock)];
+            expr = builder.operation(DimensionOperation::kSUM, *capacity, *block);
+        }
         if (expr == nullptr) refuse("%s: its %s is not known", spec.name, kDimNames[static_cast<size_t>(dim)]);
         shape.d[axis] = expr;
     }

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from kvc_trt.backends.registry import backend as backend_of
-from kvc_trt.backends.tensorrt.format import INSPECTOR_DIRECTORY, inspector_file, plan_file
+from kvc_trt.backends.tensorrt.format import GRAPHS, INSPECTOR_DIRECTORY, inspector_file, plan_file
 from kvc_trt.engine.files import listing, sha256
+from kvc_trt.engine.format import EXTEND_FILE
 from kvc_trt.engine.manifest import canonical, sealed
 
 TARGETS = {
@@ -18,9 +19,12 @@ TARGETS = {
 
 def as_compiled(engine: Path, backend: str, library_sha256: str = "ab" * 32) -> Path:
     """Turn the directory of any engine into one of `backend`, all hashes right."""
-    for graph in ("prefill", "decode"):
+    files = backend_of(backend).files
+    if "extend" not in files:
+        (engine / EXTEND_FILE).unlink(missing_ok=True)
+    for graph in (graph for graph in GRAPHS if f"{graph}.engine" in files):
         (engine / plan_file(graph)).write_bytes(b"no plan of TensorRT's" * 100)
-        if f"{graph}.inspector" in backend_of(backend).files:
+        if f"{graph}.inspector" in files:
             (engine / INSPECTOR_DIRECTORY).mkdir(exist_ok=True)
             (engine / inspector_file(graph)).write_bytes(b"{}\n")
     config = json.loads((engine / "config.json").read_text())

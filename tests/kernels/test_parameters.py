@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from kvc_trt.kernels.parameters import kernel_of, members, size_members
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.append_block import APPEND_BLOCK, RAISE_BOUNDS
+from kvc_trt.operators.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.operators.join_block import JOIN_BLOCK
 from kvc_trt.operators.quest_attention import QUEST_ATTENTION
 from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.operators.schema import Operator
 
 COMMON = "struct_bytes dtype batch heads kv_heads head_size"
+OF_CACHE = "struct_bytes dtype batch kv_heads"
 # The C ABI of version 1: a caller that was compiled against it passes its structs in this order.
 ORDER = {
     COMPACT.name: f"{COMMON} window pool_kernel page_size prompt_length prompt_budget capacity kv_stride_batch "
@@ -20,6 +24,14 @@ ORDER = {
     HYBRID_ATTENTION.name: f"{COMMON} page_size top_r capacity top_k token_budget dense_until selected_width query "
     "k_new v_new k_cache v_cache bounds cache_lengths output selected",
     DENSE_ATTENTION.name: f"{COMMON} reserved capacity query k_new v_new k_cache v_cache cache_lengths output",
+    COMPACT_TURN.name: f"{COMMON} window pool_kernel page_size prompt_length prompt_budget capacity q_window k v "
+    "prompt_lengths window_lengths k_cache v_cache bounds cache_lengths indices",
+    APPEND_BLOCK.name: f"{OF_CACHE} head_size capacity block k_new v_new k_cache v_cache cache_lengths lengths",
+    RAISE_BOUNDS.name: f"{OF_CACHE} head_size page_size reserved block pages k_new bounds cache_lengths lengths",
+    JOIN_BLOCK.name: f"{OF_CACHE} head_size capacity block k_new v_new k_cache v_cache cache_lengths lengths k v "
+    "joined_lengths",
+    REPLACE_CACHE.name: f"{OF_CACHE} head_size capacity k_cache v_cache slot_positions k_kept v_kept positions_kept",
+    REPLACE_BOUNDS.name: f"{OF_CACHE} channels pages bounds bounds_kept",
 }
 POINTERS = {
     "query": "const void*",
@@ -39,7 +51,7 @@ def test_members_keep_the_order_of_the_abi(operator: Operator) -> None:
 @pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
 def test_what_is_written_is_not_const(operator: Operator) -> None:
     for member in members(operator):
-        if member.name in POINTERS:
+        if member.name in POINTERS and (operator, member.name) != (JOIN_BLOCK, "k_cache"):
             assert member.type == POINTERS[member.name], member.name
 
 
@@ -53,6 +65,12 @@ def test_every_size_that_a_struct_holds_has_its_member() -> None:
     assert sizes == {
         "B": "batch", "H": "heads", "G": "kv_heads", "D": "head_size", "C": "capacity", "K": "selected_width"
     }  # fmt: skip
+
+
+def test_a_size_that_does_not_follow_from_others_has_a_member() -> None:
+    assert "pages" not in size_members(HYBRID_ATTENTION).values()
+    assert size_members(RAISE_BOUNDS)["P"] == "pages"
+    assert size_members(REPLACE_BOUNDS)["2D"] == "channels"
 
 
 def test_an_operator_without_a_kernel_has_no_struct() -> None:

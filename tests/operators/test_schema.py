@@ -27,7 +27,16 @@ def same_names(tensors) -> dict[str, str]:
 
 def test_the_package_is_looked_through():
     assert {"KvcPrefillAttention", "KvcCompact", "KvcHybridAttention", "KvcTrim"} <= set(OPERATORS)
-    assert {one.name for one in KERNEL_OPERATORS} == {"KvcCompact", "KvcHybridAttention", "KvcDenseAttention"}
+    of_prompts_and_steps = {"KvcCompact", "KvcHybridAttention", "KvcDenseAttention"}
+    of_turns = {
+        "KvcAppendBlock",
+        "KvcRaiseBounds",
+        "KvcJoinBlock",
+        "KvcCompactTurn",
+        "KvcReplaceCache",
+        "KvcReplaceBounds",
+    }
+    assert {one.name for one in KERNEL_OPERATORS} == of_prompts_and_steps | of_turns
 
 
 def test_neither_onnx_nor_torch_is_imported_for_a_schema():

@@ -1,4 +1,4 @@
-"""TensorRT on an NVIDIA GPU: the two graphs compiled, each `kvc` operator a plugin."""
+"""TensorRT on an NVIDIA GPU: the graphs compiled, each `kvc` operator a plugin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.base import QUANTISED, Backend
 from kvc_trt.backends.probes import Probe
-from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, target_problem
+from kvc_trt.backends.tensorrt.format import WITH_DESCRIPTIONS, no_turns, target_problem
 
 if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt.benchmark import TensorRtBenchmark
@@ -35,7 +35,7 @@ class TensorRtBackend(Backend):
     automatic = 0
     files = WITH_DESCRIPTIONS
     libraries = ("tensorrt",)
-    weight_copies = 3
+    weight_copies = 4
     weight_kinds = ("bf16", "fp16", "fp32", "fp8")
     refused_weights = MappingProxyType({"int8": QUANTISED, "int4": QUANTISED, "keep": QUANTISED})
     own_settings = ("compatibility",)
@@ -67,6 +67,10 @@ class TensorRtBackend(Backend):
         from kvc_trt.backends.tensorrt.build import makers
 
         return {**super().makers(resolved, source, progress), **makers(resolved, progress)}
+
+    def no_turns(self, parameters: PolicyParameters) -> str | None:
+        """Return why a policy's plans take no turns; None if they do."""
+        return no_turns(parameters)
 
     def sources(self) -> Iterable[Path]:
         """Return the source files that lower and compile the graphs."""

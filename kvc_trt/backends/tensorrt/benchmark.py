@@ -30,8 +30,8 @@ COPIES_PER_SAMPLE, SAMPLES = 8, 9
 class TensorRtBenchmark:
     """Measures on the GPU that the engine is for."""
 
-    weight_copies = 2
-    """Each of the two plans has its own copy."""
+    weight_copies = 3
+    """Each plan has its own copy."""
 
     def __init__(self, engine: EngineDirectory) -> None:
         self._engine = engine
@@ -53,7 +53,7 @@ class TensorRtBenchmark:
 
     def weight_bytes(self, executor: TensorRtExecutor) -> tuple[int, str]:
         """Return the size of the plans, which hold little else."""
-        return executor.load().plan_bytes, "size of both plans"
+        return executor.load().plan_bytes, "size of all plans"
 
     def bounds_bytes(self, executor: TensorRtExecutor) -> int:
         """Return the size of the regions allocated for page bounds and other extra state."""

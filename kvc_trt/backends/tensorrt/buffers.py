@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.tensorrt.device import DeviceBlock, PinnedArray, Stream
-from kvc_trt.backends.tensorrt.memory import STAGED, BufferSizes, aligned, lay_out, regions
+from kvc_trt.backends.tensorrt.memory import ALIGNMENT, STAGED, BufferSizes, aligned, lay_out, regions, turn_offsets
 from kvc_trt.errors import InputError
 from kvc_trt.models.dtypes import numpy_dtype
 
@@ -75,6 +75,7 @@ class Buffers:
         self._step = PinnedArray((self._regions["step"].size // 8,), np.int64)
         self._prompt = PinnedArray((self._regions["prompt"].size // 8,), np.int64)
         self._lengths = PinnedArray((self._regions["lengths"].size // 8,), np.int64)
+        self._turn = PinnedArray((self._regions["turn"].size // 8,), np.int64) if sizes.turn_tokens else None
         for tensor in program.state:
             self.fill(tensor, None)
         stream.synchronise()
@@ -82,7 +83,7 @@ class Buffers:
     def address(self, name: str) -> int:
         """Return the address of a region.
 
-        Regions are a state tensor, STAGED + its name, step, prompt, logits, best, lengths, activations."""
+        Regions are a state tensor, STAGED + its name, step, prompt, logits, best, lengths, turn, activations."""
         return self._block.address + self._regions[name].offset
 
     @property
@@ -121,6 +122,18 @@ class Buffers:
         self.stream.copy_in(base, self._prompt.address, lengths_at + prompt_lengths.size * 8)
         return {"input_ids": base, "prompt_lengths": base + lengths_at}
 
+    def queue_turn_in(self, tokens: Array, position: int, cache_lengths: Array) -> dict[str, int]:
+        """Copy a row's new tokens [M] and what is stored before them [caches] to the device; returns the addresses."""
+        assert self._turn is not None, "an engine without turns"
+        *places, _ = turn_offsets(self.sizes.turn_tokens, self._caches)
+        parts = tokens, np.array([len(tokens)]), np.array([position]), cache_lengths
+        for offset, part in zip(places, parts, strict=True):
+            self._turn.array[offset // 8 : offset // 8 + part.size] = part
+        base = self.address("turn")
+        self.stream.copy_in(base, self._turn.address, self._turn.size)
+        names = "input_ids", "lengths", "positions", "cache_lengths"
+        return {name: base + offset for name, offset in zip(names, places, strict=True)}
+
     def queue_lengths_out(self, rows: int) -> None:
         """Copy the cache lengths that a prefill gives to the host."""
         self.stream.copy_out(self._lengths.address, self.address("lengths"), self._caches * rows * 8)
@@ -141,6 +154,32 @@ class Buffers:
         for tensor in self._state:
             base, size = self.address(tensor.name), tensor.bytes_per_row()
             self.stream.copy(base + row * size, base + source * size, size)
+
+    def take_row(self, row: int) -> dict[str, int]:
+        """Return where a row's state is, by name, each tensor at an address that an engine takes.
+
+        A row that is not aligned is copied to the rows of a prefill, which must be free, until `give_back`.
+        """
+        return {tensor.name: self._row_of(tensor, row) for tensor in self._state}
+
+    def give_back(self, row: int) -> None:
+        """Queue the copies of what `take_row` copied back to the row."""
+        for tensor in self._state:
+            if not self._is_aligned(tensor):
+                size = tensor.bytes_per_row()
+                self.stream.copy(self.address(tensor.name) + row * size, self.address(STAGED + tensor.name), size)
+
+    def _row_of(self, tensor: StateTensor, row: int) -> int:
+        size = tensor.bytes_per_row()
+        address = self.address(tensor.name) + row * size
+        if self._is_aligned(tensor):
+            return address
+        copy = self.address(STAGED + tensor.name)
+        self.stream.copy(copy, address, size)
+        return copy
+
+    def _is_aligned(self, tensor: StateTensor) -> bool:
+        return tensor.bytes_per_row() % ALIGNMENT == 0
 
     def fill(self, tensor: StateTensor, row: Array | None) -> None:
         """Give every row of a state tensor the contents of `row`, or with None the tensor's fill value."""
@@ -188,7 +227,7 @@ class Buffers:
     def free(self) -> None:
         """Free all buffers; nothing may be running on them."""
         pinned = (self.logits, self.prompt_logits, self.best, self._step, self._prompt, self._lengths)
-        for part in (self._block, *pinned):
+        for part in (self._block, *pinned, *(() if self._turn is None else (self._turn,))):
             part.free()
 
     def _step_parts(self, base: int) -> Sequence[int]:

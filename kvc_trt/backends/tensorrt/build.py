@@ -17,16 +17,16 @@ from onnx import ModelProto
 
 from kvc_trt.backends.tensorrt import forecast
 from kvc_trt.backends.tensorrt.builder import PlanOptions, write_plan
-from kvc_trt.backends.tensorrt.format import plan_file
+from kvc_trt.backends.tensorrt.format import no_turns, plan_file
 from kvc_trt.backends.tensorrt.lowering import check_aliases, engine_aliases, expected_aliases
 from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
 from kvc_trt.backends.tensorrt.module import Messages, TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
-from kvc_trt.backends.tensorrt.profiles import Profile, decode_profiles, prefill_profiles
+from kvc_trt.backends.tensorrt.profiles import Profile, decode_profiles, extend_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.requirements import missing_here, refuse
 from kvc_trt.cache import cache_root
 from kvc_trt.engine.build import Maker
-from kvc_trt.engine.format import DECODE_FILE, PREFILL_FILE, WEIGHTS_FILE
+from kvc_trt.engine.format import DECODE_FILE, EXTEND_FILE, PREFILL_FILE, WEIGHTS_FILE
 from kvc_trt.engine.manifest import canonical
 from kvc_trt.engine.resolved_build import ResolvedBuild
 from kvc_trt.errors import UnsupportedEnvironment
@@ -35,7 +35,7 @@ from kvc_trt.progress import Progress
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-GRAPHS = {"prefill": PREFILL_FILE, "decode": DECODE_FILE}
+GRAPHS = {"prefill": PREFILL_FILE, "decode": DECODE_FILE, "extend": EXTEND_FILE}
 
 
 def target(resolved: ResolvedBuild) -> dict[str, Any]:
@@ -54,16 +54,20 @@ def target(resolved: ResolvedBuild) -> dict[str, Any]:
 def makers(resolved: ResolvedBuild, progress: Progress) -> dict[str, Maker]:
     """Return what makes the plans and their descriptions; the first call loads TensorRT and the plugins."""
     stages: dict[str, Maker] = {}
-    for name in GRAPHS:
+    if (reason := no_turns(resolved.parameters)) is not None:
+        progress.note(f"policy {resolved.parameters.policy}: the engine takes no turns: {reason}")
+    for name in (name for name in GRAPHS if reason is None or name != "extend"):
         stages[f"{name}.engine"] = partial(_make_plan, name=name, resolved=resolved, progress=progress)
         stages[f"{name}.inspector"] = partial(_make_description, name=name, progress=progress)
     return stages
 
 
 def profiles_of(resolved: ResolvedBuild, name: str) -> tuple[Profile, ...]:
-    """Return the profiles of the prefill or the decode plan."""
-    batch = resolved.config.max_batch_size
-    return prefill_profiles(resolved.parameters.max_input_len, batch) if name == "prefill" else decode_profiles(batch)
+    """Return the profiles of a graph's plan."""
+    longest, batch = resolved.parameters.max_input_len, resolved.config.max_batch_size
+    if name == "extend":
+        return extend_profiles(longest)
+    return prefill_profiles(longest, batch) if name == "prefill" else decode_profiles(batch)
 
 
 def _make_plan(path: Path, *, finished: Path, name: str, resolved: ResolvedBuild, progress: Progress) -> None:
@@ -96,8 +100,10 @@ def check_memory(
 
     from kvc_trt.graph.state import state_tensors
 
-    state = state_tensors(resolved.model, resolved.parameters, resolved.dtype)
-    needed = forecast.estimate(resolved.model, state, profiles_of(resolved, name), weight_bytes)
+    state = state_tensors(
+        resolved.model, resolved.parameters, resolved.dtype, turns=no_turns(resolved.parameters) is None
+    )
+    needed = forecast.estimate(resolved.model, state, name, profiles_of(resolved, name), weight_bytes)
     progress.note(f"building the {name} engine takes about {needed.as_text()}")
     free = forecast.FreeMemory(
         psutil.virtual_memory().available,

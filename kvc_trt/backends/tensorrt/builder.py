@@ -127,7 +127,7 @@ def write_plan(
     options: PlanOptions | None = None,
     progress: Progress | None = None,
 ) -> PlanReport:
-    """Write the plan of `model`, one of our two graphs as they are in an engine directory, into `file`.
+    """Write the plan of `model`, one of our graphs as they are in an engine directory, into `file`.
 
     `weights` is the file that its initializers refer to, or None. The plugins must be in the registry. Raises
     InputError for a graph that TensorRT does not run as intended, and UnsupportedEnvironment, with TensorRT's messages,

@@ -21,9 +21,10 @@ from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
 from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
 from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
-from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile
+from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile, longest_turn
+from kvc_trt.backends.tensorrt.turns import Turns
 from kvc_trt.engine.program import Program, engine_program
-from kvc_trt.runtime.executor import Limits, Prefilled
+from kvc_trt.runtime.executor import Extended, Limits, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -65,6 +66,7 @@ class TensorRtExecutor:
         self._steps: dict[int, PreparedStep] = {}
         self._prefills: dict[int, Context] = {}
         self._staged: StagedRows | None = None
+        self._turns: Turns | None = None
         self._exposed: dict[str, Array] = {}
 
     @property
@@ -78,7 +80,7 @@ class TensorRtExecutor:
         return self._runs
 
     def load(self) -> LoadedEngine:
-        """Load both plans onto the GPU, once."""
+        """Load the plans onto the GPU, once."""
         if self._loaded is None:
             assert not isinstance(self._engine, Program), "a program is run with engines that are loaded already"
             self._loaded = load(self._engine)
@@ -93,7 +95,8 @@ class TensorRtExecutor:
         decode, prefill = profiles_of(loaded.decode, "token"), profiles_of(loaded.prefill, "input_ids")
         choose_profile(decode, max_batch_size)
         self.release()
-        sizes = sizes_for(prefill, max_batch_size)
+        turns = () if loaded.extend is None else profiles_of(loaded.extend, "input_ids")
+        sizes = sizes_for(prefill, max_batch_size, longest_turn(turns))
         engine = EngineBytes(0, 0, _activation_bytes(loaded, decode, max_batch_size), "engine")
         plan = plan_memory(self.program.model.vocab_size, self.program.state, engine, sizes)
         check_fits(plan, free_memory()[0], "what the engine needs beside its weights")
@@ -108,7 +111,7 @@ class TensorRtExecutor:
             step.extra_outputs.free()
             if step.graph is not None:
                 step.graph.free()
-        self._steps, self._prefills, self._staged = {}, {}, None
+        self._steps, self._prefills, self._staged, self._turns = {}, {}, None, None
         if self._buffers is not None:
             self._buffers.free()
         if self._stream is not None:
@@ -194,6 +197,16 @@ class TensorRtExecutor:
         found: NDArray[np.int64] = self._allocated.best.array[:rows].astype(np.int64)
         return found
 
+    def extend(
+        self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
+        cache_lengths: NDArray[np.int64],
+    ) -> Extended:  # fmt: skip
+        """Run a turn of the rows from `first_row` on, one after the other; no graph is captured."""
+        buffers = self._allocated
+        if self._turns is None:
+            self._turns = Turns(self.load(), self.program, buffers)
+        return self._turns.run(first_row, input_ids, lengths, positions, cache_lengths)
+
     @property
     def buffers(self) -> Mapping[str, Array]:
         """Return a copy of the state by tensor name, [max_batch_size, ...]."""
@@ -245,7 +258,7 @@ class TensorRtExecutor:
         loaded, buffers = self.load(), self._allocated
         profile = choose_profile(profiles_of(loaded.decode, "token"), rows)
         context = Context(loaded.decode, loaded.tensorrt, profile, buffers.activations, buffers.stream)
-        state = self.program.state
+        state = [tensor for tensor in self.program.state if tensor.in_step]
         caches = len(self._limits.capacities)
         context.shape({"token": (rows,), "positions": (rows,), "cache_lengths": (caches, rows)})
         context.shape({tensor.name: (rows, *tensor.shape) for tensor in state})
@@ -288,10 +301,12 @@ class TensorRtExecutor:
 
 
 def _activation_bytes(loaded: LoadedEngine, decode: Sequence[Profile], rows: int) -> int:
-    """Return the bytes of the larger graph's largest run; the two never run at the same time."""
+    """Return the bytes of the largest graph's largest run; they never run at the same time."""
     step = loaded.decode.get_device_memory_size_for_profile_v2(choose_profile(decode, rows))
-    prefill = loaded.prefill
-    prompts = [
-        prefill.get_device_memory_size_for_profile_v2(index) for index in range(prefill.num_optimization_profiles)
+    others = [
+        engine.get_device_memory_size_for_profile_v2(index)
+        for engine in (loaded.prefill, loaded.extend)
+        if engine is not None
+        for index in range(engine.num_optimization_profiles)
     ]
-    return int(max(step, *prompts))
+    return int(max(step, *others))

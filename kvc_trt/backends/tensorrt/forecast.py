@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvc_trt.backends.tensorrt.format import no_turns
 from kvc_trt.backends.tensorrt.memory import DevicePlan, EngineBytes, fits_by, plan_memory, remedies, sizes_for
-from kvc_trt.backends.tensorrt.profiles import Profile, Range, prefill_profiles
+from kvc_trt.backends.tensorrt.profiles import Profile, Range, extend_profiles, longest_turn, prefill_profiles
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import ITEM_SIZE, StateTensor, state_tensors
 from kvc_trt.methods.parameters import PolicyParameters
@@ -57,10 +58,13 @@ class FreeMemory:
 
 
 def estimate(
-    model: ModelConfig, state: Sequence[StateTensor], profiles: Sequence[Profile], weight_file_bytes: int
+    model: ModelConfig, state: Sequence[StateTensor], graph: str, profiles: Sequence[Profile], weight_file_bytes: int
 ) -> Estimate:
-    """Estimate building the plan of one graph; `profiles` tell whether it is prefill or decode."""
-    activations = max(activation_bytes(model, profile) for profile in profiles)
+    """Estimate building the plan of one graph: prefill, decode or extend."""
+    if graph == "extend":
+        activations = max(turn_bytes(model, state, profile) for profile in profiles)
+    else:
+        activations = max(activation_bytes(model, profile) for profile in profiles)
     rows = max(profile.batch.largest for profile in profiles)
     caches = rows * sum(tensor.bytes_per_row() for tensor in state)
     return Estimate(
@@ -72,18 +76,43 @@ def estimate(
 
 
 def activation_bytes(model: ModelConfig, profile: Profile) -> int:
-    """Return the bytes of the largest run: residual stream twice, the wider of attention and MLP, fp32 logits.
+    """Return the bytes of the largest run of prefill or decode.
 
     fp32 has no fused attention: all scores of a layer are then in memory twice, before and after the softmax.
     """
+    total = _layer_bytes(model, profile)
+    if model.dtype == "float32" and profile.sequence is not None:
+        total += 2 * FLOAT32 * profile.batch.largest * model.num_attention_heads * profile.sequence.largest**2
+    return total
+
+
+def turn_bytes(model: ModelConfig, state: Sequence[StateTensor], profile: Profile) -> int:
+    """Return the bytes of the longest turn of a profile, `state` being that of an extend graph.
+
+    Beside what a prompt of that length takes: the mask of attention, a byte per new token and entry; where a turn is
+    compacted, stored and new tokens of one layer in one table; in fp32 all scores, twice.
+    """
+    assert profile.sequence is not None
+    rows, block, heads = profile.batch.largest, profile.sequence.largest, model.num_attention_heads
+    compacted = {tensor.cache for tensor in state if not tensor.in_step}
+    entries = tables = 0
+    for tensor in state:
+        if tensor.name.startswith("k_cache"):
+            joined = tensor.shape[1] + block
+            entries = max(entries, joined if tensor.cache in compacted else tensor.shape[1])
+            if tensor.cache in compacted:
+                tables = max(tables, 2 * rows * tensor.shape[0] * joined * tensor.shape[2] * ITEM_SIZE[tensor.dtype])
+    scores = 2 * FLOAT32 * heads if model.dtype == "float32" else 0
+    return _layer_bytes(model, profile) + rows * block * entries * (1 + scores) + tables
+
+
+def _layer_bytes(model: ModelConfig, profile: Profile) -> int:
+    """Return the bytes beside attention: residual stream twice, the wider of attention and MLP, fp32 logits."""
     tokens = profile.largest_tokens
     heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads
     attention, feed_forward = heads * model.head_size, 3 * model.intermediate_size
     widest = 2 * model.hidden_size + max(attention, feed_forward)
-    total = tokens * widest * ITEM_SIZE[model.dtype] + profile.batch.largest * model.vocab_size * FLOAT32
-    if model.dtype == "float32" and profile.sequence is not None:
-        total += 2 * FLOAT32 * profile.batch.largest * model.num_attention_heads * profile.sequence.largest**2
-    return total
+    return tokens * widest * ITEM_SIZE[model.dtype] + profile.batch.largest * model.vocab_size * FLOAT32
 
 
 def check_fits(needed: Estimate, free: FreeMemory, what: str) -> None:
@@ -108,7 +137,7 @@ def check_fits(needed: Estimate, free: FreeMemory, what: str) -> None:
 def modelled_engine(
     model: ModelConfig, parameters: PolicyParameters, weights: float, prefill: Sequence[Profile], rows: int
 ) -> EngineBytes:
-    """Estimate what the engine would report; each of the two plans has its own copy of the weights.
+    """Estimate what the engine would report; each plan has its own copy of the weights.
 
     `model` has the type that the engine computes in, `weights` is the size of one copy of the model.
     """
@@ -119,7 +148,11 @@ def modelled_engine(
     tokens = max(profile.largest_tokens for profile in prefill) if parameters.eviction.evicts else 0
     workspace = 4 * FLOAT32 * model.num_key_value_heads * tokens
     step = activation_bytes(model, Profile(Range(rows, rows, rows)))
-    return EngineBytes(copy, copy, max(prompts + workspace, step), "modelled")
+    if no_turns(parameters) is not None:
+        return EngineBytes(copy, copy, max(prompts + workspace, step), "modelled")
+    state = state_tensors(model, parameters, model.dtype, turns=True)
+    turns = max(turn_bytes(model, state, profile) for profile in extend_profiles(parameters.max_input_len))
+    return EngineBytes(copy, copy, max(prompts + workspace, step, turns), "modelled", extend_weights=copy)
 
 
 def plan_device(model: ModelConfig, parameters: PolicyParameters, weights: float, rows: int) -> DevicePlan:
@@ -127,10 +160,11 @@ def plan_device(model: ModelConfig, parameters: PolicyParameters, weights: float
 
     `model` has the type that the engine computes in, `weights` is the size of one copy of its weights.
     """
-    profiles = prefill_profiles(parameters.max_input_len, rows)
+    profiles, takes_turns = prefill_profiles(parameters.max_input_len, rows), no_turns(parameters) is None
+    turns = extend_profiles(parameters.max_input_len) if takes_turns else ()
     engine = modelled_engine(model, parameters, weights, profiles, rows)
-    state = state_tensors(model, parameters, model.dtype)
-    return plan_memory(model.vocab_size, state, engine, sizes_for(profiles, rows))
+    state = state_tensors(model, parameters, model.dtype, turns=takes_turns)
+    return plan_memory(model.vocab_size, state, engine, sizes_for(profiles, rows, longest_turn(turns)))
 
 
 def device_memory(

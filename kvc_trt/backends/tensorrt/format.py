@@ -6,14 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kvc_trt.engine.format import GRAPH_FILES
+from kvc_trt.engine.format import EXTEND_FILE, GRAPH_FILES
+from kvc_trt.methods.parameters import PolicyParameters
 
 INSPECTOR_DIRECTORY = "inspector"
 _SHA256, _ARCHITECTURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"sm_\d+[af]?")
 
 
 def plan_file(graph: str) -> str:
-    """Return the file of the plan (TensorRT's engine) of the `prefill` or `decode` graph."""
+    """Return the file of the plan (TensorRT's engine) of the `prefill`, `decode` or `extend` graph."""
     return f"{graph}.engine"
 
 
@@ -22,8 +23,27 @@ def inspector_file(graph: str) -> str:
     return f"{INSPECTOR_DIRECTORY}/{graph}.json"
 
 
+GRAPHS = ("prefill", "decode", "extend")
+"""The graphs that become plans; the last one only if the policy takes turns."""
 WITH_PLANS = {**GRAPH_FILES, **{f"{graph}.engine": plan_file(graph) for graph in ("prefill", "decode")}}
-WITH_DESCRIPTIONS = {**WITH_PLANS, **{f"{graph}.inspector": inspector_file(graph) for graph in ("prefill", "decode")}}
+"""Stage -> file, for a backend whose engines take no turns."""
+WITH_DESCRIPTIONS = {
+    **GRAPH_FILES,
+    "extend": EXTEND_FILE,
+    **{f"{graph}.engine": plan_file(graph) for graph in GRAPHS},
+    **{f"{graph}.inspector": inspector_file(graph) for graph in GRAPHS},
+}
+
+
+def no_turns(parameters: PolicyParameters) -> str | None:
+    """Return why an engine takes no turns under this policy; None if it does.
+
+    NVIDIA's builder (TensorRT-RTX 1.7.1) makes no plan of a graph in which every state tensor is first read and then
+    overwritten: an assertion of its own fails. With page bounds, which are only overwritten, it does.
+    """
+    if parameters.no_turn is None and parameters.evicts_on_turns and not parameters.has_pages:
+        return "NVIDIA's builder makes no plan of turns that compact a cache without pages"
+    return parameters.no_turn
 
 
 def target_problem(target: Any, backend: str, versions: frozenset[str]) -> str | None:

@@ -89,7 +89,8 @@ class TensorRtHarness:
         """Return the operators of the graphs' nodes."""
         from kvc_trt.backends.single_operator import single_operators
 
-        dtype, graphs = self._engine.state[0].dtype, (self._engine.prefill_path, self._engine.decode_path)
+        dtype, engine = self._engine.state[0].dtype, self._engine
+        graphs = [path for path in (engine.prefill_path, engine.decode_path, engine.extend_path) if path is not None]
         return [TensorRtOperator(op, self._toolkit) for graph in graphs for op in single_operators(graph, dtype)]
 
     def compactions(self) -> list[Watched]:
@@ -133,11 +134,13 @@ def check_rows(rows: int, what: str) -> None:
 def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
     """Return a copy of an operator's graph whose inputs have exactly these shapes and whose outputs have types.
 
-    Prefill attention also outputs its keys as `k_cache`: the lowering reads type and head size from a graph's caches.
+    Attention of many tokens also outputs its keys as `k_cache`: the lowering reads type and head size from a graph's
+    caches.
     """
     from onnx import ModelProto, helper
 
     from kvc_trt.backends.tensorrt.in_memory import typed
+    from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
     from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
     copy = ModelProto()
@@ -147,7 +150,7 @@ def for_shapes(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Mode
         value.CopyFrom(helper.make_tensor_value_info(value.name, element, shapes[value.name]))
     (node,) = copy.graph.node
     declared = next(function.output for function in copy.functions if function.name == node.op_type)
-    if node.op_type == PREFILL_ATTENTION.name:
+    if node.op_type in (PREFILL_ATTENTION.name, EXTEND_ATTENTION.name):
         keys = node.input[1]
         copy.graph.node.append(helper.make_node("Identity", [keys], ["k_cache"], name="k_cache"))
         copy.graph.output.append(helper.make_tensor_value_info("k_cache", types[0], shapes[keys]))

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collection[str] = ()) -> LoadedEngine:
-    """Build and load both graphs for up to `rows` rows, with the internal values `expose` as extra outputs."""
+    """Build and load prefill and decode for up to `rows` rows, with the internal values `expose` as extra outputs.
+
+    The result takes no turns: a turn shows all that verification looks at in the state."""
     from kvc_trt.engine.program import read_graph, split_by_graph
     from kvc_trt.graph.expose import expose as exposed
     from kvc_trt.graph.layers import ELEMENT_TYPES
@@ -36,7 +38,7 @@ def build_program(toolkit: Toolkit, program: Program, rows: int, expose: Collect
         toolkit.build(typed(exposed(graph, wanted), {}, element), program.weights_path, ranges)
         for graph, wanted, ranges in zip(graphs, names, profiles, strict=True)
     )
-    return toolkit.load(prefill, decode, program.state)
+    return toolkit.load({"prefill": prefill, "decode": decode}, program.state)
 
 
 def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> ModelProto:
@@ -47,7 +49,10 @@ def typed(model: ModelProto, declared: Mapping[str, str], element: int) -> Model
     """
     from onnx import TensorProto
 
-    integers = {"cache_lengths": TensorProto.INT64, "indices": TensorProto.INT32, "selected": TensorProto.INT32}
+    integers = {
+        **dict.fromkeys(("cache_lengths", "joined_lengths"), TensorProto.INT64),
+        **dict.fromkeys(("indices", "selected", "slot_positions", "slot_positions_out"), TensorProto.INT32),
+    }
     for output in model.graph.output:
         tensor = output.type.tensor_type
         if tensor.elem_type == TensorProto.UNDEFINED:

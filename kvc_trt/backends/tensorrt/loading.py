@@ -8,21 +8,21 @@ hash. Host code inside an engine is not allowed to run.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.tensorrt.builder import build_plan
 from kvc_trt.backends.tensorrt.context import sizes_of
-from kvc_trt.backends.tensorrt.format import plan_file
+from kvc_trt.backends.tensorrt.format import GRAPHS, plan_file
 from kvc_trt.backends.tensorrt.lowering.checks import check_aliases, engine_aliases
 from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
 from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
 from kvc_trt.backends.tensorrt.memory import BufferSizes, DevicePlan, EngineBytes, check_fits, plan_memory
 from kvc_trt.backends.tensorrt.module import Messages, TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
-from kvc_trt.backends.tensorrt.profiles import Profile, Range
+from kvc_trt.backends.tensorrt.profiles import Profile, Range, extend_profiles, longest_turn
 from kvc_trt.backends.tensorrt.requirements import BuiltFor, library_of, missing_for, refuse
 from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import UnsupportedEnvironment
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import StateTensor
 
-GRAPHS = ("prefill", "decode")
-
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """Both plans on the GPU, and the objects that must live as long as they do."""
+    """The plans on the GPU, and the objects that must live as long as they do."""
 
     prefill: trt.ICudaEngine
     decode: trt.ICudaEngine
     toolkit: Toolkit
     plan_bytes: int
-    """Size of both plans in bytes."""
+    """Size of all plans in bytes."""
+    extend: trt.ICudaEngine | None = None
+    """None if there are no turns."""
 
     @property
     def tensorrt(self) -> TensorRT:
@@ -107,10 +107,10 @@ class Toolkit:
             raise UnsupportedEnvironment(message, hint=self.hint)
         return engine
 
-    def load(self, prefill: bytes | mmap.mmap, decode: bytes | mmap.mmap, state: Sequence[StateTensor]) -> LoadedEngine:
-        """Load both plans onto the GPU; they must have exactly this state."""
-        engines = self.deserialise(prefill, "prefill"), self.deserialise(decode, "decode")
-        loaded = LoadedEngine(*engines, self, len(prefill) + len(decode))
+    def load(self, plans: Mapping[str, bytes | mmap.mmap], state: Sequence[StateTensor]) -> LoadedEngine:
+        """Load the plans of the graphs, by name, onto the GPU; they must have exactly this state."""
+        engines = {name: self.deserialise(plan, name) for name, plan in plans.items()}
+        loaded = LoadedEngine(**engines, toolkit=self, plan_bytes=sum(map(len, plans.values())))
         check_state(loaded, state)
         return loaded
 
@@ -133,35 +133,43 @@ def open_toolkit(engine: EngineDirectory) -> Toolkit:
 def load(engine: EngineDirectory) -> LoadedEngine:
     """Check and load an engine; UnsupportedEnvironment if TensorRT refuses it after all checks."""
     toolkit = open_toolkit(engine)
-    prefill, decode = (_mapped(engine.path / plan_file(name)) for name in GRAPHS)
-    return toolkit.load(prefill, decode, engine.state)
+    return toolkit.load({name: _mapped(engine.path / plan_file(name)) for name in _graphs_of(engine)}, engine.state)
+
+
+def _graphs_of(engine: EngineDirectory) -> list[str]:
+    return [name for name in GRAPHS if plan_file(name) in engine.files]
 
 
 def plan_before_loading(engine: EngineDirectory) -> DevicePlan:
     """Plan the memory for one row; all but the activations is known from the directory."""
-    sizes = {name: engine.files[plan_file(name)].size for name in GRAPHS}
-    weights = EngineBytes(sizes["prefill"], sizes["decode"], 0, "size of the file")
-    return plan_memory(
-        engine.model.vocab_size, engine.state, weights, BufferSizes(1, 1, engine.parameters.max_input_len)
-    )
+    sizes = {name: engine.files[plan_file(name)].size for name in _graphs_of(engine)}
+    weights = EngineBytes(sizes["prefill"], sizes["decode"], 0, "size of the file", sizes.get("extend", 0))
+    longest = engine.parameters.max_input_len
+    turn = longest_turn(extend_profiles(longest)) if "extend" in sizes else 0
+    return plan_memory(engine.model.vocab_size, engine.state, weights, BufferSizes(1, 1, longest, turn))
 
 
 def check_state(loaded: LoadedEngine, state: Sequence[StateTensor]) -> None:
-    """Raise unless both plans have exactly this state on the device and decode updates it in place and has `best`."""
+    """Raise unless all plans have exactly this state on the device, update it in place, and decode has `best`."""
     outputs = {tensor.name for tensor in tensors_of(loaded.decode) if not tensor.is_input}
+    updating = [("decode", loaded.decode, [tensor for tensor in state if tensor.in_step])]
+    if loaded.extend is not None:
+        updating.append(("extend", loaded.extend, list(state)))
     problems = [
         *(f"decode: {name} is missing" for name in (LOGITS, BEST) if name not in outputs),
         *state_problems("prefill", tensors_of(loaded.prefill), [(t.name, t, False) for t in state]),
-        *state_problems("decode", tensors_of(loaded.decode), [(t.name, t, True) for t in state]),
-        *state_problems("decode", tensors_of(loaded.decode), [(t.aliased_output, t, False) for t in state]),
     ]
+    for graph, engine, own in updating:
+        problems += state_problems(graph, tensors_of(engine), [(t.name, t, True) for t in own])
+        problems += state_problems(graph, tensors_of(engine), [(t.aliased_output, t, False) for t in own])
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise UnsupportedEnvironment(
             f"the engine's tensors differ from config.json: {'; '.join(problems[:3])}{more}",
             hint="build it again with --force",
         )
-    check_aliases(engine_aliases(loaded.decode), {tensor.aliased_output: tensor.name for tensor in state})
+    for _, engine, own in updating:
+        check_aliases(engine_aliases(engine), {tensor.aliased_output: tensor.name for tensor in own})
 
 
 def state_problems(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from kvc_trt.backends.tensorrt.profiles import TOKENS_PER_PREFILL, Profile
 from kvc_trt.errors import UnsupportedEnvironment
@@ -20,6 +20,7 @@ ALIGNMENT = 512
 STAGED = "staged "
 """Prefix to the name of a state tensor: the region to which a prefill writes it."""
 STAGED_STATE = "state of prompts being prefilled"
+WEIGHTS = "weights of decode", "weights of prefill", "weights of extend"
 ACTIVATIONS, BUFFERS = "activations and workspace", "token, length and logit buffers"
 GRAPH_BYTES = 8 << 20
 """Assumed bytes per batch size, for its CUDA graph and its execution context."""
@@ -60,6 +61,8 @@ class BufferSizes:
     """Largest number of prompts of one prefill run."""
     prefill_tokens: int
     """Largest number of padded tokens of one prefill run, over all its prompts."""
+    turn_tokens: int = 0
+    """Largest number of tokens of a turn; 0 if there are no turns."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,15 @@ class EngineBytes:
     prefill_weights: int
     decode_weights: int
     activations: int
-    """Activations of the larger graph; the two never run at the same time and share the memory."""
+    """Activations of the largest graph; they never run at the same time and share the memory."""
     known: str
+    extend_weights: int = 0
+    """0 if there are no turns."""
+
+    @property
+    def weights(self) -> tuple[int, int, int]:
+        """The bytes of each kind of `WEIGHTS`."""
+        return self.decode_weights, self.prefill_weights, self.extend_weights
 
 
 @dataclass(frozen=True)
@@ -109,8 +119,7 @@ def plan_memory(vocab_size: int, state: Sequence[StateTensor], engine: EngineByt
         kind = _kind_of(name)
         bytes_of[kind] = bytes_of.get(kind, 0) + aligned(size)
     lines = (
-        MemoryLine("weights of decode", engine.decode_weights, engine.known),
-        MemoryLine("weights of prefill", engine.prefill_weights, engine.known),
+        *(MemoryLine(kind, size, engine.known) for kind, size in zip(WEIGHTS, engine.weights, strict=True)),
         *(MemoryLine(kind, size, engine.known if kind == ACTIVATIONS else "exact") for kind, size in bytes_of.items()),
         MemoryLine("CUDA graphs", sizes.rows * GRAPH_BYTES, "assumed"),
     )
@@ -132,15 +141,23 @@ def regions(
         ("logits", sizes.rows * vocab_size * _FLOAT32),
         ("best", sizes.rows * _INT32),
         ("lengths", caches * staged * _INT64),
+        *([("turn", turn_offsets(sizes.turn_tokens, caches)[-1])] if sizes.turn_tokens else []),
         ("activations", activations),
     ]
 
 
-def sizes_for(prefill: Sequence[Profile], rows: int) -> BufferSizes:
-    """Return the most that runs at once: `rows` rows in decode, and as many prompts as profiles and memory allow."""
+def turn_offsets(tokens: int, caches: int) -> list[int]:
+    """Return where the inputs of one row's turn are in their region: ids, length, position, cache lengths; its end."""
+    return list(accumulate((aligned(_INT64 * count) for count in (tokens, 1, 1, caches)), initial=0))
+
+
+def sizes_for(prefill: Sequence[Profile], rows: int, turn_tokens: int = 0) -> BufferSizes:
+    """Return the most that runs at once: `rows` rows in decode, and as many prompts as profiles and memory allow.
+
+    `turn_tokens` is the longest turn of one row; 0 for none."""
     staged = min(max(1, rows // STAGED_SHARE), max(profile.batch.largest for profile in prefill))
     tokens = max(min(staged, p.batch.largest) * (p.sequence.largest if p.sequence else 1) for p in prefill)
-    return BufferSizes(rows, staged, tokens)
+    return BufferSizes(rows, staged, tokens, turn_tokens)
 
 
 def row_buffer_bytes(vocab_size: int, caches: int) -> int:
@@ -226,11 +243,9 @@ def remedies(plan: DevicePlan, missing: int) -> list[str]:
         tokens = int(plan.sizes.prefill_tokens * (1 - missing / plan.of(ACTIVATIONS)))
         if tokens >= TOKENS_PER_PREFILL:  # below that many, shorter prompts are prefilled together
             found.append(f"build with --max-input-len {tokens}")
-    weights = plan.of("weights of decode", "weights of prefill")
+    weights = plan.of(*WEIGHTS)
     if weights // 2 >= missing:
-        found.append(
-            f"build with weights of half the width (now {readable_size(weights)}: each of the two engines has its own)"
-        )
+        found.append(f"build with weights of half the width (now {readable_size(weights)}: each plan has its own)")
     if plan.of("caches", "page bounds") > missing:
         found.append("build with a smaller --token-budget, or a policy that evicts")
     return found or ["a GPU with more memory, or a smaller model"]

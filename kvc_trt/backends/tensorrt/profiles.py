@@ -1,8 +1,9 @@
 """Optimisation profiles: the sizes for which TensorRT chooses kernels, which also limit the memory of one run.
 
-Prefill has one profile per range of prompt lengths, decode one per range of batch sizes. An engine stores its weights
-once per layout that its kernels need, and a range of only batch one needs another layout (measured with NVIDIA's
-builder: 50% more for every weight), so there is no such range.
+Prefill has one profile per range of prompt lengths, extend one per range of turn lengths, decode one per range of batch
+sizes. A turn is always that of one row, so the memory of its attention mask does not grow with the batch. An engine
+stores its weights once per layout that its kernels need, and a range of only batch one needs another layout (measured
+with NVIDIA's builder: 50% more for every weight), so decode has no such range.
 
 Ranges follow from the build's configuration by these functions alone; running an engine calls them again.
 """
@@ -28,6 +29,10 @@ TOKENS_PER_PREFILL = 16384
 and the activations do not grow with the batch."""
 
 
+TOKENS_PER_TURN = 16384
+"""Longest turn of one run: the mask of its attention takes a byte per token and entry of the cache."""
+
+
 @dataclass(frozen=True)
 class Range:
     """Sizes of one dimension that a profile allows, and the one it is optimised for."""
@@ -43,7 +48,7 @@ class Profile:
 
     batch: Range
     sequence: Range | None = None
-    """Padded prompt lengths; None for decode."""
+    """Padded prompt lengths, or tokens of a turn; None for decode."""
 
     @property
     def largest_tokens(self) -> int:
@@ -74,6 +79,17 @@ def decode_profiles(max_batch_size: int) -> tuple[Profile, ...]:
     return tuple(Profile(Range(before + 1, end, end)) for before, end in _ranges(BATCHES, max_batch_size))
 
 
+def extend_profiles(max_input_len: int) -> tuple[Profile, ...]:
+    """Return ranges of the tokens of one row's turn up to the longest."""
+    ranges = _ranges(LENGTHS, min(max_input_len, TOKENS_PER_TURN))
+    return tuple(Profile(Range(1, 1, 1), Range(before + 1, end, end)) for before, end in ranges)
+
+
+def longest_turn(extend: Sequence[Profile]) -> int:
+    """Return the most tokens that one run takes; 0 for an engine without turns."""
+    return max((profile.largest_tokens for profile in extend), default=0)
+
+
 def choose_profile(profiles: Sequence[Profile], batch: int, sequence: int | None = None) -> int:
     """Return the index of the profile for one run; InputError, with what the engine was built for, if none fits."""
     for index, profile in enumerate(profiles):
@@ -88,7 +104,7 @@ def choose_profile(profiles: Sequence[Profile], batch: int, sequence: int | None
 
 def input_shapes(model: ModelProto, profile: Profile) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return smallest, optimal and largest shape of every input with open dimensions."""
-    ranges = {"batch": profile.batch, "sequence": profile.sequence}
+    ranges = {"batch": profile.batch, "sequence": profile.sequence, "block": profile.sequence}
     shapes = {}
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -99,7 +115,7 @@ def input_shapes(model: ModelProto, profile: Profile) -> dict[str, tuple[tuple[i
 
 
 def _sizes(sizes: Sequence[Range | int | None], end: str) -> tuple[int, ...]:
-    assert None not in sizes, "a prompt's length in a graph whose profile has none"
+    assert None not in sizes, "a length of prompts or turns in a graph whose profile has none"
     return tuple(getattr(size, end) if isinstance(size, Range) else int(size or 0) for size in sizes)
 
 

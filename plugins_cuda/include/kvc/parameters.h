@@ -2,7 +2,7 @@
 /* The parameters of every operation. A value outside of its range is refused, by the name of its member.
  *
  * Symbols: B batch, H heads, G kv heads, D head size, W window,
- * S prompt length, C capacity, P pages = (C + page_size - 1) / page_size, K selected width.
+ * S prompt length, C capacity, M block, P pages = (C + page_size - 1) / page_size, K selected width.
  * All tensors are contiguous except those whose strides are given. */
 #ifndef KVC_PARAMETERS_H
 #define KVC_PARAMETERS_H
@@ -12,6 +12,40 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Store a turn's keys and values behind the entries of a cache. */
+typedef struct KvcAppendBlockParams {
+    uint64_t struct_bytes;        /* sizeof(KvcAppendBlockParams) of the caller */
+    int32_t dtype;                /* KvcDtype */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t kv_heads;             /* G in 1..65535 */
+    int32_t head_size;            /* D in 16..256, a multiple of 8 */
+    int64_t capacity;             /* C in 1..2^20 */
+    int64_t block;                /* M in 1..2^20 */
+    const void* k_new;            /* [B,G,M,D], after RoPE; padded on the right */
+    const void* v_new;            /* [B,G,M,D] */
+    void* k_cache;                /* [B,G,C,D] */
+    void* v_cache;                /* [B,G,C,D] */
+    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
+    const int64_t* lengths;       /* [B], new tokens of each row, 1..M */
+} KvcAppendBlockParams;
+
+/* Let the bounds of the pages cover a turn's keys. */
+typedef struct KvcRaiseBoundsParams {
+    uint64_t struct_bytes;        /* sizeof(KvcRaiseBoundsParams) of the caller */
+    int32_t dtype;                /* KvcDtype */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t kv_heads;             /* G in 1..65535 */
+    int32_t head_size;            /* D in 16..256, a multiple of 8 */
+    int32_t page_size;            /* 1..2^31-1: tokens of a page */
+    int32_t reserved;             /* 0 */
+    int64_t block;                /* M in 1..2^20 */
+    int64_t pages;                /* P in 1..2^20 */
+    const void* k_new;            /* [B,G,M,D], after RoPE; padded on the right */
+    void* bounds;                 /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
+    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
+    const int64_t* lengths;       /* [B], new tokens of each row, 1..M */
+} KvcRaiseBoundsParams;
 
 /* Keep the part of a prompt's cache that its last queries look at. */
 typedef struct KvcCompactParams {
@@ -40,6 +74,32 @@ typedef struct KvcCompactParams {
     int64_t* cache_lengths;        /* [B], min(n, prompt_budget) */
     int32_t* indices;              /* [B,G,C], prompt position of each slot, ascending; -1 past the row's end */
 } KvcCompactParams;
+
+/* Keep the part of stored and new tokens that the last queries of a turn look at. */
+typedef struct KvcCompactTurnParams {
+    uint64_t struct_bytes;         /* sizeof(KvcCompactTurnParams) of the caller */
+    int32_t dtype;                 /* KvcDtype */
+    int32_t batch;                 /* B in 1..65535 */
+    int32_t heads;                 /* H in 1..65535, a multiple of kv_heads, H / G in 1..16 */
+    int32_t kv_heads;              /* G in 1..H */
+    int32_t head_size;             /* D in 16..256, a multiple of 8 */
+    int32_t window;                /* W in 1..1024, at most prompt_budget if any prompt can exceed the budget */
+    int32_t pool_kernel;           /* odd, in 1..4095: width of the max-pooling over scores */
+    int32_t page_size;             /* 1..2^31-1: tokens of a page */
+    int64_t prompt_length;         /* S in 1..2^20 */
+    int64_t prompt_budget;         /* 1..capacity: tokens kept per KV head, window included */
+    int64_t capacity;              /* C in 1..2^20: slots of the cache */
+    const void* q_window;          /* [B,H,W,D], the last queries of the turn, right-aligned */
+    const void* k;                 /* [B,G,S,D], the stored tokens, then the new ones; after RoPE */
+    const void* v;                 /* [B,G,S,D] */
+    const int64_t* prompt_lengths; /* [B], stored and new tokens */
+    const int64_t* window_lengths; /* [B], how many rows of q_window are the row's own, 1..W */
+    void* k_cache;                 /* [B,G,C,D], zeros past a row's end */
+    void* v_cache;                 /* [B,G,C,D] */
+    void* bounds; /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value; or null */
+    int64_t* cache_lengths; /* [B], min(n, prompt_budget) */
+    int32_t* indices;       /* [B,G,C], kept entries of k, ascending; -1 past the row's end */
+} KvcCompactTurnParams;
 
 /* Append one token, attend to every entry. */
 typedef struct KvcDenseAttentionParams {
@@ -85,6 +145,54 @@ typedef struct KvcHybridAttentionParams {
     void* output;                 /* [B,H,D] */
     int32_t* selected;            /* [B,G,K], slots read, ascending, -1 past the end; or null */
 } KvcHybridAttentionParams;
+
+/* Stored and new tokens of a turn in one table. */
+typedef struct KvcJoinBlockParams {
+    uint64_t struct_bytes;        /* sizeof(KvcJoinBlockParams) of the caller */
+    int32_t dtype;                /* KvcDtype */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t kv_heads;             /* G in 1..65535 */
+    int32_t head_size;            /* D in 16..256, a multiple of 8 */
+    int64_t capacity;             /* C in 1..2^20 */
+    int64_t block;                /* M in 1..2^20 */
+    const void* k_new;            /* [B,G,M,D], after RoPE; padded on the right */
+    const void* v_new;            /* [B,G,M,D] */
+    const void* k_cache;          /* [B,G,C,D] */
+    const void* v_cache;          /* [B,G,C,D] */
+    const int64_t* cache_lengths; /* [B], entries before the new ones */
+    const int64_t* lengths;       /* [B], new tokens of each row, 1..M */
+    void* k;                      /* [B,G,C+M,D], the stored entries, then the new ones; after RoPE */
+    void* v;                      /* [B,G,C+M,D] */
+    int64_t* joined_lengths;      /* [B], stored and new tokens */
+} KvcJoinBlockParams;
+
+/* Overwrite a cache and the positions of its slots. */
+typedef struct KvcReplaceCacheParams {
+    uint64_t struct_bytes;         /* sizeof(KvcReplaceCacheParams) of the caller */
+    int32_t dtype;                 /* KvcDtype */
+    int32_t batch;                 /* B in 1..65535 */
+    int32_t kv_heads;              /* G in 1..65535 */
+    int32_t head_size;             /* D in 16..256, a multiple of 8 */
+    int64_t capacity;              /* C in 1..2^20 */
+    void* k_cache;                 /* [B,G,C,D] */
+    void* v_cache;                 /* [B,G,C,D] */
+    int32_t* slot_positions;       /* [B,G,C], position of each entry in the text, -1 in an empty slot */
+    const void* k_kept;            /* [B,G,C,D], what the cache holds from now on */
+    const void* v_kept;            /* [B,G,C,D] */
+    const int32_t* positions_kept; /* [B,G,C] */
+} KvcReplaceCacheParams;
+
+/* Overwrite the bounds of a cache's pages. */
+typedef struct KvcReplaceBoundsParams {
+    uint64_t struct_bytes;   /* sizeof(KvcReplaceBoundsParams) of the caller */
+    int32_t dtype;           /* KvcDtype */
+    int32_t batch;           /* B in 1..65535 */
+    int32_t kv_heads;        /* G in 1..65535 */
+    int32_t channels;        /* 2D in 32..512, a multiple of 16 */
+    int64_t pages;           /* P in 1..2^20 */
+    void* bounds;            /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
+    const void* bounds_kept; /* [B,G,2D,P], the bounds from now on */
+} KvcReplaceBoundsParams;
 
 #ifdef __cplusplus
 }

@@ -14,13 +14,15 @@ from kvc_trt.kernels import use_library
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.ops import kvc
 from kvc_trt.operators import KVC_DOMAIN
-from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.compact import COMPACT, COMPACT_TURN
 from kvc_trt.operators.dimensions import INT32_MAX
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import Operator
-from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, weightless_graphs
+from tests.backends.tensorrt.weightless import WITH_AN_ENGINE, weightless_extend, weightless_graphs
 from tests.graph.small_models import LLAMA, resolve
 from tests.plugins_cuda import cases
+from tests.plugins_cuda.test_compact_turn import turn_case
+from tests.plugins_cuda.test_turn import BlockCase, block_case
 
 BY_NAME = {operator.name: operator for operator in KERNEL_OPERATORS}
 TYPES = {"INT32": 5, "INT64": 10, "FLOAT32": 1, "INT8": 3, "CHAR": 6}
@@ -55,7 +57,8 @@ def graph_fields() -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
     found = {}
     for policy in WITH_AN_ENGINE:
         parameters = resolve(policy, **({} if policy == "full" else {"skip_layers": 1}))
-        for graph in weightless_graphs(LLAMA, parameters, "bf16"):
+        graphs = [*weightless_graphs(LLAMA, parameters, "bf16"), weightless_extend(LLAMA, parameters, "bf16")]
+        for graph in graphs:
             for node in lower(graph, tensorrt=(11, 4), plugins=PLUGINS).graph.node:
                 if node.domain == KVC_DOMAIN:
                     # What the parser hands over: every attribute that a field has the name of.
@@ -106,7 +109,7 @@ def malformed_fields(operator: Operator) -> Iterator[Malformed]:
             other = (index + 1) % count
             twice = [*whole[:other], whole[index], *whole[other + 1 :]]
             yield make(twice, f"field {field.name}: given twice")
-    if operator is COMPACT:
+    if operator in (COMPACT, COMPACT_TURN):
         even = {**good, "pool_kernel": good["pool_kernel"] + 1}
         yield make(raw(even), f"field pool_kernel: expected an odd number, found {even['pool_kernel']}")
         capacity = good["prompt_budget"] - 1
@@ -172,6 +175,68 @@ def _step(name: str, case, expected: list[Tensor]) -> Step:
     )
 
 
+def turn_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    """A compaction after a turn in which row i has i + 1 queries that vote."""
+    case = turn_case(lengths, [*range(1, len(lengths) + 1)], heads=6, kv_heads=2, page=3, dtype=dtype)
+    return _computed("KvcCompactTurn", case, emulation)
+
+
+def append_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    return _computed("KvcAppendBlock", _block(lengths, dtype), emulation)
+
+
+def bounds_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    return _computed("KvcRaiseBounds", _block(lengths, dtype), emulation)
+
+
+def join_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    return _computed("KvcJoinBlock", _block(lengths, dtype), emulation)
+
+
+def _block(lengths: tuple[int, ...], dtype: torch.dtype) -> BlockCase:
+    return block_case(lengths, [7, 1, 4][: len(lengths)], dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """State, and what overwrites it."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    slot_positions: Tensor
+    bounds: Tensor
+    k_kept: Tensor
+    v_kept: Tensor
+    positions_kept: Tensor
+    bounds_kept: Tensor
+
+
+def _replaced(lengths: tuple[int, ...], dtype: torch.dtype) -> Replaced:
+    tables = []
+    for seed in (1, 2):
+        case = cases.step_case(lengths=lengths, dtype=dtype, seed=seed)
+        positions = torch.arange(seed, seed + case.k_cache[..., 0].numel(), dtype=torch.int32)
+        tables += [case.k_cache, case.v_cache, positions.reshape(case.k_cache.shape[:3]), case.bounds]
+    return Replaced(*tables)
+
+
+def replace_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    return _computed("KvcReplaceCache", _replaced(lengths, dtype), emulation)
+
+
+def replace_bounds_step(emulation: KernelLibrary, dtype: torch.dtype, lengths: tuple[int, ...]) -> Step:
+    return _computed("KvcReplaceBounds", _replaced(lengths, dtype), emulation)
+
+
+def _computed(name: str, case, emulation: KernelLibrary) -> Step:
+    """The step of an operator, and what the kernels make of a copy of it."""
+    operator = BY_NAME[name]
+    names = [tensor.name for tensor in operator.inputs] + [one.name for one in operator.attributes]
+    given = {key: value.clone() if isinstance(value := getattr(case, key), Tensor) else value for key in names}
+    made = emulation.compute(operator, given)
+    return _step(name, case, [made[one.name] if one.alias is None else given[one.alias] for one in operator.outputs])
+
+
 STEPS = [
     (compact_step, (61, 9, 40)),
     (compact_step, (5, 0)),
@@ -179,6 +244,12 @@ STEPS = [
     (hybrid_step, (70, -1)),
     (dense_step, (61, 9, 40)),
     (dense_step, (70, -1)),
+    (turn_step, (61, 9, 40)),
+    (append_step, (61, 9, 40)),
+    (bounds_step, (61, 9, 40)),
+    (join_step, (61, 9, 40)),
+    (replace_step, (61, 9, 40)),
+    (replace_bounds_step, (61, 9, 40)),
 ]
 """Rows below and above the budget, empty and inactive ones."""
 

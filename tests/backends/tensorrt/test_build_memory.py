@@ -11,8 +11,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from kvc_trt.backends.tensorrt.forecast import FreeMemory, activation_bytes, check_fits, estimate
-from kvc_trt.backends.tensorrt.profiles import Profile, Range, decode_profiles, prefill_profiles
+from kvc_trt.backends.tensorrt.forecast import FreeMemory, activation_bytes, check_fits, estimate, turn_bytes
+from kvc_trt.backends.tensorrt.profiles import Profile, Range, decode_profiles, extend_profiles, prefill_profiles
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode
 from kvc_trt.graph.state import state_tensors
@@ -28,12 +28,13 @@ GIB = 1 << 30
 BUILDER_ALONE = 280 << 20
 """NVIDIA's builder with next to no weights held 231 MB where it was measured."""
 MODEL = load_preset("llama3.1-8b").config
+BF16 = replace(MODEL, dtype="bfloat16")
 WEIGHTS = 16 * GIB
 
 
-def estimated(profiles, model=MODEL):
-    state = state_tensors(model, preset_parameters("llama3.1-8b", "rocketkv"), model.dtype)
-    return estimate(model, state, profiles, WEIGHTS)
+def estimated(profiles, model=MODEL, graph="prefill", policy="rocketkv"):
+    state = state_tensors(model, preset_parameters("llama3.1-8b", policy), model.dtype, turns=True)
+    return estimate(model, state, graph, profiles, WEIGHTS)
 
 
 def test_an_8b_build_does_not_hold_three_models():
@@ -54,6 +55,20 @@ def test_activations_of_a_long_prompt():
 def test_longer_prompts_and_more_rows_take_more_of_the_gpu():
     assert estimated(prefill_profiles(131072, 8)).device > estimated(prefill_profiles(32768, 8)).device
     assert estimated(decode_profiles(64)).device > estimated(decode_profiles(8)).device
+
+
+def test_a_turn_takes_a_mask_and_a_compacted_one_the_joined_table():
+    *_, profile = extend_profiles(32768)
+    tokens = 16384
+    assert profile == Profile(Range(1, 1, 1), Range(8193, tokens, tokens))
+    others = activation_bytes(BF16, profile)
+    for policy, joined, tables in (("full", 0, 0), ("rocketkv", tokens, 2 * 8 * 128 * 2)):
+        parameters = preset_parameters("llama3.1-8b", policy)
+        entries = parameters.capacity + joined
+        state = state_tensors(BF16, parameters, BF16.dtype, turns=True)
+        assert turn_bytes(BF16, state, profile) == others + (tokens + tables) * entries
+    shorter, longer = (estimated(extend_profiles(length), graph="extend") for length in (2048, 32768))
+    assert longer.device > shorter.device
 
 
 def test_what_does_not_fit_says_by_how_much():

@@ -8,16 +8,20 @@ from hypothesis import strategies as st
 
 from kvc_trt.backends.tensorrt.profiles import (
     TOKENS_PER_PREFILL,
+    TOKENS_PER_TURN,
     Profile,
     Range,
     choose_profile,
     decode_profiles,
+    extend_profiles,
     input_shapes,
+    longest_turn,
     prefill_profiles,
 )
 from kvc_trt.errors import InputError
 from kvc_trt.operators import PROMPT_BLOCK
-from tests.backends.tensorrt.weightless import preset_graphs
+from tests.backends.tensorrt.weightless import preset_graphs, weightless_extend
+from tests.graph.small_models import LLAMA, resolve
 
 
 def test_the_profiles_of_a_usual_engine():
@@ -44,6 +48,22 @@ def test_every_prompt_and_every_batch_finds_its_profile(length, batch, data):
     assert sum(profile.allows(rows) for profile in decode) == 1
 
 
+def test_a_turn_is_that_of_one_row():
+    assert extend_profiles(32768) == (
+        Profile(Range(1, 1, 1), Range(1, 2048, 2048)),
+        Profile(Range(1, 1, 1), Range(2049, 8192, 8192)),
+        Profile(Range(1, 1, 1), Range(8193, TOKENS_PER_TURN, TOKENS_PER_TURN)),
+    )
+
+
+@given(length=st.integers(1, 300_000), data=st.data())
+def test_every_turn_finds_its_profile(length, data):
+    profiles, tokens = extend_profiles(length), data.draw(st.integers(1, min(length, TOKENS_PER_TURN)))
+    assert longest_turn(profiles) == min(length, TOKENS_PER_TURN)
+    assert sum(profile.allows(1, tokens) for profile in profiles) == 1
+    assert profiles[choose_profile(profiles, 1, tokens)].allows(1, tokens)
+
+
 @given(length=st.integers(1, 300_000), batch=st.integers(1, 600))
 def test_memory_does_not_grow_with_the_batch(length, batch):
     longest = -(-length // PROMPT_BLOCK) * PROMPT_BLOCK
@@ -67,3 +87,11 @@ def test_shapes_are_those_of_the_graphs_inputs():
     assert shapes["cache_lengths"] == ((32, 1), (32, 2), (32, 4))
     assert shapes["k_cache.0"][2][0] == 4
     assert shapes.keys() == {value.name for value in decode.graph.input}
+
+
+def test_shapes_of_a_turn():
+    extend = weightless_extend(LLAMA, resolve("rocketkv"), "bf16")
+    shapes = input_shapes(extend, Profile(Range(1, 1, 1), Range(1, 64, 200)))
+    assert shapes["input_ids"] == ((1, 1), (1, 64), (1, 200))
+    assert shapes["cache_lengths"] == ((3, 1), (3, 1), (3, 1))
+    assert shapes.keys() == {value.name for value in extend.graph.input}

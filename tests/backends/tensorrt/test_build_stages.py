@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvc_trt.backends.registry import backend, backends, names, open_engine
-from kvc_trt.backends.tensorrt.format import plan_file
+from kvc_trt.backends.tensorrt.format import GRAPHS, plan_file
 from kvc_trt.backends.tensorrt.module import load_tensorrt, version_of
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
@@ -175,7 +175,7 @@ def compiled(tiny_engine):
         manifest = json.loads((tiny_engine / "manifest.json").read_text())
         del manifest["sha256"]
         contents = {"config.json": canonical(config)}
-        for graph in ("prefill", "decode"):
+        for graph in GRAPHS:
             contents |= {plan_file(graph): b"not a plan", f"inspector/{graph}.json": b"{}\n"}
         for name, content in contents.items():
             (tiny_engine / name).parent.mkdir(exist_ok=True)

@@ -139,7 +139,7 @@ def test_compaction_and_longer_prompts_need_more():
 
 
 def test_as_data_it_holds_every_gpu_against_it():
-    found = device_memory(BF16, parameters_of("full", longest=130_000), WEIGHTS, 8, GPUS)
+    found = device_memory(BF16, parameters_of("full", longest=65_000), WEIGHTS, 8, GPUS)
     assert found["total_bytes"] == sum(line["bytes"] for line in found["lines"])
     h100 = found["gpus"][0]
     assert h100["fits_by_bytes"] == h100["usable_bytes"] - found["total_bytes"] < 0

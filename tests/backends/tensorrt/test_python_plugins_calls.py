@@ -59,7 +59,7 @@ def test_the_workspace_that_no_gpu_has_is_that_of_the_plugins():
 def test_every_number_and_address_of_the_struct_is_set(operator):
     sizes = Dimensions()
     for tensor in operator.inputs:
-        sizes.bind(tensor.name, tensor.shape, [32 if symbol == "2D" else 16 for symbol in tensor.shape])
+        sizes.bind(tensor.name, tensor.shape, [{"2D": 32, "C+M": 32}.get(symbol, 16) for symbol in tensor.shape])
     attributes = {one.name: 1 if one.name == "page_size" else 16 for one in operator.attributes}
     operator.derive(attributes, sizes)
     passed = []

@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ class CppPlugin:
 
     def fields(self) -> dict[str, int]:
         text = ctypes.create_string_buffer(TEXT)
-        assert self._ask("serialised", text, TEXT) > 0
+        assert self._ask("serialised", text, TEXT) >= 0
         return {name: int(value) for name, value in (word.split("=") for word in text.value.decode().split())}
 
     def output_types(self, types: list[int]) -> list[int] | str:
@@ -174,10 +175,14 @@ class TextBuilder:
         return Text(f"({left.text}{sign}{right.text})")
 
 
+SIGNS = SimpleNamespace(PROD="*", SUM="+")
+"""DimensionOperation"""
+
+
 def python_shapes(operator: Operator, shapes: list[str]) -> list[str] | str:
     inputs = [[Text(word) for word in shape.split()] for shape in shapes]
     try:
-        found = output_shapes(operator, good_fields(operator.name), inputs, TextBuilder(), "*")
+        found = output_shapes(operator, good_fields(operator.name), inputs, TextBuilder(), SIGNS)
     except Refusal as refusal:
         return f"kvc plugin: {operator.name}: {refusal}"
     return [" ".join(expr.text for expr in shape) for shape in found]

@@ -56,7 +56,8 @@ def test_they_register_once_and_leave_nothing_behind(ask):
         operator.name: ["1", [[one.name, "INT32"] for one in operator.attributes]] for operator in KERNEL_OPERATORS
     }
     assert answer["creators"] == expected
-    assert answer["again"] == "plugin KvcCompact: TensorRT's registry has one already, expected none"
+    first = KERNEL_OPERATORS[0].name
+    assert answer["again"] == f"plugin {first}: TensorRT's registry has one already, expected none"
     assert answer["kept"] == [operator.name for operator in KERNEL_OPERATORS]
     assert answer["left"] == []
 
@@ -77,9 +78,10 @@ def test_every_malformed_field_makes_none_and_says_why(ask):
     assert {case.operator for case in cases} == set(BY_NAME)
 
 
-def test_an_empty_collection_makes_none(ask):
-    answer = ask(*(request_of(operator.name, ()) for operator in KERNEL_OPERATORS))
-    for operator, made in zip(KERNEL_OPERATORS, answer["created"], strict=True):
+def test_an_empty_collection_makes_none_of_an_operator_with_attributes(ask):
+    operators = [operator for operator in KERNEL_OPERATORS if operator.attributes]
+    answer = ask(*(request_of(operator.name, ()) for operator in operators))
+    for operator, made in zip(operators, answer["created"], strict=True):
         assert not made["created"]
         assert made["reason"] == f"kvc plugin: {operator.name}: field {operator.attributes[0].name}: missing"
 

@@ -8,7 +8,7 @@ import re
 from onnx import ModelProto, helper
 
 from kvc_trt import policies
-from kvc_trt.graph.build import build_decode, build_prefill
+from kvc_trt.graph.build import build_decode, build_extend, build_prefill
 from kvc_trt.graph.state import ITEM_SIZE
 from kvc_trt.graph.weights import ROTARY, GraphWeights, activation_dtype
 from kvc_trt.methods.parameters import PolicyParameters
@@ -51,6 +51,12 @@ def weightless_graphs(config: ModelConfig, parameters: PolicyParameters, precisi
     """Prefill and decode; their initializers point into a file that does not exist."""
     weights = WeightlessWeights(config, precision, parameters.max_sequence_len)
     return [build(config, parameters, weights=weights) for build in (build_prefill, build_decode)]
+
+
+def weightless_extend(config: ModelConfig, parameters: PolicyParameters, precision: str) -> ModelProto:
+    """The extend graph, likewise."""
+    weights = WeightlessWeights(config, precision, parameters.max_sequence_len)
+    return build_extend(config, parameters, weights=weights)
 
 
 def preset_parameters(name: str, policy: str) -> PolicyParameters:

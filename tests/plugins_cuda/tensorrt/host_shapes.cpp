@@ -6,7 +6,7 @@
 #include "operators.h"
 
 TEST(creators_say_who_they_are) {
-    CHECK_EQUAL(library.creators.size(), 3U);
+    CHECK_EQUAL(library.creators.size(), examples().size());
     for (const Example& example : examples()) {
         IPluginCreatorV3One* creator = library.creator(example.name);
         CHECK(creator != nullptr);
@@ -141,10 +141,13 @@ TEST(output_types_follow_the_cache) {
             };
             CHECK_EQUAL(ask(), 0);
             for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == example.outputs[i].type);
-            in.back() = DataType::kINT32;
-            CHECK(ask() != 0);
-            CHECK_REASON("_lengths: expected DataType 8, found 3");
-            in.back() = DataType::kINT64;
+            const auto lengths = std::ranges::find(in, DataType::kINT64);
+            if (lengths != in.end()) {
+                *lengths = DataType::kINT32;
+                CHECK(ask() != 0);
+                CHECK_REASON("_lengths: expected DataType 8, found 3");
+                *lengths = DataType::kINT64;
+            }
             in[0] = DataType::kFP8;
             CHECK(ask() != 0);
             CHECK_REASON("expected float32, float16 or bfloat16");

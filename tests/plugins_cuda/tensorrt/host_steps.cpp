@@ -74,7 +74,7 @@ TEST(workspace_is_declared_for_the_largest_sizes) {
             const size_t largest = workspace(made, example, {1, 32}, {1, 4096});
             CHECK(largest < size_t{1} << 40);
             CHECK_EQUAL(largest, workspace(made, example, {32, 32}, {4096, 4096}));
-            CHECK(largest > 0);
+            CHECK_EQUAL(largest > 0, example.scratch);
             for (const int64_t batch : {1, 2, 31, 32}) {
                 for (const int64_t prompt : {1, 49, 50, 51, 64, 1000, 4095}) {
                     CHECK(workspace(made, example, {1, batch}, {1, prompt}) <= largest);
@@ -97,8 +97,11 @@ TEST(shapes_of_a_step_are_checked) {
             auto wrong_in = in, wrong_out = out;
             PluginTensorDesc& wrong = tensor < in.size() ? wrong_in[tensor] : wrong_out[tensor - in.size()];
             const PluginTensorDesc right = wrong;
+            const Tensor& described =
+                tensor < in.size() ? example.inputs[tensor] : example.outputs[tensor - in.size()];
             for (int32_t axis = 0; axis < right.dims.nbDims; ++axis) {
                 for (const int64_t size : {int64_t{-1}, int64_t{1029}, int64_t{1} << 40, INT64_MIN, INT64_MAX}) {
+                    if (size == 1029 && is_free(example, described, axis)) continue;
                     wrong.dims.d[axis] = size;
                     CHECK(ask(wrong_in, wrong_out) != 0);
                     wrong = right;

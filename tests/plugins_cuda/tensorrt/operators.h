@@ -1,5 +1,7 @@
-// The three operators as a network of B sequences, 4 query heads, 2 KV heads of 16 would call them.
+// The operators as a network of B sequences, 4 query heads, 2 KV heads of 16 would call them.
 #pragma once
+
+#include <algorithm>
 
 #include "library.h"
 
@@ -14,6 +16,7 @@ struct Example {
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
     std::vector<int32_t> aliases;
+    bool scratch = true;  ///< whether a call needs scratch memory
 };
 
 inline constexpr DataType kCacheTypes[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16};
@@ -21,6 +24,7 @@ inline constexpr DataType kCacheTypes[] = {DataType::kFLOAT, DataType::kHALF, Da
 /// C = 58 slots in pages of 4: 15 pages, the last one partial.
 inline std::vector<Example> examples(DataType t = DataType::kHALF) {
     const DataType length = DataType::kINT64, index = DataType::kINT32;
+    const Tensor block{t, "B 2 M 16"}, joined{t, "B 2 (58+M) 16"}, positions{index, "B 2 58"};
     const Tensor head{t, "B 2 16"}, cache{t, "B 2 58 16"}, bounds{t, "B 2 32 15"}, query{t, "B 4 16"};
     return {
         {"KvcCompact",
@@ -38,21 +42,75 @@ inline std::vector<Example> examples(DataType t = DataType::kHALF) {
          {query, head, head, cache, cache, {length, "B"}},
          {query, cache, cache},
          {-1, 3, 4}},
+        {"KvcCompactTurn",
+         {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}},
+         {{t, "B 4 8 16"}, {t, "B 2 S 16"}, {t, "B 2 S 16"}, {length, "B"}, {length, "B"}},
+         {cache, cache, bounds, {length, "B"}, positions},
+         {-1, -1, -1, -1, -1}},
+        {"KvcAppendBlock",
+         {},
+         {block, block, cache, cache, {length, "B"}, {length, "B"}},
+         {cache, cache},
+         {2, 3},
+         false},
+        {"KvcRaiseBounds", {{"page_size", 4}}, {block, bounds, {length, "B"}, {length, "B"}}, {bounds}, {1}, false},
+        {"KvcJoinBlock",
+         {},
+         {block, block, cache, cache, {length, "B"}, {length, "B"}},
+         {joined, joined, {length, "B"}},
+         {-1, -1, -1},
+         false},
+        {"KvcReplaceCache",
+         {},
+         {cache, cache, positions, cache, cache, positions},
+         {cache, cache, positions},
+         {0, 1, 2},
+         false},
+        {"KvcReplaceBounds", {}, {bounds, bounds}, {bounds}, {0}, false},
     };
+}
+
+/// Those that have attributes.
+inline std::vector<Example> examples_with_fields() {
+    std::vector<Example> all = examples();
+    std::erase_if(all, [](const Example& example) { return example.values.empty(); });
+    return all;
+}
+
+inline std::vector<std::string> words_of(const std::string& shape) {
+    std::vector<std::string> words;
+    for (size_t from = 0; from < shape.size();) {
+        const size_t to = std::min(shape.find(' ', from), shape.size());
+        words.push_back(shape.substr(from, to - from));
+        from = to + 1;
+    }
+    return words;
+}
+
+/// Whether no other tensor contradicts another size of this one: it is an open size, and the only one of its name.
+inline bool is_free(const Example& example, const Tensor& tensor, int32_t axis) {
+    const std::string word = words_of(tensor.shape)[static_cast<size_t>(axis)];
+    size_t uses = 0;
+    for (const auto* tensors : {&example.inputs, &example.outputs}) {
+        for (const Tensor& other : *tensors) {
+            const std::vector<std::string> words = words_of(other.shape);
+            uses += static_cast<size_t>(std::ranges::count(words, word));
+        }
+    }
+    return word == "M" && uses == 1;
 }
 
 inline Made make(const Library& library, const Example& example) {
     return make(library.creator(example.name), example.values);
 }
 
-/// Sizes in place of the symbols B and S.
+/// Sizes in place of the symbols B, S and M; the last two are of the same size.
 inline Dims concrete(const std::string& shape, int64_t batch, int64_t prompt) {
     Dims dims{};
-    for (size_t from = 0; from < shape.size();) {
-        const size_t to = std::min(shape.find(' ', from), shape.size());
-        const std::string word = shape.substr(from, to - from);
-        dims.d[dims.nbDims++] = word == "B" ? batch : word == "S" ? prompt : std::stoll(word);
-        from = to + 1;
+    for (const std::string& word : words_of(shape)) {
+        const bool joined = word == "(58+M)";
+        const int64_t size = word == "B" ? batch : joined && prompt > 0 ? 58 + prompt : prompt;
+        dims.d[dims.nbDims++] = word == "B" || word == "S" || word == "M" || joined ? size : std::stoll(word);
     }
     return dims;
 }

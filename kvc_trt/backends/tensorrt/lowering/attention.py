@@ -31,8 +31,8 @@ def fuse_prefill_attention(model: ModelProto, at_hand: Installation) -> list[str
     """Replace every KvcPrefillAttention by a scaled query and Attention."""
     if not any(node.op_type == PREFILL_ATTENTION.name for node in model.graph.node):
         return []
-    element, head_size = _cache_type(model)
-    nodes = [_scale(head_size)]
+    element, head_size = cache_type(model)
+    nodes = [scale(head_size)]
     fused = 0
     for node in model.graph.node:
         if node.op_type != PREFILL_ATTENTION.name:
@@ -48,31 +48,36 @@ def fuse_prefill_attention(model: ModelProto, at_hand: Installation) -> list[str
 def _attention(node: NodeProto, element: int) -> list[NodeProto]:
     """Return the nodes for (q [B,H,S,D], k, v [B,G,S,D]) -> o [B,H,S,D], all of type `element`."""
     query, keys, values = node.input
-    wide, product, scaled = (f"{node.name}.{part}" for part in ("wide", "product", "scaled"))
+    before = scaled_query(query, node.name, element)
+    inputs = [*before[-1].output, keys, values]
+    return [*before, helper.make_node("Attention", inputs, node.output, name=node.name, is_causal=1, scale=1.0)]
+
+
+def scaled_query(query: str, name: str, element: int) -> list[NodeProto]:
+    """Return the nodes that scale queries of type `element` in fp32; the last one's output has that type again."""
+    wide, product, scaled = (f"{name}.{part}" for part in ("wide", "product", "scaled"))
     if element == TensorProto.FLOAT:
-        before = [helper.make_node("Mul", [query, SCALE], [scaled], name=scaled)]
-    else:
-        before = [
-            helper.make_node("Cast", [query], [wide], name=wide, to=TensorProto.FLOAT),
-            helper.make_node("Mul", [wide, SCALE], [product], name=product),
-            helper.make_node("Cast", [product], [scaled], name=scaled, to=element),
-        ]
-    fused = helper.make_node("Attention", [scaled, keys, values], node.output, name=node.name, is_causal=1, scale=1.0)
-    return [*before, fused]
+        return [helper.make_node("Mul", [query, SCALE], [scaled], name=scaled)]
+    return [
+        helper.make_node("Cast", [query], [wide], name=wide, to=TensorProto.FLOAT),
+        helper.make_node("Mul", [wide, SCALE], [product], name=product),
+        helper.make_node("Cast", [product], [scaled], name=scaled, to=element),
+    ]
 
 
-def _scale(head_size: int) -> NodeProto:
+def scale(head_size: int) -> NodeProto:
+    """Return the constant by which `scaled_query` multiplies, once per graph."""
     value = helper.make_tensor(SCALE, TensorProto.FLOAT, [1], [1 / math.sqrt(head_size)])
     return helper.make_node("Constant", [], [SCALE], name=SCALE, value=value)
 
 
-def _cache_type(model: ModelProto) -> tuple[int, int]:
+def cache_type(model: ModelProto) -> tuple[int, int]:
     """Return element type and head size of the graph's output caches, which queries and keys share."""
     for output in model.graph.output:
         if output.name.startswith("k_cache"):
             tensor = output.type.tensor_type
             return tensor.elem_type, tensor.shape.dim[-1].dim_value
-    raise InputError(f"graph {model.graph.name}: attention over a prompt, but no k_cache among its outputs")
+    raise InputError(f"graph {model.graph.name}: attention over many tokens, but no k_cache among its outputs")
 
 
 def let_fp32_attention_decompose(model: ModelProto, at_hand: Installation) -> list[str]:

@@ -24,7 +24,7 @@ from kvc_trt.operators import KVC_DOMAIN
 def check_network(network: Any, lowered: ModelProto) -> None:
     """Check a parsed network by the number of its plugin layers and fused attention layers."""
     check_plugin_layers(network, expected_plugins(lowered))
-    check_attention_layers(network, expected_attention(lowered))
+    check_attention_layers(network, expected_attention(lowered), expected_masks(lowered))
 
 
 def expected_plugins(model: ModelProto) -> dict[str, int]:
@@ -57,8 +57,13 @@ def expected_attention(model: ModelProto) -> int:
     return sum(node.domain == "" and node.op_type == "Attention" for node in model.graph.node)
 
 
-def check_attention_layers(network: Any, expected: int) -> None:
-    """Raise UnsupportedEnvironment unless the parser made one causal attention layer of every Attention.
+def expected_masks(model: ModelProto) -> int:
+    """Count those of them that say by a mask what a query sees; the others are causal."""
+    return sum(node.domain == "" and node.op_type == "Attention" and len(node.input) > 3 for node in model.graph.node)
+
+
+def check_attention_layers(network: Any, expected: int, masked: int = 0) -> None:
+    """Raise UnsupportedEnvironment unless the parser made one attention layer of every Attention, causal or `masked`.
 
     Decomposed into products and a softmax, attention needs memory quadratic in the prompt. And the parser ignores
     attributes that its version does not know, one of which could be the causal mask.
@@ -67,9 +72,12 @@ def check_attention_layers(network: Any, expected: int) -> None:
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     attention = [_attention(layer, module) for layer in layers if layer.type.name == "ATTENTION_INPUT"]
     causal = sum(bool(layer.causal) for layer in attention)
-    if (len(attention), causal) != (expected, expected):
+    masks = sum(layer.mask is not None for layer in attention)
+    if (len(attention), causal, masks) != (expected, expected - masked, masked):
+        kinds = "all causal" if not masked else "all with a mask" if masked == expected else f"{masked} with a mask"
         raise UnsupportedEnvironment(
-            f"attention layers after parsing: expected {expected}, all causal; found {len(attention)}, {causal} causal",
+            f"attention layers after parsing: expected {expected}, {kinds}; "
+            f"found {len(attention)}, {causal} causal" + (f", {masks} with a mask" if masked or masks else ""),
             hint="kvc-trt doctor shows the TensorRT in use",
         )
 

@@ -10,6 +10,7 @@ from onnx import ModelProto
 from kvc_trt.backends.tensorrt.lowering.attention import fuse_prefill_attention, let_fp32_attention_decompose
 from kvc_trt.backends.tensorrt.lowering.operators import Installation, check_operators, drop_functions, name_plugins
 from kvc_trt.backends.tensorrt.lowering.outputs import add_best_token, fix_output_shapes
+from kvc_trt.backends.tensorrt.lowering.turns import mask_turn_attention, overwrite_state, write_out_positions
 from kvc_trt.backends.tensorrt.lowering.widths import write_out_widths
 
 Pass = Callable[[ModelProto, Installation], list[str]]
@@ -20,6 +21,9 @@ EXECUTABLE_PASSES: tuple[Pass, ...] = (
     write_out_widths,
     fix_output_shapes,
     fuse_prefill_attention,
+    mask_turn_attention,
+    write_out_positions,
+    overwrite_state,
     add_best_token,
 )
 """Passes after which ONNX Runtime can still execute the graph."""

@@ -1,4 +1,4 @@
-"""Write out the widths that the prefill graph leaves to Reshape (-1).
+"""Write out the widths that the prefill and the extend graph leave to Reshape (-1).
 
 After `Reshape(x, [batch, sequence, -1])` NVIDIA's parser does not know the width of a row: it refuses rotary embedding
 ("hiddenSize must be divisible by num_heads"), and plugins do not see the number of heads. The widths follow from the
@@ -17,6 +17,7 @@ from typing import Any
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
+from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
 
@@ -90,8 +91,9 @@ def _used(nodes: list[NodeProto], wanted: set[str]) -> list[NodeProto]:
     return kept[::-1]
 
 
+MANY_TOKENS = PREFILL_ATTENTION.name, EXTEND_ATTENTION.name
 _LIKE_FIRST = frozenset(
-    ("Cast", "DequantizeLinear", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", PREFILL_ATTENTION.name)
+    ("Cast", "DequantizeLinear", "Identity", "RMSNormalization", "RotaryEmbedding", "Sigmoid", *MANY_TOKENS)
 )
 """Operators whose output has the shape of their first input."""
 

@@ -71,7 +71,7 @@ def output_shapes(
     attributes: Mapping[str, int],
     inputs: Sequence[tensorrt.DimsExprs],
     builder: tensorrt.IExprBuilder,
-    product: tensorrt.DimensionOperation,
+    operations: type[tensorrt.DimensionOperation],
 ) -> list[list[tensorrt.IDimensionExpr]]:
     """Return the shape of every output as expressions of the inputs' sizes, which may still be open.
 
@@ -82,7 +82,7 @@ def output_shapes(
     for tensor, shape in zip(operator.inputs, inputs, strict=True):
         _bind(tensor, shape, expressions, sizes)
     operator.derive(attributes, sizes)
-    return [_shape_of(tensor, expressions, sizes, builder, product) for tensor in operator.outputs]
+    return [_shape_of(tensor, expressions, sizes, builder, operations) for tensor in operator.outputs]
 
 
 def _bind(
@@ -104,7 +104,7 @@ def _shape_of(
     expressions: Mapping[str, tensorrt.IDimensionExpr],
     sizes: Dimensions,
     builder: tensorrt.IExprBuilder,
-    product: tensorrt.DimensionOperation,
+    operations: type[tensorrt.DimensionOperation],
 ) -> list[tensorrt.IDimensionExpr]:
     shape = []
     for symbol in tensor.shape:
@@ -113,7 +113,9 @@ def _shape_of(
         elif symbol in sizes:
             shape.append(builder.constant(sizes[symbol]))
         elif symbol == "2D" and "D" in expressions:
-            shape.append(builder.operation(product, expressions["D"], builder.constant(2)))
+            shape.append(builder.operation(operations.PROD, expressions["D"], builder.constant(2)))
+        elif symbol == "C+M":
+            shape.append(builder.operation(operations.SUM, expressions["C"], expressions["M"]))
         else:
             raise Refusal(f"{tensor.name}: its {SIZES[symbol].words} is not known")
     return shape

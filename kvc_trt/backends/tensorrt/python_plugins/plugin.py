@@ -87,8 +87,8 @@ class PluginMethods:
             self._check_inputs(len(inputs))
             if len(shape_inputs) != 0:
                 raise Refusal(f"expected no shape inputs, found {len(shape_inputs)}")
-            product = self._trt.DimensionOperation.PROD
-            shapes = output_shapes(self._operator, self._fields, inputs, builder, product)
+            operations = self._trt.DimensionOperation
+            shapes = output_shapes(self._operator, self._fields, inputs, builder, operations)
             return [self._dims(shape) for shape in shapes]
 
     def supports_format_combination(

@@ -1,0 +1,46 @@
+// Copies tensors over state: what a compaction kept, into the buffers that the engine shares between input and output.
+//
+// Bytes: every tensor once read and once written, 16 bytes at a time where it starts at a multiple of 16.
+//
+// Determinism: every element has one writer.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/numeric.cuh"
+#include "kernels/platform.cuh"
+
+namespace kvc {
+
+constexpr int kReplaceThreads = 256;
+constexpr int kReplacedPerThread = 4;
+
+template <class T>
+struct ReplaceParams {
+    T* state;
+    const T* kept;
+    int64_t elements;
+};
+
+// Grid (ceil(vectors / (kReplaceThreads · kReplacedPerThread))); `elements` is a multiple of a vector's.
+template <class T>
+__global__ void __launch_bounds__(kReplaceThreads) replace_vectors(const ReplaceParams<T> params) {
+    const int64_t first = int64_t{blockIdx.x} * kReplaceThreads * kReplacedPerThread + threadIdx.x;
+#pragma unroll
+    for (int32_t j = 0; j < kReplacedPerThread; ++j) {
+        const int64_t element = (first + j * kReplaceThreads) * kVectorWidth<T>;
+        if (element < params.elements) copy_vector(params.state + element, params.kept + element);
+    }
+}
+
+// The same for tensors of any length and alignment.
+inline __global__ void __launch_bounds__(kReplaceThreads) replace_integers(const ReplaceParams<int32_t> params) {
+    const int64_t first = int64_t{blockIdx.x} * kReplaceThreads * kReplacedPerThread + threadIdx.x;
+#pragma unroll
+    for (int32_t j = 0; j < kReplacedPerThread; ++j) {
+        const int64_t element = first + j * kReplaceThreads;
+        if (element < params.elements) params.state[element] = params.kept[element];
+    }
+}
+
+}  // namespace kvc

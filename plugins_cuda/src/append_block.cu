@@ -1,0 +1,69 @@
+// kvc_append_block and kvc_raise_bounds: a turn's tokens behind the entries of a cache.
+#include "kernels/append_block.cuh"
+#include "kvc/turn.h"
+#include "src/operation.h"
+
+namespace kvc {
+namespace {
+
+struct AppendBlock : WithoutScratch {
+    template <class T>
+    static void run(const KvcAppendBlockParams& p, NoScratch, cudaStream_t stream) {
+        AppendBlockParams<T> params{};
+        params.k_new = static_cast<const T*>(p.k_new);
+        params.v_new = static_cast<const T*>(p.v_new);
+        params.k_cache = static_cast<T*>(p.k_cache);
+        params.v_cache = static_cast<T*>(p.v_cache);
+        params.cache_lengths = p.cache_lengths;
+        params.lengths = p.lengths;
+        params.capacity = p.capacity;
+        params.block = p.block;
+        params.kv_heads = p.kv_heads;
+        params.head_size = p.head_size;
+        const dim3 grid = grid_of(ceil_div(p.block, int64_t{kTokensPerBlock}), p.kv_heads, p.batch);
+        launch("append_block", append_block<T>, grid, dim3(kBlockThreads), 0, stream, params);
+    }
+};
+
+struct RaiseBounds : WithoutScratch {
+    template <class T>
+    static void run(const KvcRaiseBoundsParams& p, NoScratch, cudaStream_t stream) {
+        RaiseBoundsParams<T> params{};
+        params.k_new = static_cast<const T*>(p.k_new);
+        params.bounds = static_cast<T*>(p.bounds);
+        params.cache_lengths = p.cache_lengths;
+        params.lengths = p.lengths;
+        params.block = p.block;
+        params.page_size = p.page_size;
+        params.pages = p.pages;
+        params.kv_heads = p.kv_heads;
+        params.head_size = p.head_size;
+        // A block that starts in the middle of a page touches one more.
+        const int64_t touched = std::min(ceil_div(p.block, params.page_size) + 1, p.pages);
+        const dim3 grid = grid_of(ceil_div(touched, int64_t{kRaisedPages}), p.kv_heads, p.batch);
+        launch("raise_bounds", raise_bounds<T>, grid, dim3(kBlockThreads), 0, stream, params);
+    }
+};
+
+}  // namespace
+}  // namespace kvc
+
+extern "C" KvcStatus kvc_append_block_workspace(const KvcAppendBlockParams* params, uint64_t* bytes,
+                                                KvcMessage* message) {
+    return kvc::query_workspace<kvc::AppendBlock>(params, bytes, message);
+}
+
+extern "C" KvcStatus kvc_append_block(const KvcAppendBlockParams* params, void* workspace, uint64_t workspace_bytes,
+                                      void* stream, KvcMessage* message) {
+    return kvc::call<kvc::AppendBlock>(params, workspace, workspace_bytes, stream, message);
+}
+
+extern "C" KvcStatus kvc_raise_bounds_workspace(const KvcRaiseBoundsParams* params, uint64_t* bytes,
+                                                KvcMessage* message) {
+    return kvc::query_workspace<kvc::RaiseBounds>(params, bytes, message);
+}
+
+extern "C" KvcStatus kvc_raise_bounds(const KvcRaiseBoundsParams* params, void* workspace, uint64_t workspace_bytes,
+                                      void* stream, KvcMessage* message) {
+    return kvc::call<kvc::RaiseBounds>(params, workspace, workspace_bytes, stream, message);
+}

@@ -1,0 +1,41 @@
+// kvc_join_block: stored and new tokens of a turn in one table.
+#include "kernels/join_block.cuh"
+#include "kvc/turn.h"
+#include "src/operation.h"
+
+namespace kvc {
+namespace {
+
+struct JoinBlock : WithoutScratch {
+    template <class T>
+    static void run(const KvcJoinBlockParams& p, NoScratch, cudaStream_t stream) {
+        JoinBlockParams<T> params{};
+        params.k_new = static_cast<const T*>(p.k_new);
+        params.v_new = static_cast<const T*>(p.v_new);
+        params.k_cache = static_cast<const T*>(p.k_cache);
+        params.v_cache = static_cast<const T*>(p.v_cache);
+        params.cache_lengths = p.cache_lengths;
+        params.lengths = p.lengths;
+        params.k = static_cast<T*>(p.k);
+        params.v = static_cast<T*>(p.v);
+        params.joined_lengths = p.joined_lengths;
+        params.capacity = p.capacity;
+        params.block = p.block;
+        params.kv_heads = p.kv_heads;
+        params.head_size = p.head_size;
+        const dim3 grid = grid_of(ceil_div(p.capacity + p.block, int64_t{kJoinedPerBlock}), p.kv_heads, p.batch);
+        launch("join_block", join_block<T>, grid, dim3(kJoinThreads), 0, stream, params);
+    }
+};
+
+}  // namespace
+}  // namespace kvc
+
+extern "C" KvcStatus kvc_join_block_workspace(const KvcJoinBlockParams* params, uint64_t* bytes, KvcMessage* message) {
+    return kvc::query_workspace<kvc::JoinBlock>(params, bytes, message);
+}
+
+extern "C" KvcStatus kvc_join_block(const KvcJoinBlockParams* params, void* workspace, uint64_t workspace_bytes,
+                                    void* stream, KvcMessage* message) {
+    return kvc::call<kvc::JoinBlock>(params, workspace, workspace_bytes, stream, message);
+}
