@@ -74,8 +74,8 @@ struct RaiseBoundsParams {
 // Grid (ceil(pages that M tokens can touch / kRaisedPages), G, B).
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads) raise_bounds(const RaiseBoundsParams<T> params) {
-    const BlockRow row = block_row(params.cache_lengths, params.lengths, blockIdx.z, params.pages * params.page_size,
-                                   params.block);
+    const BlockRow row =
+        block_row(params.cache_lengths, params.lengths, blockIdx.z, params.pages * params.page_size, params.block);
     const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
     const int64_t first_page = row.stored / params.page_size + int64_t{blockIdx.x} * kRaisedPages;
     const T* keys = params.k_new + head * params.block * params.head_size;

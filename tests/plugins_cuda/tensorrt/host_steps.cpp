@@ -97,8 +97,7 @@ TEST(shapes_of_a_step_are_checked) {
             auto wrong_in = in, wrong_out = out;
             PluginTensorDesc& wrong = tensor < in.size() ? wrong_in[tensor] : wrong_out[tensor - in.size()];
             const PluginTensorDesc right = wrong;
-            const Tensor& described =
-                tensor < in.size() ? example.inputs[tensor] : example.outputs[tensor - in.size()];
+            const Tensor& described = tensor < in.size() ? example.inputs[tensor] : example.outputs[tensor - in.size()];
             for (int32_t axis = 0; axis < right.dims.nbDims; ++axis) {
                 for (const int64_t size : {int64_t{-1}, int64_t{1029}, int64_t{1} << 40, INT64_MIN, INT64_MAX}) {
                     if (size == 1029 && is_free(example, described, axis)) continue;
