@@ -19,9 +19,9 @@ from typing import Any
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed
 from kvc_trt.runtime.admission import MemoryPlan, Queue
 from kvc_trt.runtime.executor import SlicingExecutor
+from kvc_trt.runtime.loop import Loop, Waiting
 from kvc_trt.runtime.metrics import Metrics
 from kvc_trt.runtime.request import Event, Request, check_request, check_token_ids
-from kvc_trt.runtime.serving import Serving, Waiting
 from kvc_trt.runtime.session import Session
 from kvc_trt.runtime.staying import StayingRows
 from kvc_trt.runtime.ticket import Ticket
@@ -68,7 +68,7 @@ class Scheduler:
         self._memory = memory
         self._metrics = Metrics()
         self._waiting = Waiting(Queue(queue_limit), StayingRows(stay_seconds))
-        self._serving = Serving(
+        self._loop = Loop(
             session,
             self._waiting,
             self._metrics,
@@ -186,8 +186,8 @@ class Scheduler:
         """Return the figures since the start as plain values, with how many requests wait, join and run now."""
         now = {
             "waiting": len(self._waiting.queue) + len(self._waiting.staying.turns),
-            "joining": int(self._serving.joining is not None),
-            "running": len(self._serving.running),
+            "joining": int(self._loop.joining is not None),
+            "running": len(self._loop.running),
             "staying": len(self._waiting.staying),
         }
         return now | self._metrics.as_dict()
@@ -203,7 +203,7 @@ class Scheduler:
                 pass
         else:
             self._thread.join()
-        self._serving.close()
+        self._loop.close()
 
     def __enter__(self) -> Scheduler:
         self.start()
@@ -217,14 +217,14 @@ class Scheduler:
 
         The scheduler's thread calls this. Without a thread the owner of the session may, from one thread.
         """
-        return self._serving.advance()
+        return self._loop.advance()
 
     def _serve(self) -> None:
         try:
             while True:
                 with self._waiting.changed:
-                    self._waiting.changed.wait_for(lambda: self._waiting.closed or self._serving.has_work)
-                    if not self._serving.has_work:
+                    self._waiting.changed.wait_for(lambda: self._waiting.closed or self._loop.has_work)
+                    if not self._loop.has_work:
                         return
                 if not self.advance():
                     with self._waiting.changed:
@@ -232,9 +232,9 @@ class Scheduler:
         except Exception as error:  # nothing that a request does ends here; but nobody may wait for ever
             with self._waiting.changed:
                 self._waiting.closed = True
-                lost = self._serving.give_up()
+                lost = self._loop.give_up()
             for ticket in lost:
-                self._serving.end(ticket, error, "failed")
+                self._loop.end(ticket, error, "failed")
             raise
 
     def _cancel(self, ticket: Ticket) -> None:
@@ -245,4 +245,4 @@ class Scheduler:
             if waiting:
                 self._waiting.queue.remove(ticket)
         if waiting:  # the others leave between a slice and a step
-            self._serving.end(ticket, Cancelled("the request was cancelled while it waited"), "cancelled")
+            self._loop.end(ticket, Cancelled("the request was cancelled while it waited"), "cancelled")

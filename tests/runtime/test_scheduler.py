@@ -306,8 +306,8 @@ def test_rows_and_the_prefill_never_take_more_than_the_memory(lengths, limit):
     one = scheduler(rows=8, memory=plan(limit))
     tickets = [one.submit(Request([1] * length, max_new_tokens=6)) for length in lengths]
     while one.advance():
-        joining = one._serving.joining
-        taken = 100 * len(one._serving.running) + (0 if joining is None else 100 + 10 * joining.ticket.prompt_tokens)
+        joining = one._loop.joining
+        taken = 100 * len(one._loop.running) + (0 if joining is None else 100 + 10 * joining.ticket.prompt_tokens)
         assert taken <= limit
     assert all(ticket.done for ticket in tickets)
 
@@ -505,7 +505,7 @@ def test_an_error_of_the_schedulers_own_leaves_nobody_waiting():
     def broken():
         raise AssertionError("a mistake in the scheduler")
 
-    one._serving._run_slice = broken
+    one._loop._run_slice = broken
     ticket = one.submit(Request([1]))
     hook, threading.excepthook = threading.excepthook, lambda _: None
     try:

@@ -268,7 +268,7 @@ def test_rows_that_stay_and_turns_fit_the_memory():
     one.advance()
     turn = one.ask(staying[0], [1] * 35)  # 300 + 350 of its own, and 400 of the prompt that is being read
     one.advance()
-    assert one._serving.joining is not None
+    assert one._loop.joining is not None
     assert one.metrics()["turns"] == 0
     finish(one)
     assert turn.done

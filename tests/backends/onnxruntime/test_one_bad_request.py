@@ -43,7 +43,7 @@ class Run:
 
     def read_in_slices(self):
         """From now on, prompts are read in the shortest slices."""
-        self.scheduler._serving._slice_seconds = 1e-6
+        self.scheduler._loop._slice_seconds = 1e-6
 
     def finish(self):
         while self.scheduler.advance():

@@ -37,7 +37,7 @@ class Joining:
     slices: Generator[None, None, int]
 
 
-class Serving:
+class Loop:
     """The rows of a session for the requests that wait. One thread uses it."""
 
     def __init__(
