@@ -24,7 +24,7 @@ public:
         const Sizes& sizes = call.sizes();
         const int64_t heads = sizes[Symbol::kHeads], kv_heads = sizes[Symbol::kKvHeads];
         const int64_t length = sizes[Symbol::kPromptLength], size = sizes[Symbol::kHeadSize];
-        const int64_t queries = sizes[Symbol::kSymbolM], before = length - queries;
+        const int64_t queries = sizes[Symbol::kBlock], before = length - queries;
         require(before >= 0 && before % kPrefillTile == 0, "q: expected the last queries of ", length,
                 " tokens behind a multiple of ", kPrefillTile, ", found ", queries);
         require(kv_heads > 0 && heads % kv_heads == 0, "q: expected a multiple of ", kv_heads, " heads, found ", heads);
