@@ -135,6 +135,14 @@ def test_rules_of_an_answer_are_kept(retrieval):
     assert retrieval.generate(LAMP, stop="tiger").text == "scarlet "
     seeded = [retrieval.generate(LAMP, sampling=kvc_trt.Sampling(temperature=5.0, seed=3)) for _ in range(2)]
     assert seeded[0] == seeded[1]
+    assert "scarlet" not in retrieval.generate(LAMP, bad_words="scarlet", max_new_tokens=4).text
+    assert len(retrieval.generate(LAMP, min_tokens=9, max_new_tokens=9).token_ids) == 9
+    assert len(retrieval.generate(LAMP, logprobs=3).logprobs[0].top) == 3
+    for event in retrieval.stream(LAMP, logprobs=0):
+        assert event.logprobs.logprob <= 0
+        assert event.logprobs.top == ()
+    with pytest.raises(TypeError, match="temperatur"):
+        retrieval.generate(LAMP, temperatur=1.0)
 
 
 def test_a_stream_is_the_answer_in_pieces_and_ends_when_it_is_left(retrieval):

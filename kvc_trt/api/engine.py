@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from kvc_trt.api.prompts import Messages, chat_ids, chat_model, prompt_ids
+from kvc_trt.api.rules import requests_of
 from kvc_trt.errors import InputError
 from kvc_trt.profile.request import (
     DEFAULT_BATCHES,
@@ -21,12 +22,15 @@ from kvc_trt.profile.request import (
 from kvc_trt.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from kvc_trt.accuracy.report import AccuracyReport
+    from kvc_trt.api.rules import AnswerRules, PromptRules
     from kvc_trt.backends.prefill_precision import PrefillPrecision
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.models import ModelConfig
     from kvc_trt.policies import PolicyParameters
-    from kvc_trt.runtime import Context, Event, Output, Request, Sampling, Scheduler, Session
+    from kvc_trt.runtime import Context, Event, Output, Scheduler, Session
     from kvc_trt.runtime.admission import MemoryPlan
     from kvc_trt.runtime.conversation import Conversation
     from kvc_trt.verify.report import Report
@@ -204,50 +208,38 @@ class Engine:
     def generate(
         self,
         prompts: str | Sequence[int],
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        context: Context | None = None,
+        **rules: Unpack[PromptRules],
     ) -> Output: ...
 
     @overload
     def generate(
         self,
         prompts: list[str] | Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        context: Context | None = None,
+        **rules: Unpack[PromptRules],
     ) -> list[Output]: ...
 
     def generate(
         self,
         prompts: str | Sequence[int] | list[str] | Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        context: Context | None = None,
+        **rules: Unpack[PromptRules],
     ) -> Output | list[Output]:
         """Answer a prompt (text, or token ids); a list of prompts is a batch, and gives a list in its order.
 
-        `sampling` None always takes the best token. With `context`, every prompt continues that stored text as a turn
-        (of an engine without turns: one decode step per token), and may be empty. An answer ends with `finish_reason`
-        stop (an end token, or one of the texts `stop`), length (`max_new_tokens`; None is the engine's max_output_len)
-        or capacity (the cache is full). Raises InputError for any bad prompt before anything runs.
+        `rules` are the fields of `PromptRules`; none of them takes the best token at each step, up to the engine's
+        max_output_len. An answer ends with `finish_reason` stop (an end token, or one of the texts `stop`), length
+        (`max_new_tokens`) or capacity (the cache is full). Raises InputError for any bad prompt before anything runs.
         """
-        ids, is_batch = prompt_ids(self.directory, prompts, continues=context is not None)
-        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos, context)
+        ids, is_batch = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
+        requests = requests_of(ids, rules)
         outputs = self.session(self.rows_for(requests)).generate(requests)
         return outputs if is_batch else outputs[0]
 
     def generate_in_slices(
-        self, prompts: list[str] | Sequence[Sequence[int]], *, prefill_slice_ms: float, **rules: Any
+        self,
+        prompts: list[str] | Sequence[Sequence[int]],
+        *,
+        prefill_slice_ms: float,
+        **rules: Unpack[PromptRules],
     ) -> list[Output]:
         """Answer a batch as `generate` does, under the same `rules`, but let no prompt stop the rows that are answered.
 
@@ -255,8 +247,7 @@ class Engine:
         rows after each. Raises what `generate` raises.
         """
         ids, _ = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
-        chosen = {"max_new_tokens": None, "sampling": None, "stop": (), "ignore_eos": False, **rules}
-        requests = _requests(ids, **chosen)
+        requests = requests_of(ids, rules)
         rows = self.rows_for(requests)
         with self.scheduler(rows, prefill_slice_ms=prefill_slice_ms, queue_limit=len(requests)) as scheduler:
             tickets = [scheduler.submit(request) for request in requests]
@@ -265,20 +256,15 @@ class Engine:
     def stream(
         self,
         prompts: str | Sequence[int] | list[str] | Sequence[Sequence[int]],
-        *,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        context: Context | None = None,
+        **rules: Unpack[PromptRules],
     ) -> Iterator[Event]:
         """Yield the answer token by token: `event.text` as it comes, `event.output` with the last token of an answer.
 
         `event.row` is the prompt's place in a batch. Otherwise like `generate`. An iterator that is left early ends its
         answers when it is closed; until then the engine answers nothing else.
         """
-        ids, _ = prompt_ids(self.directory, prompts, continues=context is not None)
-        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos, context)
+        ids, _ = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
+        requests = requests_of(ids, rules)
         return _numbered(self.session(self.rows_for(requests)).stream(requests))
 
     def context(self, prompt: str | Sequence[int], *, context: Context | None = None) -> Context:
@@ -293,7 +279,7 @@ class Engine:
         session = self.session()
         if session.rows:
             raise ValueError(f"context needs an idle session, found rows {session.rows}")
-        (request,) = _requests(ids, None, None, (), False, context)
+        (request,) = requests_of(ids, {"context": context})
         (row,) = session.add([replace(request, keep_logits=True)])
         try:
             while session.queued(row):
@@ -351,10 +337,7 @@ class Engine:
         messages: str | Messages,
         *,
         system: str | None = None,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
+        **rules: Unpack[AnswerRules],
     ) -> Output: ...
 
     @overload
@@ -363,10 +346,7 @@ class Engine:
         messages: Sequence[Messages],
         *,
         system: str | None = None,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
+        **rules: Unpack[AnswerRules],
     ) -> list[Output]: ...
 
     def chat(
@@ -374,17 +354,14 @@ class Engine:
         messages: str | Messages | Sequence[Messages],
         *,
         system: str | None = None,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
+        **rules: Unpack[AnswerRules],
     ) -> Output | list[Output]:
         """Answer messages (see `chat_prompt`) as the model was trained to; otherwise like `generate`.
 
         `stream(engine.chat_prompt(messages))` gives the same answer token by token.
         """
         ids, is_batch = chat_ids(self.directory, messages, system)
-        requests = _requests(ids, max_new_tokens, sampling, stop, ignore_eos)
+        requests = requests_of(ids, rules)
         outputs = self.session(self.rows_for(requests)).generate(requests)
         return outputs if is_batch else outputs[0]
 
@@ -392,10 +369,7 @@ class Engine:
         self,
         *,
         system: str | None = None,
-        max_new_tokens: int | None = None,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
+        **rules: Unpack[AnswerRules],
     ) -> Conversation:
         """Return a conversation to `ask` question after question, each for one pass over what is new of it.
 
@@ -406,9 +380,9 @@ class Engine:
         from kvc_trt.runtime.conversation import Conversation
 
         template, tokenizer = chat_model(self.directory)
-        (rules,) = _requests([()], max_new_tokens, sampling, stop, ignore_eos)
+        (request,) = requests_of([()], rules)
         ends = self.model.eos_token_ids
-        return Conversation(self.session(), template, tokenizer, end_token_ids=ends, system=system, rules=rules)
+        return Conversation(self.session(), template, tokenizer, end_token_ids=ends, system=system, rules=request)
 
     def verify(
         self,
@@ -518,29 +492,6 @@ class Engine:
     def __repr__(self) -> str:
         backend = self._backend or self.directory.backend
         return f"Engine({str(self.path)!r}, policy={self.parameters.policy!r}, backend={backend!r})"
-
-
-def _requests(
-    prompts: Iterable[Sequence[int]],
-    max_new_tokens: int | None,
-    sampling: Sampling | None,
-    stop: Sequence[str],
-    ignore_eos: bool,
-    context: Context | None = None,
-) -> list[Request]:
-    """One request for each prompt, all under the same rules."""
-    from kvc_trt.runtime import Request, Sampling
-
-    stop_strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    rule = Request(
-        (),
-        max_new_tokens,
-        context=context,
-        sampling=sampling or Sampling(),
-        stop_strings=stop_strings,
-        ignore_eos=ignore_eos,
-    )
-    return [replace(rule, prompt_token_ids=ids) for ids in prompts]
 
 
 def _numbered(events: Generator[tuple[int, Event], None, None]) -> Iterator[Event]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvc_trt.cli.prompts import read_text
-from kvc_trt.cli.run_report import cache_of, held
+from kvc_trt.cli.run_report import cache_of, held, logprobs_of
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
@@ -109,4 +109,5 @@ def _report(question: str, reply: Reply, engine: Engine) -> dict[str, object]:
         "read_seconds": reply.read_seconds,
         "answer_seconds": reply.answer_seconds,
         "cache": cache_of(output, engine),
+        **logprobs_of(output),
     }

@@ -77,9 +77,28 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
     cloup.option("--temperature", type=float, default=0.0, help="0 always takes the best token."),
     cloup.option("--top-k", type=int, default=0, help="Draw from the k best tokens; 0: from all."),
     cloup.option("--top-p", type=float, default=1.0, help="Draw from the best tokens that reach this probability."),
+    cloup.option("--min-p", type=float, default=0.0, help="Draw from tokens with this share of the best probability."),
     cloup.option("--seed", type=int, help="Equal seeds draw equal answers, alone and in a batch."),
+    cloup.option(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        help="Above 1: fewer tokens that prompt or answer have already.",
+    ),
+    cloup.option("--presence-penalty", type=float, default=0.0, help="Above 0: fewer tokens that the answer has."),
+    cloup.option(
+        "--frequency-penalty", type=float, default=0.0, help="Above 0: fewer tokens that the answer has often."
+    ),
     cloup.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
+    cloup.option("--bad-word", multiple=True, metavar="TEXT", help="Never answer with this text; may be repeated."),
+    cloup.option("--min-tokens", type=int, default=0, help="Let nothing end the answer before so many tokens."),
     cloup.option("--ignore-eos", is_flag=True, help="Go on past the model's own end tokens."),
+    cloup.option(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="In --json, the log-probability of each token, and of the N most likely ones (0 to 20).",
+    ),
 )
 @cloup.option_group(
     "Engine",
@@ -122,9 +141,16 @@ def command(
     temperature: float,
     top_k: int,
     top_p: float,
+    min_p: float,
     seed: int | None,
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
     stop: tuple[str, ...],
+    bad_word: tuple[str, ...],
+    min_tokens: int,
     ignore_eos: bool,
+    logprobs: int | None,
     backend: str | None,
     threads: int | None,
     prefill_slice_ms: float | None,
@@ -135,7 +161,8 @@ def command(
     """Answer the prompt with the engine in directory ENGINE.
 
     The text goes to stdout, a summary to stderr. An answer ends with reason stop (an end token or --stop), length
-    (--max-new-tokens) or capacity (the cache is full, or the engine's last position is reached).
+    (--max-new-tokens) or capacity (the cache is full, or the engine's last position is reached). Without --temperature
+    the best token is always taken, whatever a model's generation_config.json says of sampling.
 
     With --chat alone, each line of standard input is a question, and its answer costs one pass over what is new of the
     conversation; --json prints a line of JSON for each.
@@ -145,7 +172,18 @@ def command(
 
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other")
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    if logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs goes with --json")
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
     if context is None:
         # Without a question, that the options agree is all that is wanted.
         said = "?" if chat == FROM_INPUT else chat
@@ -180,6 +218,9 @@ def command(
         "sampling": sampling,
         "stop": stop,
         "ignore_eos": ignore_eos,
+        "min_tokens": min_tokens,
+        "bad_words": bad_word,
+        "logprobs": logprobs,
     }
     if chat is not None and (chat == FROM_INPUT or (on_terminal() and not as_json and takes_turns(session.executor))):
         first = None if chat == FROM_INPUT else chat

@@ -25,6 +25,7 @@ def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[s
                 "finish_reason": output.finish_reason,
                 "reused_tokens": output.reused_tokens,
                 "cache": cache_of(output, engine),
+                **logprobs_of(output),
             }
             for output in outputs
         ],
@@ -82,6 +83,21 @@ def cache_of(output: Output, engine: Engine) -> dict[str, object]:
         "bytes": stored_bytes(engine, output),
         "full_bytes": full_bytes(engine, output),
     }
+
+
+def logprobs_of(output: Output) -> dict[str, object]:
+    """Return what --json says of the log-probabilities of an answer's tokens: nothing unless they were asked for."""
+    if output.logprobs is None:
+        return {}
+    told = [
+        {
+            "token_id": token,
+            "logprob": found.logprob,
+            "top_logprobs": [{"token_id": one, "logprob": logprob} for one, logprob in found.top],
+        }
+        for token, found in zip(output.token_ids, output.logprobs, strict=True)
+    ]
+    return {"logprobs": told}
 
 
 def stored_bytes(engine: Engine, output: Output) -> int:

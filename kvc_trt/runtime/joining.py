@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.progress import Progress
+from kvc_trt.runtime.banned import banned_sequences, check_leaves_a_token
 from kvc_trt.runtime.batch import batch_of
+from kvc_trt.runtime.context import NO_TOKENS, extended_digest
 from kvc_trt.runtime.context_store import ContextStore
 from kvc_trt.runtime.executor import Executor, Limits, Prefilled, prefill_in_slices
 from kvc_trt.runtime.ngram import NgramText
 from kvc_trt.runtime.places import Places
-from kvc_trt.runtime.request import Checked, Request, check_request
+from kvc_trt.runtime.request import Checked, Request, check_request, check_token_ids
 from kvc_trt.runtime.row import Answer, Row, Start
 from kvc_trt.runtime.timings import Timings
 from kvc_trt.runtime.turn import read_rest
@@ -87,7 +89,11 @@ class Joining:
             self._contexts.start_after(request.context, checked, what)
         else:
             _check_continuation(checked, limits, what)
-        return checked
+        banned = banned_sequences(request, self._tokenizer, limits, what)
+        ends = {*request.stop_token_ids, *(() if request.ignore_eos else self._end_token_ids)}
+        check_leaves_a_token(banned, ends if request.min_tokens else (), limits, what)
+        _check_context_text(request, any(len(sequence) > 1 for sequence in banned), limits, what)
+        return checked._replace(banned=banned)
 
     def add(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Let rows join with one batched prefill (`Session.add`); there must be places for all of them."""
@@ -175,6 +181,7 @@ class Joining:
             limits=self._executor.limits,
             end_token_ids=self._end_token_ids,
             tokenizer=self._tokenizer,
+            banned=checked.banned,
             text=NgramText() if self.keeps_text else None,
         )
         if start.context is None:
@@ -192,6 +199,30 @@ class Joining:
     def _share_prompt(self, row: Row) -> None:
         """Store the prompt that a row has just read, for others that begin with it."""
         self._contexts.share_prompt(row, lambda: self._executor.read_row(self._places.place(row)))
+
+
+def _check_context_text(request: Request, bans_sequences: bool, limits: Limits, what: str) -> None:
+    """Raise InputError unless the text of a request's context is known where sampling looks back at it."""
+    if request.context is None:
+        if request.context_token_ids:
+            raise InputError(f"{what}: context_token_ids without a context")
+        return
+    if request.context_token_ids:
+        tokens = check_token_ids(request.context_token_ids, limits, f"{what}: context_token_ids")
+        if extended_digest(NO_TOKENS, tokens) != request.context.token_digest:
+            raise InputError(
+                f"{what}: context_token_ids are not the {request.context.logical_length} tokens of its context"
+            )
+        return
+    for rule, looks_back in (
+        ("a repetition penalty", request.sampling.repetition_penalty != 1.0),
+        ("a banned sequence of several tokens", bans_sequences),
+    ):
+        if looks_back:
+            raise InputError(
+                f"{what}: {rule} looks back at the text, and of a stored context only a digest is known",
+                hint="give its tokens (Request.context_token_ids in Python), or the whole text as the prompt",
+            )
 
 
 def _check_continuation(checked: Checked, limits: Limits, what: str) -> None:

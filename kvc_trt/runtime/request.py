@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.runtime.logprobs import MOST, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "capacity"]
 
@@ -25,6 +26,14 @@ class Sampling:
     """Applied after top_k: keep the smallest set of best tokens whose probability reaches top_p."""
     seed: int | None = None
     """Equal seeds draw equal tokens, alone and in any batch. None seeds from the operating system."""
+    repetition_penalty: float = 1.0
+    """Positive logits of tokens that occur in prompt or answer are divided by it, negative ones multiplied."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that occur in the answer."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logits of tokens that occur in the answer, once for each time."""
+    min_p: float = 0.0
+    """Applied after top_p: keep tokens whose probability is at least this share of the best one's."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
@@ -35,6 +44,13 @@ class Sampling:
             raise InputError(f"top-p must be in (0, 1], found {self.top_p}")
         if self.seed is not None and self.seed < 0:
             raise InputError(f"seed must be >= 0, found {self.seed}")
+        if not 0.01 <= self.repetition_penalty <= 100.0:
+            raise InputError(f"repetition penalty must be from 0.01 to 100, found {self.repetition_penalty}")
+        for name, penalty in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
+            if not -2.0 <= penalty <= 2.0:
+                raise InputError(f"{name} penalty must be from -2 to 2, found {penalty}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise InputError(f"min-p must be from 0 to 1, found {self.min_p}")
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,9 @@ class Request:
     context: Context | None = None
     """A stored context that the prompt continues. The prompt is then read as a turn, or fed through decode by an engine
     without turns, and may be empty."""
+    context_token_ids: Sequence[int] = ()
+    """The tokens of `context`, which itself holds but their digest. A repetition penalty and banned sequences look back
+    at them, and are refused without."""
     keep_logits: bool = False
     """Bring the logits of every step to the host, so that `Session.take` can store the row at any time."""
     continuation_token_ids: Sequence[int] = ()
@@ -55,6 +74,15 @@ class Request:
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the row, in addition to the model's own end tokens."""
     stop_strings: Sequence[str] = ()
+    min_tokens: int = 0
+    """So many tokens of the answer come before an end token, a stop token or a stop string may end it."""
+    bad_words: Sequence[str] = ()
+    """Texts whose last token is not drawn where it would complete them, tokenised as they would stand alone and as they
+    would after a space."""
+    banned_token_ids: Sequence[Sequence[int]] = ()
+    """The same for sequences of token ids."""
+    logprobs: int | None = None
+    """Return the log-probability of each token, and so many of the most likely ones; None returns none."""
     ignore_eos: bool = False
     """Do not stop at the model's own end tokens."""
     stay: bool = False
@@ -77,6 +105,8 @@ class Output:
     """Tokens stored in each cache."""
     reused_tokens: int = 0
     """Tokens of the stored context that the row started from; they were not computed again."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `token_ids`, if the request asks for them."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +119,8 @@ class Event:
     """New text that can no longer change or become part of a stop string; may be empty."""
     output: Output | None = None
     """The row's output once it is done, and has left the session unless it stays for a turn; None until then."""
+    logprobs: TokenLogprobs | None = None
+    """The token's, if the request asks for them."""
 
 
 class Checked(NamedTuple):
@@ -97,6 +129,7 @@ class Checked(NamedTuple):
     prompt: list[int]
     continuation: list[int]
     max_new_tokens: int
+    banned: Sequence[tuple[int, ...]] = ()
 
 
 def check_token_ids(ids: Iterable[object], limits: Limits, what: str) -> list[int]:
@@ -125,6 +158,10 @@ def check_request(request: Request, limits: Limits, what: str = "prompt") -> Che
     max_new_tokens = limits.max_output_len if request.max_new_tokens is None else request.max_new_tokens
     if max_new_tokens < 1:
         raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
+    if not 0 <= request.min_tokens <= max_new_tokens:
+        raise InputError(f"{what}: min_tokens must be from 0 to {max_new_tokens}, found {request.min_tokens}")
+    if request.logprobs is not None and not 0 <= request.logprobs <= MOST:
+        raise InputError(f"{what}: logprobs must be from 0 to {MOST}, found {request.logprobs}")
     if any(not stop for stop in request.stop_strings):
         raise InputError(f"{what}: a stop string is empty")
     continuation = check_token_ids(request.continuation_token_ids, limits, f"{what}: continuation")

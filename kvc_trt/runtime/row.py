@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.runtime.banned import Banned, TokenIds
 from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
 from kvc_trt.runtime.drafts import Draft, Stored
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
+from kvc_trt.runtime.logprobs import TokenLogprobs, token_logprobs
 from kvc_trt.runtime.ngram import NgramText
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request
 from kvc_trt.runtime.sampling import Sampler
@@ -61,6 +63,7 @@ class Row:
         limits: Limits,
         end_token_ids: Iterable[int],
         tokenizer: Tokenizer | None,
+        banned: Sequence[TokenIds] = (),
         text: NgramText | None = None,
     ) -> None:
         self.identity = identity
@@ -78,8 +81,16 @@ class Row:
         """What the latest pass has stored of a draft; None if there is nothing to feed or to take back."""
         self.text = text
         """The tokens read, if drafts are made of them. Those of a context are known if the prompt has them too."""
-        if text is not None and request.context is None:
-            text.read(prompt[: len(prompt) - len(start.unread)])
+        self._stop_token_ids = {*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)}
+        ends = [token for token in self._stop_token_ids if 0 <= token < limits.vocab_size]
+        self._sampler = Sampler(request.sampling, Banned(banned, ends, request.min_tokens))
+        if request.context is None:
+            known = prompt[: len(prompt) - len(start.unread)]
+            self._sampler.read(known)
+            if text is not None:
+                text.read(known)
+        else:
+            self._sampler.read(request.context_token_ids)
         self._digest = NO_TOKENS if context is None else context.token_digest
         self._undigested = prompt[:] if context is None else []
         self._prompt = tuple(prompt)
@@ -90,15 +101,14 @@ class Row:
         """Whether it waits for a turn when its answer ends."""
         self._limits = limits
         self._max_new_tokens = max_new_tokens
-        self._sampler = Sampler(request.sampling)
-        self._stop_token_ids = {*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)}
+        self._min_tokens, self._wanted_logprobs = request.min_tokens, request.logprobs
         self._tokenizer, self._wanted_stop_strings = tokenizer, request.stop_strings
         self._begin_answer()
 
     @property
     def is_greedy(self) -> bool:
         """Whether the row always takes the best token and needs no logits."""
-        return self._sampler.is_greedy and not self._keep_logits
+        return self._sampler.is_greedy and not self._keep_logits and self._wanted_logprobs is None
 
     @property
     def is_finite(self) -> bool:
@@ -128,6 +138,7 @@ class Row:
         """Draw the next token and decide whether the row is done."""
         token = self.answer if isinstance(self.answer, int) else self._sampler.choose(self.answer)
         self._token_ids.append(token)
+        logprobs = self._logprobs_of(token)
         text, reason = self._take(token)
         if reason is None and len(self._token_ids) >= self._max_new_tokens:
             reason = "length"
@@ -138,7 +149,7 @@ class Row:
             text, reason = text + tail, "stop" if stopped else reason
         self._text.append(text)
         self.next_token = token
-        return Event(self.identity, token, text, None if reason is None else self._output(reason))
+        return Event(self.identity, token, text, None if reason is None else self._output(reason), logprobs)
 
     def feed(self) -> int:
         """Return the token to feed now; the caller runs the model and then calls `fed`."""
@@ -151,6 +162,7 @@ class Row:
         """Record that the token was appended to every cache of this row, and the model's answer."""
         token = self.feed()
         self._undigested.append(token)
+        self._sampler.read((token,))
         if self.text is not None:
             self.text.feed(token)
         if self.next_token is not None:
@@ -222,6 +234,7 @@ class Row:
     def read(self, tokens: list[int], answer: Answer, cache_lengths: NDArray[np.int64]) -> None:
         """Record that `tokens` were stored at once, the caches' lengths after it, and the model's answer."""
         self._undigested += tokens
+        self._sampler.read(tokens)
         if self.text is not None:
             self.text.read(tokens)
         self.position += len(tokens)
@@ -233,6 +246,20 @@ class Row:
         self._stop_strings = StopStrings(self._wanted_stop_strings)
         self._token_ids: list[int] = []
         self._text: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._sampler.begin_answer()
+
+    def _logprobs_of(self, token: int) -> TokenLogprobs | None:
+        if self._wanted_logprobs is None:
+            return None
+        assert not isinstance(self.answer, int), "its logits are on the host"
+        self._logprobs.append(token_logprobs(self.answer, token, self._wanted_logprobs))
+        return self._logprobs[-1]
+
+    @property
+    def _may_not_stop(self) -> bool:
+        """Whether the latest token is one of those that come before anything may end the answer."""
+        return len(self._token_ids) <= self._min_tokens
 
     def _take(self, token: int) -> tuple[str, FinishReason | None]:
         if token in self._stop_token_ids:
@@ -240,12 +267,17 @@ class Row:
             return tail, "stop"
         if self._detokeniser is None:
             return "", None
-        text, stopped = self._stop_strings.push(self._detokeniser.push(token))
+        text = self._detokeniser.push(token)
+        if self._may_not_stop:
+            return text, None
+        text, stopped = self._stop_strings.push(text)
         return text, "stop" if stopped else None
 
     def _finish_text(self) -> tuple[str, bool]:
         if self._detokeniser is None:
             return "", False
+        if self._may_not_stop:
+            return self._detokeniser.flush(), False
         text, stopped = self._stop_strings.push(self._detokeniser.flush())
         return (text, True) if stopped else (text + self._stop_strings.flush(), False)
 
@@ -258,4 +290,5 @@ class Row:
             logical_length=self.position,
             physical_lengths=self.physical_lengths,
             reused_tokens=self.reused,
+            logprobs=None if self._wanted_logprobs is None else tuple(self._logprobs),
         )

@@ -116,6 +116,27 @@ def test_stop_ends_before_the_text(engine, capfd):
     assert stopped["text"] == free[: free.index(stop)]
 
 
+def test_penalties_and_bans_change_the_answer_and_logprobs_are_told(engine, capfd):
+    options = ("--prompt", PROMPT, "--max-new-tokens", "9", "--ignore-eos")
+    [free] = outputs(engine, *options, "--logprobs", "2", capfd=capfd)
+    assert [told["token_id"] for told in free["logprobs"]] == free["token_ids"]
+    for told in free["logprobs"]:
+        assert [told["token_id"], told["logprob"]] == list(told["top_logprobs"][0].values())
+        assert len(told["top_logprobs"]) == 2
+    [plain] = outputs(engine, *options, capfd=capfd)
+    assert "logprobs" not in plain
+    assert plain["token_ids"] == free["token_ids"]
+    [banned] = outputs(engine, *options, "--bad-word", free["text"][0], capfd=capfd)
+    assert free["text"][0] not in banned["text"]
+    for penalty in ("--repetition-penalty", "50"), ("--presence-penalty", "2", "--frequency-penalty", "2"):
+        [varied] = outputs(engine, *options, *penalty, capfd=capfd)
+        assert len(set(varied["token_ids"])) >= len(set(free["token_ids"]))
+    [least] = outputs(engine, *options, "--stop", free["text"][0], "--min-tokens", "4", capfd=capfd)
+    assert len(least["token_ids"]) > 4
+    [drawn] = outputs(engine, *options, "--temperature", "9", "--min-p", "1", "--seed", "1", capfd=capfd)
+    assert drawn["token_ids"] == free["token_ids"]
+
+
 def test_more_tokens_than_the_cache_holds_end_with_capacity(engine, ids_file, capfd):
     options = ("--prompt-ids", ids_file([3] * 256), "--max-new-tokens", "1000", "--ignore-eos")
     [output] = outputs(engine, *options, capfd=capfd)
@@ -186,6 +207,15 @@ class TestBadInput:
             ("--prompt", "a", "--top-p", "0"),
             ("--prompt", "a", "--top-k", "-1"),
             ("--prompt", "a", "--seed", "-1"),
+            ("--prompt", "a", "--repetition-penalty", "0"),
+            ("--prompt", "a", "--presence-penalty", "3"),
+            ("--prompt", "a", "--frequency-penalty", "nan"),
+            ("--prompt", "a", "--min-p", "2"),
+            ("--prompt", "a", "--logprobs", "1"),
+            ("--prompt", "a", "--logprobs", "99", "--json"),
+            ("--prompt", PROMPT, "--min-tokens", "-1"),
+            ("--prompt", PROMPT, "--min-tokens", "9", "--max-new-tokens", "8"),
+            ("--prompt", PROMPT, "--bad-word", ""),
             ("--prompt", PROMPT, "--stop", ""),
         ],
     )

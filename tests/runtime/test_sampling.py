@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,25 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(logits, top_p, top_k):
     assert len(ids) <= len(expected) + 1
 
 
+@given(LOGITS, st.sampled_from([0.01, 0.3, 0.6, 1.0]), st.sampled_from([0, 3]), st.sampled_from([1.0, 0.9]))
+def test_what_may_be_drawn_is_what_transformers_leaves(logits, min_p, top_k, top_p):
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    logits = logits + np.linspace(0, 0.01, len(logits), dtype=np.float32)  # transformers breaks no ties
+    warpers = [TemperatureLogitsWarper(0.7), *([TopKLogitsWarper(top_k)] if top_k else []), TopPLogitsWarper(top_p)]
+    left = LogitsProcessorList([*warpers, MinPLogitsWarper(min_p)])(None, torch.from_numpy(logits).double()[None])[0]
+    ids, probabilities = candidates(logits, Sampling(temperature=0.7, top_k=top_k, top_p=top_p, min_p=min_p))
+    assert set(ids.tolist()) == set(torch.isfinite(left).nonzero().flatten().tolist())
+    expected = torch.softmax(left, -1)[torch.from_numpy(ids)].numpy()
+    np.testing.assert_allclose(probabilities / probabilities.sum(), expected, rtol=1e-9)
+
+
 def test_draws_follow_the_probabilities():
     logits = np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
     sampler = Sampler(Sampling(temperature=1.0, seed=0))
@@ -89,6 +109,12 @@ def test_equal_seeds_draw_equal_tokens():
         ({"top_p": 0.0}, r"top-p must be in \(0, 1\], found 0.0"),
         ({"top_p": 1.1}, "top-p"),
         ({"seed": -1}, "seed must be >= 0"),
+        ({"repetition_penalty": 0.0}, "repetition penalty must be from 0.01 to 100, found 0.0"),
+        ({"repetition_penalty": float("nan")}, "repetition penalty"),
+        ({"presence_penalty": 2.1}, "presence penalty must be from -2 to 2, found 2.1"),
+        ({"frequency_penalty": float("-inf")}, "frequency penalty must be from -2 to 2"),
+        ({"min_p": 1.5}, "min-p must be from 0 to 1, found 1.5"),
+        ({"min_p": -0.1}, "min-p"),
     ],
 )
 def test_wrong_settings(arguments, message):
