@@ -29,9 +29,9 @@ from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.graph_pieces import PromptLayer
 from kvc_trt.methods.hybrid import BEST_OF_PAGES, select_from_pages
 from kvc_trt.methods.inputs import EVERY_POLICY, SELECTION, PolicyInputs, constants
-from kvc_trt.methods.kinds import PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.methods.verification import (
     Array,
     Found,

@@ -7,11 +7,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.decode_selection import DecodeSelection
 from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_whole
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import BASELINE, PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
+from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvc_trt.errors import InputError
-from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
+from kvc_trt.methods.decode_selection import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.models.config import ModelConfig, check_length
 
 MINIMUM_TOKEN_BUDGET = 16

@@ -16,9 +16,9 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.operators.compact_keydiff import COMPACT_KEYDIFF
 from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
 

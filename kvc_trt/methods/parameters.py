@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvc_trt.methods import kinds
 from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.decode_selection import DecodeSelection, decode_selection
+from kvc_trt.methods.prompt_eviction import PromptEviction, prompt_eviction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,19 +25,19 @@ class PolicyParameters(Constants):
     """A prompt eviction and a decode selection with every derived number (algorithms in docs/policies/)."""
 
     @property
-    def eviction(self) -> kinds.PromptEviction:
+    def eviction(self) -> PromptEviction:
         """The kind that chooses what is kept of a prompt."""
-        return kinds.prompt_eviction(self.prompt_eviction)
+        return prompt_eviction(self.prompt_eviction)
 
     @property
-    def selection(self) -> kinds.DecodeSelection:
+    def selection(self) -> DecodeSelection:
         """The kind that chooses what a step reads."""
-        return kinds.decode_selection(self.decode_selection)
+        return decode_selection(self.decode_selection)
 
     def check_kinds(self) -> None:
         """Raise InputError for a kind that no file of this package defines."""
-        kinds.prompt_eviction(self.prompt_eviction)
-        kinds.decode_selection(self.decode_selection)
+        prompt_eviction(self.prompt_eviction)
+        decode_selection(self.decode_selection)
 
     @property
     def evicts_while_decoding(self) -> bool:

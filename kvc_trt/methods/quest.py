@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.decode_selection import DecodeSelection
 from kvc_trt.methods.full import NOTHING
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.operators.quest_attention import QUEST_ATTENTION

@@ -26,9 +26,9 @@ from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer, store_rows
 from kvc_trt.methods.hybrid import BestOfPages
 from kvc_trt.methods.inputs import PolicyInputs
-from kvc_trt.methods.kinds import PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.methods.rocketkv import ROCKETKV
 from kvc_trt.methods.rocketkv import resolve as resolve_rocketkv
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION

@@ -20,9 +20,9 @@ from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.graph_pieces import PromptLayer, repeat_heads
 from kvc_trt.methods.inputs import EVERY_POLICY, EVICTION, PolicyInputs
-from kvc_trt.methods.kinds import Entry, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.prompt_eviction import Entry, PromptEviction
 from kvc_trt.methods.snapkv_gqa import POOL_KERNEL, TABLE_1
 from kvc_trt.methods.snapkv_plus_plus import OBSERVED_ATTENTION, evict_then_dense
 from kvc_trt.methods.verification import ByWindow, TurnRun

@@ -27,9 +27,9 @@ from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer
 from kvc_trt.methods.inputs import DEFAULT_WINDOW, EVERY_POLICY, EVICTION, PolicyInputs, constants
-from kvc_trt.methods.kinds import PromptEviction, stored_bounds
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.prompt_eviction import PromptEviction, stored_bounds
 from kvc_trt.methods.verification import (
     Array,
     ByWindow,

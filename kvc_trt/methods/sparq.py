@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.decode_selection import DecodeSelection, Rebuild
 from kvc_trt.methods.full import NOTHING
 from kvc_trt.methods.graph_pieces import PromptLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection, Rebuild
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
 from kvc_trt.methods.verification import Array

@@ -24,12 +24,13 @@ import numpy as np
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.decode_selection import DecodeSelection
 from kvc_trt.methods.full import DENSE
 from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.methods.verification import (
     Array,
     Found,

@@ -21,11 +21,12 @@ import numpy as np
 
 from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.decode_selection import DecodeSelection
 from kvc_trt.methods.graph_pieces import PromptLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
-from kvc_trt.methods.kinds import DecodeSelection, PromptEviction
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.methods.verification import Array, ExactList, Found, RunnableAlone, StepCase, float32
 from kvc_trt.operators.compact_tova import COMPACT_TOVA
 from kvc_trt.operators.tova_attention import TOVA_ATTENTION

@@ -8,19 +8,17 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvc_trt.errors import InputError
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.context import Context, Packing
 from kvc_trt.runtime.context_store import ContextStore
-from kvc_trt.runtime.executor import Executor, GreedyExecutor
+from kvc_trt.runtime.executor import Executor
 from kvc_trt.runtime.joining import Joining
 from kvc_trt.runtime.places import Places
 from kvc_trt.runtime.request import Event, Output, Request, check_token_ids
-from kvc_trt.runtime.row import Answer, Row
+from kvc_trt.runtime.row import Row
 from kvc_trt.runtime.speculation import Drafting, Speculation
+from kvc_trt.runtime.steps import Steps
 from kvc_trt.runtime.timings import Timings
 from kvc_trt.runtime.turn import take_turn, takes_turns
 
@@ -52,7 +50,6 @@ class Session:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, found {max_batch_size}")
         self.executor = executor
-        self._greedy = executor if isinstance(executor, GreedyExecutor) else None
         self.tokenizer = tokenizer
         self.max_batch_size = max_batch_size
         self.timings = Timings()
@@ -71,6 +68,7 @@ class Session:
         )
         self._drafting = None if speculation is None else Drafting(executor, speculation, self.timings)
         self._joining.keeps_text = self._drafting is not None
+        self._steps = Steps(executor, self._drafting, self.timings)
         executor.allocate(max_batch_size)
 
     @property
@@ -229,31 +227,15 @@ class Session:
     def advance(self) -> None:
         """Run one decode step: feed every active row its queued or sampled token. Call `sample` first.
 
-        If every row is greedy and the executor can find the best tokens itself, the logits stay on the device: the
-        host then waits for a few bytes per step. In a session that speculates, a run may check drafts of all rows.
+        In a session that speculates, a run may check drafts of all rows.
         """
         if not self._rows:
             return
         try:
-            if self._drafting is not None and self._drafting.run(self._rows):
-                return
-            start = time.perf_counter()
-            answers = self._decode(
-                np.array([row.feed() for row in self._rows], np.int64),
-                np.array([row.position for row in self._rows], np.int64),
-                np.stack([row.cache_lengths for row in self._rows], axis=1),
-            )
+            self._steps.run(self._rows)
         except BaseException:
             self._places.leave_all(self._rows)
             raise
-        seconds = time.perf_counter() - start
-        if self._drafting is not None:
-            self._drafting.stepped(len(self._rows), seconds)
-        self.timings.decode_seconds += seconds
-        self.timings.decode_runs += 1
-        self.timings.decode_tokens += len(self._rows)
-        for row, answer in zip(self._rows, answers, strict=True):
-            row.fed(answer)
 
     def generate(
         self, requests: Sequence[Request], on_token: Callable[[int, Event], None] | None = None
@@ -306,14 +288,6 @@ class Session:
         if len(self._places) or self._joining.in_slices:
             waiting = tuple(row.identity for row in self._places.waiting)
             raise ValueError(f"{needed}, found rows {self.rows}, waiting {waiting}, joining {self._joining.in_slices}")
-
-    def _decode(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
-    ) -> Iterable[Answer]:
-        if self._greedy is not None and all(row.is_greedy for row in self._rows):
-            best: list[int] = self._greedy.decode_greedy(tokens, positions, cache_lengths).tolist()
-            return best
-        return self.executor.decode(tokens, positions, cache_lengths)
 
     def _ready(self) -> list[Row]:
         """Return the rows that have nothing to feed."""

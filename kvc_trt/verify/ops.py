@@ -13,7 +13,7 @@ from kvc_trt import reference
 from kvc_trt.backends.harness import Array, EngineOperator, Harness
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
-from kvc_trt.methods.kinds import prompt_runs, step_runs, turn_runs
+from kvc_trt.methods.operator_runs import prompt_runs, step_runs, turn_runs
 from kvc_trt.methods.verification import (
     Choice,
     ExactList,

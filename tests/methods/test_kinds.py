@@ -10,12 +10,16 @@ import torch
 
 from kvc_trt import reference
 from kvc_trt.errors import InputError
-from kvc_trt.methods import discovery, kinds
+from kvc_trt.methods import discovery
 from kvc_trt.methods.constants import Constants
+from kvc_trt.methods.decode_selection import DecodeSelection, decode_selection
+from kvc_trt.methods.operator_runs import prompt_runs, step_runs, turn_runs
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
+from kvc_trt.methods.prompt_eviction import PromptEviction, prompt_eviction
 from kvc_trt.methods.registry import operators
 from kvc_trt.methods.verification import page_bounds
+from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.verify.turn_ops import shared_runs
 
 PUBLIC_FIELDS = (
@@ -33,15 +37,15 @@ def test_the_fields_of_parameters_are_public():
 
 def test_an_unknown_kind_is_named():
     with pytest.raises(InputError, match="unknown prompt eviction 'sinks'"):
-        kinds.prompt_eviction("sinks")
+        prompt_eviction("sinks")
     with pytest.raises(InputError, match="unknown decode selection 'all'"):
-        kinds.decode_selection("all")
+        decode_selection("all")
 
 
 def test_every_kind_of_a_policy_is_found_by_its_name():
     for policy in discovery.objects(Policy).values():
-        assert kinds.prompt_eviction(policy.eviction.name) is policy.eviction
-        assert kinds.decode_selection(policy.selection.name) is policy.selection
+        assert prompt_eviction(policy.eviction.name) is policy.eviction
+        assert decode_selection(policy.selection.name) is policy.selection
 
 
 def test_two_objects_of_one_name_are_an_error(tmp_path, monkeypatch):
@@ -54,28 +58,29 @@ def test_two_objects_of_one_name_are_an_error(tmp_path, monkeypatch):
 
 
 def test_every_operator_of_a_kind_is_known_and_has_a_run():
-    for kind in discovery.objects(kinds.DecodeSelection).values():
-        assert {one.name for one in kind.operators} <= kinds.step_runs().keys() & operators().keys()
-    for kind in discovery.objects(kinds.PromptEviction).values():
-        assert {one.name for one in kind.operators or ()} <= kinds.prompt_runs().keys() & operators().keys()
+    for kind in discovery.objects(DecodeSelection).values():
+        assert {one.name for one in kind.operators} <= step_runs().keys() & operators().keys()
+    for kind in discovery.objects(PromptEviction).values():
+        assert {one.name for one in kind.operators or ()} <= prompt_runs().keys() & operators().keys()
 
 
 def test_every_operator_of_a_turn_has_a_run():
-    """Those of the extend graph that no prompt has: of evictions, or shared."""
+    """Those of the extend graph that no prompt has: of evictions, or shared. Only a lowered graph replaces state."""
     of_turns = {name for name, operator in operators().items() if not operator.native}
-    assert of_turns == kinds.turn_runs().keys() | shared_runs().keys()
+    lowered = {REPLACE_CACHE.name, REPLACE_BOUNDS.name}
+    assert of_turns - lowered == turn_runs().keys() | shared_runs().keys()
 
 
 def test_every_eviction_says_what_a_turn_does():
-    for kind in discovery.objects(kinds.PromptEviction).values():
+    for kind in discovery.objects(PromptEviction).values():
         assert kind.turn
         assert kind.turn.endswith(".")
 
 
 def test_what_a_step_carries_follows_from_its_operator():
-    carried = {name: [one.name for one in kinds.decode_selection(name).state] for name in ("dense", "hybrid", "sparq")}
+    carried = {name: [one.name for one in decode_selection(name).state] for name in ("dense", "hybrid", "sparq")}
     assert carried == {"dense": [], "hybrid": ["bounds"], "sparq": ["channels", "value_sum"]}
-    assert [kinds.decode_selection(name).pages for name in carried] == [False, True, False]
+    assert [decode_selection(name).pages for name in carried] == [False, True, False]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])

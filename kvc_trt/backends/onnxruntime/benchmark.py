@@ -39,7 +39,7 @@ from kvc_trt.backends.onnxruntime.operator_times import INLINED, operator_times
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
-from kvc_trt.methods.kinds import prompt_runs
+from kvc_trt.methods.operator_runs import prompt_runs
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import PROMPT_BLOCK

@@ -1,12 +1,8 @@
 """Engines of one model that prefill the same prompts: what they have in common is computed once per prompt.
 
 Prefill is nearly all of what a short answer to a long prompt costs, and dozens of policies read the same prompts. An
-executor here takes the trunk's values from a store that remembers them, and runs its own head on them. What it returns
-is what the engine's whole prefill graph returns for each prompt alone, bit for bit.
-
-Prefill attention is dense and exact under every policy, so the logits and each layer's queries, keys and values do not
-depend on it. The trunk is what the logits need; the head is the rest: compaction, bounds, room for the answer. Both are
-cut out of the engine's own graph, node by node.
+executor here takes the values of its graph's trunk (`split_prefill.py`) from a store that remembers them, and runs its
+own head on them. What it returns is what the engine's whole prefill graph returns for each prompt alone, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,22 +10,20 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from kvc_trt.atomic_files import disk_error
 from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.loaded_parts import ELEMENT_TYPES
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, run_bound
+from kvc_trt.backends.onnxruntime.split_prefill import SplitPrefill, split_prefill
 from kvc_trt.engine.program import read_graph
-from kvc_trt.graph.prefill_parts import LOGITS, check_flat, submodel
+from kvc_trt.graph.prefill_parts import LOGITS
 from kvc_trt.machine import usable_cores
 from kvc_trt.runtime.executor import Prefilled
 
@@ -50,33 +44,6 @@ REMEMBERED_BYTES = 2 << 30
 """Most bytes of values that are remembered in memory; the others are kept in files beside the weights."""
 PREPACK_UP_TO_BYTES = 64 << 20
 """Float weights up to this size are copied for the decode of every engine; dozens of engines are open at a time."""
-
-
-@dataclass(frozen=True)
-class SplitPrefill:
-    """The two halves; `identity` is equal for graphs that have the same trunk, whatever their heads read of it."""
-
-    between: tuple[str, ...]
-    """Values of the trunk that the head reads."""
-    identity: str
-    _first: ModelProto
-    _second: ModelProto
-
-    def trunk(self, values: Iterable[str]) -> ModelProto:
-        """input_ids, prompt_lengths -> logits and `values`."""
-        trunk = ModelProto()
-        trunk.CopyFrom(self._first)
-        trunk.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in values)
-        return trunk
-
-    def head(self, types: Mapping[str, str]) -> ModelProto:
-        """input_ids, prompt_lengths and `between` -> the state; `types` as ONNX Runtime says them: tensor(float)."""
-        head = ModelProto()
-        head.CopyFrom(self._second)
-        head.graph.input.extend(
-            helper.make_tensor_value_info(name, ELEMENT_TYPES[types[name]], None) for name in self.between
-        )
-        return head
 
 
 class SharedPrefill:
@@ -252,66 +219,3 @@ def _in_file(array: NDArray[Any], directory: Path) -> NDArray[Any]:
         except OSError as error:
             raise disk_error(error, f"keeping a prompt's cache in {directory}") from error
         return np.memmap(file, array.dtype, "r", shape=array.shape)
-
-
-def split_prefill(model: ModelProto) -> SplitPrefill:
-    """Cut a prefill graph; the model stays as it is. Values of the trunk get names that count from its start.
-
-    ValueError for a graph whose nodes hold graphs of their own (function bodies may).
-    """
-    check_flat(model)
-    trunk, rest = _parts(model.graph)
-    names = {old: f"trunk.{i}" for i, old in enumerate(o for node in trunk for o in node.output if o != LOGITS)}
-    trunk, rest = [_renamed(node, names) for node in trunk], [_renamed(node, names) for node in rest]
-    produced = set(names.values()) - {name for node in rest for name in node.output}
-    between = tuple(dict.fromkeys(name for node in rest for name in node.input if name in produced))
-    logits = [output for output in model.graph.output if output.name == LOGITS]
-    state = [output for output in model.graph.output if output.name != LOGITS]
-    first, second = _model(model, trunk, logits), _model(model, rest, state)
-    identity = hashlib.sha256(first.SerializeToString(deterministic=True)).hexdigest()
-    return SplitPrefill(between, identity, first, second)
-
-
-def _parts(graph: GraphProto) -> tuple[list[NodeProto], list[NodeProto]]:
-    """Nodes that the logits need, and the others in the graph's order. A constant goes where it is read.
-
-    The first stand in the order in which the logits need them, which no node of the others has a part in: policies
-    share constants with the trunk at places of their own, and would have other trunks in the graph's order.
-    """
-    producer = {name: i for i, node in enumerate(graph.node) for name in node.output}
-    needed = _as_needed(graph, producer, LOGITS)
-    rest = set(range(len(graph.node))) - set(needed)
-    read = {producer[name] for i in rest for name in graph.node[i].input if name in producer}
-    constants = {i for i in read.intersection(needed) if graph.node[i].op_type == "Constant"}
-    return [graph.node[i] for i in needed], [graph.node[i] for i in sorted(rest | constants)]
-
-
-def _as_needed(graph: GraphProto, producer: Mapping[str, int], name: str) -> list[int]:
-    """The nodes that a value needs, each behind those whose values it reads."""
-    found: dict[int, None] = {}
-    pending = [producer[name]]
-    while pending:
-        index = pending[-1]
-        before = [producer[read] for read in graph.node[index].input if read in producer]
-        missing = [one for one in before if one not in found]
-        if missing:
-            pending.append(missing[0])
-        else:
-            found[pending.pop()] = None
-    return list(found)
-
-
-def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    copy.ClearField("name")  # it counts over the whole graph
-    copy.input[:] = [names.get(name, name) for name in node.input]
-    copy.output[:] = [names.get(name, name) for name in node.output]
-    return copy
-
-
-def _model(whole: ModelProto, nodes: list[NodeProto], outputs: list[ValueInfoProto]) -> ModelProto:
-    """A model of some nodes with the whole model's inputs, and the initializers that they read."""
-    read = {name for node in nodes for name in node.input}
-    weights = [tensor for tensor in whole.graph.initializer if tensor.name in read]
-    return submodel(whole, nodes, whole.graph.input, outputs, weights)

@@ -24,7 +24,7 @@ class OpenVinoExecutor(OnnxRuntimeExecutor):
 
     `threads` None takes all cores. Without `keep_prefill` the prefill graph is compiled anew for each prefill, and its
     weights and temporaries need no memory while tokens are decoded. `expose` names internal values for `exposed`, as in
-    `OnnxRuntimeExecutor`.
+    `EngineSessions`.
     """
 
     def __init__(

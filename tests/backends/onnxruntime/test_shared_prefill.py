@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from kvc_trt import policies
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.policy_engines import open_model
 from kvc_trt.backends.onnxruntime import shared_prefill
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-from kvc_trt.backends.onnxruntime.shared_prefill import SharedPrefill, SharingExecutor, split_prefill
+from kvc_trt.backends.onnxruntime.shared_prefill import SharedPrefill, SharingExecutor
 from kvc_trt.runtime.executor import Prefilled
 
 VARIANTS = [Variant("full", None), Variant("rocketkv", 32), Variant("hybrid", 32), Variant("snapkv-gqa", 64)]
@@ -105,27 +102,3 @@ def test_values_that_are_computed_again_take_the_place_of_the_first(programs, pr
     monkeypatch.setattr(shared_prefill, "REMEMBERED_BYTES", needed)
     monkeypatch.setattr(shared_prefill, "_in_file", lambda *arguments: pytest.fail("there is memory"))
     remembered()
-
-
-def test_every_method_with_an_engine_has_the_same_trunk():
-    """Whatever constants its own part of the graph shares with it."""
-    identities = {}
-    with open_model("retrieval-tiny") as model:
-        for policy in (one.name for one in policies.describe()):
-            if not policies.named(policy).selection.oracle:
-                variant = Variant(policy, None if policy == "full" else 160)
-                identities[policy] = split_prefill(
-                    model._program(model._resolve(variant, ROOM), turns=False).prefill()
-                ).identity
-    assert len(identities) > 15
-    assert len(set(identities.values())) == 1
-
-
-def test_a_graph_whose_nodes_hold_graphs_is_not_cut():
-    from onnx import TensorProto, helper
-
-    branch = helper.make_graph([], "branch", [], [helper.make_tensor_value_info("x", TensorProto.FLOAT, [])])
-    node = helper.make_node("If", ["c"], ["logits"], then_branch=branch, else_branch=branch)
-    model = SimpleNamespace(graph=helper.make_graph([node], "g", [], []))
-    with pytest.raises(ValueError, match="holds a graph of its own"):
-        split_prefill(model)

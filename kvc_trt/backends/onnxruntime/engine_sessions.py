@@ -1,0 +1,191 @@
+"""ONNX Runtime's sessions of an engine's graphs: how each is loaded, which of its values are exposed, its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, prepared_graph, run_bound
+from kvc_trt.backends.onnxruntime.native import BF16, native_operators
+from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
+from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
+from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.graph.native import NATIVE_NARROW_LINEAR
+from kvc_trt.machine import usable_cores
+from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession, IOBinding, RunOptions
+
+    from kvc_trt.backends.onnxruntime.sliced_prefill import SlicedPrefill
+    from kvc_trt.engine import EngineDirectory
+
+GRAPHS = ("prefill", "decode", "extend", "draft")
+
+PREPACK_UP_TO_BYTES = 1 << 30
+"""Float weights up to this size are copied into the kernels' own layout for decode; larger ones stay mapped.
+
+Measured on 620 MB of weights, one thread: a step of 8 rows takes 27% less, a step of one row and prefill gain nothing.
+"""
+
+
+class EngineSessions:
+    """The graphs of one engine, or of a `Program` derived from one. Each is loaded when it is first needed.
+
+    `threads` None takes ONNX Runtime's default (all cores). `prefill_precision` bf16 needs native operators on a
+    processor that multiplies bfloat16; UnsupportedEnvironment elsewhere. `profile` is a directory for ONNX Runtime's
+    own profile.
+    `expose` names internal values for `exposed`: index lists (`indices.{layer}` of prefill, `selected.{layer}` of
+    decode and of the extend graph), or any other value of a graph.
+    """
+
+    def __init__(
+        self,
+        engine: EngineDirectory | Program,
+        *,
+        threads: int | None = None,
+        prefill_precision: PrefillPrecision = "f32",
+        profile: Path | None = None,
+        expose: Collection[str] = (),
+    ) -> None:
+        from kvc_trt.graph.weights import GraphWeights
+
+        program = engine if isinstance(engine, Program) else engine_program(engine)
+        self.program = program
+        self._limits = program.limits
+        self._threads = threads
+        self._prefill_precision = prefill_precision
+        self._check_precision()
+        self._profile = profile
+        self._weights = SharedWeights(program.weights_path)
+        self._quantised = GraphWeights(program.weights_path).quantised
+        graphs = (program.prefill, program.decode, *(() if program.extend is None else (program.extend,)))
+        self._expose_prefill, self._expose_decode, *rest = split_by_graph(expose, *graphs)
+        self._expose_extend = rest[0] if rest else []
+        self._exposed: dict[str, NDArray[Any]] = {}
+
+    @cached_property
+    def prefill_session(self) -> InferenceSession:
+        """The prefill graph; its weights stay mapped from the file.
+
+        Prepacking would gain under 10%. The body of a quantised product unpacks its weights once per run, which costs
+        little for a long prompt; packed copies for both graphs would take more memory than the model.
+        """
+        return self._load(
+            "prefill", self.program.prefill, self._expose_prefill, prepack=False, prefill=self._prefill_precision
+        )
+
+    @cached_property
+    def decode_session(self) -> InferenceSession:
+        """The decode graph."""
+        return self._load("decode", self.program.decode, self._expose_decode, prepack=self.prepacks_decode)
+
+    @cached_property
+    def extend_session(self) -> InferenceSession:
+        """The extend graph, as it is loaded for the first turn; its weights stay mapped from the file, like prefill's.
+
+        ValueError if the program has none."""
+        if self.program.extend is None:
+            raise ValueError(str(self._limits.no_turns))
+        return self._load("extend", self.program.extend, self._expose_extend, prepack=False)
+
+    @cached_property
+    def draft_session(self) -> InferenceSession:
+        """The draft graph. Native products of a few tokens read the file; others are packed as those of steps are.
+
+        ValueError if the program has none."""
+        if self.program.draft is None:
+            raise ValueError(str(self._limits.no_drafts))
+        native = native_operators(self.program.dtype)
+        reads_file = native is not None and NATIVE_NARROW_LINEAR in native.operators and not self._quantised
+        prepack = self.prepacks_decode and not reads_file
+        return self._load("draft", self.program.draft, [], prepack=prepack, few_tokens=True)
+
+    @property
+    def prepacks_decode(self) -> bool:
+        """Whether decode copies its weights.
+
+        ONNX Runtime's own quantised product must: a step takes 50 times as long otherwise. Native ones read the file.
+        """
+        if self._quantised:
+            native = native_operators(self.program.dtype)
+            if native is None or QUANTISED_LINEAR.name not in native.operators:
+                return True
+            # Graphs of older engines call ONNX Runtime's product themselves, which no library replaces.
+            return any(node.op_type == CONTRIBUTED_PRODUCT for node in read_graph(self.program.decode).graph.node)
+        return self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
+
+    @property
+    def cuts_prefill(self) -> bool:
+        """Whether a prefill can run in several slices.
+
+        ONNX Runtime computes float16 in single precision and rounds where a graph ends: parts would round more often.
+        """
+        return self.program.dtype == "float32"
+
+    @cached_property
+    def _sliced(self) -> SlicedPrefill:
+        from kvc_trt.backends.onnxruntime.loaded_parts import PartLoader
+        from kvc_trt.backends.onnxruntime.part_trials import Trials
+        from kvc_trt.backends.onnxruntime.sliced_prefill import SlicedPrefill
+        from kvc_trt.graph.prefill_parts import cut_prefill
+
+        options = LoadOptions(
+            self._threads, prepack=False, dtype=self.program.dtype, prefill=self._prefill_precision, prepared=True,
+            spins=False, shares_buffers=True,
+        )  # fmt: skip
+        # The graph is cut as it would run whole: what native operators join is joined in its parts too.
+        parts = cut_prefill(prepared_graph(self.program.prefill, options, self._expose_prefill), self._expose_prefill)
+        loader = PartLoader(parts, self.program.weights_path.parent, self._weights, options)
+        trials = Trials(self.program.largest_budget, self._limits.max_sequence_len)
+        return SlicedPrefill(parts, loader, trials, self._threads or usable_cores(), self._expose_prefill)
+
+    def exposed(self, name: str) -> NDArray[Any]:
+        """Return an exposed value of the latest run of its graph; index lists are INT32 [B,G,width]."""
+        return self._exposed[name]
+
+    def end_profiling(self) -> dict[str, Path]:
+        """Close ONNX Runtime's profiles and return the files of the graphs that were loaded, by the graph's name."""
+        loaded = {name: self.__dict__.get(f"{name}_session") for name in GRAPHS}
+        return {name: Path(session.end_profiling()) for name, session in loaded.items() if session is not None}
+
+    def _check_precision(self) -> None:
+        """Raise UnsupportedEnvironment where this library or processor cannot compute prefill as asked."""
+        check_precision(self._prefill_precision, PREFILL_PRECISIONS, "onnxruntime")
+        if self._prefill_precision == "bf16":
+            native = native_operators(self.program.dtype)
+            if native is None or native.instructions != BF16:
+                found = "the operators' bodies" if native is None else native.describe()
+                raise UnsupportedEnvironment(
+                    f"prefill in bf16 on onnxruntime: expected native operators ({BF16}), found {found}",
+                    hint="--prefill-precision f32, or --backend openvino",
+                )
+
+    def _load(
+        self,
+        name: str,
+        graph: Graph,
+        expose: list[str],
+        *,
+        prepack: bool,
+        prefill: PrefillPrecision | None = None,
+        few_tokens: bool = False,
+    ) -> InferenceSession:
+        prefix = None if self._profile is None else self._profile / name
+        options = LoadOptions(
+            self._threads, prepack, prefix, self.program.dtype, prefill, self._weights, few_tokens=few_tokens
+        )
+        return load_graph(graph, self.program.weights_path.parent, options, expose)
+
+    def _run(
+        self, session: InferenceSession, binding: IOBinding, expose: list[str], options: RunOptions | None = None
+    ) -> None:
+        run_bound(session, binding, options)
+        if expose:
+            values = binding.get_outputs()[-len(expose) :]
+            self._exposed.update((name, value.numpy()) for name, value in zip(expose, values, strict=True))
