@@ -58,6 +58,27 @@ static constexpr int64_t page_score_scratch(int64_t group, int64_t head_size, in
     return group * (pages + 2 * 16) + (group + 3) * (head_size + 16);
 }
 
+/// The votes of a prompt's last queries for the tokens before them (docs/policies/snapkv++.md), for one KV head.
+struct ObserveCall {
+    const float* query;  ///< [group, window, head_size], scaled; the last query is that of the last token
+    const float* keys;   ///< [length, head_size]
+    int64_t length;      ///< more than `window`
+    int64_t group;
+    int64_t window;
+    int64_t head_size;
+    int64_t reach;   ///< tokens to either side that a vote is spread to
+    float* scratch;  ///< observe_scratch(...) floats
+};
+
+/// Keys that are multiplied at a time.
+inline constexpr int64_t kObservedPanel = 64;
+
+/// Scratch floats that `observe` needs.
+static constexpr int64_t observe_scratch(int64_t length, int64_t queries, int64_t head_size) {
+    const int64_t width = (length + kObservedPanel - 1) / kObservedPanel * kObservedPanel;
+    return queries * (width + 1) + width + kObservedPanel * head_size;
+}
+
 /// The best of many, of which all but the last count alike: pages with their tokens, or single things.
 struct RankedItems {
     const int32_t* ranks;  ///< [items], the larger the better; equal ones in order of their numbers
@@ -144,6 +165,9 @@ struct Kernels {
     Multiply* multiply;
     /// ranks[page] for every page that holds entries.
     void (*rank_pages)(const PageScoreCall& call, int32_t* ranks);
+    /// ranks[i] for the length - window tokens before the window: whole numbers in the order of their votes, the same for
+    /// equal votes, -1 for NaN. `ranks` has room for reach more numbers on either side.
+    void (*observe)(const ObserveCall& call, int32_t* ranks);
     const PrefillKernels* prefill;
     const PrefillKernels* prefill_bf16;  ///< null where the processor multiplies no bfloat16
     const LinearKernels* linear;

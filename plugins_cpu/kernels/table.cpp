@@ -4,6 +4,7 @@
 #include "kernels/kernels.h"
 #include "kernels/linear.h"
 #include "kernels/narrow.h"
+#include "kernels/observe.h"
 #include "kernels/page_scores.h"
 #include "kernels/prefill.h"
 #include "kernels/quantised_target.h"
@@ -24,6 +25,7 @@ const Kernels kTable{
     .round_input = round_input,
     .multiply = multiply,
     .rank_pages = rank_pages,
+    .observe = observe,
     .prefill = &kPrefill,
 #if defined(__AVX512BF16__)
     .prefill_bf16 = &kPrefillBf16,

@@ -18,26 +18,27 @@ inline constexpr const char* kDomain = "kvc";
 enum class Symbol : uint8_t {
     kBatch,          ///< B
     kHeads,          ///< H
+    kWindow,         ///< W
     kHeadSize,       ///< D
     kKvHeads,        ///< G
+    kPromptLength,   ///< S
     kCapacity,       ///< C
     kTwiceHeadSize,  ///< 2D
     kPages,          ///< P
     kSelectedWidth,  ///< K
     kBlock,          ///< M
-    kPromptLength,   ///< S
     kSymbolT,        ///< T
     kSymbolIn,       ///< In
     kSymbolOut,      ///< Out
     kSymbolBlocks,   ///< Blocks
     kSymbolBytes,    ///< Bytes
 };
-inline constexpr size_t kSymbols = 15;
+inline constexpr size_t kSymbols = 16;
 
 /// In messages.
 inline constexpr const char* kSymbolNames[kSymbols] = {
-    "batch", "heads",         "head size", "kv heads", "capacity", "2 x head size", "pages", "selected width",
-    "block", "prompt length", "T",         "In",       "Out",      "Blocks",        "Bytes"};
+    "batch", "heads",          "window", "head size", "kv heads", "prompt length", "capacity", "2 x head size",
+    "pages", "selected width", "block",  "T",         "In",       "Out",           "Blocks",   "Bytes"};
 
 inline constexpr size_t kMaxTensors = 7;
 inline constexpr size_t kMaxRank = 4;
@@ -58,18 +59,32 @@ struct Schema {
 
 namespace schemas {
 
+inline constexpr Symbol kShape_B_H_W_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kWindow, Symbol::kHeadSize};
+inline constexpr Symbol kShape_B_G_S_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kPromptLength, Symbol::kHeadSize};
+inline constexpr Symbol kShape_B[] = {Symbol::kBatch};
+inline constexpr Symbol kShape_B_G_C_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kCapacity, Symbol::kHeadSize};
+inline constexpr Symbol kShape_B_G_2D_P[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kTwiceHeadSize, Symbol::kPages};
+inline constexpr Symbol kShape_B_G_C[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kCapacity};
 inline constexpr Symbol kShape_B_H_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kHeadSize};
 inline constexpr Symbol kShape_B_G_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kHeadSize};
-inline constexpr Symbol kShape_B_G_C_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kCapacity, Symbol::kHeadSize};
-inline constexpr Symbol kShape_B[] = {Symbol::kBatch};
-inline constexpr Symbol kShape_B_G_2D_P[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kTwiceHeadSize, Symbol::kPages};
 inline constexpr Symbol kShape_B_G_K[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kSelectedWidth};
 inline constexpr Symbol kShape_B_H_M_D[] = {Symbol::kBatch, Symbol::kHeads, Symbol::kBlock, Symbol::kHeadSize};
-inline constexpr Symbol kShape_B_G_S_D[] = {Symbol::kBatch, Symbol::kKvHeads, Symbol::kPromptLength, Symbol::kHeadSize};
 inline constexpr Symbol kShape_T_In[] = {Symbol::kSymbolT, Symbol::kSymbolIn};
 inline constexpr Symbol kShape_Out_Blocks_Bytes[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks, Symbol::kSymbolBytes};
 inline constexpr Symbol kShape_Out_Blocks[] = {Symbol::kSymbolOut, Symbol::kSymbolBlocks};
 inline constexpr Symbol kShape_T_Out[] = {Symbol::kSymbolT, Symbol::kSymbolOut};
+
+// Keep the part of a prompt's cache that its last queries look at.
+inline constexpr TensorSpec kKvcCompactInputs[] = {{"q_window", ort::ElementType::kFloat, false, kShape_B_H_W_D},
+                                                   {"k", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+                                                   {"v", ort::ElementType::kFloat, false, kShape_B_G_S_D},
+                                                   {"prompt_lengths", ort::ElementType::kInt64, false, kShape_B}};
+inline constexpr TensorSpec kKvcCompactOutputs[] = {{"k_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+                                                    {"v_cache", ort::ElementType::kFloat, false, kShape_B_G_C_D},
+                                                    {"bounds", ort::ElementType::kFloat, true, kShape_B_G_2D_P},
+                                                    {"cache_lengths", ort::ElementType::kInt64, false, kShape_B},
+                                                    {"indices", ort::ElementType::kInt32, false, kShape_B_G_C}};
+inline constexpr Schema kKvcCompact{"KvcCompact", kKvcCompactInputs, kKvcCompactOutputs};
 
 // Append one token, attend to every entry.
 inline constexpr TensorSpec kKvcDenseAttentionInputs[] = {{"query", ort::ElementType::kFloat, false, kShape_B_H_D},

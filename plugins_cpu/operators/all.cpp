@@ -3,11 +3,11 @@
 namespace kvc {
 
 std::span<const Implementation> implementations() {
-    static const Implementation all[] = {kAddNormImplementation,         kDenseAttentionImplementation,
-                                         kGatedHalvesImplementation,     kGatedUnitImplementation,
-                                         kHybridAttentionImplementation, kLinearImplementation,
-                                         kNarrowLinearImplementation,    kPrefillAttentionImplementation,
-                                         kQuantisedLinearImplementation, kRotatedHeadsImplementation};
+    static const Implementation all[] = {
+        kAddNormImplementation,         kCompactImplementation,      kDenseAttentionImplementation,
+        kGatedHalvesImplementation,     kGatedUnitImplementation,    kHybridAttentionImplementation,
+        kLinearImplementation,          kNarrowLinearImplementation, kPrefillAttentionImplementation,
+        kQuantisedLinearImplementation, kRotatedHeadsImplementation};
     return all;
 }
 

@@ -10,6 +10,7 @@ namespace kvc {
 /// All of them; the registration and Python's list of native operators follow.
 std::span<const Implementation> implementations();
 
+extern const Implementation kCompactImplementation;
 extern const Implementation kDenseAttentionImplementation;
 extern const Implementation kQuantisedLinearImplementation;
 extern const Implementation kAddNormImplementation;

@@ -19,7 +19,7 @@ LENGTHS = (200, 61, 60, 59, 41, 40, 39, 9, 8, 7, 1)
 
 
 @lru_cache
-def compactor(pool_kernel=5, budget=40, dtype="float32", capacity=CAPACITY):
+def body_of(pool_kernel=5, budget=40, dtype="float32", capacity=CAPACITY):
     layout = Layout(HeadShape(None, None, 0), dtype=dtype, numbers={"pool_kernel": pool_kernel})
     attributes = {"prompt_budget": budget, "capacity": capacity, "pool_kernel": pool_kernel, "page_size": PAGE}
     return SingleNode(COMPACT.body(layout), attributes)
@@ -42,9 +42,10 @@ def expected_from(query, keys, values, lengths, budget, kernel):
     return reference.compact(*tensors, prompt_budget=budget, pool_kernel=kernel)
 
 
-def check(arrays, budget=40, kernel=5):
+def check(arrays, budget=40, kernel=5, compactor=None):
+    """Hold the result of the body, or of another `compactor`, to the reference's."""
     query, keys, values, lengths = arrays
-    found = compactor(kernel, budget)(*arrays)
+    found = (compactor or body_of(kernel, budget))(*arrays)
     expected = expected_from(*arrays, budget, kernel)
     kept = expected.indices.shape[2]
     comparison = compare_compaction(
@@ -94,15 +95,15 @@ def test_scores_with_many_ties_choose_what_the_reference_chooses(lengths, kernel
 def test_a_constant_prompt_keeps_its_beginning_and_its_window():
     arrays = inputs((100,), seed=1)
     arrays[1][:] = 1.0
-    found = compactor()(*arrays)["indices"][0, 0, :40]
+    found = body_of()(*arrays)["indices"][0, 0, :40]
     np.testing.assert_array_equal(found, [*range(32), *range(92, 100)])
 
 
 def test_padding_is_never_seen():
     arrays = inputs((150, 60), seed=3)
-    clean = compactor()(*arrays)
+    clean = body_of()(*arrays)
     arrays[1][1, :, 60:], arrays[2][1, :, 60:] = 1e30, np.nan
-    dirty = compactor()(*arrays)
+    dirty = body_of()(*arrays)
     for name, value in clean.items():
         np.testing.assert_array_equal(dirty[name], value)
 
@@ -113,7 +114,7 @@ def test_a_prompt_of_any_padded_length_fits_the_capacity():
         arrays = inputs((9, 16), seed=4)
         for i in (1, 2):
             arrays[i] = np.pad(arrays[i], ((0, 0), (0, 0), (0, padded - 16), (0, 0)), constant_values=5)
-        found = compactor()(*arrays)
+        found = body_of()(*arrays)
         assert found["k_cache"].shape == (2, 2, CAPACITY, SIZE)
         np.testing.assert_array_equal(found["k_cache"][1, :, :16], arrays[1][1, :, :16])
         assert not found["k_cache"][0, :, 9:].any()
@@ -123,7 +124,7 @@ def test_a_prompt_of_any_padded_length_fits_the_capacity():
 def test_nan_queries_rank_below_every_number():
     arrays = inputs((100,), seed=5)
     arrays[0][0, 0] = np.nan  # one head of the first group: all its scores become NaN
-    found = compactor()(*arrays)
+    found = body_of()(*arrays)
     np.testing.assert_array_equal(
         found["indices"], np.pad(expected_from(*arrays, 40, 5).indices, ((0, 0), (0, 0), (0, 20)), constant_values=-1)
     )
@@ -131,7 +132,7 @@ def test_nan_queries_rank_below_every_number():
 
 def test_half_precision_keeps_what_the_reference_keeps_of_the_same_values():
     arrays = [array.astype(np.float16) if array.dtype == np.float32 else array for array in inputs(LENGTHS, seed=6)]
-    found = compactor(dtype="float16")(*arrays)
+    found = body_of(dtype="float16")(*arrays)
     exact = [array.astype(np.float32) for array in arrays[:3]]
     expected = expected_from(*exact, arrays[3], 40, 5)
     comparison = compare_compaction(

@@ -1,0 +1,172 @@
+// KvcCompact: keep the part of a prompt's cache that its last queries attend to. A row that fits keeps everything.
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "kernels/choice.h"
+#include "operators/all.h"
+
+namespace kvc {
+namespace {
+
+constexpr size_t kKeys = 1, kValues = 2, kLengths = 3;  // inputs
+constexpr size_t kBoundsOut = 2, kLengthsOut = 3, kIndicesOut = 4;
+
+struct Rule {
+    int64_t budget, capacity, pool_kernel, page_size;
+};
+
+/// One call: everything that a task for one row and KV head needs.
+class Compaction {
+public:
+    Compaction(Call& call, const Rule& rule)
+        : rule_(rule),
+          batch_(call.sizes()[Symbol::kBatch]),
+          kv_heads_(call.sizes()[Symbol::kKvHeads]),
+          group_(0),
+          window_(call.sizes()[Symbol::kWindow]),
+          padded_length_(call.sizes()[Symbol::kPromptLength]),
+          size_(call.sizes()[Symbol::kHeadSize]),
+          pages_((rule.capacity + rule.page_size - 1) / rule.page_size),
+          query_(call.input<float>(0)),
+          keys_(call.input<float>(kKeys)),
+          values_(call.input<float>(kValues)),
+          lengths_(call.input<int64_t>(kLengths)) {
+        const int64_t heads = call.sizes()[Symbol::kHeads];
+        require(kv_heads_ > 0 && heads % kv_heads_ == 0, "q_window: expected a multiple of ", kv_heads_,
+                " heads, found ", heads);
+        require(size_ > 0, "k: expected a head size above 0");
+        group_ = heads / kv_heads_;
+        for (int64_t row = 0; row < batch_; ++row) {
+            require(length(row) <= rule.budget || window_ <= rule.budget,
+                    "prompt_budget: expected at least the window's ", window_, ", found ", rule.budget);
+        }
+        call.fix(Symbol::kCapacity, rule.capacity, "capacity");
+        call.fix(Symbol::kTwiceHeadSize, 2 * size_, "k");
+        call.fix(Symbol::kPages, pages_, "capacity");
+        kept_keys_ = call.output<float>(0);
+        kept_values_ = call.output<float>(1);
+        bounds_ = call.output<float>(kBoundsOut);
+        int64_t* const stored = call.output<int64_t>(kLengthsOut);
+        for (int64_t row = 0; row < batch_; ++row) stored[row] = std::min(length(row), rule.budget);
+        indices_ = call.output<int32_t>(kIndicesOut);
+    }
+
+    int64_t parts() const { return batch_ * kv_heads_; }
+
+    void run(int64_t part) const {
+        const int64_t length = this->length(part / kv_heads_), stored = std::min(length, rule_.budget);
+        int32_t* const kept = indices_ + part * rule_.capacity;
+        if (length > rule_.budget) {
+            choose(part, length, kept);
+        } else {
+            for (int64_t slot = 0; slot < length; ++slot) kept[slot] = static_cast<int32_t>(slot);
+        }
+        std::fill(kept + stored, kept + rule_.capacity, -1);
+        gather(keys_, kept_keys_, part, stored);
+        gather(values_, kept_values_, part, stored);
+        if (bounds_ != nullptr) write_bounds(part, stored);
+    }
+
+private:
+    int64_t length(int64_t row) const { return std::clamp<int64_t>(lengths_[row], 0, padded_length_); }
+
+    /// The best tokens before the window, ascending, then the window.
+    void choose(int64_t part, int64_t length, int32_t* kept) const {
+        const int64_t reach = (rule_.pool_kernel - 1) / 2, prefix = length - window_, wanted = rule_.budget - window_;
+        const int64_t queries = group_ * window_ * size_;
+        const int64_t scratch = observe_scratch(length, group_ * window_, size_);
+        const auto memory =
+            std::make_unique_for_overwrite<float[]>(static_cast<size_t>(scratch + queries + prefix + 2 * reach));
+        float* const scaled = memory.get() + scratch;
+        int32_t* const ranks = reinterpret_cast<int32_t*>(scaled + queries);
+        const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size_)));
+        const float* const query = query_ + part * queries;
+        std::transform(query, query + queries, scaled, [factor](float one) { return one * factor; });
+        if (wanted > 0) {
+            kernels().observe({.query = scaled,
+                               .keys = keys_ + part * padded_length_ * size_,
+                               .length = length,
+                               .group = group_,
+                               .window = window_,
+                               .head_size = size_,
+                               .reach = reach,
+                               .scratch = memory.get()},
+                              ranks);
+            kernels().take_best({.ranks = ranks, .items = prefix, .weight = 1, .last_weight = 1}, wanted, kept);
+        }
+        for (int64_t index = 0; index < window_; ++index) kept[wanted + index] = static_cast<int32_t>(prefix + index);
+    }
+
+    /// Moves the kept tokens to their slots; zeros behind them.
+    void gather(const float* source, float* target, int64_t part, int64_t stored) const {
+        const float* const from = source + part * padded_length_ * size_;
+        float* const to = target + part * rule_.capacity * size_;
+        const int32_t* const kept = indices_ + part * rule_.capacity;
+        const size_t bytes = static_cast<size_t>(size_) * sizeof(float);
+        for (int64_t slot = 0; slot < stored; ++slot) std::memcpy(to + slot * size_, from + kept[slot] * size_, bytes);
+        std::fill(to + stored * size_, to + rule_.capacity * size_, 0.0f);
+    }
+
+    /// The page maxima of the stored keys, then of their negatives.
+    void write_bounds(int64_t part, int64_t stored) const {
+        float* const bounds = bounds_ + part * 2 * size_ * pages_;
+        const float* const keys = kept_keys_ + part * rule_.capacity * size_;
+        const auto memory = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(2 * size_));
+        for (int64_t page = 0; page < pages_; ++page) {
+            std::fill(memory.get(), memory.get() + 2 * size_, -FLT_MAX);
+            const int64_t first = page * rule_.page_size, last = std::min(first + rule_.page_size, stored);
+            for (int64_t slot = first; slot < last; ++slot) {
+                raise(memory.get(), memory.get() + size_, keys + slot * size_, size_);
+            }
+            for (int64_t row = 0; row < 2 * size_; ++row) bounds[row * pages_ + page] = memory[row];
+        }
+    }
+
+    /// The maximum of bounds and a key, and of bounds and its negative; NaN enters and stays, as in the reference.
+    static void raise(float* highest, float* lowest, const float* key, int64_t size) {
+        const auto larger = [](float bound, float value) {
+            return value <= bound || std::isnan(bound) ? bound : value;
+        };
+        for (int64_t channel = 0; channel < size; ++channel) {
+            highest[channel] = larger(highest[channel], key[channel]);
+            lowest[channel] = larger(lowest[channel], -key[channel]);
+        }
+    }
+
+    Rule rule_;
+    int64_t batch_, kv_heads_, group_, window_, padded_length_, size_, pages_;
+    const float *query_, *keys_, *values_;
+    const int64_t* lengths_;
+    float *kept_keys_, *kept_values_, *bounds_;
+    int32_t* indices_;
+};
+
+class CompactKernel : public Kernel {
+public:
+    explicit CompactKernel(const Attributes& attributes)
+        : rule_{.budget = attributes.integer("prompt_budget", 1),
+                .capacity = attributes.integer("capacity", 1),
+                .pool_kernel = attributes.integer("pool_kernel", 1),
+                .page_size = attributes.integer("page_size", 1)} {}
+
+    void compute(Call& call) const override {
+        const Compaction compaction(call, rule_);
+        call.parallel(static_cast<size_t>(compaction.parts()),
+                      [&](size_t part) { compaction.run(static_cast<int64_t>(part)); });
+    }
+
+private:
+    Rule rule_;
+};
+
+}  // namespace
+
+const Implementation kCompactImplementation{schemas::kKvcCompact,
+                                            [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
+                                                return std::make_unique<CompactKernel>(attributes);
+                                            }};
+
+}  // namespace kvc
