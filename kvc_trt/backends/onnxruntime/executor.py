@@ -147,6 +147,10 @@ class OnnxRuntimeExecutor(EngineSessions):
         self._runs += 1
         return self._logits[:rows]
 
+    def load_turns(self) -> None:
+        """Load the extend graph."""
+        assert self.extend_session is not None
+
     def extend(
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
