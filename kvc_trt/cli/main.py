@@ -20,6 +20,7 @@ from kvc_trt.version import __version__
 COMMANDS = {
     "build": "Build an engine directory from a checkpoint and a KV-cache policy.",
     "run": "Generate text with an engine.",
+    "serve": "Answer OpenAI's API with engines, on this machine.",
     "verify": "Check an engine against the PyTorch reference, from single ops up to tasks.",
     "profile": "Measure an engine's speed and memory beside the floor and the dense twin.",
     "plan": "Predict cache size, traffic and the floor; needs neither weights nor a GPU.",

@@ -1,0 +1,97 @@
+"""`kvc-trt serve`: OpenAI's API over engines, on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import cloup
+
+from kvc_trt.backends.registry import names
+from kvc_trt.errors import InputError
+
+if TYPE_CHECKING:
+    from kvc_trt.serving.dynamo.deployment import Served
+
+API_KEY = "KVC_TRT_API_KEY"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+@cloup.command()
+@cloup.argument("engines", nargs=-1, metavar="[NAME=]ENGINE...")
+@cloup.option_group(
+    "Where it listens",
+    cloup.option("--host", default="127.0.0.1", help=f"Another than loopback wants an API key in ${API_KEY}."),
+    cloup.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes one that is free."),
+)
+@cloup.option_group(
+    "Engine",
+    cloup.option("--rows", type=click.IntRange(min=1), help="Requests answered at once.  [default: max_batch_size]"),
+    cloup.option("--queue", type=click.IntRange(min=1), help="Requests that may wait, not more.  [default: 64]"),
+    cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]"),
+    cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads of each engine.  [default: all cores]"),
+)
+def command(
+    engines: tuple[str, ...],
+    host: str,
+    port: int,
+    rows: int | None,
+    queue: int | None,
+    backend: str | None,
+    threads: int | None,
+) -> None:
+    """Answer OpenAI's API (chat, completions, models) with engines, through NVIDIA Dynamo's frontend.
+
+    Each ENGINE is a directory, asked for by NAME, or by the directory's own name. It says when every engine has
+    answered, and Ctrl-C ends it after the answers that have begun.
+    """
+    import asyncio
+
+    from kvc_trt.serving.dynamo.deployment import Deployment, Running
+    from kvc_trt.serving.dynamo.environment import require_dynamo
+
+    key = os.environ.get(API_KEY) or None
+    check_host(host, key)
+    served = served_engines(engines)
+    require_dynamo()
+    deployment = Deployment(
+        served, host=host, port=port, api_key=key, rows=rows, queue=queue, backend=backend, threads=threads
+    )
+    asyncio.run(Running(deployment, click.echo).run())
+
+
+def check_host(host: str, api_key: str | None) -> None:
+    """Raise InputError for an address that others can reach, unless there is a key that they must show."""
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise InputError(f"--host {host}: expected an address of this machine, such as 127.0.0.1") from None
+    if not loopback and api_key is None:
+        raise InputError(
+            f"--host {host}: others could use the engines, and there is no API key",
+            hint=f"set {API_KEY} to a secret of your own; there is no TLS, so put a proxy with it in front",
+        )
+
+
+def served_engines(arguments: tuple[str, ...]) -> list[Served]:
+    """Return the engines of `[NAME=]ENGINE` arguments; InputError for a bad name, or one that is given twice."""
+    from kvc_trt.serving.dynamo.deployment import Served
+
+    if not arguments:
+        raise click.UsageError("expected at least one ENGINE")
+    found: dict[str, Served] = {}
+    for argument in arguments:
+        name, separator, directory = argument.partition("=")
+        path = Path(directory if separator else argument)
+        name = name if separator else path.absolute().name
+        if not _NAME.fullmatch(name):
+            wrong = f"{name!r} cannot be a model's name: expected letters, digits, '_', '.' and '-'"
+            raise InputError(wrong, hint="NAME=ENGINE")
+        if name in found:
+            raise InputError(f"two engines have the name {name}", hint="give one of them another: NAME=ENGINE")
+        found[name] = Served(name, path)
+    return list(found.values())

@@ -1,0 +1,115 @@
+"""What the gateway reads of requests and answers; nothing here knows of connections."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from kvc_trt.errors import InputError, describe
+
+WANTS_ERRORS = "kvc-trt.errors"
+"""An annotation by which the gateway asks workers to write a refusal into the answer, where the frontend leaves it."""
+OUR_DATA = "engine_data"
+"""The field of `nvext` in which an answer carries what workers say of it."""
+_DROPPED: dict[str, tuple[object, ...]] = {
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+}
+"""What Dynamo's frontend passes over without a word, and the values that ask for nothing."""
+_UNKNOWN = "the server failed at this request"
+
+Refusal = tuple[int, str]
+"""A status and its reason."""
+
+
+def checked_body(content: bytes) -> dict[str, Any]:
+    """Return a request's JSON object, asking for the reasons of refusals.
+
+    Raises InputError for what is not an object, and for fields that the frontend would drop.
+    """
+    try:
+        body = json.loads(content)
+    except UnicodeDecodeError as error:
+        raise InputError(f"the body is not UTF-8 text (byte {error.start})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError("the body is not valid JSON") from error
+    if not isinstance(body, dict):
+        raise InputError(f"the body: expected a JSON object, found {describe(body)}")
+    for name, nothing in _DROPPED.items():
+        value = body.get(name)
+        if value is not None and value not in nothing:
+            raise InputError(f"{name} is not supported here, found {describe(value)}")
+    if not isinstance(body.get("prompt", ""), (str, list)):
+        raise InputError(f"prompt: expected text or token ids, found {describe(body['prompt'])}")
+    extension = body.get("nvext")
+    if extension is None:
+        extension = {}
+    if not isinstance(extension, dict):
+        raise InputError(f"nvext: expected a JSON object, found {describe(extension)}")
+    lists = {"extra_fields": OUR_DATA, "annotations": WANTS_ERRORS}
+    for name, ours in lists.items():
+        theirs = extension.get(name) or []
+        if not isinstance(theirs, list):
+            raise InputError(f"{name} of nvext: expected a list, found {describe(theirs)}")
+        if not (name == "annotations" and _is_batch(body)):
+            extension = {**extension, name: [*theirs, *(() if ours in theirs else (ours,))]}
+    return {**body, "nvext": extension}
+
+
+def error_of_answer(content: bytes) -> Refusal | None:
+    """Return the refusal that a worker wrote into an answer of status 200; None for an answer."""
+    try:
+        return _refusal(json.loads(content))
+    except (ValueError, RecursionError):
+        return None
+
+
+def error_of_status(status: int, content: bytes) -> Refusal:
+    """Return a failed request's status and reason; of what is not the client's fault, no more than that it failed."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        body = None
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        body = body["error"]
+    message = body.get("message") if isinstance(body, dict) else None
+    if status == 404 and not message:
+        return status, "there is no such model here, or it does not take this kind of request"
+    if not isinstance(message, str) or (status >= 500 and status != 503):
+        return status, _UNKNOWN
+    return status, message
+
+
+def error_of_stream(begun: bytes, *, ended: bool = False) -> Refusal | Literal[False] | None:
+    """Return the error with which a stream of events begins, False for another beginning, None while it is unclear."""
+    for event in begun.split(b"\n\n")[: None if ended else -1]:
+        lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+        if not lines:
+            continue  # a comment
+        try:
+            first = json.loads(b"\n".join(lines))
+        except (ValueError, RecursionError):
+            return False
+        if isinstance(first, dict) and isinstance(first.get("error"), dict):
+            code = first["error"].get("code")
+            status = code if isinstance(code, int) and 400 <= code < 600 else 500
+            return error_of_status(status, json.dumps(first).encode())
+        return _refusal(first) or False
+    return False if ended else None
+
+
+def _refusal(answer: object) -> Refusal | None:
+    found = answer
+    for name in ("nvext", OUR_DATA, "kvc", "error"):
+        found = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    return int(found["code"]), str(found["message"])
+
+
+def _is_batch(body: dict[str, Any]) -> bool:
+    """Whether there are several prompts: what one of them says does not belong to the others."""
+    prompt = body.get("prompt")
+    return isinstance(prompt, list) and any(not isinstance(token, int) for token in prompt)

@@ -1,0 +1,252 @@
+"""Dynamo's processes on this machine: a frontend behind our gateway, and a worker for each engine.
+
+They find each other through files in one directory, the store; there is no other service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
+from kvc_trt.serving.dynamo.model_directory import INSTANCE_FILE
+from kvc_trt.serving.dynamo.processes import Child
+
+if TYPE_CHECKING:
+    from kvc_trt.serving.dynamo.gateway import Gateway
+
+Role = Literal["aggregated", "frontend", "prefill", "decode"]
+FRONTEND_HOST = "127.0.0.1"
+"""Whoever the gateway listens to: the frontend asks nobody for a key."""
+ASK_AGAIN_SECONDS = 0.1
+_STATUS_PORTS = range(20000, 32768)
+"""A worker's status port must not be above 32767."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine and the name under which requests ask for it."""
+
+    name: str
+    engine: Path
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is started here."""
+
+    served: Sequence[Served]
+    role: Role = "aggregated"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes one that is free."""
+    api_key: str | None = None
+    store: Path | None = None
+    """Where processes find each other; None is a directory for these alone."""
+    rows: int | None = None
+    queue: int | None = None
+    backend: str | None = None
+    threads: int | None = None
+
+    @property
+    def has_frontend(self) -> bool:
+        """Whether clients are served here."""
+        return self.role in ("aggregated", "frontend")
+
+
+class Running:
+    """A deployment that runs. `say` is told what a user wants to know, line by line."""
+
+    def __init__(self, deployment: Deployment, say: Callable[[str], None]) -> None:
+        require_dynamo()
+        from kvc_trt.serving.dynamo.gateway import Gateway
+
+        self._deployment, self._say = deployment, say
+        self._own_store = deployment.store is None
+        self._store = deployment.store or Path(tempfile.mkdtemp(prefix="kvc-trt-serve-"))
+        for name in ("found", "home", "models", "logs"):
+            (self._store / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._frontend_port = _free_port()
+        self._status_ports: dict[str, int] = {}
+        self._gateway: Gateway | None = None
+        self._frontend: Child | None = None
+        self._workers = {one.name: self._worker(one) for one in deployment.served}
+        if deployment.has_frontend:
+            self._gateway = Gateway(
+                f"http://{FRONTEND_HOST}:{self._frontend_port}",
+                deployment.api_key,
+                {name: f"http://127.0.0.1:{self._status_ports[child.name]}" for name, child in self._workers.items()},
+            )
+            self._frontend = self._child("frontend", ["-m", "dynamo.frontend", *self._frontend_options()])
+        self._stop = asyncio.Event()
+        self._started = time.monotonic()
+
+    async def run(self) -> None:
+        """Start everything, say when it answers, and end it when this process is asked to end.
+
+        Raises the error of a process that cannot start, or that dies again and again.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_to_end)
+        children = [child for child in (self._frontend, *self._workers.values()) if child is not None]
+        tasks: list[asyncio.Task[None]] = []
+        others: list[asyncio.Task[object]] = []
+        try:
+            port = await self._listen()
+            tasks = [asyncio.create_task(child.keep()) for child in children]
+            others = [asyncio.create_task(self._until_ready(port)), asyncio.create_task(self._stop.wait())]
+            pending: set[asyncio.Task[Any]] = {*tasks, *others}
+            while not self._stop.is_set():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in others:
+                task.cancel()
+            await self._end()
+            await asyncio.gather(*tasks, *others, return_exceptions=True)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _asked_to_end(self) -> None:
+        if self._stop.is_set():  # asked twice: somebody is in a hurry
+            for child in (*self._workers.values(), self._frontend):
+                if child is not None:
+                    child.kill()
+        self._stop.set()
+
+    async def _listen(self) -> int:
+        if self._gateway is None:
+            return 0
+        host, port = self._deployment.host, self._deployment.port
+        try:
+            return await self._gateway.listen(host, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UnsupportedEnvironment(f"cannot listen at {host} port {port}: {reason}", hint="--port PORT") from None
+
+    async def _until_ready(self, port: int) -> None:
+        """Wait until every model has answered, which a list of models does not tell."""
+        waiting = dict(self._workers)
+        while waiting or not await self._frontend_answers():
+            for name, child in tuple(waiting.items()):
+                if await self._works(name, child):
+                    child.is_ready = True
+                    del waiting[name]
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+        if self._frontend is not None:
+            self._frontend.is_ready = True
+        self._say(self._ready(port))
+
+    async def _works(self, name: str, child: Child) -> bool:
+        if self._gateway is not None:
+            return await self._gateway.answers(name)
+        return await asyncio.to_thread(_is_live, self._status_ports[child.name])
+
+    async def _frontend_answers(self) -> bool:
+        if self._frontend is None:
+            return True
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(FRONTEND_HOST, self._frontend_port)
+            writer.close()
+            return True
+        return False
+
+    async def _end(self) -> None:
+        """End in the order in which nothing is lost: newcomers, workers with their answers, the frontend."""
+        if self._gateway is not None:
+            await self._gateway.refuse_newcomers()
+        await asyncio.gather(*(child.stop() for child in self._workers.values()))
+        if self._frontend is not None:
+            await self._frontend.stop()
+        if self._gateway is not None:
+            await self._gateway.close()
+        if self._own_store:
+            shutil.rmtree(self._store, ignore_errors=True)
+
+    def _ready(self, port: int) -> str:
+        """Return what a user does next."""
+        deployment, seconds = self._deployment, time.monotonic() - self._started
+        if self._gateway is None:
+            names = ", ".join(self._workers)
+            return f"{names}: the {deployment.role} worker is ready after {seconds:.1f} s"
+        address = f"http://{deployment.host}:{port}/v1"
+        if not self._workers:
+            return f"the frontend listens at {address}; it answers once workers have joined"
+        lines = [f"{', '.join(self._workers)}: ready at {address} after {seconds:.1f} s"]
+        for name in self._workers:
+            chat = (self._store / "models" / name / "chat_template.jinja").exists()
+            lines.append(curl(address, name, chat=chat, api_key=deployment.api_key is not None))
+        return "\n".join(lines)
+
+    def _worker(self, served: Served) -> Child:
+        deployment = self._deployment
+        name = served.name if deployment.role == "aggregated" else f"{served.name}-{deployment.role}-{os.getpid()}"
+        arguments = [str(served.engine.absolute()), "--name", served.name, "--role", deployment.role]
+        arguments += ["--model", str(self._store / "models" / name)]
+        options = {"rows": deployment.rows, "queue": deployment.queue, "threads": deployment.threads}
+        for option, value in {**options, "backend": deployment.backend}.items():
+            if value is not None:
+                arguments += [f"--{option}", str(value)]
+        port = self._status_ports[name] = _free_port(_STATUS_PORTS)
+        return self._child(name, ["-m", "kvc_trt.serving.dynamo.worker", *arguments], {"DYN_SYSTEM_PORT": str(port)})
+
+    def _child(self, name: str, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> Child:
+        environment = {**process_environment(self._store), **(more or {})}
+        log = self._store / "logs" / f"{name}.log"
+        return Child(name, [sys.executable, *arguments], environment, log, lambda said: self._died(name, said))
+
+    def _died(self, name: str, said: str) -> None:
+        """Let nobody ask a process that has died: its record would stand for ten seconds more."""
+        self._say(said)
+        instance = self._store / "models" / name / INSTANCE_FILE
+        if instance.exists():
+            for record in self._store.glob(f"found/*/*/*%2F{int(instance.read_text()):x}"):
+                record.unlink(missing_ok=True)
+
+    def _frontend_options(self) -> list[str]:
+        return ["--http-host", FRONTEND_HOST, "--http-port", str(self._frontend_port), "--router-mode", "round-robin"]
+
+
+def curl(address: str, name: str, *, chat: bool, api_key: bool) -> str:
+    """Return the command that asks a model something."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    asked = {"messages": question} if chat else {"prompt": "Once upon a time"}
+    body = json.dumps({"model": name, **asked, "max_tokens": 32})
+    key = ' -H "Authorization: Bearer $KVC_TRT_API_KEY"' if api_key else ""
+    path = "chat/completions" if chat else "completions"
+    return f"curl {address}/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+
+
+def _is_live(port: int) -> bool:
+    """Whether a worker serves its endpoint, as its status port says."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def _free_port(among: range | None = None) -> int:
+    """Return a port that nothing listens at, on this machine."""
+    for port in (0,) if among is None else random.sample(among, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((FRONTEND_HOST, port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise UnsupportedEnvironment("no port is free for a worker's status")

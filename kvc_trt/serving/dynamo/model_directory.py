@@ -1,0 +1,105 @@
+"""The directory from which Dynamo's frontend reads a model: Hugging Face's layout, made of an engine's own files.
+
+The frontend tokenises, renders the chat template and finds stop strings by itself; an engine directory has the files
+for that under other names, and its config.json is TensorRT-LLM's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.engine.files import read_bytes
+from kvc_trt.engine.format import TOKENIZER_DIRECTORY
+from kvc_trt.errors import InputError
+from kvc_trt.models.tokenizer import TOKENIZER_FILES
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import EngineDirectory
+
+MODEL_TYPE = "kvc_trt"
+"""Dynamo wants one, and looks it up nowhere."""
+
+
+INSTANCE_FILE = "instance"
+"""Beside the model's files: the number under which Dynamo knows the worker that reads them."""
+
+
+def check_servable(engine: EngineDirectory) -> None:
+    """Raise InputError for an engine whose requests the frontend could not read."""
+    if engine.tokenizer_path is None:
+        raise InputError(
+            f"{engine.path} has no tokenizer, and Dynamo's frontend reads text",
+            hint="build it from a checkpoint with tokenizer.json; Engine.scheduler in Python answers token ids",
+        )
+
+
+def write_model_directory(engine: EngineDirectory, directory: Path) -> None:
+    """Write the model directory of a checked engine into an existing, empty directory.
+
+    Without a chat template there is none in it either: such a model is registered for completions alone.
+    """
+    check_servable(engine)
+    ends = {"eos_token_id": sorted(engine.model.eos_token_ids)}
+    if engine.model.bos_token_id is not None:
+        ends["bos_token_id"] = engine.model.bos_token_id  # type: ignore[assignment]
+    config = {
+        "model_type": MODEL_TYPE,
+        "architectures": [engine.model.architecture],
+        "vocab_size": engine.model.vocab_size,
+        "max_position_embeddings": engine.parameters.max_sequence_len,
+        **ends,
+    }
+    _write(directory / "config.json", config)
+    _write(directory / "generation_config.json", ends)
+    # What a tokenizer.json says of truncation and padding was meant for training.
+    tokenizer = _read(engine, "tokenizer.json")
+    _write(directory / "tokenizer.json", {**tokenizer, "truncation": None, "padding": None})
+    # The frontend would take the template, and a length, from here.
+    settings = _read(engine, "tokenizer_config.json")
+    for name in ("chat_template", "model_max_length"):
+        settings.pop(name, None)
+    _write(directory / "tokenizer_config.json", settings)
+    template = engine.chat_template
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template.template, encoding="utf-8")
+
+
+def start_tokens(engine: EngineDirectory) -> tuple[int, ...]:
+    """Return the tokens that a worker puts in front of a prompt that does not begin with them; often none.
+
+    The frontend never writes a model's start tokens. A chat template does, if the model wants them, so where a template
+    begins with them, a prompt without is a text for completion. Where a template leaves them out, prompts of both kinds
+    look alike, and neither gets any.
+    """
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        return ()
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    count = next((n for n in range(len(whole)) if whole[n : n + len(plain)] == plain), 0)
+    start = tuple(whole[:count])
+    if not start or engine.chat_template is None:
+        return start
+    rendered = engine.chat_template.render([{"role": "user", "content": "a"}])
+    opening = tokenizer.encode(rendered, add_special_tokens=False).ids[: len(start)]
+    return start if tuple(opening) == start else ()
+
+
+def _read(engine: EngineDirectory, name: str) -> dict[str, Any]:
+    """Return a JSON file of the engine's tokenizer; empty where there is none."""
+    if f"{TOKENIZER_DIRECTORY}/{name}" not in engine.files:
+        return {}
+    path = engine.path / TOKENIZER_DIRECTORY / name
+    try:
+        value = json.loads(read_bytes(path, TOKENIZER_FILES[name]))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: expected a JSON object")
+    return value
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")

@@ -1,0 +1,191 @@
+"""One engine as a worker of NVIDIA Dynamo: `python -m kvc_trt.serving.dynamo.worker ENGINE --model DIRECTORY ...`.
+
+`kvc-trt serve` starts it. This module is the only one that knows Dynamo's interface to engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
+from dynamo.common.backend.health_check import build_health_check_payload, is_probe
+from dynamo.common.backend.run import run
+from dynamo.common.constants import DisaggregationMode
+from dynamo.llm.exceptions import HttpError, InvalidArgument
+
+from kvc_trt.api.engine import Engine
+from kvc_trt.contexts.packing import fingerprint_of
+from kvc_trt.engine import EngineDirectory
+from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, KvcError
+from kvc_trt.serving.dynamo.answering import Answering
+from kvc_trt.serving.dynamo.answers import CANCELLED, Chunk, refusal
+from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
+from kvc_trt.serving.dynamo.exposition import exposition
+from kvc_trt.serving.dynamo.model_directory import INSTANCE_FILE, start_tokens, write_model_directory
+
+log = logging.getLogger("kvc_trt.serving")
+
+
+class Worker(LLMEngine):  # type: ignore[misc]
+    """Dynamo's view of one engine."""
+
+    def __init__(self, settings: argparse.Namespace) -> None:
+        self.settings = settings
+        self._engine = Engine.open(settings.engine, backend=settings.backend, threads=settings.threads)
+        settings.model.mkdir(parents=True, exist_ok=True)
+        write_model_directory(self._engine.directory, settings.model)
+        self._answering: Answering | None = None
+        self._answers = 0
+        self._all_answered = asyncio.Event()
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[Worker, WorkerConfig]:
+        """Check the engine, and return it with how it is registered."""
+        worker = cls(_parser().parse_args(argv))
+        return worker, worker.registration()
+
+    def registration(self) -> WorkerConfig:
+        """Return where other processes find this worker."""
+        settings, engine = self.settings, self._engine
+        return WorkerConfig(
+            namespace=os.environ.get("DYN_NAMESPACE") or namespace_of(engine.directory),
+            component=component_of(settings.role, settings.name),
+            model_name=str(settings.model),
+            served_model_name=settings.name,
+            endpoint_types="completions" if engine.directory.chat_template is None else "chat,completions",
+            discovery_backend=os.environ.get("DYN_DISCOVERY_BACKEND", "file"),
+            request_plane=os.environ.get("DYN_REQUEST_PLANE", "tcp"),
+            event_plane=os.environ.get("DYN_EVENT_PLANE"),
+            enable_kv_routing=False,  # what a compacted cache keeps depends on the whole prompt: it announces no prefix
+            disaggregation_mode=DisaggregationMode[settings.role.upper()],
+        )
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Load the engine."""
+        (self.settings.model / INSTANCE_FILE).write_text(str(worker_id))
+        self._answering = await asyncio.to_thread(self._load)
+        return EngineConfig(
+            model=str(self.settings.model),
+            served_model_name=self.settings.name,
+            llm=LlmRegistration(
+                context_length=self._engine.parameters.max_input_len,
+                max_num_seqs=self._answering.scheduler.session.max_batch_size,
+            ),
+        )
+
+    def _load(self) -> Answering:
+        scheduler = self._engine.scheduler(self.settings.rows, queue_limit=self.settings.queue)
+        scheduler.start()
+        return Answering(scheduler, start_tokens(self._engine.directory))
+
+    async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[Chunk, None]:
+        """Answer one request, with Dynamo's exceptions for ours. No message holds a path or a prompt."""
+        assert self._answering is not None, "it has been started"
+        self._answers += 1
+        try:
+            async with aclosing(self._answering.answer(request, context.id())) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except Cancelled:
+            yield CANCELLED
+        except InputError as error:
+            if is_probe(request):
+                log.error("the worker's own health check fails: %s", error.message)
+            if WANTS_ERRORS in (request.get("annotations") or ()):
+                yield refusal(400, error.message)
+            else:
+                raise InvalidArgument(error.message) from None
+        except (Busy, DeadlineMissed) as error:
+            if WANTS_ERRORS in (request.get("annotations") or ()):
+                yield refusal(503, error.message)
+            else:
+                raise HttpError(503, error.message) from None
+        except (HttpError, InvalidArgument, GeneratorExit, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("request %s failed", context.id())
+            raise HttpError(500, "the engine failed at this request") from None
+        finally:
+            self._answers -= 1
+            if self._answers == 0:
+                self._all_answered.set()
+
+    async def abort(self, context: Any) -> None:
+        """End the request of a client that has left, or that the frontend has cut at a stop string."""
+        if self._answering is not None:
+            self._answering.cancel(context.id())
+
+    async def is_quiescent(self) -> bool:
+        """Whether nobody needs this worker's memory any more."""
+        return self._answering is None or self._answering.is_quiescent
+
+    async def cleanup(self) -> None:
+        """Wait until what has been taken is answered and sent: Dynamo cuts every stream when this returns."""
+        if self._answering is None:
+            return
+        await asyncio.to_thread(self._answering.close)
+        while self._answers:
+            self._all_answered.clear()
+            await self._all_answered.wait()
+
+    async def health_check_payload(self) -> dict[str, Any]:
+        """Return a request of one token, which comes back through `generate`."""
+        begin = self._engine.model.bos_token_id
+        payload: dict[str, Any] = build_health_check_payload(0 if begin is None else begin)
+        return payload
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        """Put our figures beside Dynamo's, on the worker's status port."""
+        labels = {**dict(metrics.auto_labels or {}), "model": self.settings.name}
+
+        def text() -> str:
+            return "" if self._answering is None else exposition(self._answering.figures(), labels)
+
+        metrics.register_prometheus_expfmt_callback(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kvc_trt.serving.dynamo.worker", description=__doc__)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--model", type=Path, required=True, help="Where the frontend's files are written.")
+    parser.add_argument("--name", required=True, help="The model's name in requests.")
+    parser.add_argument("--role", choices=("aggregated", "prefill", "decode"), default="aggregated")
+    parser.add_argument("--rows", type=int, help="Requests that are answered at once.")
+    parser.add_argument("--queue", type=int, help="Requests that may wait.")
+    parser.add_argument("--backend")
+    parser.add_argument("--threads", type=int)
+    return parser
+
+
+def namespace_of(engine: EngineDirectory) -> str:
+    """Return Dynamo's namespace for an engine: workers of engines that differ never meet, and exchange no caches."""
+    return f"kvc-{fingerprint_of(engine).compatibility[:16]}"
+
+
+def component_of(role: str, name: str) -> str:
+    """Return Dynamo's component for a role and a model's name: one engine may be served under two names."""
+    return f"{role}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def main() -> None:
+    """Run a worker until it is asked to end; an error is one line on stderr, as `kvc-trt` writes it."""
+    try:
+        run(Worker)
+    except KvcError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint is not None:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Triton Inference Server: the model repository of an engine, and the Python model in it."""

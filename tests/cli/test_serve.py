@@ -1,0 +1,65 @@
+"""What `kvc-trt serve` refuses before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import click
+import pytest
+
+from kvc_trt.cli.main import run
+from kvc_trt.cli.serve import check_host, served_engines
+from kvc_trt.errors import InputError
+from kvc_trt.serving.dynamo.deployment import curl
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_key(host):
+    check_host(host, None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7"])
+def test_an_address_that_others_reach_wants_a_key(host):
+    with pytest.raises(InputError, match="there is no API key"):
+        check_host(host, None)
+    check_host(host, "a secret")
+
+
+def test_a_host_is_an_address():
+    with pytest.raises(InputError, match="expected an address"):
+        check_host("example.com", "a secret")
+
+
+def test_engines_are_asked_for_by_name_or_by_directory():
+    found = served_engines(("engines/demo", "other=engines/demo"))
+    assert [(one.name, str(one.engine)) for one in found] == [("demo", "engines/demo"), ("other", "engines/demo")]
+
+
+@pytest.mark.parametrize("name", ["", "a b", 'a"b', "a\nb", "{{a}}", "../a", ".a", "é"])
+def test_a_name_is_plain(name):
+    with pytest.raises(InputError, match="cannot be a model's name"):
+        served_engines((f"{name}=engines/demo",))
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(InputError, match="two engines have the name demo"):
+        served_engines(("engines/demo", "others/demo"))
+
+
+def test_there_is_something_to_serve():
+    with pytest.raises(click.UsageError):
+        served_engines(())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dynamo") is not None, reason="Dynamo is installed here")
+def test_without_dynamo_it_says_what_to_install(capsys):
+    assert run(["serve", "engines/demo"]) == 3
+    assert "make dynamo-env" in capsys.readouterr().err
+
+
+def test_the_command_that_it_shows_is_quoted():
+    shown = curl("http://127.0.0.1:8000/v1", "a", chat=True, api_key=True)
+    assert shown.startswith(
+        'curl http://127.0.0.1:8000/v1/chat/completions -H "Authorization: Bearer $KVC_TRT_API_KEY"'
+    )
+    assert '\'{"model": "a"' in shown
