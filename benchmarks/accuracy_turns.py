@@ -1,12 +1,13 @@
-"""What a second question costs in answers under every policy: two questions about one context, the second as a turn.
+"""What it costs in answers to be asked late, under every policy: a second question, and one about a stored context.
 
     python -m benchmarks.accuracy_turns --models retrieval-tiny
     python -m benchmarks.accuracy_turns --models smollm2-135m-instruct [--checkpoint FILE.gguf] [--minutes 20]
 
 Every sample is asked in several forms (`kvc_trt.tasks.two_questions`): its question at the end of the prompt, as a turn
-after another question was answered and, where a model is small, by decode steps after the context was compacted. What
-is measured is kept in build/accuracy/, some questions at a time, so a run that was stopped goes on where it was. Writes
-benchmarks/results/accuracy-turns-MODEL.json; the page is `benchmarks.accuracy_turns_page`'s.
+after another question was answered, as a turn right after the context was compacted and, where a model is small, by
+decode steps after that. What is measured is kept in build/accuracy/, some questions at a time, so a run that was
+stopped goes on where it was. Writes benchmarks/results/accuracy-turns-MODEL.json; the page is
+`benchmarks.accuracy_turns_page`'s.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kvc_trt.accuracy.grid import (
     CHAT,
     PLAIN,
     SECOND_QUESTION,
+    STORED_CONTEXT,
     QuestionGroup,
     Variant,
     question_groups,
@@ -75,7 +77,9 @@ class Asked:
 
 MODELS = {
     "retrieval-tiny": Asked("two-records", 512, 128, 128),
-    "smollm2-135m-instruct": Asked("two-needles", 1024, 256, 64, CHAT, 12, ("query-aware", SECOND_QUESTION)),
+    "smollm2-135m-instruct": Asked(
+        "two-needles", 1024, 256, 64, CHAT, 12, ("query-aware", SECOND_QUESTION, STORED_CONTEXT)
+    ),
 }
 
 

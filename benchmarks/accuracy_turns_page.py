@@ -14,15 +14,20 @@ from typing import Any
 
 from benchmarks import accuracy_turns, machine
 from kvc_trt.accuracy.cell import Mean, interval, mean, paired_difference
-from kvc_trt.accuracy.grid import SECOND_QUESTION
+from kvc_trt.accuracy.grid import SECOND_QUESTION, STORED_CONTEXT
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.policies import BASELINE
 
 PAGE = machine.ROOT / "docs" / "results" / "accuracy-turns.md"
 SUMMARY = machine.ROOT / "docs" / "conversations.md"
 BEGIN, END = "<!-- measured: begin (benchmarks/accuracy_turns_page.py writes this part) -->", "<!-- measured: end -->"
-FORMS = {"query-aware": "one shot", SECOND_QUESTION: "turn", "query-agnostic": "decode steps"}
+FORMS = {
+    "query-aware": "one shot", SECOND_QUESTION: "turn", STORED_CONTEXT: "stored context",
+    "query-agnostic": "decode steps",
+}  # fmt: skip
 """Modes, and the form in which the question reaches the model."""
+LATE = (SECOND_QUESTION, STORED_CONTEXT)
+"""Forms that are compared with one shot."""
 ENOUGH = 64
 """Questions below which a difference is not judged."""
 NOTICEABLE = 2.0
@@ -75,18 +80,21 @@ def measured(name: str, result: Result) -> Iterator[str]:
         f"{spent['processor_seconds']:,} s of processor time.\n"
         f"Task `{first['task']}`, {first['length']:,} tokens, {first['framing']}, weights {settings['weights']}, seed "
         f"{settings['seed']}, greedy, at most {first['max_new_tokens']} tokens per answer. Percent of n questions with "
-        "Wilson's 95 % interval; the last column compares the same questions in two forms."
+        "Wilson's 95 % interval; the last columns compare the same questions in two forms."
     )
     lines = [
-        "| policy | budget | " + " | ".join(FORMS.values()) + " | turn minus one shot |",
-        "|---" * (3 + len(FORMS)) + "|",
+        "| policy | budget | "
+        + " | ".join([*FORMS.values(), *(f"{FORMS[mode]} minus one shot" for mode in LATE)])
+        + " |",
+        "|---" * (2 + len(FORMS) + len(LATE)) + "|",
     ]
     for policy in dict.fromkeys(cell["policy"] for cell in result["cells"]):
         cells = [_share(scores.get((policy, mode))) for mode in FORMS]
         budget = next(
             (c["token_budget"] for c in result["cells"] if c["policy"] == policy and "token_budget" in c), "-"
         )
-        lines.append(f"| `{policy}` | {budget} | {' | '.join(cells)} | {_difference(scores, policy)} |")
+        cells += [_difference(scores, policy, mode) for mode in LATE]
+        lines.append(f"| `{policy}` | {budget} | {' | '.join(cells)} |")
     yield "\n".join(lines)
     reasons = dict.fromkeys(
         f"- `{c['policy']}`, {FORMS[c['mode']]}: {c['reason']}" for c in result["cells"] if "reason" in c
@@ -135,8 +143,8 @@ def _short(scores: Sequence[float] | None) -> str:
     return "n/a" if scores is None else str(mean(scores))
 
 
-def _difference(scores: Scores, policy: str) -> str:
-    one_shot, turn = scores.get((policy, "query-aware")), scores.get((policy, SECOND_QUESTION))
+def _difference(scores: Scores, policy: str, late: str) -> str:
+    one_shot, turn = scores.get((policy, "query-aware")), scores.get((policy, late))
     if not one_shot or not turn:
         return "n/a"
     count = min(len(one_shot), len(turn))

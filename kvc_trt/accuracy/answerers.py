@@ -53,7 +53,7 @@ class Answerer(Protocol):
 
 
 class SessionAnswerer:
-    """An engine; late questions are fed through decode, as `Request.continuation_token_ids`, second ones as turns.
+    """An engine; late questions are fed through decode, as `Request.continuation_token_ids`, others as turns.
 
     All rows' caches are allocated for as long as questions are asked: dozens of engines are open at a time.
     """
@@ -122,6 +122,8 @@ class SessionAnswerer:
         asked = dict(zip(session.add(requests), questions, strict=True))
         answers: dict[int, list[int]] = {row: [] for row in asked}
         turns = {row: question.turn_ids for row, question in asked.items() if question.turn_ids}
+        for row in [row for row in turns if not asked[row].answers_first]:
+            session.turn(row, turns.pop(row))
         while session.rows:
             second = []
             for event in session.sample():

@@ -15,7 +15,10 @@ MODES = ("query-aware", "query-agnostic")
 """Whether compaction sees the question: at the end of the prompt, or fed through decode after compaction."""
 SECOND_QUESTION = "second-question"
 """The question comes as a turn, after another one was answered. Of tasks that ask twice, where it is named."""
-ALL_MODES = (*MODES, SECOND_QUESTION)
+STORED_CONTEXT = "stored-context"
+"""The question comes as a turn right after the compacted context: what a shared prefix or a stored context is asked.
+Where it is named."""
+ALL_MODES = (*MODES, SECOND_QUESTION, STORED_CONTEXT)
 PLAIN, CHAT = FRAMINGS = ("plain", "chat")
 """Whether a question is text as it is, or a user's message through the model's chat template."""
 DEFAULT_TASKS = ("niah-single-1", "niah-multikey-2", "niah-multivalue", "niah-multiquery", "lines")
@@ -93,6 +96,10 @@ def question_groups(
     if SECOND_QUESTION in ordered_modes and (once := [one.name for one in chosen if not one.asks_twice]):
         twice = ", ".join(one.name for one in all_tasks().values() if one.asks_twice)
         raise InputError(f"task {once[0]} asks one question, and mode {SECOND_QUESTION} two", hint=f"tasks: {twice}")
+    if STORED_CONTEXT in ordered_modes and (
+        other := [one.name for one in chosen if one.score is None or one.reads != "text"]
+    ):
+        raise InputError(f"task {other[0]} is not answered in words, as mode {STORED_CONTEXT} needs")
     return [
         QuestionGroup(name, mode, length, framing)
         for length in sorted(set(lengths))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kvc_trt.accuracy.grid import CHAT, PLAIN, SECOND_QUESTION, QuestionGroup
+from kvc_trt.accuracy.grid import CHAT, PLAIN, SECOND_QUESTION, STORED_CONTEXT, QuestionGroup
 from kvc_trt.errors import InputError
 from kvc_trt.tasks import framing as framings
 from kvc_trt.tasks.associative_recall import ids_of
@@ -66,7 +66,9 @@ class Question:
     target_ids: tuple[int, ...] = ()
     """The true continuation, where its likelihood is the score."""
     turn_ids: tuple[int, ...] = ()
-    """Fed as a turn once the prompt's own question is answered; what is then answered is scored. Empty: no turn."""
+    """Fed as a turn; what is then answered is scored. Empty: no turn."""
+    answers_first: bool = True
+    """Whether the prompt ends with a question of its own, which is answered before the turn."""
     is_answered: Callable[[Sequence[int]], bool] = field(default=_never, compare=False)
     """Whether an answer that goes on cannot score better or worse any more."""
 
@@ -102,7 +104,7 @@ class QuestionSet:
 
     @property
     def turn_tokens(self) -> int:
-        """Positions that a second question and its answer take; 0 where none is asked."""
+        """Positions that a question asked as a turn takes with its answer; 0 where none is."""
         longest = max(len(question.turn_ids) for question in self.flat)
         return longest and longest + self.max_new_tokens
 
@@ -183,6 +185,9 @@ def _text_question(
         first = framing.ids(sample.first, query_aware=True)
         return (Question(first.context, (), turn_ids=framing.turn(sample), is_answered=says_all),)
     ids = framing.ids(sample, query_aware=group.mode == "query-aware")
+    if group.mode == STORED_CONTEXT:
+        answered = says_all if chosen.score is string_match_all else _never
+        return (Question(ids.context, (), turn_ids=ids.question, answers_first=False, is_answered=answered),)
     if chosen.score is None:
         return (Question(ids.context, ids.question, framing.continuation(sample)),)
     if chosen.score is not string_match_all:

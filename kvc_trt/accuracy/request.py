@@ -34,7 +34,7 @@ class AccuracyRequest:
     lengths: Sequence[int] | None = None
     """Tokens of prompt and answer."""
     modes: Sequence[str] | None = None
-    """query-aware, query-agnostic, or both."""
+    """query-aware, query-agnostic, second-question, stored-context (docs/accuracy.md); None is the first two."""
     framing: str = PLAIN
     """plain, or chat: through the model's chat template."""
     samples: int = SAMPLES

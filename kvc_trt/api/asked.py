@@ -69,7 +69,9 @@ class AskedEngine(OpenedEngine):
         ids, _ = prompt_ids(self.directory, prompts, continues=rules.get("context") is not None)
         requests = requests_of(ids, rules)
         rows = self.rows_for(requests)
-        with self.scheduler(rows, prefill_slice_ms=prefill_slice_ms, queue_limit=len(requests)) as scheduler:
+        with self.scheduler(
+            rows, prefill_slice_ms=prefill_slice_ms, queue_limit=len(requests), conversations=False
+        ) as scheduler:
             tickets = [scheduler.submit(request) for request in requests]
             return [ticket.result() for ticket in tickets]
 

@@ -139,13 +139,15 @@ class OpenedEngine:
         prefill_slice_ms: float | None = None,
         queue_limit: int | None = None,
         stay_seconds: float | None = None,
+        conversations: bool = True,
         memory_bytes: int | None = None,
     ) -> Scheduler:
         """Return a scheduler over the engine's session, which answers many callers at once; docs/scheduler.md.
 
         Use it with `with`, or call `start` and `close`; until it is closed, ask nothing of the engine itself.
         `max_batch_size` None is the number of rows that the engine was built for. `memory_bytes` limits what rows and
-        one prefill take together; None counts rows alone. None leaves the other settings at their defaults. Raises
+        one prefill take together; None counts rows alone. Without `conversations` it starts sooner, and their first
+        turn waits longer. None leaves the other settings at their defaults. Raises
         UnsupportedEnvironment where this machine cannot run the engine.
         """
         from kvc_trt.runtime.scheduler import Scheduler
@@ -157,7 +159,7 @@ class OpenedEngine:
             "prefill_slice_ms": prefill_slice_ms, "queue_limit": queue_limit, "stay_seconds": stay_seconds,
         }  # fmt: skip
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-        return Scheduler(session, max_rows=rows, memory=memory, **given)
+        return Scheduler(session, max_rows=rows, memory=memory, conversations=conversations, **given)
 
     def _memory_plan(self, session: Session, memory_bytes: int) -> MemoryPlan:
         from kvc_trt.backends.registry import backend

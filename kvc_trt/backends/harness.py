@@ -76,5 +76,8 @@ class Harness(Protocol):
     def selections(self) -> list[Watched]:
         """Return the operators that choose which tokens a step reads, one per cache that is not read whole."""
 
+    def draft_selections(self) -> list[list[Watched]]:
+        """Return those operators of each token of a pass over a draft; none where a pass does not show them."""
+
     def describe(self) -> dict[str, str]:
         """Describe what runs: `backend`, and `kernels` if our kernels run."""

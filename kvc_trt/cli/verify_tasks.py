@@ -30,7 +30,7 @@ options = option_group(
     ),
     option("--tasks", type=Names(), help="What to ask (`kvc-trt tasks`).  [default: needles and lines]"),
     option("--lengths", type=Counts(), help="Tokens of prompt and answer.  [default: longest, /2, /4]"),
-    option("--modes", type=Names(), help="query-aware, query-agnostic.  [default: both]"),
+    option("--modes", type=Names(), help="query-aware, query-agnostic, stored-context, ...  [default: first two]"),
     option("--framing", type=click.Choice(["plain", "chat"]), help="chat: by the template.  [default: plain]"),
     option(
         "--max-new-tokens", type=CountOrByName(), metavar="N|TASK=N,..",

@@ -56,6 +56,7 @@ class Conversation:
         InputError for an engine that takes no turns; its hint says how to build it again.
         """
         check_takes_turns(session.executor, "a conversation")
+        session.load_turns()
         self._session, self._template, self._tokenizer = session, template, tokenizer
         self._ends = frozenset(end_token_ids)
         self._rules = replace(rules or Request(()), stay=True)

@@ -166,6 +166,9 @@ class GreedyExecutor(Executor, Protocol):
 class TurnExecutor(Executor, Protocol):
     """An executor that reads many new tokens per row at once."""
 
+    def load_turns(self) -> object:
+        """Load what turns need now, so that the first one does not wait for it."""
+
     def extend(
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],

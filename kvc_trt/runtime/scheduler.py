@@ -41,7 +41,8 @@ class Scheduler:
     `memory` None counts rows alone. `clock` gives the time, in seconds, in which deadlines are given.
 
     The row of a request with `stay` is kept when its answer ends, for the next turn of a conversation (`ask`). It
-    counts like a running one, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn.
+    counts like a running one, and leaves when its ticket is cancelled, or after `stay_seconds` without a turn. Where no
+    `conversations` are expected, what turns need is loaded for the first one only, and all wait for that.
 
     A request of higher priority joins before others that wait, but ends nothing that has begun. A request's failure is
     its own: the tokens of the others are those of a run without it.
@@ -55,6 +56,7 @@ class Scheduler:
         queue_limit: int = QUEUE_LIMIT,
         max_rows: int | None = None,
         stay_seconds: float = STAY_SECONDS,
+        conversations: bool = True,
         memory: MemoryPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,16 +79,19 @@ class Scheduler:
             memory=memory,
             clock=clock,
         )
+        self._conversations = conversations
         self._next_number = 0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Load what slices need, and begin to answer in a thread of its own."""
+        """Load what slices and turns need, and begin to answer in a thread of its own."""
         if self._thread is not None:
             raise ValueError("the scheduler has been started before")
         self.session.check_idle("a scheduler needs an idle session")
         if isinstance(self.session.executor, SlicingExecutor):
             self.session.executor.prepare_slices()
+        if self._conversations:
+            self.session.load_turns()
         self._thread = threading.Thread(target=self._serve, name="kvc-trt scheduler", daemon=True)
         self._thread.start()
 

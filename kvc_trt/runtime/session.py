@@ -20,7 +20,7 @@ from kvc_trt.runtime.row import Row
 from kvc_trt.runtime.speculation import Drafting, Speculation
 from kvc_trt.runtime.steps import Steps
 from kvc_trt.runtime.timings import Timings
-from kvc_trt.runtime.turn import take_turn, takes_turns
+from kvc_trt.runtime.turn import load_turns, take_turn, takes_turns
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,6 +70,8 @@ class Session:
         self._joining.keeps_text = self._drafting is not None
         self._steps = Steps(executor, self._drafting, self.timings)
         executor.allocate(max_batch_size)
+        if prefix_bytes:
+            self.load_turns()  # which read what follows a shared text
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -187,6 +189,10 @@ class Session:
         if found not in self._rows:
             self._places.resume(found)
         self.timings.turn_seconds += time.perf_counter() - start
+
+    def load_turns(self) -> None:
+        """Load what turns need, if the engine takes any, so that the first one does not wait for it."""
+        load_turns(self.executor)
 
     def holds(self, row: int) -> bool:
         """Whether a row is in the session, active or waiting."""

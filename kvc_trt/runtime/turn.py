@@ -65,6 +65,12 @@ def takes_turns(executor: Executor) -> bool:
     return executor.limits.no_turns is None and isinstance(executor, TurnExecutor)
 
 
+def load_turns(executor: Executor) -> None:
+    """Load what turns need, if rows of this executor take turns."""
+    if executor.limits.no_turns is None and isinstance(executor, TurnExecutor):
+        executor.load_turns()
+
+
 def room_after_turn(count: int, position: int, cache_lengths: Sequence[int], limits: Limits) -> int:
     """Return how many tokens a row can still take after a turn of `count` tokens that fits.
 

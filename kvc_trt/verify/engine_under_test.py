@@ -19,7 +19,14 @@ from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
 from kvc_trt.verify.plan import Plan
 from kvc_trt.verify.prompts import prompt_lengths, random_prompts
 from kvc_trt.verify.questions import Wording
-from kvc_trt.verify.reference_run import ForcedChoices, ReferenceRun, can_judge, force_choices, reference_run
+from kvc_trt.verify.reference_run import (
+    Choices,
+    ForcedChoices,
+    ReferenceRun,
+    can_judge,
+    force_choices,
+    reference_run,
+)
 from kvc_trt.verify.report import ErrorHalves, NearTies
 from kvc_trt.verify.thresholds import Thresholds
 from kvc_trt.verify.wordings import wording_for
@@ -106,11 +113,15 @@ class EngineUnderTest:
 
     @cached_property
     def forced_choices(self) -> ForcedChoices:
-        """The reference's logits, under the engine's choices where rounding made it choose otherwise.
+        """The reference's logits, under the choices of the engine's steps where rounding made it choose otherwise."""
+        return self.forced(self.observed.choices)
+
+    def forced(self, seen: Choices) -> ForcedChoices:
+        """The reference's logits under choices of the engine along its tokens, where it chose otherwise itself.
 
         Nothing is forced where the graph hides some of its choices, nor where they cannot be judged.
         """
-        ours, seen = self.reference_run, self.observed.choices
+        ours = self.reference_run
         if not can_judge(site.parameters for site in self.sites) or seen.keys() != self.choosing_caches():
             return ForcedChoices(ours.logits)
         engine = self.engine

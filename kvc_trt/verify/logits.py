@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.verify.checks import Check, at_most
+from kvc_trt.verify.drafts import check_drafts
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.ops import index_check
 from kvc_trt.verify.reference_run import reference_run
@@ -94,7 +95,7 @@ def check_logits(tested: EngineUnderTest) -> list[Check]:
     ]
     _measure_compression(tested, ours.logits)
     _measure_quantisation(tested, ours.logits)
-    return [*checks, *check_turns(tested)]
+    return [*checks, *check_turns(tested), *check_drafts(tested)]
 
 
 def _judge_choices(tested: EngineUnderTest) -> list[Check]:

@@ -124,10 +124,10 @@ def test_likelihoods_are_measured_on_engines(tiny):
         tiny.open(Variant("exact-topk", 64), room).surprise([])
 
 
-def second_questions(model, samples=MOST_ROWS + 2):
+def second_questions(model, samples=MOST_ROWS + 2, mode="second-question"):
     vocabulary = Vocabulary(model.tokenizer, model.config.vocab_size)
     drawn = draw("two-records", LENGTH, vocabulary, samples=samples, seed=0, max_new_tokens=None)
-    return ask(QuestionGroup("two-records", "second-question", LENGTH), drawn, vocabulary)
+    return ask(QuestionGroup("two-records", mode, LENGTH), drawn, vocabulary)
 
 
 class TestSecondQuestions:
@@ -175,6 +175,43 @@ class TestSecondQuestions:
         asked = second_questions(tiny, samples=2)
         with pytest.raises(InputError, match=message):
             tiny.open(Variant(policy, 64), self.room(asked)).answer(asked.flat, asked.max_new_tokens)
+
+
+class TestStoredContexts:
+    def test_full_answers_what_it_is_asked_afterwards(self, tiny):
+        asked = second_questions(tiny, mode="stored-context")
+        room = Room(LENGTH - 5, asked.max_new_tokens, asked.turn_tokens)
+        answers = tiny.open(Variant("full", None), room).answer(asked.flat, asked.max_new_tokens)
+        assert asked.score(answers) == (1.0,) * (MOST_ROWS + 2)
+
+    def test_they_are_requests_that_start_from_a_context(self, tiny):
+        """The same by hand: a stored context of the prompt, and a request that continues it."""
+        from kvc_trt.contexts import RowPacking
+        from kvc_trt.runtime import Request, Session
+        from tests.contexts.conftest import FINGERPRINT
+
+        asked = second_questions(tiny, samples=3, mode="stored-context")
+        answerer = tiny.open(Variant("rocketkv", 64), Room(LENGTH - 5, asked.max_new_tokens, asked.turn_tokens))
+        found = answerer.answer(asked.flat, asked.max_new_tokens)
+        executor = answerer._executor
+        packing = RowPacking(executor.program, FINGERPRINT)
+        session = Session(executor, None, 1, end_token_ids=tiny.config.eos_token_ids, packing=packing)
+        for question, answer in zip(asked.flat, found, strict=True):
+            (row,) = session.add([Request(question.prompt_ids, keep_logits=True)])
+            context = session.take(row)
+            session.remove(row)
+            (output,) = session.generate([Request(question.turn_ids, asked.max_new_tokens, context=context)])
+            assert output.token_ids[: len(answer)] == answer
+
+    def test_what_is_scored_by_likelihood_or_read_as_ids_has_none(self):
+        from kvc_trt.accuracy.grid import question_groups
+        from kvc_trt.tasks.registry import all_tasks
+
+        others = [one.name for one in all_tasks().values() if one.score is None or one.reads == "ids"]
+        assert others
+        for name in others:
+            with pytest.raises(InputError, match=f"task {name} is not answered in words"):
+                question_groups([name], [512], ["stored-context"])
 
 
 def test_a_task_that_asks_once_has_no_second_question():

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import accuracy_turns, machine
 from benchmarks import accuracy_turns_page as page
-from kvc_trt.accuracy.grid import SECOND_QUESTION
+from kvc_trt.accuracy.grid import SECOND_QUESTION, STORED_CONTEXT
 from kvc_trt.tasks.registry import task
 
 MACHINE = {"commit": "abc", "device": "a processor", "versions": {"kvc_trt": "1", "onnxruntime": "2"}}
@@ -32,6 +32,7 @@ def result(count):
             cell("full", SECOND_QUESTION, right, None),
             cell("rocketkv", "query-aware", right),
             cell("rocketkv", SECOND_QUESTION, half),
+            cell("rocketkv", STORED_CONTEXT, half),
             cell("rocketkv", "query-agnostic", wrong),
             {**PLACE, "policy": "streaming-llm", "mode": SECOND_QUESTION, "token_budget": 128, "reason": "no turns"},
         ],
@@ -44,10 +45,14 @@ def test_the_form_of_each_figure_is_named():
     assert "commit abc" in about
     assert "1,234 s" in about
     head, _, full, rocketkv, other = table.splitlines()
-    assert head == "| policy | budget | one shot | turn | decode steps | turn minus one shot |"
-    assert full.startswith("| `full` | - | 100.0 % (94-100; 64) | 100.0 % (94-100; 64) | n/a | +0.0 ± 0.0 |")
-    assert rocketkv.endswith("| 50.0 % (38-62; 64) | 0.0 % (0-6; 64) | -50.0 ± 6.3: fewer answers |")
-    assert other.endswith("| n/a | n/a | n/a | n/a |")
+    forms = "one shot | turn | stored context | decode steps"
+    assert head == f"| policy | budget | {forms} | turn minus one shot | stored context minus one shot |"
+    assert full.startswith(
+        "| `full` | - | 100.0 % (94-100; 64) | 100.0 % (94-100; 64) | n/a | n/a | +0.0 ± 0.0 | n/a |"
+    )
+    answered, fewer = "50.0 % (38-62; 64)", "-50.0 ± 6.3: fewer answers"
+    assert rocketkv.endswith(f"| {answered} | {answered} | 0.0 % (0-6; 64) | {fewer} | {fewer} |")
+    assert other.endswith("| n/a | n/a | n/a | n/a | n/a | n/a |")
     assert "`streaming-llm`, turn: no turns" in reasons
 
 
@@ -80,7 +85,7 @@ def test_pages_without_marks_are_left_alone(tmp_path):
 def test_every_policy_that_engines_run_is_asked_in_one_shot_and_as_a_turn():
     for asked in accuracy_turns.MODELS.values():
         assert task(asked.task).asks_twice
-        assert {"query-aware", SECOND_QUESTION} <= {group.mode for group in asked.groups}
+        assert {"query-aware", SECOND_QUESTION, STORED_CONTEXT} <= {group.mode for group in asked.groups}
         names = [variant.policy for variant in asked.variants]
         assert {"full", "rocketkv", "rocketkv-mt", "tova"} <= set(names)
         assert not any(name.startswith("exact-topk") for name in names)

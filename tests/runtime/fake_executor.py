@@ -101,6 +101,10 @@ class FakeTurnExecutor(FakeExecutor):
         super().__init__(**options)
         self.limits = replace(self.limits, keeping=(False, True))
         self.turns = []
+        self.turns_loaded = 0
+
+    def load_turns(self):
+        self.turns_loaded += 1
 
     def extend(self, first_row, input_ids, lengths, positions, cache_lengths):
         assert len(lengths) == input_ids.shape[0] == 1

@@ -64,6 +64,11 @@ def said(reply):
     return list(reply.output.token_ids)
 
 
+def test_what_turns_need_is_loaded_when_it_begins(tokenizer):
+    _, _, executor = opened(tokenizer)
+    assert executor.turns_loaded == 1
+
+
 def test_a_question_costs_what_is_new_of_the_conversation(tokenizer):
     conversation, session, executor = opened(tokenizer)
     first = conversation.ask(text(20, 21))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvc_trt.errors import InputError
+from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.runtime import Request, Sampling, Scheduler, Session, Speculation, speculation
 from kvc_trt.runtime.executor import NoDrafts
 from tests.runtime.fake_drafts import FakeDraftExecutor
@@ -199,6 +199,69 @@ def test_a_scheduler_delivers_every_token():
     assert [ticket.result().token_ids for ticket in tickets] == expected
     assert [tuple(event.token_id for event in ticket) for ticket in tickets] == expected
     assert executor.passes > 0
+
+
+class Failing(FakeDraftExecutor):
+    """Its second pass fails when a part of the caches is written, as one whose memory runs out does."""
+
+    def check_draft(self, tokens, positions, cache_lengths):
+        checked = super().check_draft(tokens, positions, cache_lengths)
+        if self.passes == 2:
+            raise UnsupportedEnvironment("this machine has too little memory for the run")
+        return checked
+
+
+def test_a_pass_that_fails_ends_the_rows_in_it_and_no_others():
+    executor = Failing(max_output_len=60)
+    session = Session(executor, None, 4, speculation=Speculation())
+    stays, *others = session.add(
+        [Request([2] * 9, max_new_tokens=1, stay=True), *[Request([first] * 20, max_new_tokens=40) for first in (0, 1)]]
+    )
+
+    def step_on():
+        while session.rows:
+            session.step()
+
+    with pytest.raises(UnsupportedEnvironment):
+        step_on()
+    assert executor.passes == 2
+    assert (session.rows, session.free) == ((), 3)  # the row that waits was in no pass
+    assert not any(session.holds(row) for row in others)
+    session.turn(stays, [3, 4], max_new_tokens=20)
+    said = [event.token_id for _ in range(30) if session.rows for event in session.step()]
+    alone = Session(FakeDraftExecutor(max_output_len=60), None, 1)
+    (row,) = alone.add([Request([2] * 9, max_new_tokens=1, stay=True)])
+    alone.step()
+    alone.turn(row, [3, 4], max_new_tokens=20)
+    assert said == [event.token_id for _ in range(30) if alone.rows for event in alone.step()]
+
+
+def test_a_scheduler_goes_on_after_a_pass_that_failed():
+    scheduler = Scheduler(Session(Failing(max_output_len=60), None, 2, speculation=Speculation()))
+    lost, also_lost, later = (scheduler.submit(Request([first] * 20, max_new_tokens=25)) for first in range(3))
+    while scheduler.advance():
+        pass
+    for ticket in (lost, also_lost):
+        with pytest.raises(UnsupportedEnvironment):
+            ticket.result(0)
+    (expected,) = Session(FakeDraftExecutor(max_output_len=60), None, 1).generate([later.request])
+    assert later.result(0).token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("poisoned", [22, 25, 30])
+def test_a_scheduler_ends_the_request_alone_whose_drafts_are_not_finite(poisoned):
+    """The others' answers are those of a run without it."""
+    executor = FakeDraftExecutor(max_output_len=60)
+    executor.poisoned = {poisoned}
+    scheduler = Scheduler(Session(executor, None, 3, speculation=Speculation()))
+    bad = scheduler.submit(Request([0, 1] * 8, max_new_tokens=30))
+    good = [scheduler.submit(Request([first] * 34, max_new_tokens=20)) for first in (2, 3)]
+    while scheduler.advance():
+        pass
+    with pytest.raises(InputError, match="not finite"):
+        bad.result(0)
+    expected = Session(FakeDraftExecutor(max_output_len=60), None, 1).generate([one.request for one in good])
+    assert [one.result(0).token_ids for one in good] == [output.token_ids for output in expected]
 
 
 def test_who_checks_no_drafts_says_why():

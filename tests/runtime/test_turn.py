@@ -10,6 +10,7 @@ import pytest
 from kvc_trt.errors import InputError
 from kvc_trt.runtime.executor import NoTurns
 from kvc_trt.runtime.request import Request
+from kvc_trt.runtime.scheduler import Scheduler
 from kvc_trt.runtime.session import Session
 from tests.runtime.fake_executor import FakeExecutor, FakePacking, FakeTurnExecutor
 
@@ -252,3 +253,30 @@ def test_a_step_that_fails_ends_the_rows_that_it_was_for():
     assert (session.rows, session.free) == ((), 2)
     session.turn(staying, [7], max_new_tokens=1)
     assert len(session.sample()) == 1
+
+
+class TestLoading:
+    """What turns need is loaded where they are asked for, and nowhere else."""
+
+    def test_a_session_loads_nothing_of_its_own(self):
+        session, executor = opened()
+        session.generate([Request([1, 2, 3], max_new_tokens=2)])
+        assert executor.turns_loaded == 0
+
+    def test_a_session_that_shares_prefixes_reads_what_follows_them_as_turns(self):
+        executor = FakeTurnExecutor(max_output_len=40)
+        Session(executor, None, 1, packing=FakePacking(executor), prefix_bytes=1 << 20)
+        assert executor.turns_loaded == 1
+
+    @pytest.mark.parametrize("conversations", [True, False])
+    def test_a_scheduler_loads_them_when_it_starts(self, conversations):
+        session, executor = opened()
+        with Scheduler(session, conversations=conversations):
+            assert executor.turns_loaded == int(conversations)
+
+    def test_who_takes_no_turns_has_nothing_to_load(self):
+        executor = FakeTurnExecutor()
+        executor.limits = replace(executor.limits, no_turns=NoTurns("the reason"))
+        for one in (executor, FakeExecutor()):
+            Session(one, None, 1).load_turns()
+        assert executor.turns_loaded == 0

@@ -15,7 +15,7 @@ from kvc_trt import policies
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.engine.manifest import FileRecord
-from kvc_trt.graph.build import build_decode, build_extend, build_prefill
+from kvc_trt.graph.build import build_decode, build_draft, build_extend, build_prefill
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import ModelConfig
@@ -43,7 +43,8 @@ def parameters_for() -> Callable[..., PolicyParameters]:
 def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
     """`make_engine(claimed, built=None, edit=None)`: an engine that claims `claimed`; its graphs follow `built`.
 
-    `edit(name, model)` may change the graphs before they are saved. With `turns` there is an extend graph.
+    `edit(name, model)` may change the graphs before they are saved. With `turns` there is an extend graph, and a draft
+    graph for drafts of `drafts` tokens.
     """
 
     def make(
@@ -53,6 +54,7 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
         model: ModelConfig = MODEL,
         weights: str = "fp32",
         turns: bool = False,
+        drafts: int = 0,
     ) -> EngineDirectory:
         path = tmp_path / "engine"
         path.mkdir(exist_ok=True)
@@ -62,15 +64,21 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
         graphs: dict[str, Callable[..., Any]] = {"prefill": partial(build_prefill, turns=turns), "decode": build_decode}
         if turns:
             graphs["extend"] = build_extend
+        if drafts:
+            graphs["draft"] = partial(build_draft, tokens=1 + drafts)
         for name, build in graphs.items():
             graph = build(model, built or claimed, weights=stored)
             if edit is not None:
                 edit(name, graph)
             onnx.save(graph, path / f"{name}.onnx")
         state = [dataclasses.asdict(tensor) for tensor in state_tensors(model, claimed, stored.dtype, turns=turns)]
-        settings = {"model": "test", "policy": claimed.policy, "backend": "onnxruntime", "weights": weights}
+        settings: dict[str, Any] = {
+            "model": "test", "policy": claimed.policy, "backend": "onnxruntime", "weights": weights
+        }  # fmt: skip
+        if drafts:
+            settings["draft_tokens"] = drafts
         config = {"build_config": {"kvc_trt": settings}, "kv_compression": {"state": state}}
-        files = {"extend.onnx": FileRecord("", 0)} if turns else {}
+        files = {f"{name}.onnx": FileRecord("", 0) for name in ("extend", "draft") if name in graphs}
         return EngineDirectory(path, config, {}, files, model, claimed, BuildConfig(**settings))
 
     return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,12 @@ class DraftPass:
     The one buffer of a tensor is the graph's input and its output after each token, so nothing is copied.
     """
 
-    def __init__(self, session: InferenceSession, program: Program, buffers: Buffers) -> None:
-        self._session, self._program, self._buffers = session, program, buffers
+    def __init__(
+        self, session: InferenceSession, program: Program, buffers: Buffers, expose: Sequence[str] = ()
+    ) -> None:
+        self._session, self._program, self._buffers, self._expose = session, program, buffers, expose
+        self.exposed: dict[str, NDArray[Any]] = {}
+        """The values `expose` of the latest run."""
         self._tokens = 1 + program.draft_tokens
         self._sites = cache_sites(program.model, program.parameters)
         self._sums = [f"{name}.{site.name}" for site in self._sites for name in site.parameters.selection.sums]
@@ -47,6 +52,9 @@ class DraftPass:
         self._inputs["token"][:], self._inputs["positions"][:] = tokens, positions
         self._inputs["cache_lengths"][:] = cache_lengths
         run_bound(self._session, self._binding)
+        if self._expose:
+            values = self._binding.get_outputs()[-len(self._expose) :]
+            self.exposed = {name: value.numpy() for name, value in zip(self._expose, values, strict=True)}
         return CheckedDraft(self._logits, undo)
 
     def take_back(self, row: int, undo: Undo, cache_lengths: NDArray[np.int64], kept: int) -> None:
@@ -76,4 +84,6 @@ class DraftPass:
             bind_input(self._binding, tensor.name, active)
             for name in tensor.outputs(self._tokens):
                 bind_output(self._binding, name, active)
+        for name in self._expose:
+            self._binding.bind_output(name, "cpu")
         self._bound_rows = rows

@@ -41,7 +41,7 @@ class EngineSessions:
     processor that multiplies bfloat16; UnsupportedEnvironment elsewhere. `profile` is a directory for ONNX Runtime's
     own profile.
     `expose` names internal values for `exposed`: index lists (`indices.{layer}` of prefill, `selected.{layer}` of
-    decode and of the extend graph), or any other value of a graph.
+    decode, of the extend and of the draft graph), or any other value of a graph.
     """
 
     def __init__(
@@ -64,9 +64,14 @@ class EngineSessions:
         self._profile = profile
         self._weights = SharedWeights(program.weights_path)
         self._quantised = GraphWeights(program.weights_path).quantised
-        graphs = (program.prefill, program.decode, *(() if program.extend is None else (program.extend,)))
-        self._expose_prefill, self._expose_decode, *rest = split_by_graph(expose, *graphs)
-        self._expose_extend = rest[0] if rest else []
+        graphs = {
+            "prefill": program.prefill, "decode": program.decode, "extend": program.extend, "draft": program.draft
+        }  # fmt: skip
+        present = {name: graph for name, graph in graphs.items() if graph is not None}
+        found = dict(zip(present, split_by_graph(expose, *present.values()), strict=True))
+        self._expose_prefill, self._expose_decode, self._expose_extend, self._expose_draft = (
+            found.get(name, []) for name in GRAPHS
+        )
         self._exposed: dict[str, NDArray[Any]] = {}
 
     @cached_property
@@ -104,7 +109,7 @@ class EngineSessions:
         native = native_operators(self.program.dtype)
         reads_file = native is not None and NATIVE_NARROW_LINEAR in native.operators and not self._quantised
         prepack = self.prepacks_decode and not reads_file
-        return self._load("draft", self.program.draft, [], prepack=prepack, few_tokens=True)
+        return self._load("draft", self.program.draft, self._expose_draft, prepack=prepack, few_tokens=True)
 
     @property
     def prepacks_decode(self) -> bool:

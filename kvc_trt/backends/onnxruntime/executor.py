@@ -45,7 +45,7 @@ class OnnxRuntimeExecutor(EngineSessions):
     def _drafts(self) -> DraftPass:
         from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
 
-        return DraftPass(self.draft_session, self.program, self._buffers)
+        return DraftPass(self.draft_session, self.program, self._buffers, self._expose_draft)
 
     def load(self) -> None:
         """Load the graphs of prompts and steps now, so that the first prompt does not wait for it."""
@@ -147,6 +147,10 @@ class OnnxRuntimeExecutor(EngineSessions):
         self._runs += 1
         return self._logits[:rows]
 
+    def load_turns(self) -> None:
+        """Load the extend graph."""
+        assert self.extend_session is not None
+
     def extend(
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
@@ -182,7 +186,9 @@ class OnnxRuntimeExecutor(EngineSessions):
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]
     ) -> CheckedDraft:
         """Run a pass over `tokens` [1 + draft_tokens, rows] of the first rows in place."""
-        return self._drafts.run(tokens, positions, cache_lengths)
+        checked = self._drafts.run(tokens, positions, cache_lengths)
+        self._exposed.update(self._drafts.exposed)
+        return checked
 
     def take_back(self, row: int, undo: Any, cache_lengths: NDArray[np.int64], kept: int) -> None:
         """Undo the steps of the latest pass of a row except the first `kept`."""

@@ -11,6 +11,7 @@ from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.single_operator import single_operators
 from kvc_trt.graph.state import CacheSite, cache_sites
+from kvc_trt.methods.graph_pieces import of_token
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -61,17 +62,31 @@ class OnnxRuntimeHarness:
 
     def selections(self) -> list[Watched]:
         """Return the nodes of the decode graph that choose tokens."""
-        writers = self._writers(self._engine.decode_path, "selected")
+        return self._choosing(self._engine.decode_path)
+
+    def draft_selections(self) -> list[list[Watched]]:
+        """Return the nodes of the draft graph that choose tokens, for each token of a pass."""
+        path, tokens = self._engine.draft_path, 1 + (self._engine.build.draft_tokens or 0)
+        if path is None:
+            return []
+        return [self._choosing(path, token, tokens) for token in range(tokens)]
+
+    def _choosing(self, graph: Path, token: int = 0, tokens: int = 1) -> list[Watched]:
+        writers = self._writers(graph, "selected", token, tokens)
         return [Watched(s.cache, (node.input[0],), (node.output[0], node.output[-1])) for s, node in writers]
 
-    def _writers(self, graph: Path, kind: str) -> list[tuple[CacheSite, NodeProto]]:
-        """Return each cache for which a node of the graph writes a list of that kind, and the node."""
+    def _writers(self, graph: Path, kind: str, token: int = 0, tokens: int = 1) -> list[tuple[CacheSite, NodeProto]]:
+        """Return each cache for which a node of the graph writes a list of that kind, and the node.
+
+        Of a graph that feeds several `tokens` per row, the node of one of them.
+        """
         import onnx
 
         nodes = onnx.load(str(graph), load_external_data=False).graph.node
         by_output = {name: node for node in nodes for name in node.output}
         sites = cache_sites(self._engine.model, self._engine.parameters)
-        return [(s, by_output[name]) for s in sites if (name := f"{kind}.{s.name}") in by_output]
+        names = ((site, of_token(f"{kind}.{site.name}", token, tokens)) for site in sites)
+        return [(site, by_output[name]) for site, name in names if name in by_output]
 
     def describe(self) -> dict[str, str]:
         """Return the backend, and the library of native operators where the operators' ONNX bodies do not run."""

@@ -197,6 +197,10 @@ class TensorRtExecutor:
         found: NDArray[np.int64] = self._allocated.best.array[:rows].astype(np.int64)
         return found
 
+    def load_turns(self) -> LoadedEngine:
+        """Load the plans, of which turns have one."""
+        return self.load()
+
     def extend(
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],

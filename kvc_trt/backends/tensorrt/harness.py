@@ -101,6 +101,10 @@ class TensorRtHarness:
         """Return the nodes of the decode graph that choose tokens."""
         return self._graphs.selections()
 
+    def draft_selections(self) -> list[list[Watched]]:
+        """Return nothing: these engines check no drafts."""
+        return []
+
     def describe(self) -> dict[str, str]:
         """Return TensorRT's version, the GPU, and the plugin library."""
         toolkit = self._toolkit

@@ -191,6 +191,9 @@ class TorchExecutor:
         """
         return self._step(tokens, positions, cache_lengths).best(len(tokens))
 
+    def load_turns(self) -> None:
+        """Turns run on the weights of prompts and steps; nothing else is needed."""
+
     def extend(
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],

@@ -102,6 +102,10 @@ class TorchHarness:
             if uses_pages(self._engine.parameters, layer)
         ]
 
+    def draft_selections(self) -> list[list[Watched]]:
+        """Return nothing: of a pass, only what its last token reads could be seen."""
+        return []
+
     def describe(self) -> dict[str, str]:
         """Return PyTorch's version and device, and which kernels run."""
         device = kernel_device()

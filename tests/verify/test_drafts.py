@@ -1,0 +1,134 @@
+"""The draft graph under verification: honest engines pass, and whatever is wrong in it or in taking back fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvc_trt.backends.onnxruntime.draft_pass import DraftPass
+from kvc_trt.backends.registry import harness_for
+from kvc_trt.methods.decode_selection import DecodeSelection
+from kvc_trt.progress import NullProgress
+from kvc_trt.verify.drafts import check_drafts
+from kvc_trt.verify.engine_under_test import EngineUnderTest
+from kvc_trt.verify.plan import make_plan
+from kvc_trt.verify.thresholds import thresholds_for
+from tests.plugins_cuda.conftest import one_thread
+
+__all__ = ["one_thread"]
+
+TOKENS = 3
+"""Of a draft."""
+POLICIES = {
+    "full": {}, "rocketkv": {"skip_layers": 1}, "rocketkv-mt": {"window": 16, "pool_kernel": 7}, "hybrid": {},
+    "quest": {"skip_layers": 0}, "quest-matched": {"skip_layers": 0}, "sparq": {},
+    "snapkv": {"token_budget": 128}, "keydiff": {"token_budget": 96}, "expected-attention-hybrid": {"sinks": 0},
+}  # fmt: skip
+READ, ERROR, LEFT = "drafts: tokens read", "drafts: max logit error", "drafts: traces of a rejection"
+
+
+def drafts_of(engine, backend="onnxruntime", steps=14, **changes):
+    plan = replace(make_plan("logits", engine.model, engine.parameters, steps=steps), **changes)
+    target = harness_for(engine, backend, 1)
+    tested = EngineUnderTest(engine, target, plan, thresholds_for("fp32"), NullProgress())
+    return {check.name: check for check in check_drafts(tested)}
+
+
+def failed(engine, **options):
+    return {name for name, check in drafts_of(engine, **options).items() if not check.passed}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_honest_engine_passes(policy, make_engine, parameters_for):
+    engine = make_engine(parameters_for(policy, **POLICIES[policy]), drafts=TOKENS)
+    found = drafts_of(engine)
+    assert (READ in found) == engine.parameters.reads_a_part
+    assert {ERROR, LEFT} <= found.keys()
+    assert all(check.passed for check in found.values()), found
+
+
+def test_every_place_of_a_draft_is_judged(make_engine, parameters_for):
+    """Of 14 tokens, passes keep 1, 2, 3, 4 and 1; each rejection of the first ones is made twice and compared."""
+    engine = make_engine(parameters_for("rocketkv"), drafts=TOKENS)
+    found = drafts_of(engine)
+    assert "x 11 tokens" in found[ERROR].sample
+    assert found[ERROR].note.startswith("5 passes")
+    rows, caches, kept = 4, 2, 11
+    assert found[READ].sample == f"{rows * caches * engine.model.num_key_value_heads * kept} lists"
+
+
+def test_torch_is_judged_by_its_logits(make_engine, parameters_for):
+    found = drafts_of(make_engine(parameters_for("rocketkv"), drafts=TOKENS), "torch")
+    assert found.keys() == {ERROR, LEFT}
+    assert all(check.passed for check in found.values()), found
+
+
+def _lengths_without_drafts(name, graph):
+    """Let every token be stored where the first one goes."""
+    if name == "draft":
+        for node in graph.graph.node:
+            if node.op_type == "KvcHybridAttention" and "token" not in node.output[0]:
+                first = next(other for other in graph.graph.node if other.op_type == node.op_type)
+                node.input[6] = first.input[6]
+
+
+def _all_at_the_first_position(name, graph):
+    if name == "draft":
+        for node in graph.graph.node:
+            if node.op_type == "Add" and node.input[0] == "positions":
+                node.input[1] = "no_places"
+        zero = _constant("no_places", np.zeros((1 + TOKENS, 1), np.int64))
+        graph.graph.node.insert(0, zero)
+
+
+def _constant(name, array):
+    from onnx import helper, numpy_helper
+
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
+
+
+@pytest.mark.parametrize("edit", [_lengths_without_drafts, _all_at_the_first_position])
+def test_a_wrong_draft_graph_is_caught(edit, make_engine, parameters_for):
+    engine = make_engine(parameters_for("rocketkv"), drafts=TOKENS, edit=edit)
+    assert failed(engine)
+
+
+def test_another_selection_is_caught_where_it_reads(make_engine, parameters_for):
+    claimed = parameters_for("rocketkv")
+
+    def edit(name, graph):
+        if name == "draft":
+            for node in graph.graph.node:
+                for attribute in (one for one in node.attribute if one.name == "top_k"):
+                    attribute.i -= 2
+
+    assert READ in failed(make_engine(claimed, drafts=TOKENS, edit=edit))
+
+
+@pytest.mark.parametrize("policy", ["rocketkv", "sparq"])
+def test_what_is_not_taken_back_is_caught(policy, make_engine, parameters_for, monkeypatch):
+    engine = make_engine(parameters_for(policy), drafts=TOKENS)
+    assert not failed(engine)
+    monkeypatch.setattr(DraftPass, "take_back", lambda *arguments: None)
+    assert LEFT in failed(engine)
+
+
+def test_bounds_that_are_taken_back_too_far_are_caught(make_engine, parameters_for, monkeypatch):
+    """Both passes leave equal state then, so it is the reads and the logits after it that show it."""
+    engine = make_engine(parameters_for("rocketkv"), drafts=TOKENS)
+    whole = DecodeSelection.take_back
+
+    def too_far(self, state, saved, before, steps, rule):
+        whole(self, state, saved, before, steps, rule)
+        state["bounds"][:, :, -(-before // rule.page_size) - 1 :] = state["bounds"].min()
+
+    monkeypatch.setattr(DecodeSelection, "take_back", too_far)
+    assert READ in failed(engine)
+
+
+def test_what_checks_no_drafts_or_too_long_ones_is_not_checked(make_engine, parameters_for):
+    assert drafts_of(make_engine(parameters_for("rocketkv"))) == {}
+    assert drafts_of(make_engine(parameters_for("rocketkv"), drafts=TOKENS), steps=TOKENS) == {}
+    assert drafts_of(make_engine(parameters_for("full"), drafts=TOKENS), limited=True) == {}
