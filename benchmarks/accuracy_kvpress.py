@@ -3,10 +3,10 @@
     build/peers/bin/python -m benchmarks.accuracy_kvpress --questions FILE --model DIR [--minutes 60]
 
 Every press keeps as many tokens as a policy's budget leaves of the prompt, as many as fit in the bytes that RocketKV
-stores, and the shares of kvpress's leaderboard. Presses share a prefill: each press's own `compress` runs in its
-own place, behind a layer's attention, on the layer's full cache, and what it returns is kept aside, so that the next
-press finds the cache whole. Presses that keep equally many tokens are decoded as rows of one batch. AdaKV masks tokens
-of a cache that stays whole: it frees nothing, is decoded alone, and is asked at equal token budgets only.
+stores, and the shares of kvpress's leaderboard. Presses share a prefill: each press's own `score` runs in its own
+place, behind a layer's attention, and its own `compress` on the layer's full cache when the prefill is done. What they
+keep is decoded together, as `benchmarks.accuracy_kvpress_rows` says. AdaKV masks tokens of a cache that stays whole: it
+frees nothing, and is asked at equal token budgets only.
 
 Answers are greedy, with the positions of the text, as in kvpress's pipeline. Writes a line per question to a file of
 build/accuracy that is named after the checkpoint and kvpress's version, so that a stopped run goes on and no answers
@@ -18,9 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +28,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
 from benchmarks import machine
+from benchmarks.accuracy_kvpress_presses import Compressor, whole_rows
+from benchmarks.accuracy_kvpress_rows import Decoding, Layers, Rows
+from benchmarks.onednn_products import use_onednn
 from kvc_trt.atomic_files import write_whole
 from kvc_trt.machine import usable_cores
 from kvc_trt.tasks.registry import task
@@ -38,22 +39,10 @@ from kvc_trt.tasks.task import string_match_all
 NAME = "accuracy-smollm2-kvpress"
 RATIOS = (0.25, 0.5, 0.75, 0.875)
 """Shares that are removed, of kvpress's leaderboard."""
-SCORERS = {
-    "snapkv": "SnapKVPress",
-    "streaming-llm": "StreamingLLMPress",
-    "expected-attention": "ExpectedAttentionPress",
-    "knorm": "KnormPress",
-    "tova": "TOVAPress",
-}
-"""kvpress's classes, each with its defaults."""
-SCORED_BY_AMOUNT = ("streaming-llm",)
-"""Presses whose scores depend on how much is kept; those of the others are computed once per layer."""
-ADAKV = "adakv-snapkv"
 LARGEST_WINDOW = 64
 """SnapKV's: a press that keeps fewer tokens than it observes keeps part of the window alone."""
-HELD_TOKENS = 9_000
-"""Tokens that each press may keep of one prefill, all amounts together; of five presses on SmolLM2 that is 2 GiB."""
-Layers = list[tuple[torch.Tensor, torch.Tensor]]
+HELD_TOKENS = 6_500
+"""Tokens that each press may keep, all amounts decoded together: of five presses on SmolLM2 that is 1.4 GiB."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +55,6 @@ class Point:
     """Tokens of the prompt."""
 
 
-@dataclass
-class Compressed:
-    """What the presses made of one prompt, layer by layer, by press and tokens kept."""
-
-    layers: dict[tuple[str, int], Layers] = field(default_factory=lambda: defaultdict(list))
-    masks: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """AdaKV's indices per layer, by tokens kept."""
-
-
 def points_of(group: Mapping[str, Any], length: int, bytes_per_token: int) -> list[Point]:
     """What is kept of a prompt of `length` tokens; budgets and bytes hold the answer too, as those of policies do."""
     room = group["output_tokens"]
@@ -84,54 +64,6 @@ def points_of(group: Mapping[str, Any], length: int, bytes_per_token: int) -> li
         found.append(Point(f"bytes of rocketkv {budget}", row_bytes // bytes_per_token - room))
     found += [Point(f"ratio {ratio}", int(length * (1 - ratio))) for ratio in RATIOS]
     return [Point(point.label, min(point.kept, length)) for point in found if point.kept > LARGEST_WINDOW]
-
-
-@contextmanager
-def recording(model: PreTrainedModel, kept: Iterable[int], masked: Sequence[int]) -> Iterator[Compressed]:
-    """Within it, a prefill leaves every press's cache in what is yielded, and the model's own cache whole.
-
-    Scoring presses keep each number of tokens of `kept`, AdaKV each of `masked`.
-    """
-    import kvpress
-
-    found, amounts = Compressed(), sorted(set(kept))
-    presses = {name: getattr(kvpress, press)() for name, press in SCORERS.items()}
-    for press in presses.values():
-        press.post_init_from_model(model)
-
-    def behind_attention(module: Any, _: Any, kwargs: Any, output: Any) -> None:
-        layer = kwargs["past_key_values"].layers[module.layer_idx]
-        hidden, keys, values = kwargs["hidden_states"], layer.keys, layer.values
-        for name, press in presses.items():
-            if name not in SCORED_BY_AMOUNT:
-                scores = type(press).score(press, module, hidden, keys, values, None, kwargs)
-                press.score = lambda *_, scores=scores, **__: scores.clone()
-            for amount in amounts:
-                press.compression_ratio = ratio_for(amount, keys.shape[2])
-                compressed = press.compress(module, hidden, keys, values, None, kwargs)
-                found.layers[name, amount].append(compressed)
-            if name == "snapkv":
-                for amount in masked:
-                    press.compression_ratio = ratio_for(amount, keys.shape[2])
-                    kvpress.AdaKVPress(press).compress(module, hidden, keys, values, None, kwargs)
-                    found.masks[amount].append(module.masked_key_indices)
-                module.masked_key_indices = None
-            vars(press).pop("score", None)
-
-    hooks = []
-    for layer in model.model.layers:
-        layer.self_attn.rotary_emb = model.model.rotary_emb
-        hooks.append(layer.self_attn.register_forward_hook(behind_attention, with_kwargs=True))
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def ratio_for(kept: int, length: int) -> float:
-    """The compression ratio at which kvpress keeps so many tokens: it rounds down."""
-    return max(0.0, 1 - (kept + 0.5) / length)
 
 
 @dataclass
@@ -163,50 +95,53 @@ class Asked:
         return self._rate(self._tokenizer.decode(row.tokens, skip_special_tokens=True), self.answers)
 
 
-@torch.inference_mode()
-def decoded(model: PreTrainedModel, asked: Asked, first: torch.Tensor, layers: Layers) -> list[float]:
-    """The score of every row of a cache [rows, heads, tokens, size]: of an answer, or of the true continuation."""
-    rows = layers[0][0].shape[0]
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(layers):
-        cache.update(keys, values, index)
-    position = len(asked.prompt)
+def decoded(model: PreTrainedModel, asked: Asked, first: torch.Tensor, groups: Sequence[Rows]) -> list[float]:
+    """The score of every row, in the order of the groups: of an answer, or of the true continuation."""
+    decoding = Decoding(model, groups, len(asked.prompt))
 
-    def fed(tokens: Sequence[Sequence[int]], *, last: bool) -> torch.Tensor:
-        nonlocal position
-        count = len(tokens[0])
-        positions = torch.arange(position, position + count).expand(rows, -1)
-        position += count
-        found = model(
-            torch.tensor(tokens), past_key_values=cache, position_ids=positions, logits_to_keep=1 if last else 0
-        )
-        return found.logits
+    def fed(tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+        return decoding.logits(decoding.feed(tokens)[:, -1])
 
-    logits = fed([asked.late] * rows, last=True)[:, -1] if asked.late else first.expand(rows, -1)
     if asked.target:
-        rest = fed([asked.target[:-1]] * rows, last=False)
-        likelihoods = torch.log_softmax(torch.cat([logits[:, None], rest], 1).double(), -1)
-        wanted = torch.tensor(asked.target).expand(rows, -1)[..., None]
-        return [round(one, 6) for one in (-likelihoods.gather(2, wanted)[..., 0].mean(1)).tolist()]
-    answers = [Row() for _ in range(rows)]
+        late = decoding.feed([asked.late] * decoding.rows)[:, -1:] if asked.late else None
+        rest = decoding.feed([asked.target[:-1]] * decoding.rows)
+        return [
+            _surprise(torch.cat([first if late is None else decoding.logits(late[row]), decoding.logits(one)]), asked)
+            for row, one in enumerate(rest)
+        ]
+    logits = fed([asked.late] * decoding.rows) if asked.late else first.expand(decoding.rows, -1)
+    answers = [Row() for _ in range(decoding.rows)]
     while True:
         for row, best in zip(answers, logits, strict=True):
             if not row.done:
                 asked.said(row, best)
         if all(row.done for row in answers):
             return [asked.score(row) for row in answers]
-        logits = fed([[row.tokens[-1]] for row in answers], last=True)[:, -1]
+        logits = fed([[row.tokens[-1]] for row in answers])
+
+
+def _surprise(logits: torch.Tensor, asked: Asked) -> float:
+    """Mean negative log-likelihood of the true continuation under logits [tokens, vocabulary], in nats."""
+    likelihoods = torch.log_softmax(logits.double(), -1)
+    return round(float(-likelihoods.gather(1, torch.tensor(asked.target)[:, None]).mean()), 6)
 
 
 @torch.inference_mode()
 def answered(model: PreTrainedModel, asked: Asked, points: Sequence[Point]) -> dict[tuple[str, int], float]:
-    """The score of every press at every number of tokens kept, one prefill for as many as memory holds."""
-    length = len(asked.prompt)
-    amounts = sorted({point.kept for point in points if point.kept < length})
+    """The score of every press at every number of tokens kept, after one prefill."""
+    compressor, cache, length = Compressor(model), DynamicCache(), len(asked.prompt)
+    with compressor.scoring():
+        first = model(torch.tensor([asked.prompt]), past_key_values=cache, logits_to_keep=1).logits[:, -1]
+    full: Layers = [(layer.keys, layer.values) for layer in cache.layers]
     masked = {point.kept for point in points if point.label.startswith("budget")}
+    room = len(asked.late) + len(asked.target or range(asked.room))
     scores: dict[tuple[str, int], float] = {}
-    for some in held_together(amounts) or [[]]:
-        scores |= _answered_at(model, asked, some, sorted(masked & set(some)), whole=not scores)
+    for some in held_together(sorted({point.kept for point in points if point.kept < length})) or [[]]:
+        groups = [] if scores else [whole_rows(("full", length), full, room)]
+        groups += [compressor.scorers(full, amount, room) for amount in some]
+        groups += [compressor.masked(full, amount, room) for amount in some if amount in masked]
+        names = [name for group in groups for name in group.names]
+        scores |= dict(zip(names, decoded(model, asked, first, groups), strict=True))
     return scores
 
 
@@ -218,31 +153,6 @@ def held_together(amounts: Sequence[int]) -> list[list[int]]:
             groups.append([])
         groups[-1].append(amount)
     return groups
-
-
-def _answered_at(
-    model: PreTrainedModel, asked: Asked, amounts: Sequence[int], masked: Sequence[int], *, whole: bool
-) -> dict[tuple[str, int], float]:
-    """The scores at these numbers of tokens, AdaKV's at `masked`, and with `whole` that of the whole cache."""
-    cache = DynamicCache()
-    with recording(model, amounts, masked) as found:
-        first = model(torch.tensor([asked.prompt]), past_key_values=cache, logits_to_keep=1).logits[:, -1]
-    full = [(layer.keys, layer.values) for layer in cache.layers]
-    del cache
-    scores = {("full", len(asked.prompt)): decoded(model, asked, first, full)[0]} if whole else {}
-    for amount in amounts:
-        rows = [found.layers.pop((name, amount)) for name in SCORERS]
-        joined = [tuple(torch.cat(parts) for parts in zip(*layer, strict=True)) for layer in zip(*rows, strict=True)]
-        for name, score in zip(SCORERS, decoded(model, asked, first, joined), strict=True):
-            scores[name, amount] = score
-    for amount in masked:
-        for layer, indices in zip(model.model.layers, found.masks[amount], strict=True):
-            layer.self_attn.masked_key_indices = indices
-        copied = [(keys.clone(), values) for keys, values in full]  # masked keys are overwritten in place
-        scores[ADAKV, amount] = decoded(model, asked, first, copied)[0]
-        for layer in model.model.layers:
-            layer.self_attn.masked_key_indices = None
-    return scores
 
 
 def main() -> None:
@@ -277,9 +187,10 @@ def lines_of(kept: Path) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> tuple[PreTrainedModel, Any]:
-    """The model in float32 and its tokenizer."""
+    """The model in float32, with oneDNN's products, and its tokenizer."""
     directory, options = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options).eval()
+    use_onednn(model)
     return model, AutoTokenizer.from_pretrained(directory, **options)
 
 

@@ -20,7 +20,16 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.accuracy import cells_in, record_of, total_spent
-from benchmarks.accuracy_smollm2_stages import BUDGETS, CORE, ROCKETKV, SAMPLES, STAGES, Stage, estimate
+from benchmarks.accuracy_smollm2_stages import (
+    BUDGETS,
+    CORE,
+    LONGEST_ANSWERS,
+    ROCKETKV,
+    SAMPLES,
+    STAGES,
+    Stage,
+    estimate,
+)
 from kvc_trt.accuracy.cell import Cell
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.measure import GroupMeasurement, QuestionDraw, measure
@@ -34,11 +43,6 @@ from kvc_trt.tasks.dataset import VERSION
 
 MODEL = "smollm2-135m-instruct"
 NAME = "accuracy-smollm2"
-LONGEST_ANSWERS = {
-    "niah-single-1": 12, "niah-single-2-prose": 12, "niah-multikey-1-prose": 12, "niah-multikey-2": 12, "lines": 12,
-    "niah-multivalue": 48, "niah-multiquery": 48, "variable-tracking": 32, "log-summary": 64,
-}  # fmt: skip
-"""What the model needs to answer: policies that evict spend their budget on the answer's room too."""
 SEED = 0
 
 

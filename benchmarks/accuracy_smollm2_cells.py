@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.accuracy_kvpress import ADAKV
+from benchmarks.accuracy_kvpress_presses import ADAKV
 from benchmarks.accuracy_smollm2_stages import POOLS
 from kvc_trt.accuracy.cell import Mean, interval, mean, on_answered
 from kvc_trt.accuracy.paired import difference

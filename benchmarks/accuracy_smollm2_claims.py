@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from benchmarks.accuracy_kvpress import ADAKV
+from benchmarks.accuracy_kvpress_presses import ADAKV
 from benchmarks.accuracy_smollm2_cells import KVPRESS, OURS, Answered, Comparison, Group, methods
 from benchmarks.accuracy_smollm2_stages import BUDGETS, ROCKETKV, SAMPLES
 from kvc_trt.accuracy.cell import Mean

@@ -29,6 +29,8 @@ END = "<!-- measured: end -->"
 IMAGES = machine.ROOT / "docs" / "images"
 PANELS = 3
 """Groups side by side in one figure."""
+UNANSWERED = 0.1
+"""Share of a group's questions from which on its answers tell something of a policy."""
 _MIB = 1 << 20
 
 
@@ -116,6 +118,10 @@ def _asked(found: Comparison) -> Iterable[str]:
         row = ["not asked" if cell is None else _value(cell, len(cell.scores)) for cell in cells]
         lines.append(f"| {place.task}, {place.mode}, {place.framed} | " + " | ".join(row) + " |")
     yield "\n".join(lines)
+    if unanswered := list(_unanswered(found)):
+        yield (
+            f"It answers less than {UNANSWERED:.0%} of these, so policies are not asked them: {'; '.join(unanswered)}."
+        )
     equal = [
         f"- {group}: {_equal(ours, theirs)}"
         for group in found.groups
@@ -128,6 +134,14 @@ def _asked(found: Comparison) -> Iterable[str]:
         )
     if missing := _missing(found):
         yield "**Incomplete**: " + "; ".join(missing) + ". Running the command again continues there."
+
+
+def _unanswered(found: Comparison) -> Iterator[str]:
+    """Groups that only the whole cache was asked, in vain."""
+    for group in found.groups:
+        full = found.full(group)
+        if full is not None and not full.likelihood and full.mean.value < UNANSWERED and not found.of(OURS, group):
+            yield f"{group} ({100 * full.mean.value:.1f} %, n {len(full.scores)})"
 
 
 def _equal(ours: Answered, theirs: Answered) -> str:

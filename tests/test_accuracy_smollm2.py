@@ -6,11 +6,14 @@ import dataclasses
 import json
 
 from benchmarks import accuracy_kvpress as kvpress
+from benchmarks import accuracy_kvpress_presses as presses
 from benchmarks import accuracy_smollm2 as bench
 from benchmarks import accuracy_smollm2_stages as stages
 from kvc_trt import policies
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.policy_engines import open_model
+
+GRIDS = list(stages.CORE.values()), list(stages.REST.values())
 
 
 def test_the_core_begins_with_what_decides_the_claims():
@@ -30,8 +33,16 @@ def test_whatever_the_core_sets_beside_kvpress_has_enough_questions():
 def test_the_core_takes_at_most_eight_hours_on_two_cores():
     assert max(map(sum, zip(*(stage.hours() for stage in stages.CORE.values()), strict=True))) <= 8
     *lines, total = stages.estimate(["needles", "pools"]).splitlines()
-    assert lines == ["needles: 0.3 h of our engines, 0.5 h of kvpress", "pools: 0.1 h of our engines, 0.0 h of kvpress"]
-    assert total == "together, a core each: 0.5 h (0.4 and 0.5)"
+    assert lines == ["needles: 0.2 h of our engines, 0.2 h of kvpress", "pools: 0.0 h of our engines, 0.0 h of kvpress"]
+    assert total == "together, a core each: 0.2 h (0.2 and 0.2)"
+
+
+def test_what_the_core_leaves_out_of_its_later_stages_is_asked_before_them_and_by_the_rest():
+    assert set(stages.LATER) | set(stages.LEFT_OUT) == set(stages.CLAIMED)
+    core, rest = ({(g, v) for stage in some for g in stage.groups for v in stage.variants} for some in GRIDS)
+    for name in stages.LEFT_OUT:
+        assert {group.mode for group, variant in core if variant.policy == name} == set(stages.MODES)
+    assert {group for group, _ in core if group.length < 8192} <= {g for g, v in core | rest if v.policy == "snapkv"}
 
 
 def test_every_policy_with_an_engine_and_both_framings_are_in_the_whole_grid():
@@ -65,7 +76,7 @@ def test_a_point_keeps_what_budget_bytes_and_ratio_leave_of_a_prompt():
         "ratio 0.25": 1500, "ratio 0.5": 1000, "ratio 0.75": 500, "ratio 0.875": 250,
     }  # fmt: skip
     for kept in (65, 988, 1999):
-        assert int(2000 * (1 - kvpress.ratio_for(kept, 2000))) == kept
+        assert int(2000 * (1 - presses.ratio_for(kept, 2000))) == kept
 
 
 def test_amounts_share_a_prefill_as_far_as_memory_goes(monkeypatch):

@@ -209,3 +209,19 @@ def test_without_kvpress_the_page_is_ours_alone(found: Comparison, tmp_path: Pat
     alone = page.measured(read(tmp_path / "ours.json", tmp_path / "absent.json"))
     assert "Beside kvpress" not in alone
     assert "transformers read" not in alone
+
+
+def test_what_the_whole_cache_does_not_answer_is_said_to_be_no_question_for_policies(tmp_path):
+    lines, keys = {**PLACE, "task": "lines"}, {**PLACE, "task": "niah-multikey-2"}
+    cells = [
+        ours("full", None, [0] * 16, 90, lines),
+        ours("full", None, [1] * 2 + [0] * 14, 90, keys),
+        ours("full", None, [0] * 16, 90),
+        ours("tova", 256, [0] * 16, 11),
+    ]
+    settings = {"checkpoint": "c", "weights": "fp32", "seed": 0, "max_new_tokens": {}}
+    result = {"machine": MACHINE, "settings": settings, "spent": {"processor_seconds": 5}, "cells": cells}
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps(result))
+    text = page.measured(read(path, None))
+    assert f"less than 10% of these, so policies are not asked them: {Group(**lines)} (0.0 %, n 16)." in text

@@ -24,7 +24,9 @@ Answer = tuple[int, ...]
 Answers = list[Answer]
 MOST_ROWS = 16
 ROWS_BYTES = 768 << 20
-"""Most bytes that the full caches of questions answered together take."""
+"""Most bytes of cache that the rows of one policy take."""
+QUESTIONS_BYTES = 1536 << 20
+"""Most bytes that the full caches of the questions take that every policy is asked before the next ones."""
 
 
 class Answerer(Protocol):
@@ -177,10 +179,19 @@ def _surprise(session: Session, questions: Sequence[Question]) -> list[float]:
     return [of[i] for i in range(len(questions))]
 
 
-def rows_for(model: ModelConfig, sequence: int) -> int:
-    """Questions of `sequence` tokens that are answered together. Rows do not depend on each other."""
-    pairs = model.num_hidden_layers * model.num_key_value_heads * model.head_size
-    return max(1, min(MOST_ROWS, ROWS_BYTES // (2 * 4 * pairs * sequence)))
+def rows_for(row_bytes: int) -> int:
+    """Questions that a policy with so many bytes of cache a row answers together. Rows do not depend on each other."""
+    return max(1, min(MOST_ROWS, ROWS_BYTES // row_bytes))
+
+
+def questions_for(model: ModelConfig, sequence: int) -> int:
+    """Questions of `sequence` tokens that every policy is asked before the next ones are prefilled."""
+    return max(1, min(MOST_ROWS, QUESTIONS_BYTES // full_row_bytes(model, sequence)))
+
+
+def full_row_bytes(model: ModelConfig, sequence: int) -> int:
+    """Bytes of the whole cache of `sequence` tokens, in fp32."""
+    return 2 * 4 * model.num_hidden_layers * model.num_key_value_heads * model.head_size * sequence
 
 
 def _check_room(output: Output, parameters: PolicyParameters) -> None:

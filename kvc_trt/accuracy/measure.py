@@ -1,7 +1,7 @@
 """The loop over the grid: a few questions of a group at a time, asked of the full cache first and then of every policy.
 
-Prefill is nearly all that a short answer to a long prompt costs. So it is shared: as many questions as fit in memory
-with their full caches are prefilled together, every policy answers them, and then come the next ones.
+Prefill is nearly all that a short answer to a long prompt costs. So it is shared: some questions are prefilled, every
+policy answers them, as many at a time as fit in memory with what it stores, and then come the next ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from kvc_trt.accuracy.answerers import Answerer, rows_for
+from kvc_trt.accuracy.answerers import Answerer, questions_for
 from kvc_trt.accuracy.cell import Cell, key_of
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.model_under_test import ModelUnderTest, Room
@@ -92,8 +92,8 @@ class GroupMeasurement:
     def together(self) -> int:
         """How many samples are asked of every policy before the next ones."""
         room = self.room
-        rows = rows_for(self.model.config, room.max_input_len + room.max_output_len + room.turn_tokens)
-        return max(1, rows // max(len(one) for one in self.questions.questions))
+        fit = questions_for(self.model.config, room.max_input_len + room.max_output_len + room.turn_tokens)
+        return max(1, fit // max(len(one) for one in self.questions.questions))
 
     def more(self, variant: Variant, known: Cell | None, last: int, full: Cell | None) -> Cell:
         """The cell with the answers to the samples up to `last`; one that has no engine of this budget says why.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, rows_for
+from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, full_row_bytes, rows_for
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.backends.registry import harness_for
 from kvc_trt.errors import InputError
@@ -118,5 +118,5 @@ class BuiltEngine:
         return self._answerer(self._target.open_twin(), self._engine.parameters.keeping_everything())
 
     def _answerer(self, executor: Any, parameters: PolicyParameters) -> Answerer:
-        rows = rows_for(self.config, parameters.max_sequence_len)
+        rows = rows_for(full_row_bytes(self.config, parameters.max_sequence_len))
         return SessionAnswerer(executor, parameters, self._backend, rows, self.config.eos_token_ids)

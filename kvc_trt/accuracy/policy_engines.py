@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, rows_for
+from kvc_trt.accuracy.answerers import Answerer, SessionAnswerer, full_row_bytes, rows_for
 from kvc_trt.accuracy.grid import Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.reference_answerer import Prefills, ReferenceAnswerer
@@ -92,8 +92,7 @@ class PolicyEngines:
 
     def row_bytes(self, variant: Variant, room: Room) -> int:
         """Bytes of cache that an engine allocates for one sequence. InputError where there is none of that budget."""
-        program = self._program(self._resolve(variant, room), room.turn_tokens > 0)
-        return sum(tensor.bytes_per_row() for tensor in program.state)
+        return _row_bytes(self._program(self._resolve(variant, room), room.turn_tokens > 0))
 
     def _resolve(self, variant: Variant, room: Room) -> PolicyParameters:
         """As a build resolves it, with layer budgets measured where the variant asks for them."""
@@ -115,15 +114,15 @@ class PolicyEngines:
         return calibrated(request, self._source, NullProgress()).parameters
 
     def _engine(self, parameters: PolicyParameters, turns: bool) -> Answerer:
-        executor = self._runner.open(self._program(parameters, turns))
-        rows = rows_for(self.config, parameters.max_sequence_len)
+        program = self._program(parameters, turns)
+        executor, rows = self._runner.open(program), rows_for(_row_bytes(program))
         return SessionAnswerer(executor, parameters, self._backend.name, rows, self.config.eos_token_ids)
 
     def _reference(self, parameters: PolicyParameters) -> Answerer:
         from kvc_trt.graph.weights import EngineWeights
 
         weights = EngineWeights(self._path)
-        rows = rows_for(self.config, parameters.max_sequence_len)
+        rows = rows_for(full_row_bytes(self.config, parameters.max_sequence_len))
         return ReferenceAnswerer(self.config, weights, parameters, rows, self.config.eos_token_ids, self._prefills)
 
     def _program(self, parameters: PolicyParameters, turns: bool) -> Program:
@@ -143,6 +142,10 @@ class PolicyEngines:
             lambda: build_decode(model, parameters, weights=weights),
             (lambda: build_extend(model, parameters, weights=weights)) if turns else None,
         )
+
+
+def _row_bytes(program: Program) -> int:
+    return sum(tensor.bytes_per_row() for tensor in program.state)
 
 
 @contextlib.contextmanager

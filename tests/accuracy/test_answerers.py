@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvc_trt import policies
-from kvc_trt.accuracy.answerers import MOST_ROWS, rows_for
+from kvc_trt.accuracy.answerers import MOST_ROWS, QUESTIONS_BYTES, ROWS_BYTES, full_row_bytes, questions_for, rows_for
 from kvc_trt.accuracy.grid import QuestionGroup, Variant
 from kvc_trt.accuracy.model_under_test import Room
 from kvc_trt.accuracy.questions import Vocabulary, ask, draw
@@ -73,9 +73,12 @@ def test_engines_are_opened_once_per_room(tiny):
 def test_as_many_questions_together_as_their_caches_fit():
     from kvc_trt.models.presets import load_preset
 
-    assert rows_for(load_preset("retrieval-tiny").config, 2048) == MOST_ROWS
-    assert rows_for(load_preset("llama3.1-8b").config, 1024) == 3
-    assert rows_for(load_preset("llama3.1-8b").config, 65536) == 1
+    large = load_preset("llama3.1-8b").config
+    assert full_row_bytes(large, 1024) == 256 << 20  # 32 layers of 8 heads of 128 numbers, K and V, four bytes each
+    assert questions_for(load_preset("retrieval-tiny").config, 2048) == MOST_ROWS
+    assert questions_for(large, 1024) == QUESTIONS_BYTES // (256 << 20) == 6
+    assert questions_for(large, 65536) == 1
+    assert [rows_for(size) for size in (1, 256 << 20, ROWS_BYTES + 1)] == [MOST_ROWS, 3, 1]
 
 
 def test_an_answer_that_the_cache_cuts_short_is_no_result(tiny):

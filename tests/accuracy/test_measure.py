@@ -111,7 +111,7 @@ def test_a_second_run_asks_only_what_is_missing(drawn, groups, tmp_path):
 
 def test_a_run_that_was_cut_short_goes_on_within_a_group(drawn, groups, tmp_path, monkeypatch):
     path = tmp_path / "r"
-    monkeypatch.setattr("kvc_trt.accuracy.measure.rows_for", lambda model, sequence: 2)
+    monkeypatch.setattr("kvc_trt.accuracy.measure.questions_for", lambda model, sequence: 2)
     first = replace(DRAW, asked=2)
     full, wrong, absent = run(Fake(drawn), groups[:1], path, first)
     assert [full.samples, wrong.samples, absent.reason] == [2, 2, "too small"]
