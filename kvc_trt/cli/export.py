@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from kvc_trt.cli import printing
+from kvc_trt.cli.export_triton import triton
 
 if TYPE_CHECKING:
     from kvc_trt.backends.tensorrt_llm.llm_api import AttentionBackend, Export, KtCacheDtype
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 @click.group()
 def command() -> None:
     """Write files for other runtimes."""
+
+
+command.add_command(triton)
 
 
 @command.command(name="llm-api")

@@ -1,1 +1,10 @@
-"""Engines behind the servers that users already run."""
+"""Engines behind the servers that users already run: what any server needs over a scheduler, and no server's types."""
+
+from __future__ import annotations
+
+from kvc_trt.serving.answer import Answer, End, Piece
+from kvc_trt.serving.engine import ServedEngine
+from kvc_trt.serving.errors import ServingError
+from kvc_trt.serving.request import ServedRequest, parse_request
+
+__all__ = ["Answer", "End", "Piece", "ServedEngine", "ServedRequest", "ServingError", "parse_request"]

@@ -1,0 +1,121 @@
+"""An engine that a server asks: opened and checked, with a scheduler that answers all callers at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kvc_trt.errors import Busy, DeadlineMissed, InputError
+from kvc_trt.serving.answer import Answer
+from kvc_trt.serving.errors import invalid, serving_error
+from kvc_trt.serving.request import ServedRequest
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from kvc_trt.api.engine import Engine
+
+_LONGEST_TOKEN = 1024
+"""Characters that one token may stand for on average; longer prompts are refused before they are tokenised."""
+
+
+@dataclass(frozen=True)
+class ServingSettings:
+    """How much a served engine takes on. None leaves a setting to `Engine.open` and `Engine.scheduler`."""
+
+    rows: int | None = None
+    """Answers at once."""
+    queue_limit: int | None = None
+    """Requests that may wait; what comes after is refused."""
+    memory_bytes: int | None = None
+    """What rows and one prefill may take together."""
+    prefill_slice_ms: float | None = None
+    """The longest time that a slice of a prefill lets running answers wait, where the backend can cut so finely."""
+    threads: int | None = None
+    backend: str | None = None
+    prefix_bytes: int = 0
+    """Memory for what prompts have in common."""
+
+
+class ServedEngine:
+    """Answers requests of any thread. Make one with `open`, and `close` it."""
+
+    def __init__(self, engine: Engine, settings: ServingSettings | None = None) -> None:
+        settings = settings or ServingSettings()
+        self.engine = engine
+        self._scheduler = engine.scheduler(
+            settings.rows,
+            prefill_slice_ms=settings.prefill_slice_ms,
+            queue_limit=settings.queue_limit,
+            memory_bytes=settings.memory_bytes,
+        )
+        self.limits = self._scheduler.session.executor.limits
+        """The engine's limits: its vocabulary, its longest prompt, and so on."""
+        self._scheduler.start()
+
+    @classmethod
+    def open(
+        cls, path: str | PathLike[str], settings: ServingSettings | None = None, *, digest: str | None = None
+    ) -> ServedEngine:
+        """Check the whole engine directory, load it and begin to answer.
+
+        `digest` is that of the engine which is expected (`EngineDirectory.digest`). Raises InputError for an engine
+        that is not intact, or another one, before anything of it runs; UnsupportedEnvironment where it cannot run.
+        """
+        from kvc_trt.api.engine import Engine
+
+        settings = settings or ServingSettings()
+        engine = Engine.open(
+            path, backend=settings.backend, threads=settings.threads, prefix_bytes=settings.prefix_bytes
+        )
+        if digest is not None and engine.directory.digest != digest:
+            raise InputError(
+                f"{engine.path} is another engine than the one that was exported: its digest is "
+                f"{engine.directory.digest}, expected {digest}",
+                hint="export it again: kvc-trt export --help",
+            )
+        return cls(engine, settings)
+
+    def submit(self, request: ServedRequest, *, priority: int = 0, seconds: float | None = None) -> Answer:
+        """Take a request and return its answer, to be followed at once or later.
+
+        `seconds` is the time within which the answer must be whole. Raises ServingError for a request that cannot be
+        right, for a full queue, and for no time at all.
+        """
+        try:
+            ids = self._token_ids(request)
+            wanted, positions = request.rules.max_new_tokens, self.limits.max_sequence_len
+            if wanted is not None and wanted > positions:
+                raise InputError(f"max_tokens is {wanted}, and the engine has positions for {positions} tokens in all")
+            ticket = self._scheduler.submit(
+                replace(request.rules, prompt_token_ids=ids),
+                priority=priority,
+                deadline=None if seconds is None else self._scheduler.clock() + seconds,
+            )
+        except InputError as error:
+            raise invalid(error) from error
+        except (Busy, DeadlineMissed) as error:
+            raise serving_error(error) from error
+        return Answer(request, ticket, self.limits)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the scheduler's figures (docs/scheduler.md)."""
+        return self._scheduler.metrics()
+
+    def close(self, *, drain: bool = False) -> None:
+        """Take no more requests and end: those that are there are cancelled, or with `drain` answered first."""
+        self._scheduler.close(drain=drain)
+        self.engine.close()
+
+    def _token_ids(self, request: ServedRequest) -> tuple[int, ...]:
+        tokenizer = self.engine.directory.tokenizer
+        if tokenizer is None and request.rules.stop_strings:
+            raise InputError("this model has no tokenizer, so it cannot find stop_words; give stop_token_ids")
+        if request.text is None:
+            return request.token_ids or ()
+        if tokenizer is None:
+            raise InputError("this model has no tokenizer, so it cannot read text_input; give input_ids")
+        longest = self.limits.max_input_len
+        if len(request.text) > longest * _LONGEST_TOKEN:
+            raise InputError(f"the prompt has {len(request.text)} characters, expected at most {longest} tokens")
+        return tuple(tokenizer.encode(request.text).ids)

@@ -1,0 +1,219 @@
+"""A real tritonserver on loopback, from the environment that `make triton-env` makes, for one test run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = Path(os.environ.get("KVC_TRT_TRITON", ROOT / "build" / "triton"))
+PYTHON = ENVIRONMENT / "bin" / "python"
+START_SECONDS, STOP_SECONDS = 60.0, 45.0
+_FAILED = re.compile(r"error while loading shared libraries|failed to load|^error", re.MULTILINE)
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of HTTP."""
+
+    status: int
+    body: Any
+    """What JSON says; the events of a stream as a list."""
+
+
+class TritonServer:
+    """One server process. `stop` ends it and checks that nothing is left."""
+
+    def __init__(self, repository: Path, directory: Path, *options: str) -> None:
+        self.directory = directory
+        self.http, self.grpc, self._metrics = _free_ports(3)
+        self._prefix = f"kvc_{os.getpid()}_{self.http}_"
+        self._log = directory / "server.log"
+        server = _site_packages() / "pytriton" / "tritonserver"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(server / "bin" / "tritonserver"), f"--model-repository={repository}",
+                    f"--backend-directory={_backends(directory, server)}",
+                    "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
+                    f"--http-port={self.http}", f"--grpc-port={self.grpc}", f"--metrics-port={self._metrics}",
+                    "--disable-auto-complete-config", "--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0",
+                    "--exit-timeout-secs=10", f"--backend-config=python,shm-region-prefix-name={self._prefix}",
+                    *options,
+                ],
+                env=_variables(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_ready(self) -> None:
+        """Wait until every model has answered its first request."""
+        deadline = time.monotonic() + START_SECONDS
+        while self._get("v2/health/ready").status != 200:
+            failed = self.process.poll() is not None or _FAILED.search(self.log)
+            if failed or time.monotonic() > deadline:
+                raise AssertionError(f"the server is not ready:\n{self.log[-6000:]}")
+            time.sleep(0.05)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def generate(self, model: str, timeout: float = 30.0, **fields: object) -> Reply:
+        return self._post(f"v2/models/{model}/generate", json.dumps(fields).encode(), timeout)
+
+    def post(self, path: str, body: bytes = b"{}") -> Reply:
+        return self._post(path, body, 60.0)
+
+    def stream(self, model: str, **fields: object) -> list[dict[str, Any]]:
+        """Return the events of /generate_stream."""
+        with self.open_stream(model, **fields) as response:
+            lines = response.read().decode("utf-8").splitlines()
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+    def open_stream(self, model: str, **fields: object) -> Any:
+        url = f"http://127.0.0.1:{self.http}/v2/models/{model}/generate_stream"
+        return urllib.request.urlopen(urllib.request.Request(url, json.dumps(fields).encode()), timeout=30)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return one of the model's figures; 0 for one that has never grown."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        found = [line for line in lines if line.startswith(f"{name}{{") and all(one in line for one in wanted)]
+        return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
+
+    def stop(self, *, expected: int = 0) -> None:
+        """End it as an operator would, and check that it has left nothing in shared memory."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            assert self.process.wait(STOP_SECONDS) == expected, self.log[-6000:]
+            assert self.left_in_memory() == []
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it whatever it is at, and remove what it leaves then."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for left in SHARED_MEMORY.glob(f"{self._prefix}*"):
+            left.unlink(missing_ok=True)
+
+    def left_in_memory(self) -> list[str]:
+        return [path.name for path in SHARED_MEMORY.glob(f"{self._prefix}*")]
+
+    def stubs(self) -> list[int]:
+        """Return the processes in which Python models run."""
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return sorted({int(pid) for file in children for pid in file.read_text().split()})
+
+    def kill_stubs(self) -> None:
+        for pid in self.stubs():
+            os.kill(pid, signal.SIGKILL)
+
+    def _get(self, path: str) -> Reply:
+        return self._ask(urllib.request.Request(f"http://127.0.0.1:{self.http}/{path}"), 5.0)
+
+    def _post(self, path: str, body: bytes, timeout: float) -> Reply:
+        return self._ask(urllib.request.Request(f"http://127.0.0.1:{self.http}/{path}", body), timeout)
+
+    @staticmethod
+    def _ask(request: urllib.request.Request, timeout: float) -> Reply:
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                content = response.read()
+                return Reply(response.status, json.loads(content) if content else None)
+        except urllib.error.HTTPError as error:
+            content = error.read()
+            with contextlib.suppress(ValueError):
+                return Reply(error.code, json.loads(content))
+            return Reply(error.code, content.decode(errors="replace"))
+        except (ConnectionError, urllib.error.URLError):
+            return Reply(0, None)
+
+
+def check_environment() -> None:
+    """Skip where Python has no shared library, which the server cannot do without; fail where `make` was not run."""
+    library = _library()
+    if library is None:
+        pytest.skip(
+            "SKIPPED ALL TESTS OF TRITON: this Python has no shared libpython, which Triton's Python models need"
+        )
+    assert PYTHON.exists(), f"{ENVIRONMENT} is missing: make triton-env"
+
+
+@contextlib.contextmanager
+def serving(repository: Path, directory: Path, *options: str) -> Iterator[TritonServer]:
+    """Run a server until the end of the block, then stop it and check that nothing is left."""
+    check_environment()
+    server = TritonServer(repository, directory, *options)
+    try:
+        server.wait_ready()
+        yield server
+        server.stop()
+    finally:
+        server.kill()
+
+
+def _library() -> Path | None:
+    """Return the directory of the environment's shared libpython."""
+    asked = "import sysconfig as s; print(s.get_config_var('Py_ENABLE_SHARED'), s.get_config_var('LIBDIR'))"
+    python = PYTHON if PYTHON.exists() else "python3"
+    shared, directory = subprocess.check_output([python, "-c", asked], text=True).split()
+    return Path(directory) if shared == "1" else None
+
+
+def _site_packages() -> Path:
+    (found,) = (ENVIRONMENT / "lib").glob("python3.*/site-packages")
+    return found
+
+
+def _backends(directory: Path, server: Path) -> Path:
+    """Make a directory with Triton's Python backend and its stub for the environment's Python."""
+    python = directory / "backends" / "python"
+    python.mkdir(parents=True)
+    version = _site_packages().parent.name.removeprefix("python")
+    for file in (
+        server / "backends" / "python" / "libtriton_python.so",
+        server / "backends" / "python" / "triton_python_backend_utils.py",
+        server / "python_backend_stubs" / version / "triton_python_backend_stub",
+    ):
+        (python / file.name).symlink_to(file)
+    return python.parent
+
+
+def _variables() -> dict[str, str]:
+    """The environment's Python first in PATH and its library: what Triton's stub then runs."""
+    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
+    return {
+        **kept,
+        "PATH": f"{PYTHON.parent}:/usr/bin:/bin",
+        "LD_LIBRARY_PATH": str(_library()),
+        "OMP_NUM_THREADS": "1",
+        "KVC_TRT_CPU_KERNELS": "none",
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

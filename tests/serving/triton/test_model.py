@@ -1,0 +1,176 @@
+"""The exported model without a server: tensors in, tensors out, under whatever NumPy is installed."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvc_trt.backends.registry import open_engine
+from kvc_trt.serving.triton.config_schema import parsed
+from kvc_trt.serving.triton.model import ServedModel
+from kvc_trt.serving.triton.repository import export_model
+from kvc_trt.serving.triton.tensors import OUTPUTS, read_request
+from tests.serving.triton.fake_server import FAMILIES, Request, Tensor, TritonError, TritonModelException, pb_utils
+
+LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
+ANSWER = b"scarlet tiger lagos eight"
+
+
+def model_config(directory):
+    config = parsed((directory / "config.pbtxt").read_text())
+    parameters = {name: {"string_value": value.string_value} for name, value in config.parameters.items()}
+    return {"model_config": json.dumps({"parameters": parameters}), "model_name": "tiny", "model_version": "1"}
+
+
+@pytest.fixture(scope="module")
+def exported(retrieval_engine, tmp_path_factory):
+    return export_model(open_engine(retrieval_engine), tmp_path_factory.mktemp("triton"), "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(exported):
+    one = ServedModel(pb_utils(exported / "1"), model_config(exported))
+    yield one
+    one.close()
+
+
+def text(*values):
+    return np.array([[value.encode() if isinstance(value, str) else value for value in values]], np.object_)
+
+
+def ask(model, **tensors):
+    tensors = {"text_input": text(LAMP)} | tensors
+    request = Request([Tensor(name, array) for name, array in tensors.items() if array is not None])
+    model.execute([request])
+    assert request.sender.done.wait(20)
+    return request.sender.responses
+
+
+def true():
+    return np.array([[True]])
+
+
+def test_one_response_by_default(model):
+    (response,) = ask(model)
+    assert (response.outputs["text_output"].tolist(), set(response.outputs)) == ([[ANSWER]], {"text_output"})
+
+
+def test_a_stream_is_pieces_and_every_output_has_its_type(model):
+    names = ("finish_reason", "num_input_tokens", "num_output_tokens", "kv_cache_tokens", "output_ids", "log_probs")
+    responses = ask(model, stream=true(), **{f"return_{name}": true() for name in names})
+    assert b"".join(one.outputs["text_output"].item() for one in responses) == ANSWER
+    assert set(responses[-1].outputs) == set(OUTPUTS)
+    expected = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "FP32": np.float32}
+    for response in responses:
+        for name, array in response.outputs.items():
+            assert (array.dtype, array.ndim, array.shape[0]) == (expected[OUTPUTS[name].data_type], 2, 1), name
+    assert sum(one.outputs["num_output_tokens"].item() for one in responses) == 5
+    assert responses[-1].outputs["finish_reason"].item() == b"stop"
+
+
+def test_numbers_are_what_the_client_wrote():
+    request = Request(
+        [Tensor("temperature", np.array([[0.7]], np.float32)), Tensor("top_k", np.array([[3]], np.int32))]
+    )
+    assert read_request(request) == {"temperature": 0.7, "top_k": 3}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"text_input": None}, "found neither"),
+        ({"text_input": None, "max_tokens": np.array([[3]], np.int32)}, "found neither"),
+        ({"text_input": text(b"\xff")}, "not valid UTF-8"),
+        ({"text_input": text("a", "b")}, "text_input has 2 values, expected one"),
+        ({"max_tokens": np.zeros([1, 0], np.int32)}, "max_tokens has 0 values"),
+        ({"max_tokens": np.array([[-1]], np.int32)}, "max_tokens must be at least 1"),
+        ({"input_ids": np.array([[1, 2]], np.int32)}, "found both"),
+    ],
+)
+def test_a_bad_request_is_the_clients_error(model, tensors, message):
+    (response,) = ask(model, **tensors)
+    assert message in response.error.message
+    assert response.error.code == TritonError.INVALID_ARG
+
+
+def test_parameters_of_the_request_count_and_a_typo_is_refused(model):
+    for parameters, wanted in (({"max_tokens": 2}, b"scarlet tiger"), ({"max_token": 2}, None)):
+        request = Request([Tensor("text_input", text(LAMP))], parameters)
+        model.execute([request])
+        assert request.sender.done.wait(20)
+        (response,) = request.sender.responses
+        if wanted is None:
+            assert "did you mean 'max_tokens'?" in response.error.message
+        else:
+            assert response.outputs["text_output"].item() == wanted
+
+
+def test_a_client_that_is_gone_ends_its_answer_and_a_deadline_too(model):
+    endless = [
+        Tensor("text_input", text(LAMP)),
+        Tensor("ignore_eos", true()),
+        Tensor("max_tokens", np.array([[2000]], np.int32)),
+    ]
+    gone, late = Request(endless), Request(endless, timeout=30_000)
+    gone.sender.gone = True
+    model.execute([gone, late])
+    assert gone.sender.done.wait(20)
+    assert late.sender.done.wait(20)
+    codes = [request.sender.responses[-1].error.code for request in (gone, late)]
+    assert codes == [TritonError.CANCELLED, TritonError.UNAVAILABLE]
+
+
+def test_what_fails_is_internal_and_says_nothing(model, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("/secret")
+
+    monkeypatch.setattr(model._served, "submit", broken)
+    (response,) = ask(model)
+    assert (response.error.code, "/secret" in response.error.message) == (TritonError.INTERNAL, False)
+    assert any("/secret" in line for line in model._pb_utils.Logger.lines)
+
+
+def test_an_engine_that_was_changed_is_not_loaded(exported):
+    args = model_config(exported)
+    config = json.loads(args["model_config"])
+    config["parameters"]["engine_sha256"]["string_value"] = "0000"
+    with pytest.raises(TritonModelException, match=r"^engine is another engine .*expected 0000") as refused:
+        ServedModel(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
+    assert str(exported) not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rwos": "3"}, "unknown parameter 'rwos'; did you mean 'rows'?"),
+        ({"rows": "three"}, "parameter 'rows' is 'three', expected an integer"),
+        ({"engine_sha256": None}, "parameter 'engine_sha256' is missing"),
+    ],
+)
+def test_parameters_of_the_model_are_checked(exported, parameters, message):
+    args = model_config(exported)
+    config = json.loads(args["model_config"])
+    for name, value in parameters.items():
+        if value is None:
+            del config["parameters"][name]
+        else:
+            config["parameters"][name] = {"string_value": value}
+    with pytest.raises(TritonModelException) as refused:
+        ServedModel(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
+    assert message in str(refused.value)
+
+
+def test_metrics_grow_by_what_the_scheduler_has_counted(model):
+    ask(model)
+    model._metrics.show(model._served.metrics())
+    figures = model._served.metrics()
+    own = (("model", "tiny"), ("version", "1"))
+    assert FAMILIES["kvc_trt_generated_tokens_total"].values[own] == figures["generated_tokens"]
+    assert FAMILIES["kvc_trt_running"].values[own] == 0
+    first = figures["seconds_to_first_token"]
+    assert FAMILIES["kvc_trt_seconds_to_first_token_count"].values[own] == first["count"]
+    assert FAMILIES["kvc_trt_seconds_to_first_token_bucket"].values[(("le", "+Inf"), *own)] == first["count"]
+    assert SimpleNamespace(**figures).ended["stop"] == FAMILIES["kvc_trt_ended_total"].values[(("kind", "stop"), *own)]
