@@ -175,6 +175,13 @@ class Backend(ABC):
         """
         return None
 
+    def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...] | None:
+        """Return what copies an engine's weights into its own layout in memory; None if it runs none from the host's.
+
+        `weights` is their format and `size` their bytes; with `drafts`, the engine has a draft graph.
+        """
+        return None
+
     @property
     def _portable_target(self) -> dict[str, Any]:
         return {"backend": self.name, "architecture": self.architecture}

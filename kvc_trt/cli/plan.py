@@ -27,9 +27,10 @@ from kvc_trt.cli.printing import json_option, print_json
     cloup.option(
         "--backend",
         type=click.Choice(names()),
-        help="What it is for; tensorrt adds the memory it takes on a GPU.",
+        help="What it is for; adds the memory that it takes there.",
     ),
-    cloup.option("--max-batch-size", type=int, help="Rows of a batch, for the GPU's memory."),
+    cloup.option("--max-batch-size", type=int, help="Rows of a batch, for that memory."),
+    cloup.option("--draft-tokens", type=int, metavar="2..8", help="With the graph that checks drafts."),
     cloup.option("--config", "config_file", type=click.Path(path_type=Path), help="A build's YAML file."),
     cloup.option("--compare", is_flag=True, help="All policies at this budget: what each stores and reads."),
 )

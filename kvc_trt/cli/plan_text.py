@@ -19,7 +19,7 @@ MOST_KINDS, LAYERS_PER_LINE = 8, 8
 
 def plan_text(plan: Plan) -> str:
     """Return the plan's sections, each a heading and an aligned table."""
-    device = (_device,) if "device_memory" in plan else ()
+    device = [part for name, part in (("device_memory", _device), ("host_memory", _host)) if name in plan]
     sections = (_head, _choices, _cache, _conversation, _context, _traffic, *device, _speed, _break_even, _notes)
     return "\n\n".join(section(plan) for section in sections)
 
@@ -154,6 +154,16 @@ def _device(plan: Plan) -> str:
     lines += [_layers(cache) for cache in memory["caches"]]
     lines.append(f"one more row: {readable_size(memory['bytes_per_further_row'])}")
     return "\n".join([*lines, *map(_fits, memory["gpus"])])
+
+
+def _host(plan: Plan) -> str:
+    memory = plan["host_memory"]
+    rows = [[line["kind"], readable_size(line["bytes"])] for line in memory["lines"]]
+    rows.append(["together", readable_size(memory["total_bytes"])])
+    heading = f"memory of the host with {memory['rows']} rows (a conversation keeps its row between turns)"
+    row, prefix = (readable_size(memory[f"bytes_per_{name}"]) for name in ("further_row", "prefix"))
+    more = f"one more row: {row}; one stored prefix of the longest prompt: {prefix}"
+    return f"{_section(heading, ['for', 'bytes'], rows, [1])}\n{more}"
 
 
 def _layers(cache: Mapping[str, Any]) -> str:

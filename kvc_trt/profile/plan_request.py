@@ -24,6 +24,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
+from kvc_trt.profile.host_memory import host_memory
 from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.plan import make_plan
 from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
@@ -105,6 +106,12 @@ def resolve_plan(config: BuildConfig) -> dict[str, Any]:
         if memory is not None:
             check_backend_settings(filled.model_copy(update={"weights": chosen}), backends())
             plan["device_memory"] = memory
+        copies = _packed_copies(choice.config, chosen, filled)
+        if copies is not None:
+            plan["host_memory"] = host_memory(
+                choice.config, parameters, chosen,
+                copies=copies, rows=filled.max_batch_size, turns=_takes_turns(filled.backend),
+            )  # fmt: skip
     return plan
 
 
@@ -149,6 +156,11 @@ def _device_memory(
     usable = {gpu.name: round(USABLE_MEMORY * gpu.memory) for gpu in ACCELERATORS}
     size = weight_bytes(model, weights).resident
     return backend_of(filled.backend).device_memory(computing, parameters, size, filled.max_batch_size, usable)
+
+
+def _packed_copies(model: ModelConfig, weights: str, filled: BuildConfig) -> tuple[str, ...] | None:
+    drafts, size = filled.draft_tokens is not None, weight_bytes(model, weights).resident
+    return backend_of(filled.backend).packed_copies(weights, size, drafts=drafts)
 
 
 def _choices(config: BuildConfig, filled: BuildConfig, plan: Mapping[str, Any]) -> list[dict[str, Any]]:

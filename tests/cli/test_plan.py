@@ -110,7 +110,30 @@ def test_a_tensorrt_engine_has_its_gpu_memory_told(capsys):
 
 def test_without_a_gpu_backend_there_is_no_gpu_memory(capsys):
     assert run([*COMMAND, "--json"]) == 0
-    assert "device_memory" not in json.loads(capsys.readouterr().out)
+    assert not {"device_memory", "host_memory"} & json.loads(capsys.readouterr().out).keys()
+
+
+def test_an_engine_of_the_host_has_its_copies_rows_and_prefixes_told(capsys, monkeypatch):
+    monkeypatch.setenv("KVC_TRT_CPU_KERNELS", "none")
+    arguments = ["plan", "--model", "smollm2-135m-instruct", "--token-budget", "256", "--max-batch-size", "5"]
+    arguments += ["--weights", "fp32", "--backend", "onnxruntime", "--draft-tokens", "4"]
+    assert run(arguments) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "memory of the host with 5 rows (a conversation keeps its row between turns)",
+        "weights packed for steps",
+        "weights packed for passes over drafts",
+        "caches of 5 rows",
+        "one more row: ",
+        "one stored prefix of the longest prompt: ",
+    ):
+        assert line in printed
+    assert run([*arguments, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    memory = plan["host_memory"]
+    assert memory["total_bytes"] == pytest.approx(sum(line["bytes"] for line in memory["lines"]), abs=5)
+    assert memory["bytes_per_further_row"] == plan["cache"]["compressed_bytes_per_row"]
+    assert memory["bytes_per_prefix"] == plan["context"]["bytes"]
 
 
 @pytest.mark.parametrize(

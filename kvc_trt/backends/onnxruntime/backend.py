@@ -81,6 +81,17 @@ class OnnxRuntimeBackend(Backend):
 
         return OnnxRuntimeExecutor(engine, threads=threads, **{"prefill_precision": self._prefill_precision, **options})
 
+    def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
+        """Return whether steps, and passes over drafts, have a packed copy with the native operators that are here."""
+        from kvc_trt.backends.onnxruntime.native import native_operators
+        from kvc_trt.backends.onnxruntime.packed_copies import passes_pack, steps_pack
+
+        quantised = weights in ("int8", "int4", "keep")
+        native = native_operators("float16" if weights == "fp16" else "float32")
+        steps = steps_pack(size, quantised=quantised, native=native)
+        passes = drafts and passes_pack(steps, quantised=quantised, native=native)
+        return (*(("steps",) if steps else ()), *(("passes over drafts",) if passes else ()))
+
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return the library of native operators that its sessions use, if there is one."""
         from kvc_trt.backends.onnxruntime.native import native_operators

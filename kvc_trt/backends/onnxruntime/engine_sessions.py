@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, prepared_graph, run_bound
 from kvc_trt.backends.onnxruntime.native import BF16, native_operators
+from kvc_trt.backends.onnxruntime.packed_copies import passes_pack, steps_pack
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
 from kvc_trt.engine.program import Graph, Program, engine_program, read_graph, split_by_graph
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.graph.native import NATIVE_NARROW_LINEAR
 from kvc_trt.machine import usable_cores
-from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
+from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, IOBinding, RunOptions
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
 
 GRAPHS = ("prefill", "decode", "extend", "draft")
-
-PREPACK_UP_TO_BYTES = 1 << 30
-"""Float weights up to this size are copied into the kernels' own layout for decode; larger ones stay mapped.
-
-Measured on 620 MB of weights, one thread: a step of 8 rows takes 27% less, a step of one row and prefill gain nothing.
-"""
 
 
 class EngineSessions:
@@ -101,29 +95,24 @@ class EngineSessions:
 
     @cached_property
     def draft_session(self) -> InferenceSession:
-        """The draft graph. Native products of a few tokens read the file; others are packed as those of steps are.
+        """The draft graph, whose weights are packed where those of steps are and no native product reads the file.
 
         ValueError if the program has none."""
         if self.program.draft is None:
             raise ValueError(str(self._limits.no_drafts))
         native = native_operators(self.program.dtype)
-        reads_file = native is not None and NATIVE_NARROW_LINEAR in native.operators and not self._quantised
-        prepack = self.prepacks_decode and not reads_file
+        prepack = passes_pack(self.prepacks_decode, quantised=self._quantised, native=native)
         return self._load("draft", self.program.draft, self._expose_draft, prepack=prepack, few_tokens=True)
 
     @property
     def prepacks_decode(self) -> bool:
-        """Whether decode copies its weights.
-
-        ONNX Runtime's own quantised product must: a step takes 50 times as long otherwise. Native ones read the file.
-        """
-        if self._quantised:
-            native = native_operators(self.program.dtype)
-            if native is None or QUANTISED_LINEAR.name not in native.operators:
-                return True
-            # Graphs of older engines call ONNX Runtime's product themselves, which no library replaces.
-            return any(node.op_type == CONTRIBUTED_PRODUCT for node in read_graph(self.program.decode).graph.node)
-        return self.program.weights_path.stat().st_size <= PREPACK_UP_TO_BYTES
+        """Whether decode copies its weights."""
+        size, native = self.program.weights_path.stat().st_size, native_operators(self.program.dtype)
+        if steps_pack(size, quantised=self._quantised, native=native):
+            return True
+        # Graphs of older engines call ONNX Runtime's quantised product themselves, which no library replaces.
+        nodes = read_graph(self.program.decode).graph.node if self._quantised else ()
+        return any(node.op_type == CONTRIBUTED_PRODUCT for node in nodes)
 
     @property
     def cuts_prefill(self) -> bool:

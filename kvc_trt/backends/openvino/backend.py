@@ -41,6 +41,10 @@ class OpenVinoBackend(OnnxRuntimeBackend):
             self.name, self.purpose, not problems, {**versions, **decode.versions}, problems, install + decode.install
         )
 
+    def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...]:
+        """Return those of ONNX Runtime, which runs the steps, behind OpenVINO's own of the prefill graph."""
+        return ("prompts", *super().packed_copies(weights, size, drafts=drafts))
+
     def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> OpenVinoExecutor:
         """Return an executor that loads each graph when it is first needed."""
         from kvc_trt.backends.openvino.executor import OpenVinoExecutor

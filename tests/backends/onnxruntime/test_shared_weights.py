@@ -17,7 +17,7 @@ MAPS = Path("/proc/self/maps")
 @pytest.mark.skipif(not MAPS.exists(), reason="needs /proc/self/maps, which Linux has")
 def test_both_graphs_of_an_engine_read_one_mapping(make_program, monkeypatch):
     """Of a program of its own: executors of the common one, which other tests have left, may still map its file."""
-    monkeypatch.setattr("kvc_trt.backends.onnxruntime.engine_sessions.PREPACK_UP_TO_BYTES", 0)
+    monkeypatch.setattr("kvc_trt.backends.onnxruntime.packed_copies.PREPACK_UP_TO_BYTES", 0)
     program = make_program("rocketkv", pool_kernel=7, skip_layers=1)
     executor = OnnxRuntimeExecutor(program, threads=1)
     executor.load()
