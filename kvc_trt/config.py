@@ -40,6 +40,8 @@ class BuildConfig(OwnSchema):
     dense_until: Count | Literal["auto"] | None = None
     draft_tokens: Annotated[int, Field(ge=2, le=8)] | None = None
     """Tokens of a draft that one pass checks, for `run --speculate`; None: the engine checks no drafts."""
+    all_logits: Literal[True] | None = None
+    """Let a turn give the logits after each of its tokens, not after the last alone (`Session.turn_logits`)."""
     backend: str = "auto"
     weights: Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"] = "auto"
     compatibility: Literal["none", "hardware"] | None = None

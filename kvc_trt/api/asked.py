@@ -14,6 +14,8 @@ from kvc_trt.api.rules import requests_of
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from typing_extensions import Unpack
 
     from kvc_trt.api.rules import AnswerRules, PromptRules
@@ -107,6 +109,24 @@ class AskedEngine(OpenedEngine):
             while session.queued(row):
                 session.advance()
             return session.take(row)
+        finally:
+            if session.holds(row):  # a run that failed has taken it out
+                session.remove(row)
+
+    def turn_logits(self, text: str | Sequence[int], *, context: Context) -> NDArray[np.float32]:
+        """Read a text (or token ids) that continues a stored one as a turn; return the logits [tokens, vocab] after it.
+
+        Row i is of what follows the text's token i; `context.logits` is of its first token. So likelihoods of an answer
+        take one pass. Raises InputError for an engine that was built without `all_logits`, and as `generate` does.
+        """
+        ids, is_batch = prompt_ids(self.directory, text, continues=True)
+        if is_batch:
+            raise InputError(f"turn_logits is of one text, found a list of {len(ids)}")
+        session = self.session()
+        session.check_idle("turn_logits needs an idle session")
+        (row,) = session.add(requests_of([()], {"context": context}))
+        try:
+            return session.turn_logits(row, ids[0])
         finally:
             if session.holds(row):  # a run that failed has taken it out
                 session.remove(row)

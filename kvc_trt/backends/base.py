@@ -75,7 +75,7 @@ class Backend(ABC):
     """Weight format -> why it does not run it."""
     runs_programs: ClassVar[bool] = False
     """Whether it runs engines that exist in memory only."""
-    own_settings: ClassVar[tuple[str, ...]] = ("draft_tokens",)
+    own_settings: ClassVar[tuple[str, ...]] = ("all_logits", "draft_tokens")
     """Build settings that it uses and some other backend does not."""
     every_operator: ClassVar[bool] = False
     """Whether it runs every graph; other backends need a kernel for each operator."""

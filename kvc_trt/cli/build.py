@@ -60,6 +60,12 @@ if TYPE_CHECKING:
         help="Add the graph that checks drafts of so many tokens, for run --speculate.  [default: none]",
     ),
     cloup.option(
+        "--all-logits",
+        is_flag=True,
+        default=None,
+        help="Let turns give the logits after each of their tokens (Engine.turn_logits).",
+    ),
+    cloup.option(
         "--config",
         "configuration",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),

@@ -62,7 +62,7 @@ def _write_extend(path: Path, *, finished: Path, resolved: ResolvedBuild, progre
     from kvc_trt.graph.build import build_extend
 
     with progress.task("building the extend graph", None):
-        _write_graph(build_extend, resolved, path, finished)
+        _write_graph(partial(build_extend, all_logits=bool(resolved.config.all_logits)), resolved, path, finished)
 
 
 def _write_draft(path: Path, *, finished: Path, resolved: ResolvedBuild, progress: Progress, tokens: int) -> None:

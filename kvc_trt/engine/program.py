@@ -34,6 +34,8 @@ class Program:
     decode: Graph
     extend: Graph | None = None
     """None if there are no turns."""
+    all_logits: bool = False
+    """Whether `extend` gives the logits after every token of a turn."""
     draft: Graph | None = None
     """None if drafts cannot be checked."""
     draft_tokens: int = 0
@@ -78,6 +80,7 @@ class Program:
             keeps_whole=parameters.keeps_whole,
             keeping=tuple(not site.parameters.evicts_on_turns for site in cache_sites(self.model, parameters)),
             no_turns=self._no_turns,
+            all_logits=self.all_logits,
             draft_tokens=0 if self.draft is None else self.draft_tokens,
             no_drafts=self._no_drafts,
         )
@@ -117,7 +120,8 @@ def engine_program(engine: EngineDirectory) -> Program:
     """Return the program of an engine directory."""
     return Program(
         engine.model, engine.parameters, engine.state, engine.weights_path,
-        engine.prefill_path, engine.decode_path, engine.extend_path, engine.draft_path, engine.build.draft_tokens or 0,
+        engine.prefill_path, engine.decode_path, engine.extend_path, bool(engine.build.all_logits), engine.draft_path,
+        engine.build.draft_tokens or 0,
     )  # fmt: skip
 
 

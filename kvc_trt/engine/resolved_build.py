@@ -125,6 +125,11 @@ def resolve(
             f"--draft-tokens {config.draft_tokens}: policy {config.policy} checks no drafts: {parameters.no_drafts}",
             hint="leave it out, or take another --policy (see `kvc-trt policies --drafts`)",
         )
+    if config.all_logits and parameters.no_turn is not None:
+        raise InputError(
+            f"--all-logits: policy {config.policy} takes no turns: {parameters.no_turn}",
+            hint="leave it out, or take another --policy (see `kvc-trt policies --turns`)",
+        )
     if config.weights == "auto":
         stored = choice if config.random_weights is None else dataclasses.replace(choice, path=None)
         config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})

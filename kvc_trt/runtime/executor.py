@@ -59,6 +59,8 @@ class Limits:
     """Whether every token is kept beside the caches that `capacities` are of, for turns to choose from."""
     no_turns: NoTurns | None = None
     """Why rows take no turns; None if they do."""
+    all_logits: bool = False
+    """Whether a turn gives the logits after each of its tokens."""
     draft_tokens: int = 0
     """How many tokens of a draft one pass checks, besides the token that it feeds; 0 if drafts cannot be checked."""
     no_drafts: NoDrafts | None = None
@@ -105,6 +107,8 @@ class Extended:
     """[B, vocab]: the logits at each row's last new token."""
     cache_lengths: NDArray[np.int64]
     """[caches, B]: tokens stored per cache and row after the turn."""
+    all_logits: NDArray[np.float32] | None = None
+    """[B, M, vocab]: the logits at every new token, where `Limits.all_logits`; rows past a turn's end do not count."""
 
 
 class Executor(Protocol):

@@ -20,9 +20,11 @@ from kvc_trt.runtime.row import Row
 from kvc_trt.runtime.speculation import Drafting, Speculation
 from kvc_trt.runtime.steps import Steps
 from kvc_trt.runtime.timings import Timings
-from kvc_trt.runtime.turn import load_turns, take_turn, takes_turns
+from kvc_trt.runtime.turn import check_takes_turns, load_turns, take_turn, takes_turns
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
 
@@ -175,10 +177,33 @@ class Session:
         fed and goes first; without `feed_last` it is left out, for tokens that say it themselves or end the answer in
         another way. InputError if the engine takes no turns, or if this one does not fit; then the row is as it was.
         """
+        self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
+
+    def turn_logits(
+        self, row: int, token_ids: Iterable[int], max_new_tokens: int | None = None, *, feed_last: bool = True
+    ) -> NDArray[np.float32]:
+        """Feed a turn as `turn` does, and return the logits [tokens, vocab] after each of `token_ids`.
+
+        Raises InputError as `turn` does, and for an engine that was built without `all_logits`.
+        """
+        check_takes_turns(self.executor, f"row {row}")
+        if not self.executor.limits.all_logits:
+            raise InputError(
+                f"row {row}: the engine gives the logits after the last token of a turn alone",
+                hint="kvc-trt build --config ENGINE_DIR/config.json --all-logits -o ENGINE_DIR --force",
+            )
+        logits = self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
+        assert logits is not None, "its limits promise them"
+        return logits
+
+    def _turn(
+        self, row: int, token_ids: Iterable[int], max_new_tokens: int | None, *, feed_last: bool
+    ) -> NDArray[np.float32] | None:
+        """Feed a turn; return the logits after each of `token_ids`, where the engine gives them."""
         found = self._settled(row)
         start = time.perf_counter()
         try:
-            self.timings.turn_tokens += take_turn(
+            taken = take_turn(
                 self.executor, found, self._places.place(found), token_ids, max_new_tokens, feed_last=feed_last
             )
         except InputError:
@@ -188,7 +213,9 @@ class Session:
             raise
         if found not in self._rows:
             self._places.resume(found)
+        self.timings.turn_tokens += taken.tokens
         self.timings.turn_seconds += time.perf_counter() - start
+        return taken.logits
 
     def load_turns(self) -> None:
         """Load what turns need, if the engine takes any, so that the first one does not wait for it."""

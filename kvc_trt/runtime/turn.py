@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
-from kvc_trt.runtime.executor import Executor, Limits, TurnExecutor
+from kvc_trt.runtime.executor import Executor, Extended, Limits, TurnExecutor
 from kvc_trt.runtime.request import check_token_ids
-from kvc_trt.runtime.row import Answer, Row
+from kvc_trt.runtime.row import Row
+
+
+class Taken(NamedTuple):
+    """What a turn read."""
+
+    tokens: int
+    """The new ones, and those before them that had not been fed."""
+    logits: NDArray[np.float32] | None
+    """[new tokens, vocab]: after each new token, where the engine gives them."""
 
 
 def take_turn(
@@ -21,8 +31,8 @@ def take_turn(
     max_new_tokens: int | None = None,
     *,
     feed_last: bool = True,
-) -> int:
-    """Run a turn of `row`, which is at `place` of the buffers, and let a new answer begin; return the tokens read.
+) -> Taken:
+    """Run a turn of `row`, which is at `place` of the buffers, and let a new answer begin.
 
     Tokens that the row sampled or was given and has not been fed go first, unless the last one is left out by
     `feed_last`. InputError if the turn is empty, if the engine takes no turns, and if it does not fit; then nothing
@@ -38,9 +48,9 @@ def take_turn(
         raise InputError(f"{what}: max_new_tokens must be at least 1, found {max_new_tokens}")
     tokens = [*(row.unfed() if feed_last else row.forced), *new]
     check_turn(len(tokens), row.position, row.cache_lengths.tolist(), limits, what)
-    answer, lengths = _run(executor, row, place, tokens)
-    row.turned(tokens, new, answer, lengths, max_new_tokens)
-    return len(tokens)
+    found = _run(executor, row, place, tokens)
+    row.turned(tokens, new, found.logits[0], found.cache_lengths[:, 0].copy(), max_new_tokens)
+    return Taken(len(tokens), None if found.all_logits is None else found.all_logits[0, -len(new) :])
 
 
 def read_rest(executor: Executor, row: Row, place: int, tokens: list[int]) -> None:
@@ -49,7 +59,8 @@ def read_rest(executor: Executor, row: Row, place: int, tokens: list[int]) -> No
     It must fit (`check_turn`), and the executor must take turns (`takes_turns`).
     """
     assert isinstance(executor, TurnExecutor)
-    row.read(tokens, *_run(executor, row, place, tokens))
+    found = _run(executor, row, place, tokens)
+    row.read(tokens, found.logits[0], found.cache_lengths[:, 0].copy())
 
 
 def check_takes_turns(executor: Executor, what: str) -> None:
@@ -84,15 +95,14 @@ def room_after_turn(count: int, position: int, cache_lengths: Sequence[int], lim
     return min([limits.max_sequence_len - position - count, *free])
 
 
-def _run(executor: TurnExecutor, row: Row, place: int, tokens: list[int]) -> tuple[Answer, NDArray[np.int64]]:
-    found = executor.extend(
+def _run(executor: TurnExecutor, row: Row, place: int, tokens: list[int]) -> Extended:
+    return executor.extend(
         place,
         np.array([tokens], np.int64),
         np.array([len(tokens)], np.int64),
         np.array([row.position], np.int64),
         row.cache_lengths[:, None],
     )
-    return found.logits[0], found.cache_lengths[:, 0].copy()
 
 
 def check_turn(count: int, position: int, cache_lengths: Sequence[int], limits: Limits, what: str) -> None:

@@ -19,7 +19,7 @@ from kvc_trt import policies, reference
 from kvc_trt.backends.harness import Array, ObservedExecutor
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.batch import Batch, batch_of
-from kvc_trt.runtime.executor import TurnExecutor
+from kvc_trt.runtime.executor import Extended, TurnExecutor
 from kvc_trt.verify.checks import Check, at_most
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, count_differences
@@ -39,7 +39,8 @@ class TurnsRun:
     """A prompt and its turns on the engine."""
 
     logits: NDArray[np.float32]
-    """[1 + turns, B, vocab]: after the prompt and after each turn."""
+    """[1 + tokens, B, vocab]: after the prompt, and after each turn, or each of its tokens if the engine gives those.
+    Rows that have fewer tokens are zero."""
     kept: list[Array]
     """Logical positions INT32 [B,G,C] in the order of the phases, and in each of the caches that list them."""
 
@@ -63,11 +64,12 @@ def check_turns(tested: EngineUnderTest) -> list[Check]:
     method = _ForcedTurns(parameters, iter(ours.kept), tested.thresholds.choice_slack)
     with tested.phase("reference"):
         decoder = ReferenceDecoder(engine.model, engine.weights(), method=method, parameters=parameters, resident=False)
-        expected = _on_reference(decoder, prompts, turns)
+        expected = _on_reference(decoder, prompts, turns, all_logits=executor.limits.all_logits)
     scale = max(1.0, float(np.abs(expected).max()))
     error = float(np.abs(ours.logits - expected).max()) / scale
     tokens = " and ".join(str(turn.prompt_lengths.tolist()) for turn in turns)
     sample, note = f"{len(prompts)} rows x {TURNS} turns", f"turns of {tokens} tokens after {prompts.prompt_lengths}"
+    note += ", the logits after each of their tokens" if executor.limits.all_logits else ""
     checks = [at_most("turns: max logit error", sample, error, tested.thresholds.logits_max_error, note=note)]
     if method.compared.compared:
         checks.append(index_check("turns: tokens kept", method.compared, "on the reference's inputs"))
@@ -99,24 +101,36 @@ def _on_engine(executor: ObservedExecutor, prompts: Batch, turns: list[Batch], c
     prefilled = executor.prefill(prompts.input_ids, prompts.prompt_lengths)
     for row in range(rows):
         executor.insert(prefilled, row, row)
-    logits, kept = [prefilled.logits], [executor.buffers[name][:rows].copy() for name in caches]
+    logits, kept = [prefilled.logits[None]], [executor.buffers[name][:rows].copy() for name in caches]
     positions, lengths = prompts.prompt_lengths, prefilled.cache_lengths
     for turn in turns:
         found = executor.extend(0, turn.input_ids, turn.prompt_lengths, positions, lengths)
         positions, lengths = positions + turn.prompt_lengths, found.cache_lengths
-        logits.append(found.logits)
+        logits.append(_by_token(found, turn.prompt_lengths))
         kept += [executor.buffers[name][:rows].copy() for name in caches]
-    return TurnsRun(np.stack(logits), kept)
+    return TurnsRun(np.concatenate(logits), kept)
 
 
-def _on_reference(decoder: ReferenceDecoder, prompts: Batch, turns: list[Batch]) -> NDArray[np.float32]:
+def _by_token(found: Extended, lengths: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the logits [tokens,B,vocab] that a turn gave: after each of its tokens, or after the last one alone."""
+    if found.all_logits is None:
+        return found.logits[None]
+    real = np.arange(found.all_logits.shape[1]) < lengths[:, None]
+    kept: NDArray[np.float32] = np.where(real[:, :, None], found.all_logits, np.float32(0)).swapaxes(0, 1)
+    return kept
+
+
+def _on_reference(
+    decoder: ReferenceDecoder, prompts: Batch, turns: list[Batch], *, all_logits: bool
+) -> NDArray[np.float32]:
     first, cache = decoder.prefill(torch.from_numpy(prompts.input_ids), torch.from_numpy(prompts.prompt_lengths))
-    logits = [first]
+    logits = [first[None]]
     for turn in turns:
         lengths = torch.from_numpy(turn.prompt_lengths)
-        logits.append(decoder.extend(torch.from_numpy(turn.input_ids), lengths, cache))
-    found: NDArray[np.float32] = torch.stack(logits).float().numpy()
-    return found
+        found = decoder.extend(torch.from_numpy(turn.input_ids), lengths, cache, all_logits=all_logits)
+        logits.append(found.transpose(0, 1) if all_logits else found[None])
+    together: NDArray[np.float32] = torch.cat(logits).float().numpy()
+    return together
 
 
 class _ForcedTurns:

@@ -119,7 +119,11 @@ class FakeTurnExecutor(FakeExecutor):
             row[: len(kept)] = kept
             after.append(len(kept))
         logits = self._logits([buffer[first_row] for buffer in self.buffers], int(positions[0] + lengths[0]))
-        return Extended(logits[None], np.array(after)[:, None])
+        every = None
+        if self.limits.all_logits:  # which rank each new token first, and after the last one are its own
+            every = np.eye(self.limits.vocab_size, dtype=np.float32)[input_ids]
+            every[0, lengths[0] - 1] = logits
+        return Extended(logits[None], np.array(after)[:, None], every)
 
 
 class FakePacking:

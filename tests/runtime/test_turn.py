@@ -280,3 +280,36 @@ class TestLoading:
         for one in (executor, FakeExecutor()):
             Session(one, None, 1).load_turns()
         assert executor.turns_loaded == 0
+
+
+class TestAllLogits:
+    def opened(self):
+        session, executor = opened()
+        executor.limits = replace(executor.limits, all_logits=True)
+        return session, executor
+
+    def test_they_are_those_of_the_new_tokens_and_the_answer_begins_after_the_last(self):
+        session, executor = self.opened()
+        (row,) = session.add([Request([5, 6, 7], max_new_tokens=9)])
+        said = session.sample()[0].token_id
+        logits = session.turn_logits(row, [40, 41, 42], max_new_tokens=1)
+        assert executor.turns == [(0, [said, 40, 41, 42], 3)]
+        assert logits.shape == (3, executor.limits.vocab_size)
+        assert logits[:2].argmax(-1).tolist() == [40, 41]
+        (event,) = session.sample()
+        assert event.token_id == logits[2].argmax()
+
+    def test_an_engine_without_them_says_how_to_build_it(self):
+        session, _ = opened()
+        (row,) = session.add([Request([5])])
+        with pytest.raises(InputError, match="row 0: the engine gives the logits after the last token") as error:
+            session.turn_logits(row, [1])
+        assert "--all-logits" in error.value.hint
+        session.turn(row, [1])  # nothing has happened to it
+
+    def test_a_turn_that_does_not_fit_changes_nothing(self):
+        session, executor = self.opened()
+        (row,) = session.add([Request([5])])
+        with pytest.raises(InputError, match="a turn of 41 tokens"):
+            session.turn_logits(row, [1] * 41)
+        assert executor.turns == []

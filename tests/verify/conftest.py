@@ -55,6 +55,7 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
         weights: str = "fp32",
         turns: bool = False,
         drafts: int = 0,
+        all_logits: bool = False,
     ) -> EngineDirectory:
         path = tmp_path / "engine"
         path.mkdir(exist_ok=True)
@@ -63,7 +64,7 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
         stored = GraphWeights(path / "weights.safetensors")
         graphs: dict[str, Callable[..., Any]] = {"prefill": partial(build_prefill, turns=turns), "decode": build_decode}
         if turns:
-            graphs["extend"] = build_extend
+            graphs["extend"] = partial(build_extend, all_logits=all_logits)
         if drafts:
             graphs["draft"] = partial(build_draft, tokens=1 + drafts)
         for name, build in graphs.items():
@@ -77,6 +78,8 @@ def make_engine(tmp_path: Path) -> Callable[..., EngineDirectory]:
         }  # fmt: skip
         if drafts:
             settings["draft_tokens"] = drafts
+        if all_logits:
+            settings["all_logits"] = True
         config = {"build_config": {"kvc_trt": settings}, "kv_compression": {"state": state}}
         files = {f"{name}.onnx": FileRecord("", 0) for name in ("extend", "draft") if name in graphs}
         return EngineDirectory(path, config, {}, files, model, claimed, BuildConfig(**settings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kvc_trt.backends.registry import harness_for
@@ -40,6 +41,36 @@ def test_an_honest_engine_passes(policy, make_engine, parameters_for):
     assert found["turns: max logit error"]
     assert ("turns: tokens kept" in found) == bool(engine.parameters.eviction.turn_state)
     assert all(found.values())
+
+
+def test_the_logits_of_every_token_are_judged_where_there_are_some(make_engine, parameters_for):
+    claimed = parameters_for("rocketkv")
+    assert all(turns_of(make_engine(claimed, turns=True, all_logits=True)).values())
+
+    def forget_the_first_token(name, graph):
+        """Give the logits of the second token twice: the last ones stay right."""
+        if name == "extend":
+            (head,) = [node for node in graph.graph.node if "logits" in node.output]
+            head.output[0] = "right"
+            graph.graph.node.extend(_shifted())
+
+    assert not turns_of(make_engine(claimed, turns=True, all_logits=True, edit=forget_the_first_token))[
+        "turns: max logit error"
+    ]
+
+
+def _shifted():
+    from onnx import helper, numpy_helper
+
+    def constant(name, values):
+        return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(values, np.int64)))
+
+    return [
+        constant("one", [1]), constant("two", [2]), constant("end", [1 << 40]), constant("axis", [1]),
+        helper.make_node("Slice", ["right", "one", "two", "axis"], ["second"]),
+        helper.make_node("Slice", ["right", "one", "end", "axis"], ["others"]),
+        helper.make_node("Concat", ["second", "others"], ["logits"], axis=1),
+    ]  # fmt: skip
 
 
 def test_torch_is_judged_too(make_engine, parameters_for):

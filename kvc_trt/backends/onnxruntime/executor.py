@@ -156,18 +156,17 @@ class OnnxRuntimeExecutor(EngineSessions):
         cache_lengths: NDArray[np.int64],
     ) -> Extended:  # fmt: skip
         """Run a turn of the rows from `first_row` on; one that compacts writes their part of the buffers anew."""
-        rows = len(lengths)
-        session, extended = (
-            self.extend_session,
-            Extended(np.empty((rows, self._limits.vocab_size), np.float32), np.empty(cache_lengths.shape, np.int64)),
-        )
+        rows, session = len(lengths), self.extend_session
+        block = (input_ids.shape[1],) if self._limits.all_logits else ()
+        logits = np.empty((rows, *block, self._limits.vocab_size), np.float32)
+        after = np.empty(cache_lengths.shape, np.int64)
         binding = session.io_binding()
         given = {"input_ids": input_ids, "lengths": lengths, "positions": positions, "cache_lengths": cache_lengths}
         arrays = {name: np.ascontiguousarray(array, np.int64) for name, array in given.items()}
         for name, array in arrays.items():
             bind_input(binding, name, array)
-        bind_output(binding, "logits", extended.logits)
-        bind_output(binding, "cache_lengths_out", extended.cache_lengths)
+        bind_output(binding, "logits", logits)
+        bind_output(binding, "cache_lengths_out", after)
         for tensor in self.program.state:
             part = self._buffers[tensor.name][first_row : first_row + rows]
             bind_input(binding, tensor.name, part)
@@ -176,7 +175,7 @@ class OnnxRuntimeExecutor(EngineSessions):
             binding.bind_output(name, "cpu")
         self._run(session, binding, self._expose_extend, shrinking())
         return_freed_memory()
-        return extended
+        return Extended(logits[np.arange(rows), lengths - 1], after, logits) if block else Extended(logits, after)
 
     def load_drafts(self) -> None:
         """Load the draft graph."""

@@ -129,12 +129,13 @@ class TorchDecoder:
     @torch.inference_mode()
     def extend(
         self, input_ids: Tensor, positions: Tensor, lengths: Sequence[int], cache_lengths: Sequence[Sequence[int]],
-        state: State,
+        state: State, *, all_logits: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Run a turn, updating `state` in place: new tokens [B,M], right padded, of `lengths` [B].
 
         positions [B] are those of the first new tokens, cache_lengths [layers,B] the entries before the turn. Returns
-        the last tokens' logits [B,vocab] and the entries after it, int64 [layers,B].
+        the last tokens' logits [B,vocab], or with `all_logits` those of every token [B,M,vocab], and the entries after
+        it, int64 [layers,B].
         """
         batch, block = input_ids.shape
         hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
@@ -150,6 +151,9 @@ class TorchDecoder:
                 row = TurnRow(*new, _row_of(state, layer, b), before[b], starts[b])
                 attended[b, :, :n], stored[layer, b] = self._take_turn(layer, row)
             self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
+        if all_logits:
+            every = float_product(self._norm(hidden, self._weights.norm), self._weights.head)
+            return every.reshape(batch, block, -1), stored
         last = torch.arange(batch, device=hidden.device) * block + torch.tensor(lengths, device=hidden.device) - 1
         final = self._norm(hidden.index_select(0, last), self._weights.norm)
         return float_product(final, self._weights.head), stored

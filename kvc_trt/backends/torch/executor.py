@@ -205,8 +205,11 @@ class TorchExecutor:
         state = {name: buffer[rows] for name, buffer in self._buffers.items()}
         given = self._moved(input_ids), self._moved(positions), lengths.tolist(), cache_lengths.tolist()
         with memory.said(f"a turn of {len(lengths)} x {input_ids.shape[1]} tokens", self.device, "take shorter turns"):
-            logits, after = self.decoder.extend(*given, state)
-        return Extended(logits.cpu().numpy(), after.numpy())
+            logits, after = self.decoder.extend(*given, state, all_logits=self._limits.all_logits)
+        found = logits.cpu().numpy()
+        if not self._limits.all_logits:
+            return Extended(found, after.numpy())
+        return Extended(found[np.arange(len(lengths)), lengths - 1], after.numpy(), found)
 
     def load_drafts(self) -> None:
         """Passes run on the weights of steps; nothing else is needed."""

@@ -19,13 +19,14 @@ from kvc_trt.runtime.session import Session
 from tests.graph.small_models import open_session
 
 
-def with_turns(program: Program) -> Program:
+def with_turns(program: Program, *, all_logits: bool = False) -> Program:
     weights, directory = GraphWeights(program.weights_path), program.weights_path.parent
     model, parameters = program.model, program.parameters
     onnx.save(build_prefill(model, parameters, weights=weights, turns=True), directory / "prefill.onnx")
-    onnx.save(build_extend(model, parameters, weights=weights), directory / "extend.onnx")
+    extend = build_extend(model, parameters, weights=weights, all_logits=all_logits)
+    onnx.save(extend, directory / "extend.onnx")
     state = state_tensors(model, parameters, weights.dtype, turns=True)
-    return replace(program, state=state, extend=directory / "extend.onnx")
+    return replace(program, state=state, extend=directory / "extend.onnx", all_logits=all_logits)
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +193,47 @@ def test_three_sessions_read_one_copy_of_the_weights(programs):
     lent = len(places)
     assert executor.prefill_session is not None
     assert len(executor._weights._lent) == lent
+
+
+@pytest.mark.parametrize("policy", ["full", "quest-matched"])
+def test_all_logits_of_a_turn_are_those_of_decode_steps(policy, make_program):
+    """Where steps read everything: `full`, and a policy that selects, within its dense limit."""
+    settings = {"token_budget": 256} if policy != "full" else {}
+    made = make_program(policy, max_input_len=128, max_output_len=64, **settings)
+    executor = OnnxRuntimeExecutor(with_turns(made, all_logits=True), threads=1)
+    prompt, text = tokens_of(100, 40, seed=7)
+    stepping, turning = Session(executor, None, 1), Session(OnnxRuntimeExecutor(executor.program, threads=1), None, 1)
+    (row,) = stepping.add([Request(prompt, keep_logits=True)])
+    stepping.extend(row, text)
+    expected = []
+    while stepping.queued(row):
+        stepping.advance()
+        expected.append(stepping._find(row).answer.copy())
+    (row,) = turning.add([Request(prompt)])
+    found = turning.turn_logits(row, text)
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_the_last_of_all_logits_are_those_of_an_engine_without(make_program):
+    """Rows of different lengths, under a policy that compacts: caches and answers do not depend on the option."""
+    made = [
+        with_turns(make_program("rocketkv", **settings_of("rocketkv")), all_logits=every) for every in (True, False)
+    ]
+    blocks, counts = np.random.default_rng(3).integers(2, 97, (2, 30)), np.array([30, 4])
+    results = []
+    for program in made:
+        executor = OnnxRuntimeExecutor(program, threads=1)
+        executor.allocate(2)
+        prefilled = executor.prefill(np.random.default_rng(4).integers(2, 97, (2, 256)), np.array([250, 90]))
+        for row in range(2):
+            executor.insert(prefilled, row, row)
+        found = executor.extend(0, blocks, counts, np.array([250, 90]), prefilled.cache_lengths)
+        results.append((found, {name: buffer.copy() for name, buffer in executor.buffers.items()}))
+    (every, one), (last, other) = results
+    assert last.all_logits is None
+    assert every.all_logits.shape == (2, 30, made[0].model.vocab_size)
+    np.testing.assert_allclose(every.logits, last.logits, atol=1e-5, rtol=0)
+    np.testing.assert_array_equal(every.all_logits[1, 3], every.logits[1])
+    np.testing.assert_array_equal(every.cache_lengths, last.cache_lengths)
+    for name, buffer in one.items():
+        np.testing.assert_array_equal(buffer, other[name], err_msg=name)

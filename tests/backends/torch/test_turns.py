@@ -27,6 +27,27 @@ def executor_of(make_program, policy: str) -> TorchExecutor:
     return TorchExecutor(replace(program, state=state, extend=program.prefill), device="cpu")
 
 
+def test_all_logits_are_those_of_every_token(make_program):
+    last = executor_of(make_program, "rocketkv")
+    every = TorchExecutor(replace(last.program, all_logits=True), device="cpu")
+    prompts, block = (
+        np.random.default_rng(1).integers(2, 97, (1, 90)),
+        np.random.default_rng(2).integers(2, 97, (1, 12)),
+    )
+
+    def after(executor, count):
+        executor.allocate(1)
+        prefilled = executor.prefill(prompts, np.array([90]))
+        executor.insert(prefilled, 0, 0)
+        return executor.extend(0, block[:, :count], np.array([count]), np.array([90]), prefilled.cache_lengths)
+
+    found = after(every, 12)
+    assert found.all_logits.shape == (1, 12, every.limits.vocab_size)
+    np.testing.assert_array_equal(found.all_logits[:, -1], found.logits)
+    for count in (1, 5, 12):
+        np.testing.assert_allclose(found.all_logits[:, count - 1], after(last, count).logits, atol=1e-5)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_turns_equal_the_reference(policy, make_program):
     executor = executor_of(make_program, policy)
