@@ -6,7 +6,7 @@ code, so the heads of a group together may read more than the budget; `exact-top
 the sum of its probabilities.
 
 It reads the whole cache to find out what to read, so it saves nothing, and only the reference runs it: there are no
-engines with it.
+engines with it. A turn of a conversation attends exactly to everything and is appended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Hybrid attention: RocketKV's second stage alone, on the whole cache (arXiv 2502.14051, section 3.3).
 
 Each step scores pages of consecutive slots from their key bounds on the query's largest channels, then attends exactly
-to `top_k` tokens of the best pages; a row that fits the token budget is attended densely.
+to `top_k` tokens of the best pages; a row that fits the token budget is attended densely. A turn of a conversation
+attends exactly to everything and is appended.
 
 Deviations: dense when it fits (the released code attends to half the budget even then); pages count over the cache
 from slot 0; empty slots of a partial page are +-inf (TensorRT-LLM: 0); a channel sum of exactly 0 takes the minimum;

@@ -2,7 +2,8 @@
 
 "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling", arXiv 2406.02069. Budgets fall
 linearly from the first layer to the last: with C tokens per layer on average, a window of W and beta = 20, the last
-layer keeps (C - W) div beta besides its window, and the first as many as make the mean C.
+layer keeps (C - W) div beta besides its window, and the first as many as make the mean C. After a turn of a
+conversation, stored and new tokens compete for the layer's budget by SnapKV's rule.
 
 Shapes and selection are `snapkv-gqa`'s. Deviations: one list per KV head (the original repeats keys and values for
 each query head); budgets are set for the longest prompt of an engine, not for each prompt; the step is rounded down as

@@ -2,7 +2,8 @@
 
 Nothing is evicted. A page is 16 consecutive slots; its score for one query head is the largest product that any key
 within the page's bounds could have with the query. A step attends exactly to t div 16 pages, the newest one always
-among them; the first two layers, and rows that fit the token budget t, are attended densely.
+among them; the first two layers, and rows that fit the token budget t, are attended densely. A turn of a conversation
+attends exactly to everything and is appended.
 
 Shapes: query [B,H,D], keys and values [B,G,C,D], bounds [B,G,P,D]; `selected` is [B,H,k], one list per query head.
 

@@ -2,7 +2,8 @@
 
 A step spends half of the token budget t on scores and half on attention: pages of ceil(S/t) tokens are scored by all
 channels of their bounds, the scores are accumulated over the query heads of a group, and the floor(t/2) best tokens are
-read. That is hybrid attention with every channel, so it needs no new operator.
+read. That is hybrid attention with every channel, so it needs no new operator. A turn of a conversation attends exactly
+to everything and is appended.
 
 Deviations: the paper does not say how scores are accumulated; ours is hybrid attention's rule (the group shares the
 sign of its summed query, mean over the group of each head's softmax over tokens), which for one query head per KV head

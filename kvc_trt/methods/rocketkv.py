@@ -1,7 +1,8 @@
 """RocketKV: evict prompt tokens once (SnapKV++), then read only the most promising of the rest (hybrid attention).
 
 "RocketKV: Accelerating Long-Context LLM Inference via Two-Stage KV Cache Compression", arXiv 2502.14051 (ICML 2025).
-One token budget is divided so that both stages compress; docs/policies/rocketkv.md derives every number.
+One token budget is divided so that both stages compress; docs/policies/rocketkv.md derives every number. After a turn
+of a conversation, stored and new tokens compete for the prompt budget as SnapKV++ says.
 
 Deviations: rounding follows the released accuracy code, which the paper leaves open; dense when it fits; float32
 scores; the last prompt token belongs to prefill. `rocketkv` divides adaptively and chooses the pool kernel by length;

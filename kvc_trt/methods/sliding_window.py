@@ -1,6 +1,8 @@
 """Sliding window: the last `token_budget` tokens and nothing else; StreamingLLM without sinks (arXiv 2309.17453,
 where it is the baseline "window attention").
 
+After a turn of a conversation, the last tokens of stored and new ones stay.
+
 Shapes and deviations are those of `streaming-llm`: prefill attention is exact, only the cache is windowed. This is not
 the sliding window that some models are trained with (Mistral 7B v0.1).
 """

@@ -2,7 +2,7 @@
 
 "SnapKV: LLM Knows What You are Looking for Before Generation", arXiv 2404.14469, with the grouped accounting of
 RocketKV's appendix: the prompt keeps the token budget less the tokens that will be generated, so a step reads at
-most the budget.
+most the budget. After a turn of a conversation, stored and new tokens compete for the prompt budget by the same rule.
 
 Deviations from SnapKV: the votes of a group are summed before pooling and the cache keeps its KV heads (the original
 selects per query head and repeats keys and values, which multiplies the cache by the group size). Max-pooling, width 7.

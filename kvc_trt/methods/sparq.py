@@ -2,7 +2,8 @@
 
 Nothing is evicted. Each step scores every cached token on the `top_r` channels where the group's summed |q| is largest,
 attends exactly to the current token and the `top_k` best others, and gives the mean value of the cache the remaining
-share of attention. Keys are stored a second time, channel by channel, so that only r channels are read.
+share of attention. Keys are stored a second time, channel by channel, so that only r channels are read. A turn of a
+conversation attends exactly to everything and is appended.
 
 Shapes: query [B,H,D], keys and values [B,G,C,D]; `selected` is [B,G,k+1].
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +78,15 @@ def test_every_eviction_says_what_a_turn_does():
     for kind in discovery.objects(PromptEviction).values():
         assert kind.turn
         assert kind.turn.endswith(".")
+
+
+def test_every_policys_file_says_in_its_docstring_what_a_turn_does():
+    files = {path: ast.parse(path.read_text()) for path in Path(discovery.__file__).parent.glob("*.py")}
+    calls = {path: [node for node in ast.walk(tree) if isinstance(node, ast.Call)] for path, tree in files.items()}
+    of_policies = [path for path, of in calls.items() if any(getattr(one.func, "id", "") == "Policy" for one in of)]
+    assert len(of_policies) > 15
+    for path in of_policies:
+        assert re.search(r"\bturn\b", ast.get_docstring(files[path]) or ""), path.name
 
 
 def test_what_a_step_carries_follows_from_its_operator():
