@@ -7,6 +7,7 @@ rejection nothing of the rejected tokens may be left: two passes that differ in 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from kvc_trt.graph.state import CacheSite
 
 Int64 = NDArray[np.int64]
-Row = Mapping[str, Array]
 
 
 class ObservedDrafts(ObservedExecutor, DraftExecutor, Protocol):
@@ -146,30 +146,28 @@ class _Passes:
 
     def _compare_rejections(self, step: int, kept: int) -> None:
         """Run a pass twice with other rejected tokens, from the same state, and compare what is left; then restore."""
-        before = list(self._rows())
+        before = [
+            {name: tensor.copy() for name, tensor in self._executor.read_row(row).items()}
+            for row in range(len(self._positions))
+        ]
         left = []
         for _ in range(2):
             checked = self._pass(step, kept)
-            logits = checked.logits[:kept].copy()
             self._reject(checked, kept)
-            left.append((logits, list(self._rows())))
+            left.append([checked.logits[:kept].tobytes(), *self._digests(step + kept, self._lengths + kept)])
             for row, tensors in enumerate(before):
                 self._executor.write_row(row, tensors.items())
-        (one_logits, one), (other_logits, other) = left
-        self._tally(one_logits, other_logits)
-        for row, (ours, theirs) in enumerate(zip(one, other, strict=True)):
+        self._found.compared += len(left[0])
+        self._found.unequal += sum(one != other for one, other in zip(*left, strict=True))
+
+    def _digests(self, fed: int, lengths: Int64) -> Iterator[bytes]:
+        """Yield a digest of what is in use of every tensor that steps write, row by row, after `fed` tokens."""
+        for row, start in enumerate(self._positions):
+            tensors = self._executor.read_row(row)
             for site in self._tested.sites:
-                entries = {"C": self._lengths[site.cache, row] + kept, "L": self._positions[row] + step + kept}
+                entries = {"C": int(lengths[site.cache, row]), "L": int(start) + fed}
                 for name, part in _parts_in_use(site, entries):
-                    self._tally(ours[name][part], theirs[name][part])
-
-    def _tally(self, one: Array, other: Array) -> None:
-        self._found.compared += 1
-        self._found.unequal += int(one.tobytes() != other.tobytes())
-
-    def _rows(self) -> Iterator[dict[str, Array]]:
-        for row in range(len(self._positions)):
-            yield {name: tensor.copy() for name, tensor in self._executor.read_row(row).items()}
+                    yield hashlib.sha256(tensors[name][part].tobytes()).digest()
 
     def _judge(self, kept: int) -> None:
         """Judge what each kept token read, on the inputs that it really got."""
