@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.methods.inputs import OVERRIDES
@@ -24,6 +24,8 @@ WEIGHT_SOURCES = frozenset(("checkpoint", "revision", "random_weights"))
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Wanted = Annotated[Literal[True] | None, BeforeValidator(lambda given: None if given is False else given)]
+"""A switch; off is the same as not given, so that it makes no other engine."""
 
 
 class BuildConfig(OwnSchema):
@@ -40,7 +42,7 @@ class BuildConfig(OwnSchema):
     dense_until: Count | Literal["auto"] | None = None
     draft_tokens: Annotated[int, Field(ge=2, le=8)] | None = None
     """Tokens of a draft that one pass checks, for `run --speculate`; None: the engine checks no drafts."""
-    all_logits: Literal[True] | None = None
+    all_logits: Wanted = None
     """Let a turn give the logits after each of its tokens, not after the last alone (`Session.turn_logits`)."""
     backend: str = "auto"
     weights: Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"] = "auto"

@@ -18,6 +18,12 @@ def test_later_layers_win_and_the_rest_stays():
     assert (config.model, config.policy, config.token_budget) == ("x", "full", 128)
 
 
+@pytest.mark.parametrize(("given", "recorded"), [(True, {"all_logits": True}), (False, {}), (None, {})])
+def test_a_switch_that_is_off_is_not_recorded(given, recorded):
+    stored = BuildConfig(model="x", all_logits=given).stored()
+    assert {name: value for name, value in stored.items() if name == "all_logits"} == recorded
+
+
 def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one():
     with pytest.raises(InputError, match=r"a\.yaml: unknown key 'token_budgt'; did you mean 'token_budget'\?"):
         layered([("a.yaml", {"model": "x", "token_budgt": 64})])
@@ -30,6 +36,7 @@ def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one():
         ("token_budget", 64.5),
         ("token_budget", -1),
         ("token_budget", True),
+        ("all_logits", "yes"),
         ("token_budget", 2**40),
         ("weights", "fp9"),
         ("split", "evenly"),

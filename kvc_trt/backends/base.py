@@ -176,7 +176,7 @@ class Backend(ABC):
         return None
 
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...] | None:
-        """Return what copies an engine's weights into its own layout in memory; None if it runs none from the host's.
+        """Return what packs a copy of an engine's weights in the host's memory; None if engines do not run there.
 
         `weights` is their format and `size` their bytes; with `drafts`, the engine has a draft graph.
         """
