@@ -42,6 +42,10 @@ class Busy(UnsupportedEnvironment):
     """There is no room for the request now; the same request can succeed later."""
 
 
+class HandoffRefused(UnsupportedEnvironment):
+    """A compressed cache that came from another process is not what was announced, or not for this engine."""
+
+
 class Cancelled(KvcError):
     """The caller ended the request, or closed what would have answered it."""
 

@@ -18,7 +18,8 @@ from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
 if TYPE_CHECKING:
-    from kvc_trt.contexts.file import ContextHeader, StoredTensor
+    from kvc_trt.contexts.file import StoredTensor
+    from kvc_trt.contexts.header import ContextHeader
 
 BARE_PROMPT_HINT = "write the template's own words around the text; --raw silences this warning"
 

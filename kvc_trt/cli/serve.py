@@ -6,17 +6,20 @@ import ipaddress
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 import cloup
 
 from kvc_trt.backends.registry import names
+from kvc_trt.cache import cache_root
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
     from kvc_trt.serving.dynamo.deployment import Served
 
+Role = Literal["aggregated", "frontend", "prefill", "decode"]
+ROLES = get_args(Role)
 API_KEY = "KVC_TRT_API_KEY"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -29,6 +32,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     cloup.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes one that is free."),
 )
 @cloup.option_group(
+    "Prefill and decode apart",
+    cloup.option(
+        "--role",
+        type=click.Choice(ROLES),
+        default="aggregated",
+        help="frontend takes requests, prefill reads prompts, decode answers them; each is a process of its own.",
+    ),
+    cloup.option(
+        "--store",
+        type=click.Path(path_type=Path),
+        help="A private directory through which these find each other.  [default: serving, in kvc-trt's cache]",
+    ),
+)
+@cloup.option_group(
     "Engine",
     cloup.option("--rows", type=click.IntRange(min=1), help="Requests answered at once.  [default: max_batch_size]"),
     cloup.option("--queue", type=click.IntRange(min=1), help="Requests that may wait, not more.  [default: 64]"),
@@ -39,6 +56,8 @@ def command(
     engines: tuple[str, ...],
     host: str,
     port: int,
+    role: Role,
+    store: Path | None,
     rows: int | None,
     queue: int | None,
     backend: str | None,
@@ -48,6 +67,9 @@ def command(
 
     Each ENGINE is a directory, asked for by NAME, or by the directory's own name. It says when every engine has
     answered, and Ctrl-C ends it after the answers that have begun.
+
+    With roles, prompts are read by some processes and answered by others, of engines that are equal or differ in their
+    backend alone; what goes from one to the other is the compressed cache.
     """
     import asyncio
 
@@ -56,10 +78,19 @@ def command(
 
     key = os.environ.get(API_KEY) or None
     check_host(host, key)
-    served = served_engines(engines)
+    served = served_engines(engines, role)
     require_dynamo()
     deployment = Deployment(
-        served, host=host, port=port, api_key=key, rows=rows, queue=queue, backend=backend, threads=threads
+        served,
+        role,
+        host,
+        port,
+        api_key=key,
+        store=cache_root() / "serving" if store is None and role != "aggregated" else store,
+        rows=rows,
+        queue=queue,
+        backend=backend,
+        threads=threads,
     )
     asyncio.run(Running(deployment, click.echo).run())
 
@@ -77,11 +108,13 @@ def check_host(host: str, api_key: str | None) -> None:
         )
 
 
-def served_engines(arguments: tuple[str, ...]) -> list[Served]:
+def served_engines(arguments: tuple[str, ...], role: Role = "aggregated") -> list[Served]:
     """Return the engines of `[NAME=]ENGINE` arguments; InputError for a bad name, or one that is given twice."""
     from kvc_trt.serving.dynamo.deployment import Served
 
-    if not arguments:
+    if role == "frontend" and arguments:
+        raise click.UsageError("--role frontend runs no engine; prefill and decode have them")
+    if role != "frontend" and not arguments:
         raise click.UsageError("expected at least one ENGINE")
     found: dict[str, Served] = {}
     for argument in arguments:

@@ -14,32 +14,25 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from kvc_trt.atomic_files import write_new_pieces
+from kvc_trt.contexts.header import FORMAT, ContextHeader, check_lengths, header_of
 from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.errors import InputError, describe
 from kvc_trt.models.safetensors_file import ALIGNMENT, PADDING_PREFIX, SafetensorsFile, TensorPlan, serialised
-from kvc_trt.runtime.context import Array, Context, Fingerprint
-from kvc_trt.validation import OwnSchema, validated
-from kvc_trt.version import __version__
+from kvc_trt.runtime.context import Array, Context
+from kvc_trt.validation import validated
 
-FORMAT: Final = 1
 LOGITS, DOCUMENT, CHECKSUM = "logits", "kvc-trt context", "checksum"
 UNSEALED = "0" * 64
 LARGEST_DOCUMENT = 1 << 20
 """Characters; no model has caches enough for more."""
 
 _OF_A_CACHE = re.compile(r"[a-z_]{1,40}\.(0|[1-9][0-9]{0,8})")
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Name = Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,200}$")]
-"""Printed to terminals, so without anything that could control one."""
-Count = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 
 
 class StoredTensor(NamedTuple):
@@ -49,29 +42,6 @@ class StoredTensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-
-
-class ContextHeader(OwnSchema):
-    """The JSON document in a file's metadata."""
-
-    version: Literal[1]
-    written_by: Name
-    engine: Digest
-    weights: Digest
-    model: Digest
-    parameters: Digest
-    state: Digest
-    compatibility: Digest
-    model_name: Name
-    policy_name: Name
-    logical_length: Count
-    cache_lengths: list[Count]
-    tokens: Digest
-
-    @property
-    def fingerprint(self) -> Fingerprint:
-        """What the context was made by."""
-        return Fingerprint(**{field.name: getattr(self, field.name) for field in fields(Fingerprint)})
 
 
 def write_context(path: Path, context: Context, *, replace: bool = False) -> None:
@@ -84,7 +54,7 @@ def write_context(path: Path, context: Context, *, replace: bool = False) -> Non
         TensorPlan(name, str(array.dtype), array.shape, lambda array=array: array)  # type: ignore[misc]
         for name, array in tensors.items()
     ]
-    document = _header_of(context).model_dump_json()
+    document = header_of(context).model_dump_json()
     unsealed, _ = serialised(plans, {DOCUMENT: document, CHECKSUM: UNSEALED})
     checksum = hashlib.sha256()
     for piece in unsealed:
@@ -102,7 +72,7 @@ def read_context(path: Path, packing: RowPacking) -> Context:
     try:
         header = _read_header(file)
         header.fingerprint.check_same(packing.fingerprint, str(path), packing.other_turns)
-        _check_lengths(header, packing, path)
+        check_lengths(header, packing, str(path))
         _check_tensors(file, packing.layout(header.cache_lengths, header.logical_length), packing.limits.vocab_size)
         tensors = dict(_sealed_tensors(file))
     finally:
@@ -142,19 +112,6 @@ def _check_names(file: SafetensorsFile, caches: int) -> None:
             raise InputError(f"{file.path}: tensor {describe(name)} belongs to none of its {caches} caches")
 
 
-def _header_of(context: Context) -> ContextHeader:
-    made_by = context.fingerprint
-    return ContextHeader(
-        version=FORMAT,
-        written_by=f"kvc-trt {__version__}",
-        **asdict(made_by),
-        compatibility=made_by.compatibility,
-        logical_length=context.logical_length,
-        cache_lengths=list(context.cache_lengths),
-        tokens=context.token_digest,
-    )
-
-
 def _read_header(file: SafetensorsFile) -> ContextHeader:
     """Return the checked document; InputError for a safetensors file that is no context of this format."""
     document = file.metadata.get(DOCUMENT)
@@ -172,20 +129,6 @@ def _read_header(file: SafetensorsFile) -> ContextHeader:
     if header.compatibility != header.fingerprint.compatibility:
         raise InputError(f"{file.path}: its compatibility digest does not follow from its other digests")
     return header
-
-
-def _check_lengths(header: ContextHeader, packing: RowPacking, path: Path) -> None:
-    """Raise InputError for lengths that no row of the engine can have."""
-    limits, lengths = packing.limits, header.cache_lengths
-    if header.logical_length > limits.max_sequence_len:
-        raise InputError(f"{path}: {header.logical_length} tokens, expected at most {limits.max_sequence_len}")
-    if len(lengths) != len(limits.capacities):
-        raise InputError(f"{path}: lengths of {len(lengths)} caches, expected {len(limits.capacities)}")
-    evicting = limits.evicting or (False,) * len(lengths)
-    for cache, (stored, slots, evicts) in enumerate(zip(lengths, limits.capacities, evicting, strict=True)):
-        most = header.logical_length if evicts else min(slots, header.logical_length)
-        if stored > most:
-            raise InputError(f"{path}: cache {cache} has {stored} tokens, expected at most {most}")
 
 
 def _check_tensors(file: SafetensorsFile, layout: Mapping[str, tuple[str, tuple[int, ...]]], vocab_size: int) -> None:

@@ -197,6 +197,11 @@ class Loop:
             kept = len(stored) * fed if self._session.executor.limits.keeps_whole else sum(stored)
             self._metrics.kept_tokens += kept
             self._metrics.evicted_tokens += len(stored) * fed - kept
+        if ticket.request.keep_context:
+            try:
+                ticket.context = self._session.take(row)
+            except Exception as error:  # memory for a copy, above all
+                self.end(self._leave(row), error, "failed")
 
     def _run_step(self) -> bool:
         if not self.running:

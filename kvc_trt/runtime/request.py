@@ -68,6 +68,8 @@ class Request:
     at them, and are refused without."""
     keep_logits: bool = False
     """Bring the logits of every step to the host, so that `Session.take` can store the row at any time."""
+    keep_context: bool = False
+    """Keep what the caches hold of the prompt, before anything is answered, as the `context` of its `Ticket`."""
     continuation_token_ids: Sequence[int] = ()
     """Tokens fed through decode after compaction and before sampling: a question asked after eviction."""
     sampling: Sampling = field(default_factory=Sampling)

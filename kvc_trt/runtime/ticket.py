@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 
+from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.request import Event, Output, Request
 
 
@@ -34,6 +35,8 @@ class Ticket:
         self.priority, self.deadline, self.arrived = priority, deadline, arrived
         self.cancelled = False
         """Whether the caller has asked for its end."""
+        self.context: Context | None = None
+        """What the caches hold of the prompt once it is read, if the request says `keep_context`."""
         self.last_token: float | None = None
         """When its newest token came, on the scheduler's clock."""
         self._cancel = cancel

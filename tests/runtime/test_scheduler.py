@@ -217,3 +217,26 @@ def test_close_ends_what_is_there_and_drain_answers_it():
         assert one.metrics()["ended"] == ({"length": 4} if drain else {"cancelled": 4})
         with pytest.raises(Busy, match="closed"):
             one.submit(Request([1]))
+
+
+def test_a_ticket_keeps_what_the_caches_hold_of_its_prompt():
+    executor = FakeExecutor()
+    one = Scheduler(Session(executor, None, 2, packing=FakePacking(executor)))
+    ticket = one.submit(Request([3] * 20, max_new_tokens=4, keep_context=True))
+    other = one.submit(Request([3] * 20, max_new_tokens=4))
+    finish(one)
+    assert other.context is None
+    assert (ticket.context.logical_length, ticket.result(0).token_ids) == (20, tokens_alone(other.request))
+    again = Session(FakeExecutor(), None, 1, packing=FakePacking(FakeExecutor()))
+    (output,) = again.generate([Request([], max_new_tokens=4, context=ticket.context)])
+    assert output.token_ids == ticket.result(0).token_ids
+
+
+def test_a_context_that_cannot_be_kept_is_an_error_of_its_request_alone():
+    one = scheduler()  # its session has no packing
+    ticket, other = one.submit(Request([1], keep_context=True)), one.submit(Request([2], max_new_tokens=2))
+    finish(one)
+    with pytest.raises(ValueError, match="packing"):
+        ticket.result(0)
+    assert other.result(0).token_ids == tokens_alone(other.request)
+    assert one.session.free == 2

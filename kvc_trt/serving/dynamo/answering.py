@@ -21,9 +21,14 @@ class Answering:
         """See `model_directory.start_tokens`."""
         self._tickets: dict[str, Ticket] = {}
 
-    async def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of an answer. Closing the generator ends the request, and so does `cancel`.
+    def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks of an answer, as `answer_whole`; a role of its own answers its part."""
+        return self.answer_whole(asked, identity)
 
+    async def answer_whole(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
+        """Read a prompt and yield the chunks of its answer.
+
+        Closing the generator ends the request, and so does `cancel`.
         Raises InputError for what cannot be answered, Busy for a full queue, Cancelled, and what the engine raises.
         """
         request = request_of(asked, self.limits, self.start_tokens)
@@ -58,6 +63,9 @@ class Answering:
     def figures(self) -> dict[str, Any]:
         """Return what is counted, as plain values."""
         return self.scheduler.metrics()
+
+    async def watch(self) -> None:
+        """Do what has to be done beside the answers, until it is cancelled."""
 
     @property
     def is_quiescent(self) -> bool:

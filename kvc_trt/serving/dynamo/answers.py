@@ -18,10 +18,13 @@ CANCELLED = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
 Chunk = dict[str, Any]
 
 
-def chunk_of(event: Event, prompt_tokens: int, extra: Mapping[str, Any] | None = None) -> Chunk:
-    """Return the chunk of one token; the last one has the reason, what was counted, and `extra` as `engine_data`.
+def chunk_of(
+    event: Event, prompt_tokens: int, extra: Mapping[str, Any] | None = None, *, reused_tokens: int | None = None
+) -> Chunk:
+    """Return the chunk of one token; the last one has the reason, what was counted, and `extra` among `engine_data`.
 
-    `prompt_tokens` are those that the request came with, start tokens included.
+    `prompt_tokens` are those that the request came with, start tokens included. `reused_tokens`, of which none were
+    computed for this request, is the output's own where it is None.
     """
     chunk: Chunk = {"token_ids": [event.token_id], "index": 0}
     if event.logprobs is not None:
@@ -37,7 +40,9 @@ def chunk_of(event: Event, prompt_tokens: int, extra: Mapping[str, Any] | None =
             "prompt_tokens": prompt_tokens,
             "completion_tokens": answered,
             "total_tokens": prompt_tokens + answered,
-            "prompt_tokens_details": {"cached_tokens": event.output.reused_tokens},
+            "prompt_tokens_details": {
+                "cached_tokens": event.output.reused_tokens if reused_tokens is None else reused_tokens
+            },
         }
         chunk["engine_data"] = {
             "kvc": {

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
-from kvc_trt.serving.dynamo.model_directory import INSTANCE_FILE
 from kvc_trt.serving.dynamo.processes import Child
 
 if TYPE_CHECKING:
@@ -79,8 +78,8 @@ class Running:
 
         self._deployment, self._say = deployment, say
         self._own_store = deployment.store is None
-        self._store = deployment.store or Path(tempfile.mkdtemp(prefix="kvc-trt-serve-"))
-        for name in ("found", "home", "models", "logs"):
+        self._store = (deployment.store or Path(tempfile.mkdtemp(prefix="kvc-trt-serve-"))).absolute()
+        for name in ("found", "home", "models", "workers", "logs"):
             (self._store / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._frontend_port = _free_port()
         self._status_ports: dict[str, int] = {}
@@ -91,7 +90,8 @@ class Running:
             self._gateway = Gateway(
                 f"http://{FRONTEND_HOST}:{self._frontend_port}",
                 deployment.api_key,
-                {name: f"http://127.0.0.1:{self._status_ports[child.name]}" for name, child in self._workers.items()},
+                models=list(self._workers),
+                status=self._status_urls,
             )
             self._frontend = self._child("frontend", ["-m", "dynamo.frontend", *self._frontend_options()])
         self._stop = asyncio.Event()
@@ -200,7 +200,7 @@ class Running:
         deployment = self._deployment
         name = served.name if deployment.role == "aggregated" else f"{served.name}-{deployment.role}-{os.getpid()}"
         arguments = [str(served.engine.absolute()), "--name", served.name, "--role", deployment.role]
-        arguments += ["--model", str(self._store / "models" / name)]
+        arguments += ["--model", str(self._store / "models" / served.name), "--record", str(self._record(name))]
         options = {"rows": deployment.rows, "queue": deployment.queue, "threads": deployment.threads}
         for option, value in {**options, "backend": deployment.backend}.items():
             if value is not None:
@@ -216,10 +216,20 @@ class Running:
     def _died(self, name: str, said: str) -> None:
         """Let nobody ask a process that has died: its record would stand for ten seconds more."""
         self._say(said)
-        instance = self._store / "models" / name / INSTANCE_FILE
-        if instance.exists():
-            for record in self._store.glob(f"found/*/*/*%2F{int(instance.read_text()):x}"):
+        written = self._record(name)
+        if written.exists():
+            number = int(written.read_text().split()[0])
+            for record in self._store.glob(f"found/*/*/*%2F{number:x}"):
                 record.unlink(missing_ok=True)
+            written.unlink()
+
+    def _record(self, name: str) -> Path:
+        return self._store / "workers" / name
+
+    def _status_urls(self) -> list[str]:
+        """Return where the workers on this machine show their status, whoever started them."""
+        records = [record.read_text().split() for record in sorted((self._store / "workers").iterdir())]
+        return [f"http://127.0.0.1:{port}" for _, *ports in records for port in ports]
 
     def _frontend_options(self) -> list[str]:
         return ["--http-host", FRONTEND_HOST, "--http-port", str(self._frontend_port), "--router-mode", "round-robin"]

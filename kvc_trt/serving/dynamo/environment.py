@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from kvc_trt.cache import cache_root
 from kvc_trt.errors import UnsupportedEnvironment
 
 DYNAMO_VERSION = "1.4.2"
@@ -59,5 +60,6 @@ def process_environment(store: Path, given: Mapping[str, str] | None = None) -> 
         chosen.pop(name, None)
     chosen = {**_DEFAULTS, **chosen, **ON_THIS_MACHINE}
     chosen["DYN_FILE_KV"] = str(store / "found")
+    chosen.setdefault("KVC_TRT_CACHE", str(cache_root()))
     chosen["HOME"] = str(store / "home")  # the frontend keeps copies of model directories there
     return chosen

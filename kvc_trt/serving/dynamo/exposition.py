@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 PREFIX = "kvc_trt"
-_NOW = frozenset({"waiting", "joining", "running", "staying"})
+_NOW = frozenset({"waiting", "joining", "running", "staying", "handoff_slots_free", "handoff_slots_held"})
 """Figures that fall as well as rise."""
 
 

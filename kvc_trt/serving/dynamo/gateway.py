@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, web
@@ -29,12 +29,20 @@ _PASSED_ON = ("Content-Type", "Accept", "x-request-id")
 class Gateway:
     """Passes requests on to a frontend at `upstream`, an URL without a path.
 
-    `status` is the URL of each worker's own status, by the name of its model. Their figures are shown beside the
-    frontend's, and each of these models must answer for the server to be healthy.
+    Each of `models`, and of those that the frontend knows, must answer for the server to be healthy. `status` returns
+    the URLs of the workers' own status, whose figures are shown beside the frontend's.
     """
 
-    def __init__(self, upstream: str, api_key: str | None = None, status: Mapping[str, str] | None = None) -> None:
-        self._upstream, self._api_key, self._status = upstream, api_key, dict(status or {})
+    def __init__(
+        self,
+        upstream: str,
+        api_key: str | None = None,
+        *,
+        models: Sequence[str] = (),
+        status: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._upstream, self._api_key = upstream, api_key
+        self._models, self._status = tuple(models), status
         self._session: ClientSession | None = None
         self._runner: web.AppRunner | None = None
 
@@ -117,7 +125,7 @@ class Gateway:
         refused = self._refused(request)
         if refused is not None:
             return refused
-        texts = await asyncio.gather(*(self._figures(url) for url in (self._upstream, *self._status.values())))
+        texts = await asyncio.gather(*(self._figures(url) for url in (self._upstream, *self._status())))
         return web.Response(text=merged(texts), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _figures(self, url: str) -> str:
@@ -132,7 +140,7 @@ class Gateway:
         refused = self._refused(request)
         if refused is not None:
             return refused
-        names = sorted({*self._status, *await self.models()})
+        names = sorted({*self._models, *await self.models()})
         answers = dict(zip(names, await asyncio.gather(*map(self.answers, names)), strict=True))
         healthy = bool(answers) and all(answers.values())
         status = {name: "answers" if answered else "does not answer" for name, answered in answers.items()}

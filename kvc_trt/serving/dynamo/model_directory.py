@@ -22,10 +22,6 @@ MODEL_TYPE = "kvc_trt"
 """Dynamo wants one, and looks it up nowhere."""
 
 
-INSTANCE_FILE = "instance"
-"""Beside the model's files: the number under which Dynamo knows the worker that reads them."""
-
-
 def check_servable(engine: EngineDirectory) -> None:
     """Raise InputError for an engine whose requests the frontend could not read."""
     if engine.tokenizer_path is None:

@@ -23,14 +23,18 @@ from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import HttpError, InvalidArgument
 
 from kvc_trt.api.engine import Engine
-from kvc_trt.contexts.packing import fingerprint_of
+from kvc_trt.atomic_files import write_whole
+from kvc_trt.contexts.packing import fingerprint_of, packing_of
 from kvc_trt.engine import EngineDirectory
-from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, InputError, KvcError
+from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, HandoffRefused, InputError, KvcError
+from kvc_trt.runtime import Scheduler
 from kvc_trt.serving.dynamo.answering import Answering
 from kvc_trt.serving.dynamo.answers import CANCELLED, Chunk, refusal
 from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
 from kvc_trt.serving.dynamo.exposition import exposition
-from kvc_trt.serving.dynamo.model_directory import INSTANCE_FILE, start_tokens, write_model_directory
+from kvc_trt.serving.dynamo.handing_over import Decode, Prefill
+from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
+from kvc_trt.serving.dynamo.transfer import NixlTransfers
 
 log = logging.getLogger("kvc_trt.serving")
 
@@ -44,6 +48,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
         settings.model.mkdir(parents=True, exist_ok=True)
         write_model_directory(self._engine.directory, settings.model)
         self._answering: Answering | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._answers = 0
         self._all_answered = asyncio.Event()
 
@@ -71,8 +76,10 @@ class Worker(LLMEngine):  # type: ignore[misc]
 
     async def start(self, worker_id: int) -> EngineConfig:
         """Load the engine."""
-        (self.settings.model / INSTANCE_FILE).write_text(str(worker_id))
-        self._answering = await asyncio.to_thread(self._load)
+        write_whole(self.settings.record, f"{worker_id} {os.environ.get('DYN_SYSTEM_PORT', '')}".encode())
+        scheduler, start = await asyncio.to_thread(self._load)
+        self._answering = self._role(scheduler, start, worker_id)
+        self._watching = asyncio.create_task(self._answering.watch())
         return EngineConfig(
             model=str(self.settings.model),
             served_model_name=self.settings.name,
@@ -82,17 +89,28 @@ class Worker(LLMEngine):  # type: ignore[misc]
             ),
         )
 
-    def _load(self) -> Answering:
+    def _load(self) -> tuple[Scheduler, tuple[int, ...]]:
         scheduler = self._engine.scheduler(self.settings.rows, queue_limit=self.settings.queue)
         scheduler.start()
-        return Answering(scheduler, start_tokens(self._engine.directory))
+        return scheduler, start_tokens(self._engine.directory)
+
+    def _role(self, scheduler: Scheduler, start: tuple[int, ...], worker_id: int) -> Answering:
+        if self.settings.role == "aggregated":
+            return Answering(scheduler, start)
+        role = {"prefill": Prefill, "decode": Decode}[self.settings.role]
+        name = f"kvc-{self.settings.role}-{worker_id}"
+        return role(scheduler, start, packing_of(self._engine.directory), lambda arena: NixlTransfers(name, arena))
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncGenerator[Chunk, None]:
         """Answer one request, with Dynamo's exceptions for ours. No message holds a path or a prompt."""
         assert self._answering is not None, "it has been started"
         self._answers += 1
+        answering = self._answering
+        # A probe is of this worker alone, whatever others it works with.
+        answer = answering.answer_whole if is_probe(request) else answering.answer
+        wants_errors = self.settings.role != "prefill" and WANTS_ERRORS in (request.get("annotations") or ())
         try:
-            async with aclosing(self._answering.answer(request, context.id())) as chunks:
+            async with aclosing(answer(request, context.id())) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except Cancelled:
@@ -100,12 +118,14 @@ class Worker(LLMEngine):  # type: ignore[misc]
         except InputError as error:
             if is_probe(request):
                 log.error("the worker's own health check fails: %s", error.message)
-            if WANTS_ERRORS in (request.get("annotations") or ()):
+            if wants_errors:
                 yield refusal(400, error.message)
             else:
                 raise InvalidArgument(error.message) from None
-        except (Busy, DeadlineMissed) as error:
-            if WANTS_ERRORS in (request.get("annotations") or ()):
+        except (Busy, DeadlineMissed, HandoffRefused) as error:
+            if isinstance(error, HandoffRefused):
+                log.warning("request %s: %s", context.id(), error.message)
+            if wants_errors:
                 yield refusal(503, error.message)
             else:
                 raise HttpError(503, error.message) from None
@@ -136,6 +156,8 @@ class Worker(LLMEngine):  # type: ignore[misc]
         while self._answers:
             self._all_answered.clear()
             await self._all_answered.wait()
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def health_check_payload(self) -> dict[str, Any]:
         """Return a request of one token, which comes back through `generate`."""
@@ -157,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kvc_trt.serving.dynamo.worker", description=__doc__)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--model", type=Path, required=True, help="Where the frontend's files are written.")
+    parser.add_argument("--record", type=Path, required=True, help="Where the worker's number and port are written.")
     parser.add_argument("--name", required=True, help="The model's name in requests.")
     parser.add_argument("--role", choices=("aggregated", "prefill", "decode"), default="aggregated")
     parser.add_argument("--rows", type=int, help="Requests that are answered at once.")

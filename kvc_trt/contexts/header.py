@@ -1,0 +1,72 @@
+"""What is said of a context beside its tensors, in a file as in a handoff: where it comes from, and how long it is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from kvc_trt.contexts.packing import RowPacking
+from kvc_trt.errors import InputError
+from kvc_trt.runtime.context import Context, Fingerprint
+from kvc_trt.validation import OwnSchema
+from kvc_trt.version import __version__
+
+FORMAT: Final = 1
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,200}$")]
+"""Printed to terminals, so without anything that could control one."""
+Count = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+
+
+class ContextHeader(OwnSchema):
+    """The JSON document of a context."""
+
+    version: Literal[1]
+    written_by: Name
+    engine: Digest
+    weights: Digest
+    model: Digest
+    parameters: Digest
+    state: Digest
+    compatibility: Digest
+    model_name: Name
+    policy_name: Name
+    logical_length: Count
+    cache_lengths: list[Count]
+    tokens: Digest
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What the context was made by."""
+        return Fingerprint(**{field.name: getattr(self, field.name) for field in fields(Fingerprint)})
+
+
+def header_of(context: Context) -> ContextHeader:
+    """Return the document of a context."""
+    made_by = context.fingerprint
+    return ContextHeader(
+        version=FORMAT,
+        written_by=f"kvc-trt {__version__}",
+        **asdict(made_by),
+        compatibility=made_by.compatibility,
+        logical_length=context.logical_length,
+        cache_lengths=list(context.cache_lengths),
+        tokens=context.token_digest,
+    )
+
+
+def check_lengths(header: ContextHeader, packing: RowPacking, what: str) -> None:
+    """Raise InputError, naming `what`, for lengths that no row of the engine can have."""
+    limits, lengths = packing.limits, header.cache_lengths
+    if header.logical_length > limits.max_sequence_len:
+        raise InputError(f"{what}: {header.logical_length} tokens, expected at most {limits.max_sequence_len}")
+    if len(lengths) != len(limits.capacities):
+        raise InputError(f"{what}: lengths of {len(lengths)} caches, expected {len(limits.capacities)}")
+    evicting = limits.evicting or (False,) * len(lengths)
+    for cache, (stored, slots, evicts) in enumerate(zip(lengths, limits.capacities, evicting, strict=True)):
+        most = header.logical_length if evicts else min(slots, header.logical_length)
+        if stored > most:
+            raise InputError(f"{what}: cache {cache} has {stored} tokens, expected at most {most}")

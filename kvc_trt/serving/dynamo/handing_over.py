@@ -1,0 +1,177 @@
+"""Prefill and decode on different machines: one reads and compacts prompts, the other answers from what is left.
+
+What travels is a context, compressed, with the logits of the prompt's last token: the other side's row samples from
+them as a local one would, with the same seed. It never reads a prompt again in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from kvc_trt.contexts.handoff import Bytes, check_handoff, largest_handoff, read_handoff, write_handoff
+from kvc_trt.contexts.packing import RowPacking
+from kvc_trt.errors import Busy, HandoffRefused, InputError
+from kvc_trt.runtime import Context, Scheduler
+from kvc_trt.serving.dynamo.answering import Answering
+from kvc_trt.serving.dynamo.answers import Chunk, chunk_of
+from kvc_trt.serving.dynamo.requests import prompt_of, request_of
+from kvc_trt.serving.dynamo.slots import Slots
+from kvc_trt.serving.dynamo.transfer import LOOK_AGAIN_SECONDS, Offer, Transfers
+from kvc_trt.validation import validated
+
+OFFER = "kvc"
+"""Where an offer stands in Dynamo's `disaggregated_params`."""
+IDLE_SECONDS = 0.05
+SLOT_SECONDS = 10.0
+"""How long a request waits for a piece of memory."""
+REMEMBERED = 4096
+"""Offers that are known to be used up."""
+
+MakeTransfers = Callable[[Bytes], Transfers]
+
+
+class HandingOver(Answering):
+    """What prefill and decode have in common: pieces of memory, and what moves bytes between them."""
+
+    def __init__(
+        self, scheduler: Scheduler, start_tokens: Sequence[int], packing: RowPacking, transfers: MakeTransfers
+    ) -> None:
+        super().__init__(scheduler, start_tokens)
+        self.packing = packing
+        self.slots = Slots(scheduler.session.max_batch_size, largest_handoff(packing))
+        self.transfers = transfers(self.slots.arena)
+        self.moved_bytes, self.moved, self.refused = 0, 0, 0
+
+    async def take_slot(self) -> int:
+        """Wait for a piece of memory; Busy if none becomes free."""
+        end = time.monotonic() + SLOT_SECONDS
+        while (slot := self.slots.take()) is None:
+            if time.monotonic() > end:
+                raise Busy("busy: no memory for a handoff is free")
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        return slot
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is counted, as plain values."""
+        return {
+            **super().figures(),
+            "handoff_slots_free": self.slots.free,
+            "handoff_slots_held": self.slots.held,
+            "handoffs": self.moved,
+            "handoff_bytes": self.moved_bytes,
+            "handoffs_refused": self.refused,
+            "handoffs_expired": self.slots.expired,
+        }
+
+
+class Prefill(HandingOver):
+    """Reads prompts, and offers what is kept of them."""
+
+    async def watch(self) -> None:
+        """Give back what has been read, or was not read in time, until it is cancelled."""
+        while True:
+            self.slots.release(self.transfers.finished())
+            await asyncio.sleep(LOOK_AGAIN_SECONDS if self.slots.held else IDLE_SECONDS)
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Whether every handoff has been read, or came too late."""
+        return super().is_quiescent and self.slots.all_free
+
+    async def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
+        """Yield one chunk, which offers the prompt's context."""
+        # The answer's own rules are decode's to check: here is but one token, which nobody sees.
+        request = replace(
+            request_of(asked, self.limits, self.start_tokens), max_new_tokens=1, min_tokens=0, logprobs=None,
+            keep_context=True,
+        )  # fmt: skip
+        slot: int | None = await self.take_slot()
+        assert slot is not None
+        try:
+            ticket = self.submit(request, identity)
+            try:
+                output = await ticket.answer()
+            finally:
+                self.forget(identity)
+            assert ticket.context is not None, "it was asked for"
+            handoff = await asyncio.to_thread(write_handoff, ticket.context, self.packing, self.slots.bytes_of(slot))
+            offer = Offer(
+                version=1, handoff=handoff, tag=uuid.uuid4().hex, address=self.slots.address(slot),
+                agent=self.transfers.agent,
+            )  # fmt: skip
+            self.slots.hold(slot, offer.tag)
+            slot = None
+        finally:
+            if slot is not None:
+                self.slots.give_back(slot)
+        self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + handoff.nbytes
+        # Its first chunk must carry the offer, and any other reason than `length` would end the answer here.
+        yield {
+            "token_ids": [output.token_ids[0]],
+            "index": 0,
+            "finish_reason": "length",
+            "disaggregated_params": {OFFER: offer.model_dump()},
+        }
+
+
+class Decode(HandingOver):
+    """Answers prompts that another process has read."""
+
+    def __init__(
+        self, scheduler: Scheduler, start_tokens: Sequence[int], packing: RowPacking, transfers: MakeTransfers
+    ) -> None:
+        super().__init__(scheduler, start_tokens, packing, transfers)
+        self._used: deque[str] = deque(maxlen=REMEMBERED)
+
+    async def answer(self, asked: Mapping[str, Any], identity: str) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks of an answer that starts from the context of the request's offer.
+
+        Raises HandoffRefused for a request without one, and for one that is not what it says.
+        """
+        prompt = prompt_of(asked, self.start_tokens)
+        request = request_of(asked, self.limits, self.start_tokens)
+        try:
+            offer = offer_of(asked)
+            check_handoff(offer.handoff, self.packing, prompt)
+            if offer.tag in self._used:
+                raise HandoffRefused("the handoff was used before")
+            self._used.append(offer.tag)
+            context = await self._fetch(offer)
+        except HandoffRefused:
+            self.refused += 1
+            raise
+        self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + offer.handoff.nbytes
+        request = replace(request, prompt_token_ids=(), context=context, context_token_ids=prompt)
+        moved = {"moved_bytes": offer.handoff.nbytes}
+        async with aclosing(self.follow(request, identity)) as events:
+            async for event in events:
+                yield chunk_of(event, len(prompt), moved, reused_tokens=0)
+
+    async def _fetch(self, offer: Offer) -> Context:
+        slot = await self.take_slot()
+        try:
+            into = self.slots.bytes_of(slot)
+            await self.transfers.fetch(offer, into)
+            return await asyncio.to_thread(read_handoff, offer.handoff, self.packing, into)
+        finally:
+            self.slots.give_back(slot)
+
+
+def offer_of(asked: Mapping[str, Any]) -> Offer:
+    """Return the offer that came with a request; HandoffRefused for one without, or of another form."""
+    found: Any = asked
+    for name in ("prefill_result", "disaggregated_params", OFFER):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if found is None:
+        raise HandoffRefused("no handoff came with the request, and a decode worker reads no prompts")
+    try:
+        return validated(Offer, found, "the handoff")
+    except InputError as error:
+        raise HandoffRefused(error.message) from None

@@ -1,0 +1,95 @@
+"""Memory that another process reads, by NIXL: what it needs to know of us, and how we read from it.
+
+NIXL registers addresses, so nothing here needs torch; and it is driven by whoever waits, for its own thread spins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
+
+from kvc_trt.contexts.handoff import Bytes, Handoff
+from kvc_trt.errors import HandoffRefused
+from kvc_trt.validation import OwnSchema
+
+LOOK_AGAIN_SECONDS = 0.002
+FETCH_SECONDS = 10.0
+
+
+class Offer(OwnSchema):
+    """What a prefill worker sends of a context that it holds. Numbers and text alone: nothing in it is run."""
+
+    version: Annotated[int, Field(ge=1, le=1)]
+    handoff: Handoff
+    tag: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    address: Annotated[int, Field(ge=0, lt=1 << 64)]
+    agent: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]{4,16384}$")]
+    """NIXL's description of the process that holds it, in base64."""
+
+
+class Transfers(Protocol):
+    """What moves bytes between processes."""
+
+    @property
+    def agent(self) -> str:
+        """What others need to read from here, in base64."""
+
+    def finished(self) -> list[str]:
+        """Return the tags of what others have read here since the last call."""
+
+    async def fetch(self, offer: Offer, into: Bytes) -> None:
+        """Read the bytes of an offer into `into` [nbytes], which is part of our own arena.
+
+        Raises HandoffRefused where they cannot be read in time. Then nothing is written there any more.
+        """
+
+
+class NixlTransfers:
+    """Transfers over one arena [count, nbytes] in this process's memory."""
+
+    def __init__(self, name: str, arena: Bytes) -> None:
+        from nixl_cu12._api import nixl_agent, nixl_agent_config
+
+        self._nixl = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        self._nixl.register_memory([(arena.ctypes.data, arena.nbytes, 0, "")], "DRAM")
+        self.agent = base64.b64encode(self._nixl.get_agent_metadata()).decode()
+        """What others need to read from here, in base64."""
+
+    def finished(self) -> list[str]:
+        """Return the tags of what others have read here since the last call."""
+        messages = (message for found in self._nixl.get_new_notifs().values() for message in found)
+        return [message.decode("ascii", "replace") for message in messages]
+
+    async def fetch(self, offer: Offer, into: Bytes) -> None:
+        """Read the bytes of an offer into `into` [nbytes]; HandoffRefused where that fails."""
+        size = offer.handoff.nbytes
+        try:
+            peer = self._nixl.add_remote_agent(base64.b64decode(offer.agent))
+            own = self._nixl.get_xfer_descs([(into.ctypes.data, size, 0)], "DRAM")
+            theirs = self._nixl.get_xfer_descs([(offer.address, size, 0)], "DRAM")
+            transfer = self._nixl.initialize_xfer("READ", own, theirs, peer, offer.tag.encode())
+            try:
+                state, end = self._nixl.transfer(transfer), time.monotonic() + FETCH_SECONDS
+                while state == "PROC" and time.monotonic() < end:
+                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                    state = self._nixl.check_xfer_state(transfer)
+            finally:
+                await self._end(transfer)
+        except Exception as error:  # NIXL's own: a peer that is gone, memory that it does not offer
+            raise HandoffRefused(f"the handoff cannot be read ({type(error).__name__})") from None
+        if state != "DONE":
+            raise HandoffRefused(f"the handoff was not read within {FETCH_SECONDS:.0f} seconds")
+
+    async def _end(self, transfer: Any) -> None:
+        """Let a transfer go. One that runs is cancelled; until NIXL could do so, it may still write."""
+        while True:
+            try:
+                return self._nixl.release_xfer_handle(transfer)  # type: ignore[no-any-return]
+            except Exception:
+                if self._nixl.check_xfer_state(transfer) != "PROC":
+                    return None
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
