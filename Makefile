@@ -7,6 +7,9 @@ DEMO_CHAT ?= engines/chat
 BUILD  ?= build
 PEERS  ?= $(BUILD)/peers
 DYNAMO ?= $(BUILD)/dynamo
+TRITON ?= $(BUILD)/triton
+# Its wheels have no NumPy for Python 3.13.
+TRITON_PYTHON ?= $(PYTHON)
 
 # CMake and ninja come from the environment, and so does nvcc where the machine has none of its own.
 NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE_GENERATOR=Ninja
@@ -18,7 +21,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers peers-env dynamo-env serve clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers peers-env dynamo-env triton-env serve clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -126,7 +129,7 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 test: lint types emulation-plain
 	$(NATIVE) pytest -m "not slow" -n 2 --dist loadfile
 
-test-all: lint types types-tensorrt plugins test-sanitized dynamo-env
+test-all: lint types types-tensorrt plugins test-sanitized dynamo-env triton-env
 	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
 	$(NATIVE) pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
@@ -169,6 +172,17 @@ bench-peers: native peers-env
 
 # NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
 # nothing here needs.
+# Triton Inference Server, without root and without a GPU, from a wheel whose own dependencies the bare server does not
+# need. Its Python models run kvc-trt as it is here; with NumPy 2 this server reads no text.
+triton-env: $(TRITON)/.installed
+
+$(TRITON)/.installed: pyproject.toml
+	@echo "Making the environment of Triton Inference Server in $(TRITON)."
+	$(TRITON_PYTHON) -m venv $(TRITON)
+	$(TRITON)/bin/pip install --quiet --disable-pip-version-check 'numpy<2' 'tritonclient[grpc]==2.51.0' --editable .
+	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0
+	@touch $@
+
 dynamo-env: $(DYNAMO)/.installed
 
 $(DYNAMO)/.installed: pyproject.toml

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.errors import Busy, DeadlineMissed, InputError
+from kvc_trt.runtime.request import Request
 from kvc_trt.serving.answer import Answer
 from kvc_trt.serving.errors import invalid, serving_error
 from kvc_trt.serving.request import ServedRequest
@@ -97,6 +99,10 @@ class ServedEngine:
         except (Busy, DeadlineMissed) as error:
             raise serving_error(error) from error
         return Answer(request, ticket, self.limits)
+
+    def answer_once(self) -> None:
+        """Ask for one token after the shortest prompt, and wait for it; ServingError where none comes."""
+        asyncio.run(self.submit(ServedRequest(token_ids=(0,), rules=Request((), 1))).whole())
 
     def metrics(self) -> dict[str, Any]:
         """Return the scheduler's figures (docs/scheduler.md)."""

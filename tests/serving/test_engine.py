@@ -120,6 +120,14 @@ def test_no_time_is_too_late(served):
     assert refused.value.reason == "too late"
 
 
+def test_an_engine_that_cannot_answer_says_so_at_once(served, retrieval_engine):
+    served.answer_once()
+    cramped = ServedEngine.open(retrieval_engine, ServingSettings(memory_bytes=1000))
+    with pytest.raises(ServingError, match="expected at most 1000 B"):
+        cramped.answer_once()
+    cramped.close()
+
+
 def test_what_fails_inside_is_for_the_log_alone(retrieval_engine, caplog, monkeypatch):
     served = ServedEngine.open(retrieval_engine)
 

@@ -1,7 +1,8 @@
 """The Python model in an exported repository: requests in, answers out, on Triton's terms.
 
 `execute` returns at once. The scheduler's thread answers all requests together; one thread with an event loop sends
-what it answers, and looks whether clients have gone.
+what it answers, and looks whether clients have gone. While a model is unloaded Triton answers none of its calls any
+more, and whoever makes one waits for ever: the event loop makes them only before it sends a request's last response.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvc_trt.errors import InputError, KvcError
-from kvc_trt.serving.answer import Answer
+from kvc_trt.serving.answer import Answer, Piece
 from kvc_trt.serving.engine import ServedEngine
 from kvc_trt.serving.errors import LOG, ServingError, invalid, serving_error
 from kvc_trt.serving.request import ServedRequest, parse_request
@@ -38,11 +39,17 @@ class ServedModel:
         try:
             settings = read_settings(json.loads(args["model_config"]))
             self._served = ServedEngine.open(directory / ENGINE, settings.serving, digest=settings.digest)
-        except KvcError as error:
-            message = f"{error.message}; {error.hint}" if error.hint else error.message
+            # Triton's own warm-up asks once more, through tensors; where it fails, Triton 2.51 itself may crash.
+            self._served.answer_once()
+        except (KvcError, ServingError) as error:
+            hint = getattr(error, "hint", None)
+            message = f"{error.message}; {hint}" if hint else error.message
             # Triton shows this to whoever may ask for the index of its models.
             raise pb_utils.TritonModelException(message.replace(f"{directory}/", "")) from None
         self._metrics = ModelMetrics(pb_utils, {"model": args["model_name"], "version": args["model_version"]})
+        self._metrics.show(self._served.metrics())
+        self._unanswered = 0
+        """Requests whose last response was not sent; of the event loop's thread."""
         self._codes = {
             "invalid": pb_utils.TritonError.INVALID_ARG,
             "busy": pb_utils.TritonError.UNAVAILABLE,
@@ -86,19 +93,26 @@ class ServedModel:
             raise serving_error(error) from error
 
     async def _reply(self, asked: ServedRequest, answer: Answer, sender: Any) -> None:
+        self._unanswered += 1
         watching = asyncio.create_task(_cancel_when_gone(sender, answer))
+        last: Piece | ServingError
         try:
             if asked.stream:
-                async for piece in answer.pieces():
-                    response = written(self._pb_utils, piece, asked, answer.input_tokens)
-                    sender.send(response, flags=self._final if piece.end is not None else 0)
+                async for last in answer.pieces():
+                    if last.end is None:
+                        sender.send(written(self._pb_utils, last, asked, answer.input_tokens))
             else:
-                response = written(self._pb_utils, await answer.whole(), asked, answer.input_tokens)
-                sender.send(response, flags=self._final)
+                last = await answer.whole()
         except Exception as error:  # of its own request only
-            self._refuse(sender, serving_error(error))
-        finally:
-            watching.cancel()
+            last = serving_error(error)
+        watching.cancel()
+        if self._unanswered == 1:
+            self._metrics.show(self._served.metrics())
+        self._unanswered -= 1
+        if isinstance(last, ServingError):
+            self._refuse(sender, last)
+        else:
+            sender.send(written(self._pb_utils, last, asked, answer.input_tokens), flags=self._final)
 
     @property
     def _final(self) -> int:
@@ -110,8 +124,9 @@ class ServedModel:
 
     async def _count(self) -> None:
         while True:
-            self._metrics.show(self._served.metrics())
             await asyncio.sleep(_METRICS_SECONDS)
+            if self._unanswered:
+                self._metrics.show(self._served.metrics())
 
 
 async def _cancel_when_gone(sender: Any, answer: Answer) -> None:

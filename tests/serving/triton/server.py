@@ -40,7 +40,8 @@ class TritonServer:
     """One server process. `stop` ends it and checks that nothing is left."""
 
     def __init__(self, repository: Path, directory: Path, *options: str) -> None:
-        self.directory = directory
+        self.killed = False
+        """Whether it has been ended by force."""
         self.http, self.grpc, self._metrics = _free_ports(3)
         self._prefix = f"kvc_{os.getpid()}_{self.http}_"
         self._log = directory / "server.log"
@@ -109,6 +110,7 @@ class TritonServer:
     def kill(self) -> None:
         """End it whatever it is at, and remove what it leaves then."""
         if self.process.poll() is None:
+            self.killed = True
             self.process.kill()
             self.process.wait()
         for left in SHARED_MEMORY.glob(f"{self._prefix}*"):
@@ -165,7 +167,8 @@ def serving(repository: Path, directory: Path, *options: str) -> Iterator[Triton
     try:
         server.wait_ready()
         yield server
-        server.stop()
+        if not server.killed:
+            server.stop()
     finally:
         server.kill()
 

@@ -1,0 +1,59 @@
+"""Asks a model over one gRPC stream; run by the Python of Triton's environment, which has the client library.
+
+Reads a JSON object from standard input: `url`, `model`, `requests` (each an `id` and `fields`), and `leave_after`, the
+number of responses after which all is cancelled (null: never). Prints a JSON list of what came, in that order.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+
+import numpy as np
+import tritonclient.grpc as grpc
+
+TYPES = {bool: ("BOOL", bool), int: ("INT32", np.int32), float: ("FP32", np.float32), str: ("BYTES", np.object_)}
+
+
+def tensor(name, value):
+    """Every tensor is [1, n], as the OpenAI frontend sends them."""
+    values = value if isinstance(value, list) else [value]
+    kind, dtype = TYPES[type(values[0])]
+    made = grpc.InferInput(name, [1, len(values)], "UINT64" if name == "seed" else kind)
+    made.set_data_from_numpy(np.array([values], np.uint64 if name == "seed" else dtype))
+    return made
+
+
+def read(result):
+    """What one response says."""
+    response = result.get_response()
+    outputs = {one.name: result.as_numpy(one.name) for one in response.outputs}
+    return {
+        "id": response.id,
+        "final": response.parameters["triton_final_response"].bool_param,
+        "text": outputs["text_output"].item().decode() if outputs else "",
+        "ids": outputs.get("output_ids", np.empty(0, int)).reshape(-1).tolist(),
+    }
+
+
+def main():
+    asked = json.load(sys.stdin)
+    came: queue.Queue = queue.Queue()
+    client = grpc.InferenceServerClient(asked["url"])
+    client.start_stream(lambda result, error: came.put((result, error)))
+    for one in asked["requests"]:
+        inputs = [tensor(name, value) for name, value in one["fields"].items()]
+        client.async_stream_infer(asked["model"], inputs, request_id=one["id"], enable_empty_final_response=True)
+    printed, open_requests = [], len(asked["requests"])
+    while open_requests and len(printed) != asked["leave_after"]:
+        result, error = came.get(timeout=60)
+        printed.append({"error": str(error), "final": True} if error is not None else read(result))
+        open_requests -= printed[-1]["final"]
+    client.stop_stream(cancel_requests=asked["leave_after"] is not None)
+    client.close()
+    json.dump(printed, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

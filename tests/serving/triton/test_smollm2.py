@@ -1,0 +1,47 @@
+"""A real chat model in a real tritonserver: characters of several tokens, chat prompts, and answers in a batch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import kvc_trt
+from kvc_trt.backends.registry import open_engine
+from kvc_trt.serving.triton.repository import export_model
+from tests.serving.triton.server import check_environment, serving
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::kvc_trt.errors.BarePromptWarning"),
+]
+
+QUESTIONS = ["Write three smiling emojis.", "Say 'naïve café' in Japanese."]
+TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2_gguf, tmp_path_factory):
+    path = tmp_path_factory.mktemp("smollm2") / "chat"
+    lengths = {"max_input_len": 512, "max_output_len": 64, "token_budget": 128}
+    kvc_trt.build("smollm2-135m-instruct", checkpoint=str(smollm2_gguf), output=path, verify=False, **lengths)
+    return kvc_trt.Engine.open(path, threads=1)
+
+
+def test_it_answers_as_kvc_trt_run_does_alone_and_together(engine, tmp_path):
+    check_environment()
+    export_model(open_engine(engine.path), tmp_path / "repository", "chat")
+    prompts = [engine.chat_prompt(question) for question in QUESTIONS]
+    expected = [engine.generate(prompt, max_new_tokens=TOKENS) for prompt in prompts]
+    with serving(tmp_path / "repository", tmp_path) as server:
+
+        def ask(prompt):
+            events = server.stream("chat", input_ids=prompt, max_tokens=TOKENS, stream=True)
+            return "".join(event["text_output"] for event in events)
+
+        assert [ask(prompt) for prompt in prompts] == [output.text for output in expected]
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(ask, prompts)) == [output.text for output in expected]
+        written = server.generate("chat", text_input="naïve 🙂", max_tokens=8).body["text_output"]
+        assert written == engine.generate("naïve 🙂", max_new_tokens=8).text
