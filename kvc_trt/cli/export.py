@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from kvc_trt.cli import printing
+from kvc_trt.cli.export_dynamo import dynamo
 from kvc_trt.cli.export_triton import triton
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def command() -> None:
 
 
 command.add_command(triton)
+command.add_command(dynamo)
 
 
 @command.command(name="llm-api")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, ClassVar
 
 import click
 import cloup
@@ -59,6 +60,25 @@ class CountOrByName(click.ParamType):  # type: ignore[type-arg]  # as above
                 f"{value!r} is neither a positive number nor a list such as lines=8,passkey=16", parameter, context
             )
         return {name: int(count) for name, _, count in pairs}
+
+
+class Bandwidth(click.ParamType):  # type: ignore[type-arg]  # as above
+    """Bytes per second, written as 12.5GB/s, 900 MB/s or 100Gbit/s; units are powers of 1000."""
+
+    name = "N(kB|MB|GB|TB|Mbit|Gbit)/s"
+
+    _UNITS: ClassVar = {
+        "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8,
+    }  # fmt: skip
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        """The bytes per second; fails for anything else."""
+        if not isinstance(value, str):
+            return float(value)
+        found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-z]+)/s\s*", value)
+        if found is None or found[2] not in self._UNITS or float(found[1]) == 0:
+            self.fail(f"{value!r} is not a bandwidth such as 12.5GB/s or 100Gbit/s", parameter, context)
+        return float(found[1]) * self._UNITS[found[2]]
 
 
 class NumberOr(click.ParamType):  # type: ignore[type-arg]  # as above

@@ -10,7 +10,11 @@ import cloup
 
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.build_options import WEIGHTS, policy_options
+from kvc_trt.cli.option_types import Bandwidth
 from kvc_trt.cli.printing import json_option, print_json
+
+DEFAULT_BANDWIDTH = 12.5e9
+"""Bytes per second: 100 Gbit/s."""
 
 
 @cloup.command(name="plan")
@@ -34,18 +38,36 @@ from kvc_trt.cli.printing import json_option, print_json
     cloup.option("--config", "config_file", type=click.Path(path_type=Path), help="A build's YAML file."),
     cloup.option("--compare", is_flag=True, help="All policies at this budget: what each stores and reads."),
 )
+@cloup.option_group(
+    "Prefill and decode on different machines",
+    cloup.option("--disaggregated", is_flag=True, help="What travels between them, and how many of each."),
+    cloup.option("--bandwidth", type=Bandwidth(), help="Of the network between them.  [default: 12.5GB/s]"),
+)
 @json_option
-def command(config_file: Path | None, settings: tuple[str, ...], compare: bool, as_json: bool, **flags: Any) -> None:
+def command(
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    compare: bool,
+    disaggregated: bool,
+    bandwidth: float | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Predict cache size, traffic and the bandwidth floor of an engine; needs neither weights nor a GPU."""
     from kvc_trt.config import configured, parse_settings
     from kvc_trt.profile.plan_request import refuse_overrides, resolve_comparison, resolve_plan
 
+    if bandwidth is not None and not disaggregated:
+        raise click.UsageError("--bandwidth goes with --disaggregated")
+    if compare and disaggregated:
+        raise click.UsageError("--compare and --disaggregated exclude each other")
     given = {name: value for name, value in flags.items() if value is not None}
     by_set = parse_settings(settings)
     if compare:
         refuse_overrides(by_set)
     config, _ = configured(config_file, ("--set", by_set), ("the command line", given))
-    plan = (resolve_comparison if compare else resolve_plan)(config)
+    network = bandwidth or DEFAULT_BANDWIDTH if disaggregated else None
+    plan = resolve_comparison(config) if compare else resolve_plan(config, network)
     if as_json:
         print_json(plan)
     elif compare:

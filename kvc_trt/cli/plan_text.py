@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kvc_trt.cli.disaggregation_text import disaggregation_text
 from kvc_trt.cli.printing import ranges
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
@@ -20,8 +21,25 @@ MOST_KINDS, LAYERS_PER_LINE = 8, 8
 def plan_text(plan: Plan) -> str:
     """Return the plan's sections, each a heading and an aligned table."""
     device = [part for name, part in (("device_memory", _device), ("host_memory", _host)) if name in plan]
-    sections = (_head, _choices, _cache, _conversation, _context, _traffic, *device, _speed, _break_even, _notes)
+    apart = (_disaggregation,) if "disaggregation" in plan else ()
+    sections = (
+        _head,
+        _choices,
+        _cache,
+        _conversation,
+        _context,
+        _traffic,
+        *device,
+        *apart,
+        _speed,
+        _break_even,
+        _notes,
+    )
     return "\n\n".join(section(plan) for section in sections)
+
+
+def _disaggregation(plan: Plan) -> str:
+    return disaggregation_text(plan["disaggregation"])
 
 
 def _head(plan: Plan) -> str:

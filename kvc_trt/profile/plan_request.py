@@ -23,6 +23,7 @@ from kvc_trt.engine.supported import check_supported
 from kvc_trt.errors import InputError
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.profile.disaggregation import plan_disaggregation
 from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
 from kvc_trt.profile.host_memory import host_memory
 from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
@@ -88,8 +89,11 @@ _OWN_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _INPUTS = ("token_budget", "max_input_len", "max_output_len")
 
 
-def resolve_plan(config: BuildConfig) -> dict[str, Any]:
-    """Resolve the configuration as a build would, and return the plan."""
+def resolve_plan(config: BuildConfig, network: float | None = None) -> dict[str, Any]:
+    """Resolve the configuration as a build would, and return the plan.
+
+    With `network`, a bandwidth in bytes per second, also that of prefill and decode on different machines.
+    """
     choice = _choose(config.model, config.checkpoint)
     filled = with_defaults(config, choice)
     if filled.backend != "auto":
@@ -98,6 +102,9 @@ def resolve_plan(config: BuildConfig) -> dict[str, Any]:
     chosen = _weight_format(filled.weights, choice, filled.backend)
     plan = make_plan(choice.config, parameters, chosen, turns=_takes_turns(filled.backend))
     plan["model"] = {"name": choice.name, **plan["model"]}
+    if network is not None:
+        turns = _takes_turns(filled.backend)
+        plan["disaggregation"] = plan_disaggregation(choice.config, parameters, chosen, network, turns=turns)
     plan["choices"] = _choices(config, filled, plan)
     plan["layer_budget"] = filled.layer_budget or "uniform"
     if filled.backend != "auto":

@@ -188,3 +188,38 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, expected, capsys):
     assert expected in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
+
+
+DISAGGREGATED = [*COMMAND, "--max-input-len", "131072", "--disaggregated"]
+
+
+def test_prefill_and_decode_on_different_machines(capsys):
+    assert run([*DISAGGREGATED, "--bandwidth", "12.5GB/s"]) == 0
+    printed = capsys.readouterr().out
+    assert "131,072 tokens over 12.5 GB/s" in printed
+    assert "(estimates)" in printed
+    assert all(len(line) <= 120 for line in printed.splitlines())
+    assert run([*DISAGGREGATED, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["disaggregation"]
+    assert found["bandwidth"] == 12.5e9
+    assert found["compressed"]["bytes"] < found["full"]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"), [("100Gbit/s", 12.5e9), ("900 MB/s", 9e8), ("1TB/s", 1e12), ("3kB/s", 3e3), ("8B/s", 8.0)]
+)
+def test_bandwidths_have_units(capsys, written, expected):
+    assert run([*DISAGGREGATED, "--bandwidth", written, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["disaggregation"]["bandwidth"] == expected
+
+
+@pytest.mark.parametrize("written", ["12.5", "0GB/s", "-1GB/s", "fast", "1GiB/s", "1e3GB/s", "GB/s"])
+def test_other_bandwidths_are_refused(capsys, written):
+    assert run([*DISAGGREGATED, f"--bandwidth={written}"]) == 2
+    assert "not a bandwidth such as 12.5GB/s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--bandwidth", "1GB/s"], ["--disaggregated", "--compare"]])
+def test_options_that_do_not_go_together(capsys, wrong):
+    assert run([*COMMAND, "--max-input-len", "32640", *wrong]) == 2
+    assert "--disaggregated" in capsys.readouterr().err

@@ -16,6 +16,8 @@ from kvc_trt.errors import UnsupportedEnvironment
 
 DYNAMO_VERSION = "1.4.2"
 """Its interface to engines and the names below are promised to no other version."""
+NIXL_VERSION = "1.5.1"
+"""Of nixl-cu12; its interface to backends is not stable."""
 INSTALL = "make dynamo-env, then build/dynamo/bin/kvc-trt serve; or pip install 'kvc-trt[dynamo]'"
 
 ON_THIS_MACHINE = {

@@ -48,3 +48,11 @@ def test_the_version_is_that_of_the_extra():
 
     pinned = re.findall(r'"ai-dynamo==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert pinned == [environment.DYNAMO_VERSION]
+
+
+def test_the_version_of_nixl_is_that_of_the_environment():
+    import re
+
+    from tests.serving.dynamo.served import ROOT
+
+    assert re.findall(r"nixl-cu12==([\d.]+)", (ROOT / "Makefile").read_text()) == [environment.NIXL_VERSION]
