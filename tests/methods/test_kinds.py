@@ -67,11 +67,16 @@ def test_every_operator_of_a_kind_is_known_and_has_a_run():
         assert {one.name for one in kind.operators or ()} <= prompt_runs().keys() & operators().keys()
 
 
-def test_every_operator_of_a_turn_has_a_run():
-    """Those of the extend graph that no prompt has: of evictions, or shared. Only a lowered graph replaces state."""
-    of_turns = {name for name, operator in operators().items() if not operator.native}
+COMPARED_OTHERWISE = {"KvcPrefillAttention", "KvcQuantisedLinear", "KvcQuantisedRows", "KvcLayerBudgets"}
+"""No policy's own: verify runs them as parts of a prompt, and by comparisons of their own."""
+
+
+def test_every_operator_of_a_policy_has_a_run():
+    """Of a step, a prompt or a turn. Only a lowered graph replaces state."""
     lowered = {REPLACE_CACHE.name, REPLACE_BOUNDS.name}
-    assert of_turns - lowered == turn_runs().keys() | shared_runs().keys()
+    runs = [set(found) for found in (step_runs(), prompt_runs(), turn_runs(), shared_runs())]
+    assert sum(map(len, runs)) == len(set().union(*runs))
+    assert set().union(*runs) == operators().keys() - lowered - COMPARED_OTHERWISE
 
 
 def test_every_eviction_says_what_a_turn_does():
