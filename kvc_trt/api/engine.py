@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvc_trt.api.asked import AskedEngine
@@ -18,6 +19,8 @@ from kvc_trt.profile.request import (
 
 if TYPE_CHECKING:
     from kvc_trt.accuracy.report import AccuracyReport
+    from kvc_trt.proof import Proof
+    from kvc_trt.verify.proof_replay import ProofReport
     from kvc_trt.verify.report import Report
 
 
@@ -83,6 +86,22 @@ class Engine(AskedEngine):
             prefill_precision=self._prefill_precision,
             progress=self._progress,
         )
+
+    def replay(self, proof: Proof | StrPath) -> ProofReport:
+        """Check a KV proof, or the file of one, against the PyTorch reference, which reads the same tokens.
+
+        What is not true of it is in the report (`passed`, `problems`, `as_text()`, `to_json()`), not raised. Raises
+        InputError for a file that is no proof or is of another engine, and UnsupportedEnvironment without PyTorch.
+        """
+        from kvc_trt.proof import Proof, read_proof
+        from kvc_trt.verify import require_torch
+
+        require_torch()
+        from kvc_trt.verify.proof_replay import replay_proof
+
+        given = proof if isinstance(proof, Proof) else read_proof(Path(proof))
+        source = "the proof" if isinstance(proof, Proof) else str(proof)
+        return replay_proof(self.directory, given, source, self._progress)
 
     def measure_accuracy(self, *, kernels: StrPath | None = None, **asked: Any) -> AccuracyReport:
         """Ask the engine generated questions beside its dense twin: what the policy costs in answers.

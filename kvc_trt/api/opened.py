@@ -33,6 +33,7 @@ class OpenedEngine:
         prefill_precision: PrefillPrecision = "f32",
         prefix_bytes: int = 0,
         speculate: str | None = None,
+        proofs: bool = False,
         progress: Progress | None = None,
     ) -> None:
         from kvc_trt.backends.registry import runner
@@ -44,6 +45,7 @@ class OpenedEngine:
         self._prefill_precision = prefill_precision
         self._prefix_bytes = prefix_bytes
         self._speculate = speculate
+        self._proofs = proofs
         self._progress = progress or NullProgress()
         self._session: Session | None = None
 
@@ -57,6 +59,7 @@ class OpenedEngine:
         prefill_precision: PrefillPrecision = "f32",
         prefix_bytes: int = 0,
         speculate: str | None = None,
+        proofs: bool = False,
         progress: Progress | None = None,
     ) -> Opened:
         """Check the whole directory and return the engine; nothing is loaded yet.
@@ -64,8 +67,10 @@ class OpenedEngine:
         `backend` None runs it where it was built for, `threads` None on all cores. `prefill_precision`
         "bf16" computes prefill in bfloat16, faster on processors that multiply it; decode stays in float32.
         `prefix_bytes` are for what prompts have in common (see `share`). `speculate` "ngram", or "ngram:4" for drafts
-        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same. Raises
-        InputError for an engine that is not intact or cannot run there, with the command that rebuilds it.
+        of four tokens, checks several tokens at once where the text repeats itself; answers stay the same. With
+        `proofs`, answers can be asked for with a proof of what the caches kept and read (docs/proof.md), which makes
+        the graphs write it out. Raises InputError for an engine that is not intact or cannot run there, with the
+        command that rebuilds it.
         """
         from kvc_trt.backends.registry import open_engine
 
@@ -77,6 +82,7 @@ class OpenedEngine:
             prefill_precision=prefill_precision,
             prefix_bytes=prefix_bytes,
             speculate=speculate,
+            proofs=proofs,
             progress=progress,
         )
 
@@ -126,6 +132,7 @@ class OpenedEngine:
                 prefill_precision=self._prefill_precision,
                 prefix_bytes=self._prefix_bytes,
                 speculate=self._speculate,
+                proofs=self._proofs,
                 progress=self._progress,
             )
         elif self._session.max_batch_size < max_batch_size:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
+    from kvc_trt.proof import ProofKind
     from kvc_trt.runtime import Context, Request, Sampling
 
 
@@ -25,6 +26,9 @@ class AnswerRules(TypedDict, total=False):
     """Let nothing end the answer before it has so many tokens."""
     bad_words: Sequence[str] | str
     """Texts that the answer may not contain, as the tokenizer writes them."""
+    kv_proof: ProofKind | None
+    """Give a proof of what the caches kept and read: "digest", or "lists" with the lists (docs/proof.md). The engine
+    must have been opened with `proofs`."""
     logprobs: int | None
     """With each token, give its log-probability and so many of the most likely ones (0 to 20)."""
 
@@ -51,6 +55,7 @@ def _request(
     ignore_eos: bool = False,
     min_tokens: int = 0,
     bad_words: Sequence[str] | str = (),
+    kv_proof: ProofKind | None = None,
     logprobs: int | None = None,
     context: Context | None = None,
 ) -> Request:
@@ -65,6 +70,7 @@ def _request(
         ignore_eos=ignore_eos,
         min_tokens=min_tokens,
         bad_words=_texts(bad_words),
+        kv_proof=kv_proof,
         logprobs=logprobs,
     )
 

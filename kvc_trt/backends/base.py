@@ -81,6 +81,8 @@ class Backend(ABC):
     """Whether it runs every graph; other backends need a kernel for each operator."""
     prefill_precisions: ClassVar[tuple[PrefillPrecision, ...]] = ("f32",)
     """What `--prefill-precision` may be, the default first."""
+    no_proofs: ClassVar[str | None] = None
+    """Why its executors do not say which tokens each step reads, which KV proofs need; None if they do."""
     measures_break_even: ClassVar[bool] = False
     """Whether it supports `--dense-until auto`."""
 

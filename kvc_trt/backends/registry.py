@@ -146,20 +146,27 @@ def session_of(
     prefill_precision: PrefillPrecision = "f32",
     prefix_bytes: int = 0,
     speculate: str | None = None,
+    proofs: bool = False,
     progress: Progress | None = None,
     **executor_options: Any,
 ) -> Session:
     """Open a session over an open engine directory; otherwise like `open_session`.
 
-    `prefix_bytes` are for contexts of texts that prompts have in common.
+    `prefix_bytes` are for contexts of texts that prompts have in common. With `proofs`, requests can ask for a KV
+    proof; InputError for an engine that cannot give one.
     """
+    from kvc_trt.backends.reported_lists import open_with_lists
     from kvc_trt.contexts import packing_of
     from kvc_trt.progress import NullProgress
     from kvc_trt.runtime import Session, Speculation
 
     speculation = None if speculate is None else Speculation.parse(speculate)
     chosen = _supporting(runner(engine.backend, backend), engine).with_prefill(prefill_precision)
-    executor = chosen.open(engine, threads=threads, **executor_options)
+    executor, lists = (
+        open_with_lists(engine, _giving_proofs(chosen, engine), threads, prefill_precision)
+        if proofs
+        else (chosen.open(engine, threads=threads, **executor_options), None)
+    )
     with (progress or NullProgress()).task("loading the engine", None):
         executor.load()
     return Session(
@@ -170,8 +177,17 @@ def session_of(
         packing=packing_of(engine),
         prefix_bytes=prefix_bytes,
         speculation=speculation,
+        lists=lists,
         progress=progress,
     )
+
+
+def _giving_proofs(chosen: Backend, engine: EngineDirectory) -> Backend:
+    """Return the backend; InputError, naming others, if its executors do not say which tokens they read."""
+    if chosen.no_proofs is not None:
+        able = [f"--backend {name}" for name in runners(engine.backend) if backend(name).no_proofs is None]
+        raise InputError(f"KV proof: {chosen.no_proofs}", hint=" or ".join(able) or None)
+    return chosen
 
 
 def harness_for(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import cloup
 
+from kvc_trt.atomic_files import check_new_file
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
 from kvc_trt.cli.conversation import END, converse, on_terminal
@@ -22,6 +23,7 @@ from kvc_trt.cli.run_report import report, summary
 from kvc_trt.errors import BarePromptWarning
 
 if TYPE_CHECKING:
+    from kvc_trt.proof import ProofKind
     from kvc_trt.runtime import Event, Output, Session
 
 FROM_INPUT = "\0"
@@ -99,6 +101,12 @@ BARE_PROMPT_HINT = "--chat TEXT asks through the template, --raw silences this w
         metavar="N",
         help="In --json, the log-probability of each token, and of the N most likely ones (0 to 20).",
     ),
+    cloup.option(
+        "--kv-proof",
+        type=click.Choice(["digest", "lists"]),
+        help="Prove what the caches kept and read: digests, or also the lists of tokens; in --json, or in the file -o.",
+    ),
+    cloup.option("-o", "--output", "proof_file", type=click.Path(path_type=Path), help="The file of --kv-proof."),
 )
 @cloup.option_group(
     "Engine",
@@ -151,6 +159,8 @@ def command(
     min_tokens: int,
     ignore_eos: bool,
     logprobs: int | None,
+    kv_proof: ProofKind | None,
+    proof_file: Path | None,
     backend: str | None,
     threads: int | None,
     prefill_slice_ms: float | None,
@@ -168,12 +178,15 @@ def command(
     conversation; --json prints a line of JSON for each.
     """
     from kvc_trt import Engine, Sampling
+    from kvc_trt.proof import write_proof
     from kvc_trt.runtime.turn import takes_turns
 
     if stream and as_json:
         raise click.UsageError("--stream and --json exclude each other")
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs goes with --json")
+    if (kv_proof is None) != (proof_file is None) and not (kv_proof and as_json):
+        raise click.UsageError("--kv-proof goes with -o FILE or --json, and -o with --kv-proof")
     sampling = Sampling(
         temperature=temperature,
         top_k=top_k,
@@ -193,8 +206,14 @@ def command(
             raise click.UsageError("--context goes with --prompt, --prompt-file or --prompt-ids, or with none of them")
         none = prompt is None and prompt_file is None and prompt_ids is None
         asked = read_prompts("" if none else prompt, prompt_file, prompt_ids, None, None, document=None, system=None)
+    if kv_proof is not None and chat == FROM_INPUT:
+        raise click.UsageError("--kv-proof is of one answer: give the question, --chat TEXT")
     if prefill_slice_ms is not None and (stream or chat == FROM_INPUT):
         raise click.UsageError("--prefill-slice-ms goes with a batch of prompts, which is neither streamed nor typed")
+    if proof_file is not None:
+        if len(asked) > 1:
+            raise click.UsageError(f"-o holds the proof of one answer, found {len(asked)} prompts; --json has them all")
+        check_new_file(proof_file, replace=True)
     if stream and len(asked) > 1:
         raise click.UsageError(f"--stream shows one answer, found {len(asked)} prompts in {prompt_ids or messages}")
 
@@ -205,6 +224,7 @@ def command(
         threads=threads,
         prefill_precision=prefill_precision,
         speculate=speculate,
+        proofs=kv_proof is not None,
         progress=progress(),
     )
     prompts = asked.for_engine(opened)
@@ -221,8 +241,10 @@ def command(
         "min_tokens": min_tokens,
         "bad_words": bad_word,
         "logprobs": logprobs,
+        "kv_proof": kv_proof,
     }
-    if chat is not None and (chat == FROM_INPUT or (on_terminal() and not as_json and takes_turns(session.executor))):
+    goes_on = on_terminal() and not as_json and kv_proof is None and takes_turns(session.executor)
+    if chat is not None and (chat == FROM_INPUT or goes_on):
         first = None if chat == FROM_INPUT else chat
         converse(opened, opened.conversation(system=system, **rules), first, document, as_json=as_json)
         return
@@ -235,6 +257,9 @@ def command(
             outputs = _shown(opened.stream(prompts, **rules), session)
         else:
             outputs = opened.generate(prompts, **rules)
+    if proof_file is not None:
+        assert outputs[0].kv_proof is not None, "it was asked for"
+        write_proof(proof_file, outputs[0].kv_proof, replace=True)
     if as_json:
         print_json({**report(outputs, opened, loaded), "kernels": opened.kernels})
         return

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[str, object]:
     """Return what --json prints."""
+    from kvc_trt.proof import document_of
+
     timings = engine.session().timings
     return {
         "outputs": [
@@ -26,6 +28,7 @@ def report(outputs: list[Output], engine: Engine, load_seconds: float) -> dict[s
                 "reused_tokens": output.reused_tokens,
                 "cache": cache_of(output, engine),
                 **logprobs_of(output),
+                **({} if output.kv_proof is None else {"kv_proof": document_of(output.kv_proof)}),
             }
             for output in outputs
         ],

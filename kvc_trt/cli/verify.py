@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 import cloup
+from click.core import ParameterSource
 
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.registry import names
@@ -46,6 +47,12 @@ from kvc_trt.cli.option_types import PREFILL_PRECISION
     ),
     cloup.option("--seed", type=int, default=0, help="Seed of prompts and inputs."),
     cloup.option(
+        "--replay",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Check the proof that run --kv-proof wrote: the reference reads the same tokens and compares every list.",
+    ),
+    cloup.option(
         "-o",
         "--output",
         "file",
@@ -66,6 +73,7 @@ def command(
     samples: int | None,
     checkpoint: Path | None,
     seed: int,
+    replay: Path | None,
     file: Path | None,
     as_json: bool,
     **tasks: Any,
@@ -86,6 +94,15 @@ def command(
     from kvc_trt.verify import require_torch
 
     require_torch()
+    if replay is not None:
+        given = click.get_current_context().get_parameter_source
+        taken = {"engine", "replay", "file", "as_json"}
+        for parameter in click.get_current_context().command.params:
+            name = parameter.name or ""
+            if name not in taken and given(name) not in (None, ParameterSource.DEFAULT):
+                raise click.UsageError(f"--replay goes with ENGINE, -o and --json, found {parameter.opts[0]}")
+        _replay(engine, replay, file, as_json)
+        return
     if level in ("tasks", "tensors") and prefill_precision != "f32":
         raise click.UsageError(f"--prefill-precision: --level {level} computes in f32")
     if level == "tasks":
@@ -114,3 +131,24 @@ def command(
     if not report.passed:
         reason = report.failures[0] if report.failures else "nothing could be checked"
         raise VerificationFailed(f"{engine} did not pass verification: {reason}")
+
+
+def _replay(engine: Path | None, proof: Path, file: Path | None, as_json: bool) -> None:
+    """Check a proof and say what was found; VerificationFailed, naming the first problem, if it is not true."""
+    from kvc_trt import Engine
+    from kvc_trt.atomic_files import check_new_file, write_json
+    from kvc_trt.errors import VerificationFailed
+
+    if engine is None:
+        raise click.UsageError("Missing argument 'ENGINE'.")
+    if file is not None:
+        check_new_file(file, replace=True)
+    report = Engine.open(engine, progress=printing.progress()).replay(proof)
+    if file is not None:
+        write_json(file, report.to_json())
+    if as_json:
+        printing.print_json(report.to_json())
+    else:
+        click.echo(report.as_text())
+    if not report.passed:
+        raise VerificationFailed(f"{proof} is not true of {engine}: {report.problems[0]}")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
 from kvc_trt.progress import Progress
+from kvc_trt.proof import Recorder
 from kvc_trt.runtime.banned import banned_sequences, check_leaves_a_token
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.context import NO_TOKENS, extended_digest
@@ -20,6 +21,7 @@ from kvc_trt.runtime.context_store import ContextStore
 from kvc_trt.runtime.executor import Executor, Limits, Prefilled, prefill_in_slices
 from kvc_trt.runtime.ngram import NgramText
 from kvc_trt.runtime.places import Places
+from kvc_trt.runtime.reported_lists import ReportedLists
 from kvc_trt.runtime.request import Checked, Request, check_request, check_token_ids
 from kvc_trt.runtime.row import Answer, Row, Start
 from kvc_trt.runtime.timings import Timings
@@ -38,6 +40,7 @@ class _Newcomer:
     start: Start
     answer: tuple[Answer, NDArray[np.int64]] | None = None
     """What the row begins with: logits [vocab], and cache lengths [caches]; None until its prompt has been read."""
+    recorder: Recorder | None = None
 
     def __post_init__(self) -> None:
         if self.start.context is not None:
@@ -60,6 +63,7 @@ class Joining:
         timings: Timings,
         *,
         end_token_ids: Iterable[int],
+        lists: ReportedLists | None,
         progress: Progress,
     ) -> None:
         self._executor = executor
@@ -68,6 +72,7 @@ class Joining:
         self._contexts = contexts
         self._timings = timings
         self._end_token_ids = frozenset(end_token_ids)
+        self._lists = lists
         self._progress = progress
         self._next_identity = 0
         self.keeps_text = False
@@ -82,6 +87,8 @@ class Joining:
             raise InputError(f"{what}: stop strings need a tokenizer, and this engine has none")
         if request.stay and limits.no_turns is not None:
             raise InputError(f"{what}: {limits.no_turns.reason}", hint=limits.no_turns.hint)
+        if request.kv_proof is not None:
+            _check_proof(request, self._lists, what)
         if request.context is not None:
             self._contexts.check(request.context, f"{what}: its context")
         checked = check_request(request, limits, what)
@@ -106,6 +113,7 @@ class Joining:
         if prefilled is not None:
             for source, one in enumerate(fresh):
                 one.read(prefilled, source)
+                self._keep(one, source)
         rows = {one: self._row(one) for one in newcomers}
         with self._all_or_none(rows.values()):
             if prefilled is not None:
@@ -134,6 +142,7 @@ class Joining:
             with contextlib.closing(slices):
                 prefilled = yield from self._timings.of_slices(slices)
             newcomer.read(prefilled, 0)
+            self._keep(newcomer, 0)
             row = self._row(newcomer)
             with self._all_or_none([row]):
                 self._executor.insert(prefilled, 0, self._places.join(row))
@@ -145,7 +154,15 @@ class Joining:
 
     def _newcomer(self, request: Request, what: str) -> _Newcomer:
         checked = self.check(request, what)
-        return _Newcomer(request, checked, self._contexts.start_of(request.context, checked, what))
+        if request.kv_proof is None:
+            return _Newcomer(request, checked, self._contexts.start_of(request.context, checked, what))
+        assert self._lists is not None, "it has been checked"
+        return _Newcomer(request, checked, Start(), recorder=Recorder(self._lists.made_by, request.kv_proof))
+
+    def _keep(self, newcomer: _Newcomer, source: int) -> None:
+        """Record what the latest prefill has kept of its row `source`, if a proof is asked for."""
+        if newcomer.recorder is not None and self._lists is not None:
+            newcomer.recorder.keep(self._lists.kept(source))
 
     @contextlib.contextmanager
     def _all_or_none(self, rows: Iterable[Row]) -> Iterator[None]:
@@ -182,6 +199,7 @@ class Joining:
             end_token_ids=self._end_token_ids,
             tokenizer=self._tokenizer,
             banned=checked.banned,
+            recorder=newcomer.recorder,
             text=NgramText() if self.keeps_text else None,
         )
         if start.context is None:
@@ -199,6 +217,19 @@ class Joining:
     def _share_prompt(self, row: Row) -> None:
         """Store the prompt that a row has just read, for others that begin with it."""
         self._contexts.share_prompt(row, lambda: self._executor.read_row(self._places.place(row)))
+
+
+def _check_proof(request: Request, lists: ReportedLists | None, what: str) -> None:
+    """Raise InputError for a proof that cannot be given."""
+    if lists is None:
+        raise InputError(
+            f"{what}: a KV proof is asked for, and the engine was not opened for proofs",
+            hint="Engine.open(ENGINE_DIR, proofs=True), or kvc-trt run --kv-proof",
+        )
+    if request.context is not None:
+        raise InputError(f"{what}: a KV proof covers the whole prompt, and a stored context is not read again")
+    if request.stay:
+        raise InputError(f"{what}: a KV proof covers a prompt and one answer, and no further turns")
 
 
 def _check_context_text(request: Request, bans_sequences: bool, limits: Limits, what: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from kvc_trt.errors import InputError
+from kvc_trt.proof import Proof, ProofKind
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.logprobs import MOST, TokenLogprobs
@@ -87,6 +88,9 @@ class Request:
     """Return the log-probability of each token, and so many of the most likely ones; None returns none."""
     ignore_eos: bool = False
     """Do not stop at the model's own end tokens."""
+    kv_proof: ProofKind | None = None
+    """Return what the caches kept and read for the answer, as digests, or also as lists (docs/proof.md). The whole
+    prompt is then read: no shared text is taken for its beginning, and no drafts are checked."""
     stay: bool = False
     """When its answer ends, the row stays in the session and waits for `Session.turn`, or for `remove`."""
 
@@ -109,6 +113,8 @@ class Output:
     """Tokens of the stored context that the row started from; they were not computed again."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each of `token_ids`, if the request asks for them."""
+    kv_proof: Proof | None = None
+    """What the caches kept and read, if the request asks for it."""
 
 
 @dataclass(frozen=True)

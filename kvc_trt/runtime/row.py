@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.proof import Proof, Recorder
 from kvc_trt.runtime.banned import Banned, TokenIds
 from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
 from kvc_trt.runtime.drafts import Draft, Stored
@@ -64,6 +65,7 @@ class Row:
         end_token_ids: Iterable[int],
         tokenizer: Tokenizer | None,
         banned: Sequence[TokenIds] = (),
+        recorder: Recorder | None = None,
         text: NgramText | None = None,
     ) -> None:
         self.identity = identity
@@ -79,6 +81,9 @@ class Row:
         """The token that was sampled but not fed yet."""
         self.stored: Stored | None = None
         """What the latest pass has stored of a draft; None if there is nothing to feed or to take back."""
+        self.recorder = recorder
+        """Takes note of what its caches keep and read, if its answer has a proof."""
+        self._continuation = tuple(request.continuation_token_ids)
         self.text = text
         """The tokens read, if drafts are made of them. Those of a context are known if the prompt has them too."""
         self._stop_token_ids = {*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)}
@@ -108,7 +113,8 @@ class Row:
     @property
     def is_greedy(self) -> bool:
         """Whether the row always takes the best token and needs no logits."""
-        return self._sampler.is_greedy and not self._keep_logits and self._wanted_logprobs is None
+        needs_logits = self._keep_logits or self._wanted_logprobs is not None or self.recorder is not None
+        return self._sampler.is_greedy and not needs_logits
 
     @property
     def is_finite(self) -> bool:
@@ -125,6 +131,11 @@ class Row:
     def room(self) -> int:
         """Return how many tokens can still be fed, limited by the fullest cache and by the logical positions left."""
         return self._limits.room(self.position, self.cache_lengths.tolist())
+
+    def check_no_proof(self, what: str) -> None:
+        """Raise InputError, naming `what`, for a row whose proof covers its prompt and one answer, and nothing else."""
+        if self.recorder is not None:
+            raise InputError(f"{what}: a KV proof covers a prompt, its continuation and one answer, and no more tokens")
 
     def check_room(self, tokens: int, what: str) -> None:
         """Raise InputError, naming `what`, unless that many tokens can still be fed."""
@@ -291,4 +302,8 @@ class Row:
             physical_lengths=self.physical_lengths,
             reused_tokens=self.reused,
             logprobs=None if self._wanted_logprobs is None else tuple(self._logprobs),
+            kv_proof=None if self.recorder is None else self._proof(self.recorder),
         )
+
+    def _proof(self, recorder: Recorder) -> Proof:
+        return recorder.proof(self._prompt, self._continuation, self._token_ids)

@@ -15,6 +15,7 @@ from kvc_trt.runtime.context_store import ContextStore
 from kvc_trt.runtime.executor import Executor
 from kvc_trt.runtime.joining import Joining
 from kvc_trt.runtime.places import Places
+from kvc_trt.runtime.reported_lists import ReportedLists
 from kvc_trt.runtime.request import Event, Output, Request, check_token_ids
 from kvc_trt.runtime.row import Row
 from kvc_trt.runtime.speculation import Drafting, Speculation
@@ -47,6 +48,7 @@ class Session:
         packing: Packing | None = None,
         prefix_bytes: int = 0,
         speculation: Speculation | None = None,
+        lists: ReportedLists | None = None,
         progress: Progress | None = None,
     ) -> None:
         if max_batch_size < 1:
@@ -66,11 +68,12 @@ class Session:
             self.contexts,
             self.timings,
             end_token_ids=end_token_ids,
+            lists=lists,
             progress=progress or NullProgress(),
         )
         self._drafting = None if speculation is None else Drafting(executor, speculation, self.timings)
         self._joining.keeps_text = self._drafting is not None
-        self._steps = Steps(executor, self._drafting, self.timings)
+        self._steps = Steps(executor, self._drafting, self.timings, lists)
         executor.allocate(max_batch_size)
         if prefix_bytes:
             self.load_turns()  # which read what follows a shared text
@@ -162,6 +165,7 @@ class Session:
         found = self._find(row)
         if found not in self._rows:
             raise ValueError(f"row {row} waits for a turn; active rows: {self.rows}")
+        found.check_no_proof(f"row {row}")
         checked = check_token_ids(token_ids, self.executor.limits, f"row {row}")
         unfed = len(found.forced) + (found.next_token is not None)
         found.check_room(unfed + len(checked), f"row {row}")

@@ -61,11 +61,14 @@ class Drafting:
     def run(self, rows: Sequence[Row]) -> bool:
         """Feed rows, which are the first ones of the buffers, by a pass over their drafts, all of them.
 
-        Return False, and feed nothing, if a plain step is likely to be faster, or if the tokens would not fit.
+        Return False, and feed nothing, if a plain step is likely to be faster, if the tokens would not fit, or if a row
+        records what each step reads, which a pass does not say.
         """
         start = time.perf_counter()
         for place, row in enumerate(rows):
             self.take_back(row, place)
+        if any(row.recorder is not None for row in rows):
+            return False
         if not self._balance.affords() or min(row.room() for row in rows) < self._fed:
             return False
         drafts = [row.draft(self._tokens) for row in rows]

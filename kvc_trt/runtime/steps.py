@@ -9,16 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.runtime.executor import Executor, GreedyExecutor
+from kvc_trt.runtime.reported_lists import ReportedLists, record_step
 from kvc_trt.runtime.row import Answer, Row
 from kvc_trt.runtime.speculation import Drafting
 from kvc_trt.runtime.timings import Timings
 
 
 class Steps:
-    """Runs of an executor over rows that are the first ones of its buffers; `drafting` None makes no drafts."""
+    """Runs of an executor over rows that are the first ones of its buffers.
 
-    def __init__(self, executor: Executor, drafting: Drafting | None, timings: Timings) -> None:
-        self._executor, self._drafting, self._timings = executor, drafting, timings
+    `drafting` None makes no drafts; `lists` is what rows record for their proofs.
+    """
+
+    def __init__(
+        self, executor: Executor, drafting: Drafting | None, timings: Timings, lists: ReportedLists | None = None
+    ) -> None:
+        self._executor, self._drafting, self._timings, self._lists = executor, drafting, timings, lists
         self._greedy = executor if isinstance(executor, GreedyExecutor) else None
 
     def run(self, rows: Sequence[Row]) -> None:
@@ -42,6 +48,8 @@ class Steps:
         self._timings.decode_seconds += seconds
         self._timings.decode_runs += 1
         self._timings.decode_tokens += len(rows)
+        if self._lists is not None:
+            record_step(self._lists, rows)
         for row, answer in zip(rows, answers, strict=True):
             row.fed(answer)
 

@@ -40,6 +40,7 @@ def take_turn(
     """
     what, limits = f"row {row.identity}", executor.limits
     check_takes_turns(executor, what)
+    row.check_no_proof(what)
     assert isinstance(executor, TurnExecutor)
     new = check_token_ids(token_ids, limits, what)
     if not new:

@@ -8,7 +8,7 @@ judged first, each on the reference's own inputs, and then forced on the referen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -161,19 +161,21 @@ class _Replay:
         self.compared = IndexComparison()
         self._own = policies.method(parameters)
         self._slack = slack
-        self._layers = iter(chosen[index] for index in sorted(chosen))
+        self._layers = iter((index, chosen[index]) for index in sorted(chosen))
         self._current: list[NDArray[np.integer]] = []
+        self._cache, self._step = 0, 0
 
     def compact(
         self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
     ) -> reference.Compacted:
         """Keep what the engine kept. Layers come in order, and each begins here."""
-        self._current = list(next(self._layers))
+        self._cache, given_lists = next(self._layers)
+        self._current, self._step = list(given_lists), 0
         given = self._current.pop(0)
         own = self._own.compact(q_window, keys, values, prompt_lengths, parameters).indices
         # A list per query head keeps from keys and values that are repeated.
         keys, values = (x.repeat_interleave(given.shape[1] // x.shape[1], dim=1) for x in (keys, values))
-        self.compared += self._judge_kept(q_window, keys, prompt_lengths, own, given, parameters)
+        self.compared += self._located(self._judge_kept(q_window, keys, prompt_lengths, own, given, parameters))
         indices = torch.from_numpy(np.ascontiguousarray(given))
         where = indices.clamp(min=0).long()[..., None].expand(-1, -1, -1, keys.shape[-1])
         empty = (indices < 0)[..., None]
@@ -189,11 +191,16 @@ class _Replay:
         if not self._current:
             return self._own.select(query, cache, parameters)
         given = self._current.pop(0)
+        self._step += 1
         own = self._own.select(query, cache, parameters).selected
         assert own is not None
-        self.compared += self._judge_read(query, cache.keys, cache.lengths, own, given, parameters)
+        self.compared += self._located(self._judge_read(query, cache.keys, cache.lengths, own, given, parameters))
         selected = torch.from_numpy(np.ascontiguousarray(given))
         return reference.Selection(attend_selected(query, cache.keys, cache.values, selected), selected)
+
+    def _located(self, found: IndexComparison) -> IndexComparison:
+        """Say of what is wrong where it is; step 0 is the prompt's compaction."""
+        return replace(found, wrong=tuple(f"cache {self._cache}, step {self._step}: {one}" for one in found.wrong))
 
     def _judge_kept(
         self, q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, own: Tensor, given: NDArray[np.integer],

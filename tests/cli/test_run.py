@@ -242,6 +242,34 @@ def test_slices_are_of_a_batch(engine, arguments, capfd):
     assert "--prefill-slice-ms goes with a batch" in failure(engine, *arguments, "--prefill-slice-ms", "5", capfd=capfd)
 
 
+def test_a_proof_is_written_to_a_file_or_into_the_json(engine, tmp_path, ids_file, capfd):
+    options = ("--prompt", PROMPT, "--max-new-tokens", "3", "--ignore-eos", "--kv-proof")
+    file = tmp_path / "proof.json"
+    answer(engine, *options, "lists", "-o", str(file), capfd=capfd)
+    written = json.loads(file.read_text())
+    assert written["kind"] == "lists"
+    [output] = outputs(engine, *options, "digest", capfd=capfd)
+    assert output["kv_proof"]["root"] == written["root"]
+    assert output["kv_proof"]["answer_token_ids"] == output["token_ids"]
+    batch = ("--prompt-ids", ids_file([[3] * 90, [4] * 70]), "--max-new-tokens", "2", "--kv-proof", "digest")
+    together = outputs(engine, *batch, capfd=capfd)
+    assert len({one["kv_proof"]["root"] for one in together}) == 2
+    sliced = outputs(engine, *batch, "--prefill-slice-ms", "1", capfd=capfd)
+    assert [one["kv_proof"] for one in sliced] == [one["kv_proof"] for one in together]
+    assert "proof of one answer, found 2 prompts" in failure(engine, *batch, "-o", str(file), capfd=capfd)
+    assert "is a directory" in failure(engine, *options, "digest", "-o", str(tmp_path), capfd=capfd)
+
+
+def test_a_proof_is_of_one_answer(engine, tmp_path, capfd):
+    said = failure(engine, "--chat", "--kv-proof", "digest", "-o", str(tmp_path / "proof.json"), capfd=capfd)
+    assert "--kv-proof is of one answer: give the question, --chat TEXT" in said
+
+
+@pytest.mark.parametrize("arguments", [("--kv-proof", "digest"), ("-o", "p.json"), ("-o", "p.json", "--json")])
+def test_a_proof_needs_a_kind_and_a_place(engine, arguments, capfd):
+    assert "--kv-proof goes with -o FILE or --json" in failure(engine, "--prompt", PROMPT, *arguments, capfd=capfd)
+
+
 @pytest.fixture(scope="module")
 def drafting_engine(tiny_model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("drafts")

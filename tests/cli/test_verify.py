@@ -71,3 +71,57 @@ def test_a_wrong_engine_exits_1_and_names_the_check(engine: Path, tmp_path: Path
 )  # fmt: skip
 def test_wrong_usage_exits_2(arguments: list[str], engine: Path):
     assert run(["verify", *(argument.format(engine=engine) for argument in arguments)]) == 2
+
+
+class TestReplay:
+    @pytest.fixture
+    def proof(self, engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+        def written(of: Path, kind: str) -> str:
+            ids = tmp_path / "ids.json"
+            ids.write_text(json.dumps([3 + i % 40 for i in range(200)]))
+            file = str(tmp_path / "proof.json")
+            asked = ["--prompt-ids", str(ids), "--max-new-tokens", "4", "--ignore-eos"]
+            assert run(["run", str(of), *asked, "--kv-proof", kind, "-o", file]) == 0
+            capsys.readouterr()
+            return file
+
+        return written
+
+    @pytest.mark.parametrize("kind", ["digest", "lists"])
+    def test_an_honest_proof_exits_0(self, kind, engine, proof, tmp_path, capsys):
+        file = proof(engine, kind)
+        assert run(["verify", str(engine), "--replay", file]) == 0
+        assert "lists differ at near-ties" in capsys.readouterr().out
+        stored = tmp_path / "report.json"
+        assert run(["verify", str(engine), "--replay", file, "--json", "-o", str(stored)]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == json.loads(stored.read_text())
+        assert printed["passed"] is True
+        assert printed["equal"] == printed["lists"] > 0
+
+    def test_an_engine_that_reads_more_than_it_says_is_caught(self, engine, proof, tmp_path, capsys):
+        """Its graph, sealed as if it were right, reads twice as many tokens as its policy says."""
+        wrong = tampered_by_its_maker(engine, tmp_path / "wrong")
+        for kind, expected in (
+            ("digest", "the lists are not the reference's"),
+            ("lists", "tokens were taken, expected"),
+        ):
+            assert run(["verify", str(engine), "--replay", proof(wrong, kind)]) == 1
+            error = capsys.readouterr().err
+            assert "cache 0, step 1" in error
+            assert expected in error
+
+    def test_wrong_use(self, engine, proof, tmp_path, capsys):
+        file = proof(engine, "digest")
+        (tmp_path / "broken.json").write_text(Path(file).read_text()[:-100])
+        for arguments, message in (
+            ([str(engine), "--replay", str(tmp_path / "none.json")], "cannot read the proof"),
+            ([str(engine), "--replay", str(tmp_path / "broken.json")], "is not valid JSON"),
+            ([str(engine), "--replay", file, "--level", "full"], "--replay goes with ENGINE, -o and --json"),
+            ([str(engine), "--replay", file, "--seed", "0"], "found --seed"),
+            (["--replay", file], "Missing argument 'ENGINE'"),
+        ):
+            assert run(["verify", *arguments]) == 2
+            error = capsys.readouterr().err
+            assert message in error
+            assert error.startswith("error: ")

@@ -39,6 +39,7 @@ class TensorRtBackend(Backend):
     weight_kinds = ("bf16", "fp16", "fp32", "fp8")
     refused_weights = MappingProxyType({"int8": QUANTISED, "int4": QUANTISED, "keep": QUANTISED})
     own_settings = ("compatibility",)
+    no_proofs = "plans of TensorRT have no outputs for the lists of tokens that steps read"
 
     def probe(self) -> Probe:
         """Check packages, driver, GPU and plugin library as a build or a run does."""

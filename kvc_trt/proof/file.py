@@ -1,0 +1,174 @@
+"""A proof as a JSON document, written whole or not at all, and read as hostile input."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from kvc_trt.atomic_files import write_new_file
+from kvc_trt.errors import InputError, describe
+from kvc_trt.proof.lists import decode
+from kvc_trt.proof.record import CacheRecord, MadeBy, Proof, lists_of
+from kvc_trt.validation import OwnSchema, validated
+from kvc_trt.version import __version__
+
+VERSION: Final = 1
+LARGEST_FILE = 1 << 30
+"""Bytes; a proof with lists of a long answer has some hundred million."""
+_MOST_CACHES, _MOST_TOKENS = 4096, 1 << 24
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,200}$")]
+"""Printed to terminals, so without anything that could control one."""
+Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=_MOST_TOKENS)]
+
+
+class _MadeBy(OwnSchema):
+    engine: Digest
+    weights: Digest
+    model: Digest
+    policy: Digest
+    model_name: Name
+    policy_name: Name
+    prefill_precision: Literal["f32", "bf16"]
+
+
+class _Cache(OwnSchema):
+    cache: Annotated[int, Field(ge=0, lt=_MOST_CACHES)]
+    kept: Digest | None
+    read: Annotated[list[Digest], Field(max_length=_MOST_TOKENS)]
+    kept_lists: str | None = None
+    read_lists: Annotated[list[str], Field(max_length=_MOST_TOKENS)] | None = None
+
+
+class _Document(OwnSchema):
+    format: Literal["kvc-trt kv proof"]
+    version: Literal[1]
+    written_by: Name
+    kind: Literal["digest", "lists"]
+    made_by: _MadeBy
+    prompt_token_ids: Annotated[Tokens, Field(min_length=1)]
+    continuation_token_ids: Tokens
+    answer_token_ids: Annotated[Tokens, Field(min_length=1)]
+    prompt_digest: Digest
+    answer_digest: Digest
+    caches: Annotated[list[_Cache], Field(min_length=1, max_length=_MOST_CACHES)]
+    root: Digest
+
+
+def document_of(proof: Proof) -> dict[str, Any]:
+    """Return a proof as plain values for JSON: digests in hex, lists in base64."""
+    caches = []
+    for record in proof.caches:
+        found: dict[str, Any] = {
+            "cache": record.cache,
+            "kept": None if record.kept is None else record.kept.hex(),
+            "read": [digest.hex() for digest in record.read],
+        }
+        if proof.kind == "lists":
+            found["kept_lists"] = None if record.kept_lists is None else _base64(record.kept_lists)
+            found["read_lists"] = [_base64(lists) for lists in record.read_lists or ()]
+        caches.append(found)
+    return {
+        "format": "kvc-trt kv proof",
+        "version": VERSION,
+        "written_by": f"kvc-trt {__version__}",
+        "kind": proof.kind,
+        "made_by": asdict(proof.made_by),
+        "prompt_token_ids": list(proof.prompt_token_ids),
+        "continuation_token_ids": list(proof.continuation_token_ids),
+        "answer_token_ids": list(proof.answer_token_ids),
+        "prompt_digest": proof.prompt_digest,
+        "answer_digest": proof.answer_digest,
+        "caches": caches,
+        "root": proof.root,
+    }
+
+
+def write_proof(path: Path, proof: Proof, *, replace: bool = False) -> None:
+    """Write a proof to a new file; with `replace` over an old one. Errors are those of `write_new_pieces`."""
+    write_new_file(path, json.dumps(document_of(proof)) + "\n", replace=replace)
+
+
+def read_proof(path: Path) -> Proof:
+    """Read a proof; InputError for a file that is none.
+
+    Whether its digests belong together is for `Proof.problems` to say, whether they are true for a replay.
+    """
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise InputError(f"{path}: a proof of more than {LARGEST_FILE >> 20} MiB")
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read the proof {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON ({describe(str(error))})") from error
+    return proof_of(found, str(path))
+
+
+def proof_of(found: object, source: str) -> Proof:
+    """Return the proof that a document holds; InputError, naming `source`, for one that is none."""
+    if isinstance(found, dict) and found.get("version") != VERSION:
+        raise InputError(f"{source}: proof format {describe(found.get('version'))}, expected {VERSION}")
+    document = validated(_Document, found, source)
+    caches = tuple(_record(one, document.kind, source) for one in document.caches)
+    numbers = [one.cache for one in caches]
+    if numbers != sorted(set(numbers)):
+        raise InputError(f"{source}: caches are not in ascending order")
+    proof = Proof(
+        MadeBy(**document.made_by.model_dump()),
+        document.kind,
+        tuple(document.prompt_token_ids),
+        tuple(document.continuation_token_ids),
+        tuple(document.answer_token_ids),
+        document.prompt_digest,
+        document.answer_digest,
+        caches,
+        document.root,
+    )
+    for record in proof.caches:
+        if len(record.read) not in (0, len(proof.fed)):
+            found = f"digests of {len(record.read)} steps, and the tokens are those of {len(proof.fed)}"
+            raise InputError(f"{source}: cache {record.cache} has {found}")
+        for step, _, lists in lists_of(record):
+            try:
+                decode(lists)
+            except InputError as error:
+                raise InputError(f"{source}: cache {record.cache}, step {step}: {error.message}") from error
+    return proof
+
+
+def _record(one: _Cache, kind: str, source: str) -> CacheRecord:
+    what = f"{source}: cache {one.cache}"
+    kept = None if one.kept is None else bytes.fromhex(one.kept)
+    read = tuple(map(bytes.fromhex, one.read))
+    if kept is None and not read:
+        raise InputError(f"{what}: no digest")
+    if kind == "digest":
+        if one.kept_lists is not None or one.read_lists is not None:
+            raise InputError(f"{what}: lists in a proof of kind digest")
+        return CacheRecord(one.cache, kept, read)
+    if (one.kept_lists is None) != (kept is None) or len(one.read_lists or ()) != len(read):
+        raise InputError(f"{what}: expected lists for each of its {len(read) + (kept is not None)} digests")
+    kept_lists = None if one.kept_lists is None else _bytes(one.kept_lists, what)
+    return CacheRecord(one.cache, kept, read, kept_lists, tuple(_bytes(text, what) for text in one.read_lists or ()))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str, what: str) -> bytes:
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"{what}: its lists are not valid base64") from error
+    if _base64(data) != text:
+        raise InputError(f"{what}: its lists are not valid base64")
+    return data

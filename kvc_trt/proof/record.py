@@ -1,0 +1,185 @@
+"""What one answer's caches chose, recorded step by step, and the root over all of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from kvc_trt.proof.lists import Lists, digest_at, encode
+
+ProofKind = Literal["digest", "lists"]
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class MadeBy:
+    """What answered: SHA-256 digests (hex), and names for messages.
+
+    A proof can be checked with every engine of equal `weights`, `model` and `policy`, whatever runs it.
+    """
+
+    engine: str
+    """Of the engine's manifest. It differs between backends and does not decide."""
+    weights: str
+    """Of the weight file."""
+    model: str
+    """Of the model's configuration."""
+    policy: str
+    """Of the resolved policy parameters."""
+    model_name: str
+    policy_name: str
+    prefill_precision: Literal["f32", "bf16"]
+    """Type in which the prompt was read: f32 or bf16."""
+
+
+@dataclass(frozen=True)
+class CacheRecord:
+    """The digests of one cache's lists, and the lists themselves where they were asked for."""
+
+    cache: int
+    kept: bytes | None
+    """Of the prompt positions that stay, [heads, .]; None for a cache that writes no such list."""
+    read: tuple[bytes, ...]
+    """Of the slots that each step reads, [heads, .]; empty for a cache that is read whole."""
+    kept_lists: bytes | None = None
+    read_lists: tuple[bytes, ...] | None = None
+    """As `lists.encode` writes them; None in a proof of digests."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the caches kept of a prompt, and what each step of its answer read."""
+
+    made_by: MadeBy
+    kind: ProofKind
+    prompt_token_ids: tuple[int, ...]
+    continuation_token_ids: tuple[int, ...]
+    """Fed through decode after the prompt was compacted, and before the answer."""
+    answer_token_ids: tuple[int, ...]
+    """The last one was not fed, so nothing was read for it."""
+    prompt_digest: str
+    answer_digest: str
+    """Of continuation and answer."""
+    caches: tuple[CacheRecord, ...]
+    """By number."""
+    root: str
+
+    @property
+    def fed(self) -> tuple[int, ...]:
+        """The token of each decode step."""
+        return (*self.continuation_token_ids, *self.answer_token_ids[:-1])
+
+    def problems(self) -> Iterator[str]:
+        """Yield what in the proof does not belong together, by name; a proof without any may still be untrue."""
+        if self.prompt_digest != prompt_digest(self.prompt_token_ids):
+            yield "prompt_token_ids are not those of prompt_digest"
+        if self.answer_digest != answer_digest(self.continuation_token_ids, self.answer_token_ids):
+            yield "continuation_token_ids and answer_token_ids are not those of answer_digest"
+        for record in self.caches:
+            for step, digest, lists in lists_of(record):
+                if digest_at(record.cache, step, lists) != digest:
+                    yield f"cache {record.cache}, step {step}: the lists are not those of the digest"
+        if self.root != root_of(self.made_by, self.prompt_digest, self.answer_digest, self.caches):
+            yield "the root is not that of engine, policy, tokens and digests"
+
+
+def lists_of(record: CacheRecord) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield step, digest and bytes of each of a cache's lists; nothing in a proof of digests."""
+    if record.kept is not None and record.kept_lists is not None:
+        yield 0, record.kept, record.kept_lists
+    for step, (digest, lists) in enumerate(zip(record.read, record.read_lists or (), strict=False), start=1):
+        yield step, digest, lists
+
+
+def prompt_digest(token_ids: Sequence[int]) -> str:
+    """Return the digest of a prompt."""
+    return _of_tokens("prompt", token_ids)
+
+
+def answer_digest(continuation: Sequence[int], answer: Sequence[int]) -> str:
+    """Return the digest of what came after a prompt: the tokens that were given, and those that were drawn."""
+    return hashlib.sha256(
+        (_of_tokens("continuation", continuation) + _of_tokens("answer", answer)).encode()
+    ).hexdigest()
+
+
+def root_of(made_by: MadeBy, prompt: str, answer: str, caches: Sequence[CacheRecord]) -> str:
+    """Return the digest over everything that a proof states, given the digests of its tokens.
+
+    The digests of lists come by step, and within a step by cache, so that it can be formed while the answer is made.
+    """
+    chain = hashlib.sha256()
+    for record in caches:
+        chain.update(b"" if record.kept is None else record.kept)
+    for step in range(max((len(record.read) for record in caches), default=0)):
+        for record in caches:
+            chain.update(record.read[step] if step < len(record.read) else b"")
+    return _root(made_by, prompt, answer, caches, chain.digest())
+
+
+def _root(made_by: MadeBy, prompt: str, answer: str, caches: Sequence[CacheRecord], chain: bytes) -> str:
+    stated = [
+        "kvc-trt kv proof 1",
+        *(f"{name} {value}" for name, value in asdict(made_by).items()),
+        f"prompt {prompt}",
+        f"answer {answer}",
+        *(f"cache {one.cache} kept {int(one.kept is not None)} read {len(one.read)}" for one in caches),
+        f"lists {chain.hex()}",
+    ]
+    return hashlib.sha256("\n".join(stated).encode()).hexdigest()
+
+
+def _of_tokens(what: str, token_ids: Iterable[int]) -> str:
+    return hashlib.sha256(f"kvc-trt {what} {','.join(map(str, token_ids))}".encode()).hexdigest()
+
+
+class Recorder:
+    """Takes note of the lists of one row as they are chosen.
+
+    For `digest` it keeps 32 bytes per cache and step, whatever the lists are long.
+    """
+
+    def __init__(self, made_by: MadeBy, kind: ProofKind) -> None:
+        self._made_by, self._kind = made_by, kind
+        self._kept: dict[int, bytes] = {}
+        self._read: dict[int, bytearray] = {}
+        self._kept_lists: dict[int, bytes] = {}
+        self._read_lists: dict[int, list[bytes]] = {}
+        self._step = 0
+
+    def keep(self, lists: Mapping[int, Lists]) -> None:
+        """Record the prompt positions [heads, width] that each cache keeps."""
+        for cache, table in lists.items():
+            data = encode(table)
+            self._kept[cache] = digest_at(cache, 0, data)
+            if self._kind == "lists":
+                self._kept_lists[cache] = data
+
+    def step(self, lists: Mapping[int, Lists]) -> None:
+        """Record the slots [heads, width] that each cache reads for one more token."""
+        self._step += 1
+        for cache, table in lists.items():
+            data = encode(table)
+            self._read.setdefault(cache, bytearray()).extend(digest_at(cache, self._step, data))
+            if self._kind == "lists":
+                self._read_lists.setdefault(cache, []).append(data)
+
+    def proof(self, prompt: Sequence[int], continuation: Sequence[int], answer: Sequence[int]) -> Proof:
+        """Return the proof of an answer whose tokens, but for the last, were all fed."""
+        caches = tuple(self._record(cache) for cache in sorted(self._kept.keys() | self._read.keys()))
+        of_prompt, of_answer = prompt_digest(prompt), answer_digest(continuation, answer)
+        return Proof(
+            self._made_by, self._kind, tuple(prompt), tuple(continuation), tuple(answer), of_prompt, of_answer, caches,
+            root_of(self._made_by, of_prompt, of_answer, caches),
+        )  # fmt: skip
+
+    def _record(self, cache: int) -> CacheRecord:
+        digests = bytes(self._read.get(cache, b""))
+        read = tuple(digests[i : i + DIGEST_BYTES] for i in range(0, len(digests), DIGEST_BYTES))
+        if self._kind == "digest":
+            return CacheRecord(cache, self._kept.get(cache), read)
+        return CacheRecord(
+            cache, self._kept.get(cache), read, self._kept_lists.get(cache), tuple(self._read_lists.get(cache, ()))
+        )
