@@ -229,7 +229,14 @@ def _smallest_of(found: Comparison, group: Group, side: str) -> Iterator[str]:
 
 
 def _smallest_stored(found: Comparison, points: Sequence[Answered]) -> int | None:
-    """Bytes of the smallest of a method's points that, like all that store as much or more, still answers."""
-    failed = [one.stored for one in points if (kept := found.on_answered(one)) is None or kept.value < NEARLY]
-    passed = [one.stored for one in points if one.stored > max(failed, default=-1)]
-    return min(passed, default=None)
+    """Bytes of the smallest of a method's points that still answers, as all larger ones do.
+
+    Of points that store the same, one with a larger budget, which stands behind it, is the larger.
+    """
+    smallest = None
+    for _, point in sorted(enumerate(points), key=lambda placed: (placed[1].stored, placed[0]), reverse=True):
+        kept = found.on_answered(point)
+        if kept is None or kept.value < NEARLY:
+            break
+        smallest = point.stored
+    return smallest

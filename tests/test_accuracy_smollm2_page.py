@@ -225,3 +225,12 @@ def test_what_the_whole_cache_does_not_answer_is_said_to_be_no_question_for_poli
     path.write_text(json.dumps(result))
     text = page.measured(read(path, None))
     assert f"less than 10% of these, so policies are not asked them: {Group(**lines)} (0.0 %, n 16)." in text
+
+
+def test_of_points_with_equal_bytes_the_larger_budget_is_the_larger_one(tmp_path):
+    cells = [ours("full", None, RIGHT, 90), ours("hybrid", 256, WRONG, 120), ours("hybrid", 512, RIGHT, 120)]
+    settings = {"checkpoint": "c", "weights": "fp32", "seed": 0, "max_new_tokens": {}}
+    result = {"machine": MACHINE, "settings": settings, "spent": {"processor_seconds": 5}, "cells": cells}
+    path = tmp_path / "ours.json"
+    path.write_text(json.dumps(result))
+    assert "none; no smaller than the whole cache: `hybrid` 120.0." in page.measured(read(path, None))
