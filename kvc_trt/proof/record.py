@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from kvc_trt.proof.lists import Lists, digest_at, encode
 
 ProofKind = Literal["digest", "lists"]
+PROOF_KINDS: tuple[ProofKind, ...] = get_args(ProofKind)
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 

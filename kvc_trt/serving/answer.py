@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from kvc_trt.proof import Proof
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.request import Event, FinishReason, Output
 from kvc_trt.runtime.ticket import Ticket
@@ -24,6 +25,8 @@ class End:
     """What would be stored if every token that the model has seen were kept."""
     reused_tokens: int
     """Tokens of a shared prefix, which were not computed again."""
+    kv_proof: Proof | None = None
+    """What the caches kept and read, if the request asks for it."""
 
 
 @dataclass(frozen=True)
@@ -102,4 +105,5 @@ class Answer:
             kept_tokens=logical if self._limits.keeps_whole else sum(output.physical_lengths),
             logical_tokens=logical,
             reused_tokens=output.reused_tokens,
+            kv_proof=output.kv_proof,
         )

@@ -37,6 +37,8 @@ class ServingSettings:
     backend: str | None = None
     prefix_bytes: int = 0
     """Memory for what prompts have in common."""
+    kv_proofs: bool = False
+    """Whether requests may ask for a proof of what the caches kept and read (docs/proof.md)."""
 
 
 class ServedEngine:
@@ -68,7 +70,11 @@ class ServedEngine:
 
         settings = settings or ServingSettings()
         engine = Engine.open(
-            path, backend=settings.backend, threads=settings.threads, prefix_bytes=settings.prefix_bytes
+            path,
+            backend=settings.backend,
+            threads=settings.threads,
+            prefix_bytes=settings.prefix_bytes,
+            proofs=settings.kv_proofs,
         )
         if digest is not None and engine.directory.digest != digest:
             raise InputError(

@@ -64,6 +64,7 @@ _FIELDS = (
     Field("return_log_probs", Kind.SWITCH),
     Field("return_output_ids", Kind.SWITCH),
     Field("return_kv_cache_tokens", Kind.SWITCH),
+    Field("return_kv_proof", Kind.TEXT),
 )
 FIELDS: Mapping[str, Field] = MappingProxyType({field.name: field for field in _FIELDS})
 """What a request may have, by name."""

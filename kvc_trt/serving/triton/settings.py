@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,7 +13,8 @@ ENGINE = "engine"
 """Directory of the engine, beside model.py."""
 DIGEST = "engine_sha256"
 _NUMBERS = {"rows": int, "queue_limit": int, "memory_bytes": int, "prefix_bytes": int, "threads": int}
-_READ = {**_NUMBERS, "prefill_slice_ms": float, "backend": str}
+_SWITCHES = {"kv_proofs": {"True": True, "False": False}.__getitem__}
+_READ: Mapping[str, Callable[[str], object]] = {**_NUMBERS, **_SWITCHES, "prefill_slice_ms": float, "backend": str}
 _SAID = ("kvc_trt_version", "kv_policy", "kv_token_budget")
 """What is written for people."""
 _OF_TRITON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
@@ -50,6 +51,6 @@ def read_settings(config: Mapping[str, Any]) -> ModelSettings:
 def _read(name: str, text: str) -> object:
     try:
         return _READ[name](text)
-    except ValueError as error:
-        expected = "an integer" if name in _NUMBERS else "a number"
+    except (ValueError, KeyError) as error:
+        expected = "an integer" if name in _NUMBERS else "True or False" if name in _SWITCHES else "a number"
         raise InputError(f"config.pbtxt: parameter {name!r} is {text!r}, expected {expected}") from error

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.errors import InputError
+from kvc_trt.proof import document_of
 from kvc_trt.serving.answer import Piece
 from kvc_trt.serving.fields import FIELDS, Kind
 from kvc_trt.serving.request import ServedRequest
@@ -53,6 +54,7 @@ OUTPUTS: Mapping[str, TensorType] = MappingProxyType(
         "kv_cache_tokens_kept": TensorType("INT32"),
         "kv_cache_tokens_total": TensorType("INT32"),
         "kv_cache_tokens_reused": TensorType("INT32"),
+        "kv_proof": TensorType("STRING"),
     }
 )
 _NUMPY = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "FP32": np.float32}
@@ -107,3 +109,5 @@ def _outputs(piece: Piece, request: ServedRequest, input_tokens: int) -> Iterato
         yield "kv_cache_tokens_kept", [piece.end.kept_tokens]
         yield "kv_cache_tokens_total", [piece.end.logical_tokens]
         yield "kv_cache_tokens_reused", [piece.end.reused_tokens]
+    if piece.end.kv_proof is not None:
+        yield "kv_proof", [json.dumps(document_of(piece.end.kv_proof)).encode()]

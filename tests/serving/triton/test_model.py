@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import kvc_trt
 from kvc_trt.backends.registry import open_engine
+from kvc_trt.proof.file import proof_of
 from kvc_trt.serving.triton.config_schema import parsed
 from kvc_trt.serving.triton.model import ServedModel
 from kvc_trt.serving.triton.repository import export_model
@@ -62,7 +64,7 @@ def test_a_stream_is_pieces_and_every_output_has_its_type(model):
     names = ("finish_reason", "num_input_tokens", "num_output_tokens", "kv_cache_tokens", "output_ids", "log_probs")
     responses = ask(model, stream=true(), **{f"return_{name}": true() for name in names})
     assert b"".join(one.outputs["text_output"].item() for one in responses) == ANSWER
-    assert set(responses[-1].outputs) == set(OUTPUTS)
+    assert set(responses[-1].outputs) == set(OUTPUTS) - {"kv_proof"}
     expected = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "FP32": np.float32}
     for response in responses:
         for name, array in response.outputs.items():
@@ -147,6 +149,7 @@ def test_an_engine_that_was_changed_is_not_loaded(exported):
     [
         ({"rwos": "3"}, "unknown parameter 'rwos'; did you mean 'rows'?"),
         ({"rows": "three"}, "parameter 'rows' is 'three', expected an integer"),
+        ({"kv_proofs": "yes"}, "parameter 'kv_proofs' is 'yes', expected True or False"),
         ({"engine_sha256": None}, "parameter 'engine_sha256' is missing"),
     ],
 )
@@ -174,3 +177,33 @@ def test_metrics_grow_by_what_the_scheduler_has_counted(model):
     assert FAMILIES["kvc_trt_seconds_to_first_token_count"].values[own] == first["count"]
     assert FAMILIES["kvc_trt_seconds_to_first_token_bucket"].values[(("le", "+Inf"), *own)] == first["count"]
     assert SimpleNamespace(**figures).ended["stop"] == FAMILIES["kvc_trt_ended_total"].values[(("kind", "stop"), *own)]
+
+
+@pytest.fixture(scope="module")
+def proving(exported):
+    args = model_config(exported)
+    config = json.loads(args["model_config"])
+    config["parameters"]["kv_proofs"] = {"string_value": "True"}
+    one = ServedModel(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+def test_a_proof_comes_with_the_last_response(proving, exported, kind):
+    responses = ask(proving, stream=true(), return_kv_proof=text(kind))
+    assert all("kv_proof" not in response.outputs for response in responses[:-1])
+    document = json.loads(responses[-1].outputs["kv_proof"].item())
+    assert document["kind"] == kind
+    proof = proof_of(document, "the answer")
+    assert kvc_trt.Engine.open(exported / "1" / "engine").replay(proof).passed
+    (plain,) = ask(proving)
+    assert set(plain.outputs) == {"text_output"}
+
+
+def test_a_proof_is_refused_where_the_model_gives_none(model):
+    (response,) = ask(model, return_kv_proof=text("digest"))
+    assert "the engine was not opened for proofs" in response.error.message
+    assert response.error.code == TritonError.INVALID_ARG
+    (response,) = ask(model, return_kv_proof=text("yes"))
+    assert "return_kv_proof is 'yes', expected digest or lists" in response.error.message
