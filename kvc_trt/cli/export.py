@@ -40,8 +40,22 @@ command.add_command(dynamo)
     default="bfloat16",
     help="Type of its page bounds; float8_e5m2 halves their traffic and rounds them to two bits.",
 )
+@click.option(
+    "--triton-model",
+    metavar="NAME",
+    help="Write it as model.yaml of TensorRT-LLM's own Triton model (its llmapi layout), which then loads NAME, a "
+    "Hugging Face name or directory.",
+)
 @printing.json_option
-def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype: str, as_json: bool) -> None:
+def llm_api(
+    source: Path,
+    file: str,
+    force: bool,
+    attention: str,
+    kt_cache_dtype: str,
+    triton_model: str | None,
+    as_json: bool,
+) -> None:
     """Write the YAML with which TensorRT-LLM's own RocketKV runs at this token budget.
 
     For `LLM(...)` and `trtllm-serve --config`. ENGINE_OR_CONFIG is an engine directory, or a YAML file as
@@ -51,6 +65,7 @@ def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype
     from kvc_trt.atomic_files import write_new_file
     from kvc_trt.backends.tensorrt_llm.llm_api import export_llm_api
     from kvc_trt.backends.tensorrt_llm.llm_api_file import read_source, yaml_text
+    from kvc_trt.backends.tensorrt_llm.triton_model_file import model_yaml
 
     found = read_source(source)
     export = export_llm_api(
@@ -60,7 +75,10 @@ def llm_api(source: Path, file: str, force: bool, attention: str, kt_cache_dtype
         attention=cast("AttentionBackend", attention.upper()),
         kt_cache_dtype=cast("KtCacheDtype", kt_cache_dtype),
     )
-    text = yaml_text(export, source=found.description, model=found.checkpoint)
+    if triton_model is None:
+        text = yaml_text(export, source=found.description, model=found.checkpoint)
+    else:
+        text = model_yaml(export, source=found.description, model=triton_model)
     if file != "-":
         write_new_file(Path(file), text, replace=force)
     if as_json:

@@ -1,8 +1,8 @@
 """The Python model in an exported repository: requests in, answers out, on Triton's terms.
 
 `execute` returns at once. The scheduler's thread answers all requests together; one thread with an event loop sends
-what it answers, and looks whether clients have gone. While a model is unloaded Triton answers none of its calls any
-more, and whoever makes one waits for ever: the event loop makes them only before it sends a request's last response.
+what it answers, and looks whether clients have gone. Nothing promises that Triton still answers calls of a model that
+it is unloading: the event loop makes them only before it sends a request's last response.
 """
 
 from __future__ import annotations

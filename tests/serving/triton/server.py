@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = Path(os.environ.get("KVC_TRT_TRITON", ROOT / "build" / "triton"))
 PYTHON = ENVIRONMENT / "bin" / "python"
-START_SECONDS, STOP_SECONDS = 60.0, 45.0
+START_SECONDS, STOP_SECONDS = 90.0, 45.0
 _FAILED = re.compile(r"error while loading shared libraries|failed to load|^error", re.MULTILINE)
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -73,7 +73,7 @@ class TritonServer:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def generate(self, model: str, timeout: float = 30.0, **fields: object) -> Reply:
+    def generate(self, model: str, timeout: float = 60.0, **fields: object) -> Reply:
         return self._post(f"v2/models/{model}/generate", json.dumps(fields).encode(), timeout)
 
     def post(self, path: str, body: bytes = b"{}") -> Reply:
@@ -87,7 +87,7 @@ class TritonServer:
 
     def open_stream(self, model: str, **fields: object) -> Any:
         url = f"http://127.0.0.1:{self.http}/v2/models/{model}/generate_stream"
-        return urllib.request.urlopen(urllib.request.Request(url, json.dumps(fields).encode()), timeout=30)
+        return urllib.request.urlopen(urllib.request.Request(url, json.dumps(fields).encode()), timeout=60)
 
     def metric(self, name: str, **labels: str) -> float:
         """Return one of the model's figures; 0 for one that has never grown."""
