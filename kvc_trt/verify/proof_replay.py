@@ -118,6 +118,20 @@ class _Replay:
             engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, progress=self._progress
         ).choices
 
+    @cached_property
+    def _slack(self) -> float | None:
+        stored = GraphWeights(self._engine.weights_path).precision
+        return thresholds_for(stored, self._proof.made_by.prefill_precision).choice_slack
+
+    @property
+    def _unjudged(self) -> str | None:
+        """Why a difference cannot be judged, and may be no error; None if it can be."""
+        if self._slack is None:
+            return "this engine rounds too coarsely to tell near-ties from errors against the reference"
+        if not can_judge(site.parameters for site in cache_sites(self._engine.model, self._engine.parameters)):
+            return f"near-ties of policy {self._engine.parameters.policy} cannot be proven"
+        return None
+
     def into(self, report: ProofReport) -> ProofReport:
         """Return the report with what the replay found."""
         places = list(_places(self._proof))
@@ -135,19 +149,12 @@ class _Replay:
 
     def _judged(self, report: ProofReport, first: _Place) -> ProofReport:
         """Force the proof's lists on the reference, and judge each of them on what the reference then has."""
-        engine, proof = self._engine, self._proof
-        precision = thresholds_for(GraphWeights(engine.weights_path).precision, proof.made_by.prefill_precision)
-        rules = [site.parameters for site in cache_sites(engine.model, engine.parameters)]
-        if precision.choice_slack is None or not can_judge(rules):
-            why = (
-                f"near-ties of policy {engine.parameters.policy} cannot be proven"
-                if precision.choice_slack is not None
-                else "this engine rounds too coarsely to tell near-ties from errors against the reference"
-            )
+        engine = self._engine
+        if (why := self._unjudged) is not None:
             return _with(report, f"{_at(first)}: the lists are not the reference's, and {why}")
         found = replay(
             engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, self._claimed(),
-            slack=precision.choice_slack, progress=self._progress,
+            slack=self._slack, progress=self._progress,
         ).explained  # fmt: skip
         assert found is not None
         return _with(replace(report, near_ties=found.near_ties), *found.wrong)
@@ -165,7 +172,7 @@ class _Replay:
         for count in self._available(first):
             if first.digest == digest_at(first.cache, first.step, encode(self._all(first, count))):
                 return f"{_at(first)}: all {count} tokens were taken, where {self._engine.parameters.policy} chooses"
-        advice = "a digest cannot tell a near-tie from an error; a proof with lists can"
+        advice = self._unjudged or "a digest cannot tell a near-tie from an error; a proof with lists can"
         return f"{_at(first)}: the lists are not the reference's, as of {len(other)} digests ({advice})"
 
     def _malformed(self, place: _Place) -> str | None:

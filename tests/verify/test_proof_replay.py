@@ -271,6 +271,18 @@ def test_where_near_ties_cannot_be_proven_a_difference_is_an_error(make):
     assert "near-ties of policy keydiff cannot be proven" in report.problems[0]
 
 
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+def test_an_engine_that_rounds_coarsely_is_not_called_wrong_without_saying_so(kind, make):
+    engine = Engine.open(make(weights="int8"), proofs=True)
+    report = engine.replay(proof_from(engine, kind))
+    assert report.passed or "rounds too coarsely to tell near-ties from errors" in report.problems[0]
+    proof = proof_from(engine)
+    swap = with_lists(proof, 0, 0, swapped(lists_at(proof, 0, 0), 200))
+    report = engine.replay(swap if kind == "lists" else only_digests(swap))
+    assert not report.passed
+    assert "rounds too coarsely" in report.problems[0]
+
+
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
