@@ -92,26 +92,14 @@ class Prefill(HandingOver):
             request_of(asked, self.limits, self.start_tokens), max_new_tokens=1, min_tokens=0, logprobs=None,
             keep_context=True,
         )  # fmt: skip
-        slot: int | None = await self.take_slot()
-        assert slot is not None
+        ticket = self.submit(request, identity)
         try:
-            ticket = self.submit(request, identity)
-            try:
-                output = await ticket.answer()
-            finally:
-                self.forget(identity)
-            assert ticket.context is not None, "it was asked for"
-            handoff = await asyncio.to_thread(write_handoff, ticket.context, self.packing, self.slots.bytes_of(slot))
-            offer = Offer(
-                version=1, handoff=handoff, tag=uuid.uuid4().hex, address=self.slots.address(slot),
-                agent=self.transfers.agent,
-            )  # fmt: skip
-            self.slots.hold(slot, offer.tag)
-            slot = None
+            output = await ticket.answer()
         finally:
-            if slot is not None:
-                self.slots.give_back(slot)
-        self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + handoff.nbytes
+            self.forget(identity)
+        assert ticket.context is not None, "it was asked for"
+        offer = await self._offer(ticket.context)
+        self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + offer.handoff.nbytes
         # Its first chunk must carry the offer, and any other reason than `length` would end the answer here.
         yield {
             "token_ids": [output.token_ids[0]],
@@ -119,6 +107,21 @@ class Prefill(HandingOver):
             "finish_reason": "length",
             "disaggregated_params": {OFFER: offer.model_dump()},
         }
+
+    async def _offer(self, context: Context) -> Offer:
+        """Put a context where its reader finds it, and return what the reader has to know."""
+        slot = await self.take_slot()
+        writing = asyncio.ensure_future(
+            asyncio.to_thread(write_handoff, context, self.packing, self.slots.bytes_of(slot))
+        )
+        try:
+            handoff = await asyncio.shield(writing)
+        except BaseException:  # whoever waits may be gone before the thread has written all of it
+            writing.add_done_callback(lambda _: self.slots.give_back(slot))
+            raise
+        tag, address = uuid.uuid4().hex, self.slots.address(slot)
+        self.slots.hold(slot, tag)
+        return Offer(version=1, handoff=handoff, tag=tag, address=address, agent=self.transfers.agent)
 
 
 class Decode(HandingOver):

@@ -115,20 +115,16 @@ class Worker(LLMEngine):  # type: ignore[misc]
                     yield chunk
         except Cancelled:
             yield CANCELLED
-        except InputError as error:
-            if is_probe(request):
-                log.error("the worker's own health check fails: %s", error.message)
-            if wants_errors:
-                yield refusal(400, error.message)
-            else:
-                raise InvalidArgument(error.message) from None
-        except (Busy, DeadlineMissed, HandoffRefused) as error:
-            if isinstance(error, HandoffRefused):
+        except (InputError, Busy, DeadlineMissed, HandoffRefused) as error:
+            if is_probe(request) or isinstance(error, HandoffRefused):
                 log.warning("request %s: %s", context.id(), error.message)
+            status = 400 if isinstance(error, InputError) else 503
             if wants_errors:
-                yield refusal(503, error.message)
+                yield refusal(status, error.message)
+            elif status == 400:
+                raise InvalidArgument(error.message) from None
             else:
-                raise HttpError(503, error.message) from None
+                raise HttpError(status, error.message) from None
         except (HttpError, InvalidArgument, GeneratorExit, asyncio.CancelledError):
             raise
         except Exception:

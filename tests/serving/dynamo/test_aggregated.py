@@ -279,12 +279,12 @@ def test_an_end_waits_for_the_answers_that_have_begun(demo_engine, needle, answe
 
 def test_what_cannot_be_served_is_one_line(demo_engine, tmp_path, tiny_engine):
     one = Served(str(tiny_engine), "--port", "0")
-    assert one.process.wait(60) == 2
+    assert one.process.wait(60) == one.end() == 2
     assert "has no tokenizer" in one.lines[0]
     changed = tiny_engine / "decode.onnx"
     changed.write_bytes(changed.read_bytes()[:-1] + b"?")
     one = Served(str(tiny_engine), "--port", "0")
-    assert one.process.wait(60) == 2
+    assert one.process.wait(60) == one.end() == 2
     assert one.lines[0].startswith("error: ")
     assert "decode.onnx" in one.lines[0]
 

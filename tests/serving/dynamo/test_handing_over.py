@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import threading
 
 import numpy as np
 import pytest
 
 from kvc_trt import Engine
 from kvc_trt.contexts import packing_of
+from kvc_trt.contexts.handoff import write_handoff
 from kvc_trt.errors import Busy, Cancelled, HandoffRefused, InputError
 from kvc_trt.runtime import Sampling
 from kvc_trt.serving.dynamo import handing_over
@@ -141,6 +143,32 @@ def test_a_request_that_is_cancelled_in_prefill_holds_no_memory(pair, needle):
 
     asyncio.run(story())
     assert prefill.slots.all_free
+
+
+def test_a_write_that_nobody_waits_for_keeps_its_memory_until_it_is_done(pair, needle, monkeypatch):
+    """Otherwise another handoff would be written into the same piece."""
+    prefill, _ = pair
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(context, packing, into):
+        begun.set()
+        go_on.wait(10)
+        return write_handoff(context, packing, into)
+
+    monkeypatch.setattr(handing_over, "write_handoff", slow)
+
+    async def story():
+        going = asyncio.create_task(all_of(prefill.answer(asked(needle, max_tokens=1), "p")))
+        await asyncio.to_thread(begun.wait, 10)
+        going.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await going
+        assert prefill.slots.free == 1
+        go_on.set()
+        while not prefill.slots.all_free:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(story())
 
 
 def test_decode_reads_no_prompt_itself(pair, needle):
