@@ -172,5 +172,4 @@ COMPACT_TURN = Operator(
     formulas=COMPACT.formulas,
     write=_write_turn,
     kernel=Kernel("kvc_compact_turn", "KvcCompactTurnParams"),
-    native=False,
 )

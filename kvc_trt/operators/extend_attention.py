@@ -93,5 +93,4 @@ EXTEND_ATTENTION = Operator(
     inputs=(TURN_QUERIES, TURN_KEYS, TURN_VALUES, STORED_BEFORE),
     outputs=(Tensor("o", CACHE, ("B", "H", "M", "D")),),
     write=_write,
-    native=False,
 )

@@ -56,7 +56,6 @@ JOIN_BLOCK = Operator(
     outputs=(JOINED_KEYS, JOINED_VALUES, JOINED_LENGTHS),
     write=_write,
     kernel=Kernel("kvc_join_block", "KvcJoinBlockParams"),
-    native=False,
 )
 JOIN_IN_ORDER = Operator(
     name="KvcJoinInOrder",

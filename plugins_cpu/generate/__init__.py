@@ -102,7 +102,7 @@ def symbol_name(symbol: str) -> str:
     """The symbol's name in C++: kBatch, kHeads; kSymbolN for one that only operators know."""
     if symbol not in SIZES:
         return "kSymbol" + symbol.replace("/", "Over")
-    words = SIZES[symbol].words.replace("2 x", "twice").split()
+    words = SIZES[symbol].words.replace("2 x", "twice").replace("+", "and").split()
     return "k" + "".join(word.capitalize() for word in words)
 
 
@@ -118,7 +118,7 @@ def _shapes(tensors: list[Tensor]) -> Iterator[str]:
 
 
 def _shape_name(shape: tuple[str, ...]) -> str:
-    return "kShape" + "".join(f"_{symbol}" for symbol in shape).replace("/", "Over")
+    return "kShape" + "".join(f"_{symbol}" for symbol in shape).replace("/", "Over").replace("+", "And")
 
 
 def _operator(operator: Operator) -> str:

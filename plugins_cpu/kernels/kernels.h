@@ -90,13 +90,14 @@ struct RankedItems {
 /// Queries, and keys, that are multiplied at a time.
 inline constexpr int64_t kPrefillTile = 64;
 
-/// Causal attention of some rows of a prompt, for all query heads of one KV head.
+/// Causal attention of some rows of a prompt, or of a turn, for all query heads of one KV head.
 struct PrefillCall {
     const float* q;         ///< [group, queries, head_size]
     const uint8_t* layout;  ///< the KV head's keys and values as `lay_out` left them
     float* o;               ///< [group, queries, head_size]
-    int64_t length;
-    int64_t queries;  ///< those of the last tokens; the number before them is a multiple of kPrefillTile
+    int64_t length;         ///< keys that are laid out
+    int64_t queries;        ///< query i sees the first before + i + 1 of them
+    int64_t before;
     int64_t group;
     int64_t head_size;
     int64_t first_row;  ///< a multiple of kPrefillTile

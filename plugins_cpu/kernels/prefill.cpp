@@ -91,18 +91,17 @@ void soften(const Tile<Step>& tile, float factor, float* scores, int64_t output_
     }
 }
 
-/// Adds the attention of a tile of queries to a tile of keys.
+/// Adds the attention of a tile of queries to a tile of keys, of which row i sees the first `seen` + i. A row that sees
+/// none has seen others before, beside which the lowest score weighs nothing.
 template <class Step>
-void attend(const Tile<Step>& tile, const uint8_t* layout, int64_t head_size, bool diagonal, float factor,
+void attend(const Tile<Step>& tile, const uint8_t* layout, int64_t head_size, int64_t seen, float factor,
             float* scores) {
     const int64_t width = padded(head_size), steps = steps_of<Step>(head_size);
     const auto* const keys = reinterpret_cast<const Step*>(layout);
     const auto* const values = reinterpret_cast<const Step*>(layout + bytes_of_keys<Step>(head_size));
     multiply<false>(tile.query, steps, keys, kTile, tile.rows, steps, kTile, scores, kTile);
-    if (diagonal) {
-        for (int64_t row = 0; row < tile.rows; ++row) {
-            for (int64_t key = row + 1; key < kTile; ++key) scores[row * kTile + key] = kLowest;
-        }
+    for (int64_t row = 0; row < tile.rows && seen + row < kTile; ++row) {
+        for (int64_t key = seen + row > 0 ? seen + row : 0; key < kTile; ++key) scores[row * kTile + key] = kLowest;
     }
     soften(tile, factor, scores, width);
     multiply<true>(reinterpret_cast<const Step*>(scores), kTile, values, width, tile.rows, steps_of<Step>(kTile), width,
@@ -123,7 +122,6 @@ void finish(const Tile<Step>& tile, int64_t head_size, float* target) {
 template <class Step>
 void attend_rows(const PrefillCall& call) {
     const int64_t size = call.head_size, width = padded(size), steps = steps_of<Step>(size), head = call.queries * size;
-    const int64_t before = call.length - call.queries;
     const int64_t row_tiles = (call.rows + kTile - 1) / kTile, tiles = call.group * row_tiles;
     const int64_t last_row = call.first_row + call.rows - 1;
     float* const scores = call.scratch;
@@ -149,12 +147,12 @@ void attend_rows(const PrefillCall& call) {
         for (int64_t row = 0; row < kTile; ++row) tile.maximum[row] = kLowest;
         for (int64_t index = 0; index < kTile * kWidth; ++index) tile.totals[index] = 0.0f;
     }
-    for (int64_t key = 0; key <= before + last_row; key += kTile) {
+    for (int64_t key = 0; key < call.length && key <= call.before + last_row; key += kTile) {
         const uint8_t* const layout = call.layout + key / kTile * bytes_of_tile<Step>(size);
         for (int64_t number = 0; number < tiles; ++number) {
-            const int64_t diagonal = before + first_row(number);
-            if (key > diagonal) continue;
-            attend(tile_at(number), layout, size, key == diagonal, factor, scores);
+            const Tile<Step> tile = tile_at(number);
+            const int64_t seen = call.before + first_row(number) - key + 1;
+            if (seen + tile.rows > 1) attend(tile, layout, size, seen, factor, scores);
         }
     }
     for (int64_t number = 0; number < tiles; ++number) finish(tile_at(number), size, call.o + place(number));

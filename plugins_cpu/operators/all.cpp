@@ -4,7 +4,8 @@ namespace kvc {
 
 std::span<const Implementation> implementations() {
     static const Implementation all[] = {
-        kAddNormImplementation,         kCompactImplementation,      kDenseAttentionImplementation,
+        kAddNormImplementation,         kCompactImplementation,      kCompactTurnImplementation,
+        kExtendAttentionImplementation, kJoinBlockImplementation,    kDenseAttentionImplementation,
         kGatedHalvesImplementation,     kGatedUnitImplementation,    kHybridAttentionImplementation,
         kLinearImplementation,          kNarrowLinearImplementation, kPrefillAttentionImplementation,
         kQuantisedLinearImplementation, kRotatedHeadsImplementation};

@@ -11,6 +11,9 @@ namespace kvc {
 std::span<const Implementation> implementations();
 
 extern const Implementation kCompactImplementation;
+extern const Implementation kCompactTurnImplementation;
+extern const Implementation kExtendAttentionImplementation;
+extern const Implementation kJoinBlockImplementation;
 extern const Implementation kDenseAttentionImplementation;
 extern const Implementation kQuantisedLinearImplementation;
 extern const Implementation kAddNormImplementation;

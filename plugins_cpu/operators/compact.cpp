@@ -1,4 +1,5 @@
-// KvcCompact: keep the part of a prompt's cache that its last queries attend to. A row that fits keeps everything.
+// KvcCompact and KvcCompactTurn: keep the part of a prompt's cache, or of stored and new tokens, that the last queries
+// attend to. A row that fits keeps everything.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -11,7 +12,7 @@
 namespace kvc {
 namespace {
 
-constexpr size_t kKeys = 1, kValues = 2, kLengths = 3;  // inputs
+constexpr size_t kKeys = 1, kValues = 2, kLengths = 3, kWindowLengths = 4;  // inputs
 constexpr size_t kBoundsOut = 2, kLengthsOut = 3, kIndicesOut = 4;
 
 struct Rule {
@@ -21,7 +22,7 @@ struct Rule {
 /// One call: everything that a task for one row and KV head needs.
 class Compaction {
 public:
-    Compaction(Call& call, const Rule& rule)
+    Compaction(Call& call, const Rule& rule, bool of_turn)
         : rule_(rule),
           batch_(call.sizes()[Symbol::kBatch]),
           kv_heads_(call.sizes()[Symbol::kKvHeads]),
@@ -33,15 +34,18 @@ public:
           query_(call.input<float>(0)),
           keys_(call.input<float>(kKeys)),
           values_(call.input<float>(kValues)),
-          lengths_(call.input<int64_t>(kLengths)) {
+          lengths_(call.input<int64_t>(kLengths)),
+          window_lengths_(of_turn ? call.input<int64_t>(kWindowLengths) : nullptr) {
         const int64_t heads = call.sizes()[Symbol::kHeads];
         require(kv_heads_ > 0 && heads % kv_heads_ == 0, "q_window: expected a multiple of ", kv_heads_,
                 " heads, found ", heads);
         require(size_ > 0, "k: expected a head size above 0");
         group_ = heads / kv_heads_;
         for (int64_t row = 0; row < batch_; ++row) {
-            require(length(row) <= rule.budget || window_ <= rule.budget,
-                    "prompt_budget: expected at least the window's ", window_, ", found ", rule.budget);
+            const int64_t window = this->window(row);
+            require(window > 0 && window <= window_, "window_lengths: expected 1..", window_, ", found ", window);
+            require(length(row) <= rule.budget || window <= rule.budget,
+                    "prompt_budget: expected at least the window's ", window, ", found ", rule.budget);
         }
         call.fix(Symbol::kCapacity, rule.capacity, "capacity");
         call.fix(Symbol::kTwiceHeadSize, 2 * size_, "k");
@@ -73,31 +77,41 @@ public:
 private:
     int64_t length(int64_t row) const { return std::clamp<int64_t>(lengths_[row], 0, padded_length_); }
 
+    /// The queries of a row that vote: the last ones.
+    int64_t window(int64_t row) const { return window_lengths_ == nullptr ? window_ : window_lengths_[row]; }
+
     /// The best tokens before the window, ascending, then the window.
     void choose(int64_t part, int64_t length, int32_t* kept) const {
-        const int64_t reach = (rule_.pool_kernel - 1) / 2, prefix = length - window_, wanted = rule_.budget - window_;
-        const int64_t queries = group_ * window_ * size_;
-        const int64_t scratch = observe_scratch(length, group_ * window_, size_);
+        const int64_t window = this->window(part / kv_heads_), prefix = length - window, wanted = rule_.budget - window;
+        for (int64_t index = 0; index < window; ++index) kept[wanted + index] = static_cast<int32_t>(prefix + index);
+        if (wanted == 0) return;
+        const int64_t reach = (rule_.pool_kernel - 1) / 2, queries = group_ * window * size_;
+        const int64_t scratch = observe_scratch(length, group_ * window, size_);
         const auto memory =
             std::make_unique_for_overwrite<float[]>(static_cast<size_t>(scratch + queries + prefix + 2 * reach));
         float* const scaled = memory.get() + scratch;
         int32_t* const ranks = reinterpret_cast<int32_t*>(scaled + queries);
+        scale_queries(part, window, scaled);
+        kernels().observe({.query = scaled,
+                           .keys = keys_ + part * padded_length_ * size_,
+                           .length = length,
+                           .group = group_,
+                           .window = window,
+                           .head_size = size_,
+                           .reach = reach,
+                           .scratch = memory.get()},
+                          ranks);
+        kernels().take_best({.ranks = ranks, .items = prefix, .weight = 1, .last_weight = 1}, wanted, kept);
+    }
+
+    /// The last `window` queries of every head of the group, divided by sqrt(head size).
+    void scale_queries(int64_t part, int64_t window, float* scaled) const {
         const float factor = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size_)));
-        const float* const query = query_ + part * queries;
-        std::transform(query, query + queries, scaled, [factor](float one) { return one * factor; });
-        if (wanted > 0) {
-            kernels().observe({.query = scaled,
-                               .keys = keys_ + part * padded_length_ * size_,
-                               .length = length,
-                               .group = group_,
-                               .window = window_,
-                               .head_size = size_,
-                               .reach = reach,
-                               .scratch = memory.get()},
-                              ranks);
-            kernels().take_best({.ranks = ranks, .items = prefix, .weight = 1, .last_weight = 1}, wanted, kept);
+        for (int64_t head = 0; head < group_; ++head) {
+            const float* const last = query_ + ((part * group_ + head + 1) * window_ - window) * size_;
+            float* const target = scaled + head * window * size_;
+            for (int64_t index = 0; index < window * size_; ++index) target[index] = last[index] * factor;
         }
-        for (int64_t index = 0; index < window_; ++index) kept[wanted + index] = static_cast<int32_t>(prefix + index);
     }
 
     /// Moves the kept tokens to their slots; zeros behind them.
@@ -139,26 +153,28 @@ private:
     Rule rule_;
     int64_t batch_, kv_heads_, group_, window_, padded_length_, size_, pages_;
     const float *query_, *keys_, *values_;
-    const int64_t* lengths_;
+    const int64_t *lengths_, *window_lengths_;
     float *kept_keys_, *kept_values_, *bounds_;
     int32_t* indices_;
 };
 
 class CompactKernel : public Kernel {
 public:
-    explicit CompactKernel(const Attributes& attributes)
-        : rule_{.budget = attributes.integer("prompt_budget", 1),
+    CompactKernel(const Attributes& attributes, bool of_turn)
+        : of_turn_(of_turn),
+          rule_{.budget = attributes.integer("prompt_budget", 1),
                 .capacity = attributes.integer("capacity", 1),
                 .pool_kernel = attributes.integer("pool_kernel", 1),
                 .page_size = attributes.integer("page_size", 1)} {}
 
     void compute(Call& call) const override {
-        const Compaction compaction(call, rule_);
+        const Compaction compaction(call, rule_, of_turn_);
         call.parallel(static_cast<size_t>(compaction.parts()),
                       [&](size_t part) { compaction.run(static_cast<int64_t>(part)); });
     }
 
 private:
+    bool of_turn_;
     Rule rule_;
 };
 
@@ -166,7 +182,11 @@ private:
 
 const Implementation kCompactImplementation{schemas::kKvcCompact,
                                             [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
-                                                return std::make_unique<CompactKernel>(attributes);
+                                                return std::make_unique<CompactKernel>(attributes, false);
                                             }};
+const Implementation kCompactTurnImplementation{schemas::kKvcCompactTurn,
+                                                [](const Attributes& attributes) -> std::unique_ptr<Kernel> {
+                                                    return std::make_unique<CompactKernel>(attributes, true);
+                                                }};
 
 }  // namespace kvc

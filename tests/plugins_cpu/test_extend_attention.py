@@ -1,0 +1,105 @@
+"""KvcExtendAttention by the native library: exact attention, whatever the shape, threads and processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvc_trt import reference
+from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
+from kvc_trt.operators.shapes import HeadShape, Layout
+from tests.graph.small_models import SingleNode, normal
+from tests.plugins_cpu.native_node import NativeNode
+
+BODY = EXTEND_ATTENTION.body(Layout(HeadShape(None, None, 0)))
+
+
+def turn(
+    stored: list[int], block: int, *, group: int = 2, kv_heads: int = 2, size: int = 32, spare: int = 0, seed: int = 0
+) -> list[np.ndarray]:
+    """Queries of a block, keys and values of a table of so many entries and `spare` slots behind, and `stored`."""
+    batch, entries = len(stored), max(stored) + block + spare
+    tables = [normal(seed + part, batch, kv_heads, entries, size) for part in (1, 2)]
+    return [normal(seed, batch, group * kv_heads, block, size), *tables, np.array(stored)]
+
+
+def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    """The reference's result in float64."""
+    tensors = [torch.from_numpy(array.astype(np.float64)) for array in (q, k, v)]
+    new = torch.full((len(stored),), q.shape[2])
+    return reference.extend_attention(*tensors, torch.from_numpy(stored), new).numpy()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("stored", "block", "group", "size"),
+    [([0], 1, 4, 64), ([63, 64, 65], 64, 1, 80), ([200, 0, 17], 130, 3, 20), ([500], 7, 5, 32), ([1, 129], 1, 2, 64)],
+)
+def test_results_are_the_bodys(
+    library: Path, instructions: str, threads: int, stored: list[int], block: int, group: int, size: int
+) -> None:
+    arrays = turn(stored, block, group=group, size=size, spare=3)
+    found = NativeNode(BODY, {}, library, threads)(*arrays)["o"]
+    np.testing.assert_allclose(found, SingleNode(BODY, {})(*arrays)["o"], atol=2e-6)
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=3),
+    st.integers(1, 200),
+    st.sampled_from([1, 2, 3, 5, 8]),
+    st.integers(1, 40),
+    st.integers(0, 70),
+    st.integers(0, 1000),
+)
+def test_any_turn_is_right(
+    library: Path, stored: list[int], block: int, group: int, size: int, spare: int, seed: int
+) -> None:
+    arrays = turn(stored, block, group=group, size=size, spare=spare, seed=seed)
+    np.testing.assert_allclose(NativeNode(BODY, {}, library)(*arrays)["o"], exact(*arrays), atol=2e-6)
+
+
+def test_padding_may_reach_beyond_the_table(library: Path) -> None:
+    """A row that fills its table has no slots for the padding of its block: real queries do not notice."""
+    q, k, v, stored = turn([100, 40], 60)
+    found = NativeNode(BODY, {}, library)(q, k[:, :, :130], v[:, :, :130], stored)["o"]
+    expected = exact(q, k, v, stored)
+    np.testing.assert_allclose(found[0, :, :30], expected[0, :, :30], atol=2e-6)
+    np.testing.assert_allclose(found[1], expected[1], atol=2e-6)
+
+
+def test_what_comes_after_a_token_does_not_change_it(library: Path, instructions: str) -> None:
+    q, k, v, stored = turn([150, 20], 70, spare=100)
+    native = NativeNode(BODY, {}, library)
+    before = native(q, k, v, stored)["o"]
+    for row, count in enumerate(stored):
+        k[row, :, count + 30 :] *= 7
+        v[row, :, count + 30 :] += 3
+    np.testing.assert_array_equal(native(q, k, v, stored)["o"][:, :, :30], before[:, :, :30])
+
+
+def test_threads_do_not_change_a_bit(library: Path) -> None:
+    arrays = turn([310, 64, 0], 150, group=3)
+    one, two = (NativeNode(BODY, {}, library, threads)(*arrays)["o"] for threads in (1, 2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_nan_of_one_row_reaches_no_other(library: Path) -> None:
+    arrays = turn([50, 70], 20)
+    arrays[1][0, 0, 7, 3] = np.nan
+    found = NativeNode(BODY, {}, library)(*arrays)["o"]
+    assert np.isnan(found[0, :2]).all()
+    assert not np.isnan(found[0, 2:]).any()
+    assert not np.isnan(found[1]).any()
+
+
+@pytest.mark.parametrize("stored", [-1, 90])
+def test_lengths_outside_of_the_table_are_refused(library: Path, stored: int) -> None:
+    q, k, v, _ = turn([80], 10)
+    with pytest.raises(Exception, match=f"cache_lengths: expected 0..89, found {stored}"):
+        NativeNode(BODY, {}, library)(q, k, v, np.array([stored]))
