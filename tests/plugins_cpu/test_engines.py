@@ -18,6 +18,7 @@ from kvc_trt.engine.program import Program
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
 from tests.backends.onnxruntime.test_executor import filled
+from tests.backends.onnxruntime.test_turns import settings_of, tokens_of, with_turns
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq")
 STEPS = 12
@@ -60,6 +61,39 @@ def test_answers_are_the_bodies_answers(
     for name, buffer in bodies["state"].items():
         # Sums over all tokens, as SparQ keeps them, are large: they are held to rounding relative to their size.
         np.testing.assert_allclose(native["state"][name], buffer, rtol=1e-6, atol=2e-5, err_msg=name)
+
+
+def turned(program: Program, threads: int) -> dict[str, Any]:
+    """The logits, lengths and state of two rows after each of three turns, which compact where the policy does."""
+    executor = OnnxRuntimeExecutor(program, threads=threads)
+    executor.allocate(2)
+    prompts = np.zeros((2, 128), np.int64)
+    lengths = np.array([100, 40])
+    for row, ids in enumerate(tokens_of(*lengths)):
+        prompts[row, : len(ids)] = ids
+    prefilled = executor.prefill(prompts, lengths)
+    for row in range(2):
+        executor.insert(prefilled, row, row)
+    entries, found = prefilled.cache_lengths, {}
+    for number, new in enumerate((np.array([60, 9]), np.array([1, 60]), np.array([33, 2]))):
+        block = np.random.default_rng(number).integers(2, 97, (2, 60))
+        result = executor.extend(0, block, new, lengths, entries)
+        lengths, entries = lengths + new, result.cache_lengths
+        found |= {f"logits {number}": result.logits.copy(), f"lengths {number}": entries.copy()}
+        found |= {f"{name} {number}": buffer.copy() for name, buffer in executor.buffers.items()}
+    return found
+
+
+@pytest.mark.parametrize("policy", ["full", "rocketkv", "snapkv++", "hybrid", "quest", "streaming-llm", "tova"])
+def test_turns_are_the_bodies_turns(
+    make_program: Callable[..., Program], policy: str, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = with_turns(make_program(policy, **settings_of(policy)))
+    bodies = turned(program, 1)
+    monkeypatch.setenv(VARIABLE, str(library))
+    native = turned(program, 2)
+    for name, expected in bodies.items():
+        np.testing.assert_allclose(native[name], expected, rtol=1e-6, atol=1e-5, err_msg=name)
 
 
 def test_while_a_prompt_fits_its_budget_a_sparse_engine_is_the_dense_one_bit_for_bit(
