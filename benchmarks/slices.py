@@ -11,6 +11,7 @@ that others took is written beside each of them; processor time is nearly free o
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def measure(engine: Path, limits: list[float], tokens: int, rows: int, steps: in
     for _ in range(repeats):
         for limit, found in runs.items():
             found.append(run(session, limit, prompt[0], short, steps))
-    whole = _best(runs[WHOLE])
+    whole = statistics.median(one.seconds for one in runs[WHOLE])
     return {
         "engine": {"model": directory.model.architecture, "policy": directory.parameters.policy},
         "prompt_tokens": tokens,
@@ -96,24 +97,22 @@ def measure(engine: Path, limits: list[float], tokens: int, rows: int, steps: in
     }
 
 
-def _figure(limit: float, runs: list[Run], whole: Run) -> dict[str, Any]:
-    """The best run of a limit beside the best one without slices."""
-    best = _best(runs)
+def _figure(limit: float, runs: list[Run], whole: float) -> dict[str, Any]:
+    """The medians of a limit's runs, with their range, beside the median `whole` seconds without slices."""
+    gaps, seconds = [1000 * one.worst_gap_seconds for one in runs], [one.seconds for one in runs]
     return {
         "prefill_slice_ms": _name(limit),
-        "slices": best.slices,
-        "worst_gap_ms": 1000 * min(one.worst_gap_seconds for one in runs),
-        "seconds_to_join": best.seconds_to_join,
-        "seconds": best.seconds,
-        "processor_seconds": min(one.processor_seconds for one in runs),
-        "cost": best.seconds / whole.seconds - 1,
+        "slices": runs[0].slices,
+        "worst_gap_ms": statistics.median(gaps),
+        "worst_gap_ms_range": [min(gaps), max(gaps)],
+        "seconds_to_join": statistics.median(one.seconds_to_join for one in runs),
+        "seconds": statistics.median(seconds),
+        "seconds_range": [min(seconds), max(seconds)],
+        "processor_seconds": statistics.median(one.processor_seconds for one in runs),
+        "cost": statistics.median(seconds) / whole - 1,
         "others_share": max(one.others_share for one in runs),
         "measured_under_load": any(one.others_share > QUIET for one in runs),
     }
-
-
-def _best(runs: list[Run]) -> Run:
-    return min(runs, key=lambda one: one.seconds)
 
 
 def _name(limit: float) -> str:
@@ -133,13 +132,14 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=4096, metavar="TOKENS")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     limits = [float(limit) for limit in given.limits.split(",")]
     result = measure(given.engine, limits, given.prompt, given.rows, given.steps, given.repeats)
     for one in result["figures"]:
         print(
-            f"{one['prefill_slice_ms']:>6} ms: {one['slices']} slices, worst gap {one['worst_gap_ms']:.0f} ms, "
+            f"{one['prefill_slice_ms']:>6} ms: {one['slices']} slices, worst gap {one['worst_gap_ms']:.0f} ms "
+            f"({one['worst_gap_ms_range'][0]:.0f} to {one['worst_gap_ms_range'][1]:.0f}), "
             f"joined after {one['seconds_to_join']:.1f} s, {one['seconds']:.1f} s in all ({one['cost']:+.1%}), "
             f"{one['processor_seconds']:.1f} s of processor, others {one['others_share']:.0%}"
         )
