@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,12 +75,15 @@ def _start_line(repository: Path) -> str:
 
 def _summary(engine: EngineDirectory, model: Path, rows: int) -> str:
     longest, policy = engine.parameters.max_input_len, engine.parameters.policy
-    prompt = '"text_input": "Hello"' if engine.tokenizer else '"input_ids": [1, 2]'
+    from kvc_trt.serving.example import example_text
+
+    prompt = {"input_ids": [1, 2]} if engine.tokenizer is None else {"text_input": example_text(engine.tokenizer)}
+    body = shlex.quote(json.dumps({**prompt, "max_tokens": 8}))
     return "\n".join(
         [
             f"{model}: policy {policy}, prompts to {longest} tokens, {rows} answers at once",
             f"start: {_start_line(model.parent)}",
-            f"ask:   curl 127.0.0.1:8000/v2/models/{model.name}/generate -d '{{{prompt}, \"max_tokens\": 8}}'",
+            f"ask:   curl 127.0.0.1:8000/v2/models/{model.name}/generate -d {body}",
         ]
     )
 

@@ -51,6 +51,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     cloup.option("--queue", type=click.IntRange(min=1), help="Requests that may wait, not more.  [default: 64]"),
     cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]"),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads of each engine.  [default: all cores]"),
+    cloup.option(
+        "--kv-proofs",
+        is_flag=True,
+        help="Requests may ask by return_kv_proof, digest or lists, for a proof of what the caches kept and read.",
+    ),
 )
 def command(
     engines: tuple[str, ...],
@@ -62,6 +67,7 @@ def command(
     queue: int | None,
     backend: str | None,
     threads: int | None,
+    kv_proofs: bool,
 ) -> None:
     """Answer OpenAI's API (chat, completions, models) with engines, through NVIDIA Dynamo's frontend.
 
@@ -91,6 +97,7 @@ def command(
         queue=queue,
         backend=backend,
         threads=threads,
+        kv_proofs=kv_proofs,
     )
     asyncio.run(Running(deployment, click.echo).run())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -14,7 +15,7 @@ from pydantic import Field
 from kvc_trt.atomic_files import write_new_file
 from kvc_trt.errors import InputError, describe
 from kvc_trt.proof.lists import decode
-from kvc_trt.proof.record import CacheRecord, MadeBy, Proof, lists_of
+from kvc_trt.proof.record import CacheRecord, MadeBy, PrefillPrecision, PromptRecord, Proof, ProofKind, lists_of
 from kvc_trt.validation import OwnSchema, validated
 from kvc_trt.version import __version__
 
@@ -36,7 +37,7 @@ class _MadeBy(OwnSchema):
     policy: Digest
     model_name: Name
     policy_name: Name
-    prefill_precision: Literal["f32", "bf16"]
+    prefill_precision: PrefillPrecision
 
 
 class _Cache(OwnSchema):
@@ -47,11 +48,19 @@ class _Cache(OwnSchema):
     read_lists: Annotated[list[str], Field(max_length=_MOST_TOKENS)] | None = None
 
 
+class PromptDocument(OwnSchema):
+    """A `PromptRecord` on its way between processes."""
+
+    kind: ProofKind
+    prefill_precision: PrefillPrecision
+    caches: Annotated[list[_Cache], Field(max_length=_MOST_CACHES)]
+
+
 class _Document(OwnSchema):
     format: Literal["kvc-trt kv proof"]
     version: Literal[1]
     written_by: Name
-    kind: Literal["digest", "lists"]
+    kind: ProofKind
     made_by: _MadeBy
     prompt_token_ids: Annotated[Tokens, Field(min_length=1)]
     continuation_token_ids: Tokens
@@ -64,17 +73,6 @@ class _Document(OwnSchema):
 
 def document_of(proof: Proof) -> dict[str, Any]:
     """Return a proof as plain values for JSON: digests in hex, lists in base64."""
-    caches = []
-    for record in proof.caches:
-        found: dict[str, Any] = {
-            "cache": record.cache,
-            "kept": None if record.kept is None else record.kept.hex(),
-            "read": [digest.hex() for digest in record.read],
-        }
-        if proof.kind == "lists":
-            found["kept_lists"] = None if record.kept_lists is None else _base64(record.kept_lists)
-            found["read_lists"] = [_base64(lists) for lists in record.read_lists or ()]
-        caches.append(found)
     return {
         "format": "kvc-trt kv proof",
         "version": VERSION,
@@ -86,9 +84,24 @@ def document_of(proof: Proof) -> dict[str, Any]:
         "answer_token_ids": list(proof.answer_token_ids),
         "prompt_digest": proof.prompt_digest,
         "answer_digest": proof.answer_digest,
-        "caches": caches,
+        "caches": [_plain(record, proof.kind) for record in proof.caches],
         "root": proof.root,
     }
+
+
+def prompt_document_of(record: PromptRecord) -> PromptDocument:
+    """Return what a prompt's row has recorded in a form that travels."""
+    caches = [_Cache(**_plain(one, record.kind)) for one in record.caches]
+    return PromptDocument(kind=record.kind, prefill_precision=record.prefill_precision, caches=caches)
+
+
+def prompt_record_of(document: PromptDocument, source: str) -> PromptRecord:
+    """Return what another process has recorded of a prompt; InputError, naming `source`, for what is none."""
+    caches = _records(document.caches, document.kind, source)
+    for record in caches:
+        if record.read:
+            raise InputError(f"{source}: cache {record.cache} has digests of steps, expected those of a prompt alone")
+    return PromptRecord(document.kind, document.prefill_precision, caches)
 
 
 def write_proof(path: Path, proof: Proof, *, replace: bool = False) -> None:
@@ -115,12 +128,12 @@ def read_proof(path: Path) -> Proof:
 def proof_of(found: object, source: str) -> Proof:
     """Return the proof that a document holds; InputError, naming `source`, for one that is none."""
     if isinstance(found, dict) and found.get("version") != VERSION:
-        raise InputError(f"{source}: proof format {describe(found.get('version'))}, expected {VERSION}")
+        raise InputError(
+            f"{source}: proof format {describe(found.get('version'))}, expected {VERSION}",
+            hint="of a server's answer the proof alone: nvext.engine_data.kvc.kv_proof, or kv_proof of Triton",
+        )
     document = validated(_Document, found, source)
-    caches = tuple(_record(one, document.kind, source) for one in document.caches)
-    numbers = [one.cache for one in caches]
-    if numbers != sorted(set(numbers)):
-        raise InputError(f"{source}: caches are not in ascending order")
+    caches = _records(document.caches, document.kind, source)
     proof = Proof(
         MadeBy(**document.made_by.model_dump()),
         document.kind,
@@ -136,15 +149,36 @@ def proof_of(found: object, source: str) -> Proof:
         if len(record.read) not in (0, len(proof.fed)):
             found = f"digests of {len(record.read)} steps, and the tokens are those of {len(proof.fed)}"
             raise InputError(f"{source}: cache {record.cache} has {found}")
+    return proof
+
+
+def _plain(record: CacheRecord, kind: ProofKind) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "cache": record.cache,
+        "kept": None if record.kept is None else record.kept.hex(),
+        "read": [digest.hex() for digest in record.read],
+    }
+    if kind == "lists":
+        found["kept_lists"] = None if record.kept_lists is None else _base64(record.kept_lists)
+        found["read_lists"] = [_base64(lists) for lists in record.read_lists or ()]
+    return found
+
+
+def _records(caches: Sequence[_Cache], kind: ProofKind, source: str) -> tuple[CacheRecord, ...]:
+    records = tuple(_record(one, kind, source) for one in caches)
+    numbers = [one.cache for one in records]
+    if numbers != sorted(set(numbers)):
+        raise InputError(f"{source}: caches are not in ascending order")
+    for record in records:
         for step, _, lists in lists_of(record):
             try:
                 decode(lists)
             except InputError as error:
                 raise InputError(f"{source}: cache {record.cache}, step {step}: {error.message}") from error
-    return proof
+    return records
 
 
-def _record(one: _Cache, kind: str, source: str) -> CacheRecord:
+def _record(one: _Cache, kind: ProofKind, source: str) -> CacheRecord:
     what = f"{source}: cache {one.cache}"
     kept = None if one.kept is None else bytes.fromhex(one.kept)
     read = tuple(map(bytes.fromhex, one.read))

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
+from kvc_trt.errors import InputError, describe
 from kvc_trt.proof.lists import Lists, digest_at, encode
 
 ProofKind = Literal["digest", "lists"]
 PROOF_KINDS: tuple[ProofKind, ...] = get_args(ProofKind)
 DIGEST_BYTES = hashlib.sha256().digest_size
+PrefillPrecision = Literal["f32", "bf16"]
+
+
+def proof_kind(asked: object, name: str) -> ProofKind | None:
+    """Return the kind of proof that a client asks for by the field `name`; None for nothing, InputError for another."""
+    for kind in PROOF_KINDS:
+        if asked == kind:
+            return kind
+    if asked in (None, ""):
+        return None
+    raise InputError(f"{name} is {describe(asked)}, expected {' or '.join(PROOF_KINDS)}")
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,7 @@ class MadeBy:
     """Of the resolved policy parameters."""
     model_name: str
     policy_name: str
-    prefill_precision: Literal["f32", "bf16"]
+    prefill_precision: PrefillPrecision
     """Type in which the prompt was read: f32 or bf16."""
 
 
@@ -47,6 +59,16 @@ class CacheRecord:
     kept_lists: bytes | None = None
     read_lists: tuple[bytes, ...] | None = None
     """As `lists.encode` writes them; None in a proof of digests."""
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """What a row has recorded of the prompt that it has read, for a row elsewhere that answers from its caches."""
+
+    kind: ProofKind
+    prefill_precision: PrefillPrecision
+    caches: tuple[CacheRecord, ...]
+    """By number. Nothing has been read of any of them."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +93,16 @@ class Proof:
     def fed(self) -> tuple[int, ...]:
         """The token of each decode step."""
         return (*self.continuation_token_ids, *self.answer_token_ids[:-1])
+
+    @property
+    def of_prompt(self) -> PromptRecord:
+        """What it says of the prompt alone."""
+        caches = (
+            CacheRecord(one.cache, one.kept, (), one.kept_lists, None if one.read_lists is None else ())
+            for one in self.caches
+            if one.kept is not None
+        )
+        return PromptRecord(self.kind, self.made_by.prefill_precision, tuple(caches))
 
     def problems(self) -> Iterator[str]:
         """Yield what in the proof does not belong together, by name; a proof without any may still be untrue."""
@@ -139,14 +171,18 @@ def _of_tokens(what: str, token_ids: Iterable[int]) -> str:
 class Recorder:
     """Takes note of the lists of one row as they are chosen.
 
-    For `digest` it keeps 32 bytes per cache and step, whatever the lists are long.
+    For `digest` it keeps 32 bytes per cache and step, whatever the lists are long. `prompt` is what another row has
+    recorded of the prompt, in the same kind, where this one goes on from its caches.
     """
 
-    def __init__(self, made_by: MadeBy, kind: ProofKind) -> None:
+    def __init__(self, made_by: MadeBy, kind: ProofKind, prompt: PromptRecord | None = None) -> None:
+        records = () if prompt is None else prompt.caches
+        if prompt is not None:
+            made_by = replace(made_by, prefill_precision=prompt.prefill_precision)
         self._made_by, self._kind = made_by, kind
-        self._kept: dict[int, bytes] = {}
+        self._kept = {one.cache: one.kept for one in records if one.kept is not None}
         self._read: dict[int, bytearray] = {}
-        self._kept_lists: dict[int, bytes] = {}
+        self._kept_lists = {one.cache: one.kept_lists for one in records if one.kept_lists is not None}
         self._read_lists: dict[int, list[bytes]] = {}
         self._step = 0
 

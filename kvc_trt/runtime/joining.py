@@ -157,7 +157,10 @@ class Joining:
         if request.kv_proof is None:
             return _Newcomer(request, checked, self._contexts.start_of(request.context, checked, what))
         assert self._lists is not None, "it has been checked"
-        return _Newcomer(request, checked, Start(), recorder=Recorder(self._lists.made_by, request.kv_proof))
+        recorder = Recorder(self._lists.made_by, request.kv_proof, request.kv_proof_prompt)
+        # The whole prompt is read: no shared text stands for its beginning.
+        start = Start() if request.context is None else self._contexts.start_after(request.context, checked, what)
+        return _Newcomer(request, checked, start, recorder=recorder)
 
     def _keep(self, newcomer: _Newcomer, source: int) -> None:
         """Record what the latest prefill has kept of its row `source`, if a proof is asked for."""
@@ -224,10 +227,15 @@ def _check_proof(request: Request, lists: ReportedLists | None, what: str) -> No
     if lists is None:
         raise InputError(
             f"{what}: a KV proof is asked for, and the engine was not opened for proofs",
-            hint="Engine.open(ENGINE_DIR, proofs=True), or kvc-trt run --kv-proof",
+            hint="Engine.open(ENGINE_DIR, proofs=True), kvc-trt run --kv-proof, or kvc-trt serve --kv-proofs",
         )
-    if request.context is not None:
+    begun = request.kv_proof_prompt
+    if request.context is not None and begun is None:
         raise InputError(f"{what}: a KV proof covers the whole prompt, and a stored context is not read again")
+    if begun is not None and (request.context is None or not request.context_token_ids or request.prompt_token_ids):
+        raise InputError(f"{what}: the record of a prompt goes with its context and its tokens, and no others")
+    if begun is not None and begun.kind != request.kv_proof:
+        raise InputError(f"{what}: a proof of kind {request.kv_proof} cannot go on from a record of {begun.kind}")
     if request.stay:
         raise InputError(f"{what}: a KV proof covers a prompt and one answer, and no further turns")
 

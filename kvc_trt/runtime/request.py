@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from kvc_trt.errors import InputError
-from kvc_trt.proof import Proof, ProofKind
+from kvc_trt.proof import PromptRecord, Proof, ProofKind
 from kvc_trt.runtime.context import Context
 from kvc_trt.runtime.executor import Limits
 from kvc_trt.runtime.logprobs import MOST, TokenLogprobs
@@ -91,6 +91,9 @@ class Request:
     kv_proof: ProofKind | None = None
     """Return what the caches kept and read for the answer, as digests, or also as lists (docs/proof.md). The whole
     prompt is then read: no shared text is taken for its beginning, and no drafts are checked."""
+    kv_proof_prompt: PromptRecord | None = None
+    """What the row that has read the text of `context` has recorded of it: with that, and all of the text in
+    `context_token_ids`, an answer from a context has a proof too."""
     stay: bool = False
     """When its answer ends, the row stays in the session and waits for `Session.turn`, or for `remove`."""
 

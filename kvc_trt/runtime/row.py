@@ -99,6 +99,7 @@ class Row:
         self._digest = NO_TOKENS if context is None else context.token_digest
         self._undigested = prompt[:] if context is None else []
         self._prompt = tuple(prompt)
+        self._proven = (*request.context_token_ids, *prompt)
         self.reused = 0 if context is None else context.logical_length
         """Tokens of the stored context that it started from."""
         self._keep_logits = request.keep_logits
@@ -306,4 +307,4 @@ class Row:
         )
 
     def _proof(self, recorder: Recorder) -> Proof:
-        return recorder.proof(self._prompt, self._continuation, self._token_ids)
+        return recorder.proof(self._proven, self._continuation, self._token_ids)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kvc_trt.errors import InputError, describe, did_you_mean
-from kvc_trt.proof.record import PROOF_KINDS, ProofKind
+from kvc_trt.proof.record import proof_kind
 from kvc_trt.runtime.request import Request, Sampling
 from kvc_trt.serving.fields import FIELDS, OTHER_NAMES, SAMPLING_FIELDS, Field
 from kvc_trt.serving.values import checked
@@ -60,15 +60,6 @@ def parse_request(given: Mapping[str, object]) -> ServedRequest:
     )
 
 
-def _proof_kind(asked: str | None) -> ProofKind | None:
-    for kind in PROOF_KINDS:
-        if asked == kind:
-            return kind
-    if asked:
-        raise InputError(f"return_kv_proof is {describe(asked)}, expected {' or '.join(PROOF_KINDS)}")
-    return None
-
-
 def _fields(given: Mapping[str, object], known: Mapping[str, Field], where: str = "") -> dict[str, Any]:
     """Return the values of what was given, checked; null is what was not."""
     for name in given:
@@ -112,6 +103,6 @@ def _rules(values: Mapping[str, Any]) -> Request:
         min_tokens=values.get("min_tokens", 0),
         bad_words=values.get("bad_words", ()),
         logprobs=0 if values.get("return_log_probs") else None,
-        kv_proof=_proof_kind(values.get("return_kv_proof")),
+        kv_proof=proof_kind(values.get("return_kv_proof"), "return_kv_proof"),
         ignore_eos=values.get("ignore_eos", False),
     )

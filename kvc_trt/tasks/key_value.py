@@ -13,6 +13,7 @@ its id alone, and a policy that drops a token of a record cannot hide the loss b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -86,6 +87,11 @@ FILLER = _split(
 WORDS = SPECIALS + KEYS + tuple(word for alphabet in VALUES for word in alphabet) + FILLER
 
 PAD, BOS, END, UNKNOWN, RECORD, QUERY = range(len(SPECIALS))
+
+
+def is_vocabulary(vocabulary: Mapping[str, int]) -> bool:
+    """Whether a tokenizer's words are this task's words and no others."""
+    return len(vocabulary) == len(WORDS) and all(vocabulary.get(word) == i for i, word in enumerate(WORDS))
 
 
 def _id_ranges() -> list[range]:

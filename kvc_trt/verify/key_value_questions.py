@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvc_trt.tasks.key_value import KEYS, QUERY_TOKENS, RECORD_TOKENS, VALUES_PER_RECORD, WORDS, Placement, generate
+from kvc_trt.tasks.key_value import (
+    KEYS,
+    QUERY_TOKENS,
+    RECORD_TOKENS,
+    VALUES_PER_RECORD,
+    WORDS,
+    Placement,
+    generate,
+    is_vocabulary,
+)
 from kvc_trt.verify.questions import Question, QuestionSet
 
 if TYPE_CHECKING:
@@ -18,8 +27,8 @@ _MOST_PAIRS = 32
 
 def is_task_vocabulary(engine: EngineDirectory) -> bool:
     """Whether the model knows the task's words and no others."""
-    vocabulary = {} if engine.tokenizer is None else engine.tokenizer.get_vocab()
-    return engine.model.vocab_size == len(WORDS) and all(vocabulary.get(word) == i for i, word in enumerate(WORDS))
+    tokenizer = engine.tokenizer
+    return tokenizer is not None and engine.model.vocab_size == len(WORDS) and is_vocabulary(tokenizer.get_vocab())
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import click
 import pytest
 
+import kvc_trt
 from kvc_trt.cli.main import run
 from kvc_trt.cli.serve import check_host, served_engines
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.deployment import curl
+from kvc_trt.serving.example import RECORDS
+
+CHECKPOINT = Path(kvc_trt.__file__).parent / "models" / "checkpoints" / "retrieval-tiny"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
@@ -57,9 +62,15 @@ def test_without_dynamo_it_says_what_to_install(capsys):
     assert "make dynamo-env" in capsys.readouterr().err
 
 
-def test_the_command_that_it_shows_is_quoted():
-    shown = curl("http://127.0.0.1:8000/v1", "a", chat=True, api_key=True)
+def test_the_command_that_it_shows_is_quoted(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("a chat model")
+    shown = curl("http://127.0.0.1:8000/v1", "a", tmp_path, api_key=True)
     assert shown.startswith(
         'curl http://127.0.0.1:8000/v1/chat/completions -H "Authorization: Bearer $KVC_TRT_API_KEY"'
     )
-    assert '\'{"model": "a"' in shown
+    assert '\'{"model": "a", "messages": [{"role": "user"' in shown
+
+
+def test_the_command_that_it_shows_asks_what_the_shipped_model_answers():
+    shown = curl("http://127.0.0.1:8000/v1", "a", CHECKPOINT, api_key=False)
+    assert f'"prompt": "{RECORDS}"' in shown

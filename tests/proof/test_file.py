@@ -7,7 +7,7 @@ import pytest
 
 from kvc_trt.errors import InputError
 from kvc_trt.proof import document_of, read_proof, write_proof
-from kvc_trt.proof.file import proof_of
+from kvc_trt.proof.file import PromptDocument, prompt_document_of, prompt_record_of, proof_of
 from tests.proof.test_record import recorded
 
 
@@ -117,3 +117,32 @@ def test_a_file_that_is_not_there(tmp_path):
         read_proof(tmp_path / "none.json")
     with pytest.raises(InputError, match="cannot read the proof"):
         read_proof(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+def test_the_record_of_a_prompt_travels(kind):
+    record = recorded(kind).of_prompt
+    sent = json.loads(prompt_document_of(record).model_dump_json(exclude_none=True))
+    assert prompt_record_of(PromptDocument.model_validate(sent), "it") == record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"read": ["a" * 64]}, "cache 0 has digests of steps"),
+        ({"kept": None}, "cache 0: no digest"),
+        ({"kept_lists": LIST}, "lists in a proof of kind digest"),
+    ],
+)
+def test_what_is_no_record_of_a_prompt(change, message):
+    sent = prompt_document_of(recorded().of_prompt).model_dump()
+    sent["caches"][0].update(change)
+    with pytest.raises(InputError, match=message):
+        prompt_record_of(PromptDocument.model_validate(sent), "it")
+
+
+def test_a_record_of_a_prompt_names_each_cache_once():
+    sent = prompt_document_of(recorded().of_prompt).model_dump()
+    sent["caches"].reverse()
+    with pytest.raises(InputError, match="not in ascending order"):
+        prompt_record_of(PromptDocument.model_validate(sent), "it")

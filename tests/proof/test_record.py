@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvc_trt.errors import InputError
 from kvc_trt.proof import MadeBy, Recorder
 from kvc_trt.proof.lists import decode, digest_at, encode
+from kvc_trt.proof.record import proof_kind
 
 MADE_BY = MadeBy(*(letter * 64 for letter in "abcd"), "small", "rocketkv, token budget 8", "f32")
 KEPT = {0: np.array([[0, 2, 5, -1], [1, 2, 3, -1]]), 2: np.array([[0, 1, 2, 3]])}
@@ -86,6 +88,38 @@ def test_lists_that_are_not_those_of_their_digests_are_named():
     assert list(replace(proof, caches=(kept, second)).problems()) == [
         "cache 0, step 0: the lists are not those of the digest"
     ]
+
+
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+def test_a_row_that_goes_on_after_a_prompt_makes_the_same_proof(kind):
+    """One has read the prompt, in another precision, and has drawn one token; the other has answered."""
+    reader = Recorder(replace(MADE_BY, engine="e" * 64, prefill_precision="bf16"), kind)
+    reader.keep(KEPT)
+    record = reader.proof([1, 2, 3, 4, 5, 6], [], [8]).of_prompt
+    answering = Recorder(MADE_BY, kind, record)
+    for lists in READ:
+        answering.step(lists)
+    found, alone = answering.proof([1, 2, 3, 4, 5, 6], [7], [8, 9, 8, 9]), recorded(kind)
+    assert found.caches == alone.caches
+    assert found.made_by == replace(MADE_BY, prefill_precision="bf16")
+    assert list(found.problems()) == []
+
+
+def test_the_record_of_a_prompt_leaves_out_what_was_read_after_it():
+    record = recorded("lists").of_prompt
+    assert [(one.cache, one.read, one.read_lists) for one in record.caches] == [(0, (), ()), (2, (), ())]
+    assert recorded("lists", kept={}).of_prompt.caches == ()
+
+
+@pytest.mark.parametrize(("asked", "kind"), [("digest", "digest"), ("lists", "lists"), (None, None), ("", None)])
+def test_kinds_by_name(asked, kind):
+    assert proof_kind(asked, "it") == kind
+
+
+@pytest.mark.parametrize("asked", ["Digest", "all", 1, True, 0, ["lists"], {}])
+def test_other_kinds_are_named(asked):
+    with pytest.raises(InputError, match="expected digest or lists"):
+        proof_kind(asked, "it")
 
 
 @given(st.integers(1, 60))

@@ -119,7 +119,43 @@ def test_a_shared_prefix_is_read_again():
     assert decode(output.kv_proof.caches[0].kept_lists).tolist() == [[0, 1, 2, 3, 4]]
 
 
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+def test_a_row_that_goes_on_from_a_context_proves_what_one_row_alone_does(kind):
+    """Two sessions: one reads the prompt, and the other answers from what is kept of it."""
+
+    def session():
+        executor = FakeTurnExecutor()
+        return Session(executor, None, 2, lists=FakeLists(executor), packing=FakePacking(executor))
+
+    alone = session().generate([proven([4] * 20, kv_proof=kind)])[0]
+    with Scheduler(session()) as scheduler:
+        ticket = scheduler.submit(proven([4] * 20, kv_proof=kind, max_new_tokens=1, keep_context=True))
+        record = ticket.result().kv_proof.of_prompt
+    going_on = {"context": ticket.context, "context_token_ids": [4] * 20, "kv_proof_prompt": record}
+    found = session().generate([proven([], kv_proof=kind, **going_on)])[0]
+    assert found.token_ids == alone.token_ids
+    assert found.kv_proof == alone.kv_proof
+
+
 class TestRefusals:
+    def test_a_record_of_another_prompt_or_kind(self):
+        executor = FakeTurnExecutor()
+        session = Session(executor, None, 1, lists=FakeLists(executor), packing=FakePacking(executor))
+        with Scheduler(session) as scheduler:
+            ticket = scheduler.submit(proven([1, 2], max_new_tokens=1, keep_context=True))
+            record = ticket.result().kv_proof.of_prompt
+        stored = {"context": ticket.context, "kv_proof_prompt": record}
+        with pytest.raises(InputError, match="goes with its context and its tokens"):
+            session.add([proven([], **stored)])
+        with pytest.raises(InputError, match="goes with its context and its tokens"):
+            session.add([proven([3], context_token_ids=[1, 2], **stored)])
+        with pytest.raises(InputError, match="goes with its context and its tokens"):
+            session.add([proven([1, 2], kv_proof_prompt=record)])
+        with pytest.raises(InputError, match="are not the 2 tokens"):
+            session.add([proven([], context_token_ids=[1, 3], **stored)])
+        with pytest.raises(InputError, match="kind digest cannot go on from a record of lists"):
+            session.add([proven([], context_token_ids=[1, 2], kv_proof="digest", **stored)])
+
     def test_an_engine_that_was_not_opened_for_proofs(self):
         with pytest.raises(InputError, match="prompt: a KV proof is asked for") as caught:
             Session(FakeExecutor(), None, 1).generate([proven([1])])

@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from kvc_trt.runtime import Event
+from kvc_trt.errors import InputError
+from kvc_trt.proof import document_of
+from kvc_trt.runtime import Event, Output
 
 REASONS = {"stop": "stop", "length": "length", "capacity": "length"}
 """Ours to Dynamo's, which has none for a cache that is full."""
+LARGEST_LISTS = 16 << 20
+"""Bytes of a proof's lists, a third more in base64; Dynamo's messages end at 32 MiB."""
 CANCELLED = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
 
 Chunk = dict[str, Any]
@@ -22,6 +26,8 @@ def chunk_of(
     event: Event, prompt_tokens: int, extra: Mapping[str, Any] | None = None, *, reused_tokens: int | None = None
 ) -> Chunk:
     """Return the chunk of one token; the last one has the reason, what was counted, and `extra` among `engine_data`.
+
+    So has it the answer's proof, if there is one; InputError if that is too large for a message.
 
     `prompt_tokens` are those that the request came with, start tokens included. `reused_tokens`, of which none were
     computed for this request, is the output's own where it is None.
@@ -49,9 +55,23 @@ def chunk_of(
                 "logical_tokens": event.output.logical_length,
                 "kept_tokens_per_cache": round(mean(event.output.physical_lengths), 1),
                 **(extra or {}),
+                **_proof_of(event.output),
             }
         }
     return chunk
+
+
+def _proof_of(output: Output) -> dict[str, Any]:
+    proof = output.kv_proof
+    if proof is None:
+        return {}
+    lists = sum(len(one.kept_lists or b"") + sum(map(len, one.read_lists or ())) for one in proof.caches)
+    if lists > LARGEST_LISTS:
+        raise InputError(
+            f"the lists of this answer's proof have {lists >> 20} MiB, and a message holds {LARGEST_LISTS >> 20}: "
+            "ask for return_kv_proof digest, or for fewer max_tokens"
+        )
+    return {"kv_proof": document_of(proof)}
 
 
 def refusal(status: int, message: str) -> Chunk:

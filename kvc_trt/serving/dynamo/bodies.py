@@ -6,9 +6,14 @@ import json
 from typing import Any, Literal
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.proof.record import proof_kind
 
 WANTS_ERRORS = "kvc-trt.errors"
 """An annotation by which the gateway asks workers to write a refusal into the answer, where the frontend leaves it."""
+WANTS_PROOF = "kvc-trt.kv_proof."
+"""The beginning of an annotation by which the gateway asks workers for a proof; what follows is its kind."""
+KV_PROOF = "return_kv_proof"
+"""A field of requests that is ours, and that the frontend would refuse."""
 OUR_DATA = "engine_data"
 """The field of `nvext` in which an answer carries what workers say of it."""
 _DROPPED: dict[str, tuple[object, ...]] = {
@@ -25,9 +30,10 @@ Refusal = tuple[int, str]
 
 
 def checked_body(content: bytes) -> dict[str, Any]:
-    """Return a request's JSON object, asking for the reasons of refusals.
+    """Return a request's JSON object for the frontend, asking for the reasons of refusals.
 
-    Raises InputError for what is not an object, and for fields that the frontend would drop.
+    `return_kv_proof`, which the frontend does not know, travels among the annotations. Raises InputError for what is
+    not an object, and for fields that the frontend would drop.
     """
     try:
         body = json.loads(content)
@@ -48,13 +54,19 @@ def checked_body(content: bytes) -> dict[str, Any]:
         extension = {}
     if not isinstance(extension, dict):
         raise InputError(f"nvext: expected a JSON object, found {describe(extension)}")
-    lists = {"extra_fields": OUR_DATA, "annotations": WANTS_ERRORS}
+    annotations = [] if _is_batch(body) else [WANTS_ERRORS]
+    proof = proof_kind(body.pop(KV_PROOF, None), KV_PROOF)
+    if proof is not None:
+        if _is_batch(body):
+            raise InputError(f"{KV_PROOF}: a proof is of one answer, and there are several prompts")
+        annotations.append(f"{WANTS_PROOF}{proof}")
+    lists = {"extra_fields": [OUR_DATA], "annotations": annotations}
     for name, ours in lists.items():
         theirs = extension.get(name) or []
         if not isinstance(theirs, list):
             raise InputError(f"{name} of nvext: expected a list, found {describe(theirs)}")
-        if not (name == "annotations" and _is_batch(body)):
-            extension = {**extension, name: [*theirs, *(() if ours in theirs else (ours,))]}
+        if ours:
+            extension = {**extension, name: [*theirs, *(one for one in ours if one not in theirs)]}
     return {**body, "nvext": extension}
 
 

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
+from kvc_trt.serving.dynamo.model_directory import TEMPLATE_FILE
 from kvc_trt.serving.dynamo.processes import Child
+from kvc_trt.serving.example import QUESTION, example_text
 
 if TYPE_CHECKING:
     from kvc_trt.serving.dynamo.gateway import Gateway
@@ -62,6 +64,8 @@ class Deployment:
     queue: int | None = None
     backend: str | None = None
     threads: int | None = None
+    kv_proofs: bool = False
+    """Whether requests may ask for a proof of what the caches kept and read."""
 
     @property
     def has_frontend(self) -> bool:
@@ -192,8 +196,7 @@ class Running:
             return f"the frontend listens at {address}; it answers once workers have joined"
         lines = [f"{', '.join(self._workers)}: ready at {address} after {seconds:.1f} s"]
         for name in self._workers:
-            chat = (self._store / "models" / name / "chat_template.jinja").exists()
-            lines.append(curl(address, name, chat=chat, api_key=deployment.api_key is not None))
+            lines.append(curl(address, name, self._store / "models" / name, api_key=deployment.api_key is not None))
         return "\n".join(lines)
 
     def _worker(self, served: Served) -> Child:
@@ -205,6 +208,7 @@ class Running:
         for option, value in {**options, "backend": deployment.backend}.items():
             if value is not None:
                 arguments += [f"--{option}", str(value)]
+        arguments += ["--kv-proofs"] if deployment.kv_proofs else []
         port = self._status_ports[name] = _free_port(_STATUS_PORTS)
         return self._child(name, ["-m", "kvc_trt.serving.dynamo.worker", *arguments], {"DYN_SYSTEM_PORT": str(port)})
 
@@ -235,10 +239,14 @@ class Running:
         return ["--http-host", FRONTEND_HOST, "--http-port", str(self._frontend_port), "--router-mode", "round-robin"]
 
 
-def curl(address: str, name: str, *, chat: bool, api_key: bool) -> str:
-    """Return the command that asks a model something."""
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    asked = {"messages": question} if chat else {"prompt": "Once upon a time"}
+def curl(address: str, name: str, model: Path, *, api_key: bool) -> str:
+    """Return the command that asks a model, which the frontend reads from the directory `model`, what it can answer."""
+    from tokenizers import Tokenizer
+
+    chat = (model / TEMPLATE_FILE).exists()
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}]}
+    if not chat:
+        asked = {"prompt": example_text(Tokenizer.from_file(str(model / "tokenizer.json")))}
     body = json.dumps({"model": name, **asked, "max_tokens": 32})
     key = ' -H "Authorization: Bearer $KVC_TRT_API_KEY"' if api_key else ""
     path = "chat/completions" if chat else "completions"

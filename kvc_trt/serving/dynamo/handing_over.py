@@ -18,6 +18,8 @@ from typing import Any
 from kvc_trt.contexts.handoff import Bytes, check_handoff, largest_handoff, read_handoff, write_handoff
 from kvc_trt.contexts.packing import RowPacking
 from kvc_trt.errors import Busy, HandoffRefused, InputError
+from kvc_trt.proof import PromptRecord
+from kvc_trt.proof.file import prompt_document_of, prompt_record_of
 from kvc_trt.runtime import Context, Scheduler
 from kvc_trt.serving.dynamo.answering import Answering
 from kvc_trt.serving.dynamo.answers import Chunk, chunk_of
@@ -90,7 +92,7 @@ class Prefill(HandingOver):
         # The answer's own rules are decode's to check: here is but one token, which nobody sees.
         request = replace(
             request_of(asked, self.limits, self.start_tokens), max_new_tokens=1, min_tokens=0, logprobs=None,
-            keep_context=True,
+            stop_strings=(), keep_context=True,
         )  # fmt: skip
         ticket = self.submit(request, identity)
         try:
@@ -98,18 +100,20 @@ class Prefill(HandingOver):
         finally:
             self.forget(identity)
         assert ticket.context is not None, "it was asked for"
-        offer = await self._offer(ticket.context)
+        offer = await self._offer(ticket.context, None if output.kv_proof is None else output.kv_proof.of_prompt)
         self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + offer.handoff.nbytes
         # Its first chunk must carry the offer, and any other reason than `length` would end the answer here.
         yield {
             "token_ids": [output.token_ids[0]],
             "index": 0,
             "finish_reason": "length",
-            "disaggregated_params": {OFFER: offer.model_dump()},
+            "disaggregated_params": {OFFER: offer.model_dump(exclude_none=True)},
         }
 
-    async def _offer(self, context: Context) -> Offer:
-        """Put a context where its reader finds it, and return what the reader has to know."""
+    async def _offer(self, context: Context, record: PromptRecord | None) -> Offer:
+        """Put a context where its reader finds it, and return what the reader has to know.
+
+        `record` is what was recorded of the prompt for a proof."""
         slot = await self.take_slot()
         writing = asyncio.ensure_future(
             asyncio.to_thread(write_handoff, context, self.packing, self.slots.bytes_of(slot))
@@ -121,7 +125,10 @@ class Prefill(HandingOver):
             raise
         tag, address = uuid.uuid4().hex, self.slots.address(slot)
         self.slots.hold(slot, tag)
-        return Offer(version=1, handoff=handoff, tag=tag, address=address, agent=self.transfers.agent)
+        kv_proof = None if record is None else prompt_document_of(record)
+        return Offer(
+            version=1, handoff=handoff, tag=tag, address=address, agent=self.transfers.agent, kv_proof=kv_proof
+        )
 
 
 class Decode(HandingOver):
@@ -143,6 +150,7 @@ class Decode(HandingOver):
         try:
             offer = offer_of(asked)
             check_handoff(offer.handoff, self.packing, prompt)
+            record = _record_of(offer) if request.kv_proof is not None else None
             if offer.tag in self._used:
                 raise HandoffRefused("the handoff was used before")
             self._used.append(offer.tag)
@@ -151,7 +159,9 @@ class Decode(HandingOver):
             self.refused += 1
             raise
         self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + offer.handoff.nbytes
-        request = replace(request, prompt_token_ids=(), context=context, context_token_ids=prompt)
+        request = replace(
+            request, prompt_token_ids=(), context=context, context_token_ids=prompt, kv_proof_prompt=record
+        )
         moved = {"moved_bytes": offer.handoff.nbytes}
         async with aclosing(self.follow(request, identity)) as events:
             async for event in events:
@@ -165,6 +175,16 @@ class Decode(HandingOver):
             return await asyncio.to_thread(read_handoff, offer.handoff, self.packing, into)
         finally:
             self.slots.give_back(slot)
+
+
+def _record_of(offer: Offer) -> PromptRecord:
+    """Return what was recorded of the prompt; HandoffRefused where it is missing or no such record."""
+    if offer.kv_proof is None:
+        raise HandoffRefused("the handoff does not say what was kept, and a proof is asked for")
+    try:
+        return prompt_record_of(offer.kv_proof, "the handoff")
+    except InputError as error:
+        raise HandoffRefused(error.message) from None
 
 
 def offer_of(asked: Mapping[str, Any]) -> Offer:

@@ -18,6 +18,7 @@ from kvc_trt.models.tokenizer import TOKENIZER_FILES
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
 
+TEMPLATE_FILE = "chat_template.jinja"
 MODEL_TYPE = "kvc_trt"
 """Dynamo wants one, and looks it up nowhere."""
 
@@ -59,7 +60,7 @@ def write_model_directory(engine: EngineDirectory, directory: Path) -> None:
     _write(directory / "tokenizer_config.json", settings)
     template = engine.chat_template
     if template is not None:
-        (directory / "chat_template.jinja").write_text(template.template, encoding="utf-8")
+        (directory / TEMPLATE_FILE).write_text(template.template, encoding="utf-8")
 
 
 def start_tokens(engine: EngineDirectory) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """What Dynamo's frontend asks of a worker, as a request to the scheduler.
 
-The frontend has tokenised the prompt, and will find stop strings in the answer by itself. It passes on a number of
+The frontend has tokenised the prompt, and finds stop strings in the answer by itself. It passes on a number of
 things that it does not check, and that we do not do: each of them is refused by its name, none is passed over.
 """
 
@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvc_trt.errors import InputError, describe
+from kvc_trt.proof.record import ProofKind, proof_kind
 from kvc_trt.runtime import Request, Sampling
 from kvc_trt.runtime.executor import Limits
+from kvc_trt.serving.dynamo.bodies import KV_PROOF, WANTS_PROOF
 
 _SAMPLING = {
     "temperature": 0.0,
@@ -61,6 +63,7 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
     output = _given(asked, "output_options")
     _refuse_others(output, "output_options", _OUTPUT, known=frozenset({"logprobs"}))
     prompt = prompt_of(asked, start_tokens)
+    kv_proof = _kv_proof(asked)
     return Request(
         prompt,
         _max_new_tokens(stopping, len(prompt), limits),
@@ -69,6 +72,9 @@ def request_of(asked: Mapping[str, Any], limits: Limits, start_tokens: Sequence[
         min_tokens=_whole(stopping.get("min_tokens", 0), "min_tokens"),
         logprobs=None if "logprobs" not in output else _whole(output["logprobs"], "logprobs"),
         ignore_eos=bool(stopping.get("ignore_eos")),
+        kv_proof=kv_proof,
+        # The frontend would end the answer at such a string by itself, and the proof comes with its last token.
+        stop_strings=_texts(stopping.get("stop", ()), "stop") if kv_proof else (),
     )
 
 
@@ -121,6 +127,20 @@ def _max_new_tokens(stopping: Mapping[str, Any], prompt: int, limits: Limits) ->
 def _stop_token_ids(stopping: Mapping[str, Any]) -> tuple[int, ...]:
     names = ("stop_token_ids", "stop_token_ids_hidden", "stop_token_ids_visible")
     return tuple(_whole(token, name) for name in names for token in stopping.get(name) or ())
+
+
+def _kv_proof(asked: Mapping[str, Any]) -> ProofKind | None:
+    for annotation in asked.get("annotations") or ():
+        if isinstance(annotation, str) and annotation.startswith(WANTS_PROOF):
+            return proof_kind(annotation[len(WANTS_PROOF) :], KV_PROOF)
+    return None
+
+
+def _texts(value: object, name: str) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"{name}: expected texts, found {describe(value)}")
+    return tuple(text for text in texts if text)
 
 
 def _whole(value: object, name: str) -> int:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from kvc_trt.contexts.handoff import Bytes, Handoff
 from kvc_trt.errors import HandoffRefused
+from kvc_trt.proof.file import PromptDocument
 from kvc_trt.validation import OwnSchema
 
 LOOK_AGAIN_SECONDS = 0.002
@@ -29,6 +30,8 @@ class Offer(OwnSchema):
     address: Annotated[int, Field(ge=0, lt=1 << 64)]
     agent: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]{4,16384}$")]
     """NIXL's description of the process that holds it, in base64."""
+    kv_proof: PromptDocument | None = None
+    """What was recorded of the prompt, if the answer is to have a proof."""
 
 
 class Transfers(Protocol):

@@ -42,9 +42,14 @@ log = logging.getLogger("kvc_trt.serving")
 class Worker(LLMEngine):  # type: ignore[misc]
     """Dynamo's view of one engine."""
 
+    failed: KvcError | None = None
+    """Why the engine could not be loaded; Dynamo ends with an error of its own in its place."""
+
     def __init__(self, settings: argparse.Namespace) -> None:
         self.settings = settings
-        self._engine = Engine.open(settings.engine, backend=settings.backend, threads=settings.threads)
+        self._engine = Engine.open(
+            settings.engine, backend=settings.backend, threads=settings.threads, proofs=settings.kv_proofs
+        )
         settings.model.mkdir(parents=True, exist_ok=True)
         write_model_directory(self._engine.directory, settings.model)
         self._answering: Answering | None = None
@@ -77,7 +82,11 @@ class Worker(LLMEngine):  # type: ignore[misc]
     async def start(self, worker_id: int) -> EngineConfig:
         """Load the engine."""
         write_whole(self.settings.record, f"{worker_id} {os.environ.get('DYN_SYSTEM_PORT', '')}".encode())
-        scheduler, start = await asyncio.to_thread(self._load)
+        try:
+            scheduler, start = await asyncio.to_thread(self._load)
+        except KvcError as error:
+            type(self).failed = error
+            raise
         self._answering = self._role(scheduler, start, worker_id)
         self._watching = asyncio.create_task(self._answering.watch())
         return EngineConfig(
@@ -182,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--queue", type=int, help="Requests that may wait.")
     parser.add_argument("--backend")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--kv-proofs", action="store_true", help="Whether requests may ask for proofs.")
     return parser
 
 
@@ -199,7 +209,10 @@ def main() -> None:
     """Run a worker until it is asked to end; an error is one line on stderr, as `kvc-trt` writes it."""
     try:
         run(Worker)
-    except KvcError as error:
+    except Exception as raised:
+        error = raised if isinstance(raised, KvcError) else Worker.failed
+        if error is None:
+            raise
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint is not None:
             print(f"hint: {error.hint}", file=sys.stderr)

@@ -12,6 +12,7 @@ from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.answers import refusal
 from kvc_trt.serving.dynamo.bodies import (
     WANTS_ERRORS,
+    WANTS_PROOF,
     checked_body,
     error_of_answer,
     error_of_status,
@@ -43,9 +44,25 @@ def test_of_several_prompts_none_speaks_for_the_others():
     assert checked_body(b'{"prompt": [1, 2]}')["nvext"]["annotations"] == [WANTS_ERRORS]
 
 
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+def test_what_asks_for_a_proof_travels_among_the_annotations(kind):
+    checked = checked_body(json.dumps({"prompt": "p", "return_kv_proof": kind}).encode())
+    assert checked["nvext"]["annotations"] == [WANTS_ERRORS, f"{WANTS_PROOF}{kind}"]
+    assert "return_kv_proof" not in checked, "the frontend refuses fields that it does not know"
+
+
+@pytest.mark.parametrize("nothing", [b"null", b'""'])
+def test_no_proof_is_asked_for_by_nothing(nothing):
+    checked = checked_body(b'{"prompt": "p", "return_kv_proof": ' + nothing + b"}")
+    assert checked == {"prompt": "p", "nvext": {"extra_fields": ["engine_data"], "annotations": [WANTS_ERRORS]}}
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
+        (b'{"prompt": "p", "return_kv_proof": "all"}', "return_kv_proof is 'all', expected digest or lists"),
+        (b'{"prompt": "p", "return_kv_proof": true}', "return_kv_proof is True"),
+        (b'{"prompt": ["a", "b"], "return_kv_proof": "lists"}', "several prompts"),
         (b"", "JSON"),
         (b"\xff", "UTF-8"),
         (b"[]", "object"),

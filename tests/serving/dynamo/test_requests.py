@@ -80,6 +80,23 @@ def test_what_is_wrong_or_not_done_here_is_named(group, value, named):
         request_of(asked(**{group: value}), LIMITS)
 
 
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+def test_a_proof_is_asked_for_by_an_annotation(kind):
+    """Then the row itself ends at stop strings, so that the proof comes with its last token."""
+    message = {**asked(stop_conditions={"stop": ["a", ""]}), "annotations": ["x", f"kvc-trt.kv_proof.{kind}"]}
+    request = request_of(message, LIMITS)
+    assert (request.kv_proof, request.stop_strings) == (kind, ("a",))
+    plain = request_of({**message, "annotations": ["x"]}, LIMITS)
+    assert (plain.kv_proof, plain.stop_strings) == (None, ())
+
+
+def test_an_annotation_of_no_kind_is_refused():
+    with pytest.raises(InputError, match="return_kv_proof is 'all'"):
+        request_of({**asked(), "annotations": ["kvc-trt.kv_proof.all"]}, LIMITS)
+    with pytest.raises(InputError, match="stop: expected texts"):
+        request_of({**asked(stop_conditions={"stop": [5]}), "annotations": ["kvc-trt.kv_proof.lists"]}, LIMITS)
+
+
 def test_images_are_refused():
     with pytest.raises(InputError, match="reads text alone"):
         request_of({"token_ids": [3], "multi_modal_data": {"image_url": ["x"]}}, LIMITS)
