@@ -18,6 +18,7 @@ from kvc_trt.engine.manifest import sealed
 from kvc_trt.engine.model_choice import ModelSource, choose_model, open_source
 from kvc_trt.engine.resolved_build import ResolvedBuild, for_source, resolve
 from kvc_trt.errors import VerificationFailed
+from kvc_trt.models.sharding import describe_shards
 from kvc_trt.progress import Progress
 from kvc_trt.verify import require_torch
 
@@ -63,7 +64,7 @@ def build_configured(
     verify = verify and config.verify
     if verify:
         require_torch("pip install 'kvc-trt[verify]', or build with --no-verify")
-    backend = select_backend(config.backend)
+    backend = select_backend(config.backend, config.stored().keys())
     choice = choose_model(config.model, config.checkpoint)
     request = resolve(config, choice, backend.name, backends(), recorded=recorded)
     if verify:  # compiling an engine takes long: too few rows for the check after it are refused before
@@ -72,6 +73,8 @@ def build_configured(
     choice, source = open_source(choice, request.config)
     request = calibrated(for_source(request, choice, source), source, progress)
     progress.note(f"backend: {backend.name} ({backend.reason})")
+    if request.config.tensor_parallel is not None:
+        progress.note(f"tensor parallel: {describe_shards(request.model, request.config.tensor_parallel)}")
     if choice.quantised and request.config.weights != "fp8":
         progress.note(f"weights: the checkpoint's matrices in fp8 are dequantised for {request.config.weights}")
     result = build_engine(request, source, output, backends(), force=force, progress=progress)

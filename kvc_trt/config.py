@@ -27,6 +27,11 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Wanted = Annotated[Literal[True] | None, BeforeValidator(lambda given: None if given is False else given)]
 """A switch; off is the same as not given, so that it makes no other engine."""
 
+Ranks = Annotated[
+    Annotated[int, Field(ge=2, le=1024)] | None, BeforeValidator(lambda given: None if given == 1 else given)
+]
+"""One rank is the same as not given."""
+
 
 class BuildConfig(OwnSchema):
     """One build. None means: the preset's value, or what the policy derives."""
@@ -46,6 +51,8 @@ class BuildConfig(OwnSchema):
     """Let a turn give the logits after each of its tokens, not after the last alone (`Session.turn_logits`)."""
     backend: str = "auto"
     weights: Literal["auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep"] = "auto"
+    tensor_parallel: Ranks = None
+    """torch only: how many processes, one per GPU, share the KV heads and every matrix; 1 is the same as None."""
     compatibility: Literal["none", "hardware"] | None = None
     """tensorrt only: `hardware` builds engines that later GPU architectures run too, with kernels that suit all."""
     checkpoint: str | None = None

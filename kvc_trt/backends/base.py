@@ -177,6 +177,15 @@ class Backend(ABC):
         """
         return None
 
+    def rank_memory(
+        self, model: ModelConfig, parameters: PolicyParameters, rows: int, ranks: int, *, turns: bool
+    ) -> dict[str, Any]:
+        """Return the modelled GPU memory of each of so many ranks as plain data, if `tensor_parallel` is its setting.
+
+        `model` has the type that the engine computes in.
+        """
+        raise InputError(f"backend {self.name} runs engines in one process")
+
     def packed_copies(self, weights: str, size: float, *, drafts: bool) -> tuple[str, ...] | None:
         """Return what packs a copy of an engine's weights in the host's memory; None if engines do not run there.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike
@@ -57,13 +57,14 @@ class ChosenBackend:
     reason: str
 
 
-def select_backend(name: str = "auto") -> ChosenBackend:
+def select_backend(name: str = "auto", settings: Collection[str] = ()) -> ChosenBackend:
     """Return the backend to build for; `auto` takes the first that can run here.
 
+    If none of those that `auto` tries takes a build's `settings`, `auto` means the one backend that does.
     Raises InputError for an unknown name, UnsupportedEnvironment (with what is missing) for one that cannot run here.
     """
     if name == "auto":
-        return _automatic()
+        return _automatic(set(settings))
     probe = backend(name).probe()
     if not probe.usable:
         raise _unusable(probe)
@@ -224,8 +225,18 @@ def _load(name: str) -> Backend:
     return found
 
 
-def _automatic() -> ChosenBackend:
+def takers(settings: Collection[str]) -> list[Backend]:
+    """Return the backends that take every one of these settings that is not for all backends."""
+    own = {setting for each in backends().values() for setting in each.own_settings}
+    return [each for each in backends().values() if own.intersection(settings) <= set(each.own_settings)]
+
+
+def _automatic(settings: Collection[str]) -> ChosenBackend:
     candidates = [each for each in backends().values() if each.automatic is not None]
+    able = takers(settings)
+    if len(able) == 1 and able[0] not in candidates:
+        found = select_backend(able[0].name)
+        return ChosenBackend(found.name, found.versions, "the only one that takes these settings")
     refused: list[Probe] = []
     for candidate in sorted(candidates, key=lambda each: each.automatic or 0):
         probe = candidate.probe()

@@ -11,7 +11,7 @@ import cloup
 
 from kvc_trt.backends.registry import names
 from kvc_trt.cli import printing
-from kvc_trt.cli.build_options import WEIGHTS, policy_options
+from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import NumberOr
 from kvc_trt.cli.policy_text import describe_parameters
 from kvc_trt.sizes import readable_size
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     "Engine",
     cloup.option("--backend", type=click.Choice(["auto", *names()]), help="What will run it.  [default: auto]"),
     cloup.option("--max-batch-size", type=int, help="Most rows decoded together.  [default: 8]"),
+    TENSOR_PARALLEL,
     cloup.option(
         "--draft-tokens",
         type=int,

@@ -11,6 +11,13 @@ from cloup import option, option_group
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
 
+TENSOR_PARALLEL = option(
+    "--tp",
+    "tensor_parallel",
+    type=int,
+    metavar="RANKS",
+    help="Divide KV heads and matrices among so many GPUs, one process each (backend torch).  [default: 1]",
+)
 WEIGHTS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8", "int4", "keep")
 
 

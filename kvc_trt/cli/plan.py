@@ -9,7 +9,7 @@ import click
 import cloup
 
 from kvc_trt.backends.registry import names
-from kvc_trt.cli.build_options import WEIGHTS, policy_options
+from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import Bandwidth
 from kvc_trt.cli.printing import json_option, print_json
 
@@ -34,6 +34,7 @@ DEFAULT_BANDWIDTH = 12.5e9
         help="What it is for; adds the memory that it takes there.",
     ),
     cloup.option("--max-batch-size", type=int, help="Rows of a batch, for that memory."),
+    TENSOR_PARALLEL,
     cloup.option("--draft-tokens", type=int, metavar="2..8", help="With the graph that checks drafts."),
     cloup.option("--config", "config_file", type=click.Path(path_type=Path), help="A build's YAML file."),
     cloup.option("--compare", is_flag=True, help="All policies at this budget: what each stores and reads."),

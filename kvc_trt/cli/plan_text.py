@@ -7,6 +7,7 @@ from typing import Any
 
 from kvc_trt.cli.disaggregation_text import disaggregation_text
 from kvc_trt.cli.printing import ranges
+from kvc_trt.cli.ranks_text import ranks_text
 from kvc_trt.sizes import readable_size
 from kvc_trt.tables import text_table
 
@@ -20,7 +21,8 @@ MOST_KINDS, LAYERS_PER_LINE = 8, 8
 
 def plan_text(plan: Plan) -> str:
     """Return the plan's sections, each a heading and an aligned table."""
-    device = [part for name, part in (("device_memory", _device), ("host_memory", _host)) if name in plan]
+    kinds = (("tensor_parallel", _ranks), ("device_memory", _device), ("host_memory", _host))
+    device = [part for name, part in kinds if name in plan]
     apart = (_disaggregation,) if "disaggregation" in plan else ()
     sections = (
         _head,
@@ -40,6 +42,10 @@ def plan_text(plan: Plan) -> str:
 
 def _disaggregation(plan: Plan) -> str:
     return disaggregation_text(plan["disaggregation"])
+
+
+def _ranks(plan: Plan) -> str:
+    return ranks_text(plan["tensor_parallel"])
 
 
 def _head(plan: Plan) -> str:

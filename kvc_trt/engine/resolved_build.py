@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from kvc_trt import policies
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource
+from kvc_trt.engine.parallel import check_parallel
 from kvc_trt.engine.supported import PolicyRunner, check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.methods.head_pattern import read_head_pattern
@@ -135,6 +136,8 @@ def resolve(
         config = config.model_copy(update={"weights": backends[backend].default_weights(stored)})
     check_backend_settings(config, backends)
     check_supported(parameters, choice.config.num_hidden_layers, backend, backends)
+    if config.tensor_parallel is not None:
+        check_parallel(config.tensor_parallel, choice.config, parameters)
     config = _pinned(config, parameters, recorded or {})
     if config.dense_until == "auto":
         measured = None

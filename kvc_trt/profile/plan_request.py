@@ -28,6 +28,7 @@ from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY
 from kvc_trt.profile.host_memory import host_memory
 from kvc_trt.profile.model_size import cache_itemsize, weight_bytes
 from kvc_trt.profile.plan import make_plan
+from kvc_trt.profile.tensor_parallel import plan_ranks
 from kvc_trt.profile.traffic import cache_bytes, full_cache_bytes, row_traffic
 
 
@@ -107,6 +108,10 @@ def resolve_plan(config: BuildConfig, network: float | None = None) -> dict[str,
         plan["disaggregation"] = plan_disaggregation(choice.config, parameters, chosen, network, turns=turns)
     plan["choices"] = _choices(config, filled, plan)
     plan["layer_budget"] = filled.layer_budget or "uniform"
+    if filled.tensor_parallel is not None:
+        plan["tensor_parallel"] = plan_ranks(
+            choice.config, parameters, chosen, filled, filled.tensor_parallel, turns=_takes_turns(filled.backend)
+        )
     if filled.backend != "auto":
         check_supported(parameters, choice.config.num_hidden_layers, filled.backend, backends())
         memory = _device_memory(choice.config, parameters, chosen, filled)

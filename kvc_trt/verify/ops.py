@@ -24,6 +24,7 @@ from kvc_trt.methods.verification import (
     TurnCase,
     float32,
 )
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.layer_budgets import LAYER_BUDGETS
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 from kvc_trt.reference.dense import causal_attention
@@ -152,7 +153,7 @@ def _run_prefill_attention(operator: EngineOperator, case: AttentionCase) -> Out
 
 def _as_rounded(output: Array) -> Array:
     """An output that was rounded to bfloat16 and widened again, in the type that says so; others as they are."""
-    rounded = output.astype("bfloat16")
+    rounded = output.astype(numpy_dtype("bfloat16"))
     return rounded if bool((rounded.astype(output.dtype) == output).all()) else output
 
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import INSTALL_VERIFY, Probe, import_package, nvidia_gpu
 from kvc_trt.engine.format import WEIGHTS_FILE
+from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.benchmark import TorchBenchmark
-    from kvc_trt.backends.torch.executor import TorchExecutor
     from kvc_trt.backends.torch.harness import TorchHarness
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
+    from kvc_trt.runtime.executor import Executor
 
 
 class TorchBackend(Backend):
@@ -25,6 +26,7 @@ class TorchBackend(Backend):
     calls_kernels = True
     libraries = ("torch",)
     measures_break_even = True
+    own_settings = (*Backend.own_settings, "tensor_parallel")
 
     def probe(self) -> Probe:
         """Check for PyTorch; without a GPU and kernels the reference runs in their place, and the probe says so."""
@@ -51,23 +53,55 @@ class TorchBackend(Backend):
         """Return whether the other backend's engines keep their weights in the weight file."""
         return WEIGHTS_FILE in other.files.values()
 
-    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> TorchExecutor:
-        """Return an executor on the device of the kernel library in use."""
+    def open(self, engine: EngineDirectory, *, threads: int | None = None, **options: Any) -> Executor:
+        """Return an executor on the device of the kernel library in use, or on one such device per rank."""
+        ranks = engine.build.tensor_parallel
+        if ranks is not None:
+            from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
+            from kvc_trt.backends.torch.parallel.group import RankGroup
+            from kvc_trt.engine.program import engine_program
+
+            group = RankGroup(engine.model, engine.weights_path, ranks, threads=threads, **options)
+            return ParallelExecutor(engine_program(engine), group)
         from kvc_trt.backends.torch.executor import TorchExecutor
 
         return TorchExecutor(engine, threads=threads, **options)
 
+    def kernels(self, engine: EngineDirectory) -> str | None:
+        """Return the number of ranks that share the engine's KV heads; None for a single process."""
+        ranks = engine.build.tensor_parallel
+        return None if ranks is None else f"{ranks} ranks"
+
     def harness(self, engine: EngineDirectory, threads: int | None) -> TorchHarness:
-        """Return a harness over the weights and the kernels."""
+        """Return a harness over the weights and the kernels, or over the engine's ranks."""
+        ranks = engine.build.tensor_parallel
+        if ranks is not None:
+            from kvc_trt.backends.torch.parallel.harness import ParallelHarness
+
+            return ParallelHarness(engine, ranks, threads)
         from kvc_trt.backends.torch.harness import TorchHarness
 
         return TorchHarness(engine, threads)
 
     def benchmark(self, engine: EngineDirectory, threads: int) -> TorchBenchmark:
-        """Return the benchmark of the kernel library's device."""
+        """Return the benchmark of the kernel library's device; InputError for an engine that runs on several."""
+        ranks = engine.build.tensor_parallel
+        if ranks is not None:
+            raise InputError(
+                f"{engine.path} runs on {ranks} ranks (--tp), and profile measures a single process",
+                hint="kvc-trt plan --tp says what each rank holds and reads; build without --tp to measure one device",
+            )
         from kvc_trt.backends.torch.benchmark import TorchBenchmark
 
         return TorchBenchmark(engine, threads)
+
+    def rank_memory(
+        self, model: ModelConfig, parameters: PolicyParameters, rows: int, ranks: int, *, turns: bool
+    ) -> dict[str, Any]:
+        """Return the modelled memory of each rank's GPU."""
+        from kvc_trt.backends.torch.parallel.forecast import rank_memory
+
+        return rank_memory(model, parameters, rows, ranks, turns=turns)
 
 
 def _kernels() -> tuple[str | None, str | None]:

@@ -26,7 +26,7 @@ from kvc_trt.backends.benchmark import CopyBandwidth, PartOfRun, Peak, compacts,
 from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.torch import memory
-from kvc_trt.backends.torch.decoder import PREFILL_BLOCK, TorchDecoder
+from kvc_trt.backends.torch.decoder import TorchDecoder
 from kvc_trt.backends.torch.device import choose_device
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.weights import TorchWeights
@@ -111,7 +111,7 @@ class TorchBenchmark:
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Return the bound that is checked before a prefill."""
         itemsize = self._weights.embedding.dtype.itemsize
-        return memory.prefill_bytes(program.model, program.state, rows, tokens, itemsize=itemsize, block=PREFILL_BLOCK)
+        return memory.prefill_bytes(program.model, program.state, rows, tokens, itemsize=itemsize)
 
     def watch(self, executor: TorchExecutor) -> AbstractContextManager[Peak]:
         """Report PyTorch's count on a GPU, the process's resident memory on a CPU."""

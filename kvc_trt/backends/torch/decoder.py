@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
+from kvc_trt.backends.torch.memory import PREFILL_BLOCK
 from kvc_trt.backends.torch.turn import TurnRow
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.ops import kvc, numbers_of
@@ -35,8 +36,6 @@ slot_positions.L [B,G,C] if turns compact it."""
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")
-PREFILL_BLOCK = 8192
-"""Tokens per block of projections and feed-forward, enough to keep a GPU busy."""
 
 
 class PromptResult(NamedTuple):
@@ -93,7 +92,7 @@ class TorchDecoder:
             lengths.append(stored)
         last = torch.arange(batch, device=hidden.device) * length + prompt_lengths - 1
         final = self._norm(hidden.index_select(0, last), self._weights.norm)
-        return PromptResult(float_product(final, self._weights.head), state, torch.stack(lengths))
+        return PromptResult(self._logits(final), state, torch.stack(lengths))
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
@@ -121,10 +120,10 @@ class TorchDecoder:
                 for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
             ]
             attended = outputs[0] if count == 1 else torch.cat(outputs)
-            update = linear(layers[layer], "self_attn.o_proj", attended.to(x.dtype).flatten(1))
+            update = self._output(layer, attended.to(x.dtype).flatten(1))
             hidden, x = self._add(hidden, update, layers[layer]["post_attention_layernorm.weight"])
             hidden, x = self._add(hidden, self._feed_forward(layer, x), next_norm)
-        return float_product(x, self._weights.head)
+        return self._logits(x)
 
     @torch.inference_mode()
     def extend(
@@ -152,11 +151,11 @@ class TorchDecoder:
                 attended[b, :, :n], stored[layer, b] = self._take_turn(layer, row)
             self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         if all_logits:
-            every = float_product(self._norm(hidden, self._weights.norm), self._weights.head)
+            every = self._logits(self._norm(hidden, self._weights.norm))
             return every.reshape(batch, block, -1), stored
         last = torch.arange(batch, device=hidden.device) * block + torch.tensor(lengths, device=hidden.device) - 1
         final = self._norm(hidden.index_select(0, last), self._weights.norm)
-        return float_product(final, self._weights.head), stored
+        return self._logits(final), stored
 
     def _take_turn(self, layer: int, row: TurnRow) -> tuple[Tensor, int]:
         """Attend from one row's new tokens and store them; return [H,n,D] and the entries after it."""
@@ -200,7 +199,7 @@ class TorchDecoder:
         """Add output projection and feed-forward to the residual stream, in place."""
         weights = self._weights.layers[layer]
         for rows in self._blocks(len(hidden)):
-            update = linear(weights, "self_attn.o_proj", attended[rows])
+            update = self._output(layer, attended[rows])
             added, x = self._add(hidden[rows], update, weights["post_attention_layernorm.weight"])
             torch.add(added, self._feed_forward(layer, x), out=hidden[rows])
 
@@ -226,10 +225,18 @@ class TorchDecoder:
         joined = linear(weights, "self_attn.qkv_proj", x)
         return self._run.rotated_heads(joined, cos, sin, *norms, self._heads, self.config.norm_epsilon)
 
+    def _output(self, layer: int, attended: Tensor) -> Tensor:
+        """Project attention's output back: [N,H*D] -> [N,hidden]."""
+        return linear(self._weights.layers[layer], "self_attn.o_proj", attended)
+
     def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
         """Apply the gated block: [N,hidden] -> [N,hidden]."""
         weights = self._weights.layers[layer]
         return linear(weights, "mlp.down_proj", self._run.gated(linear(weights, "mlp.gate_up_proj", x)))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Project normed tokens to float32 logits: [N,hidden] -> [N,vocab]."""
+        return float_product(x, self._weights.head)
 
     def _compact(
         self, layer: int, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor

@@ -7,7 +7,7 @@ kernels (emulated, or their reference) inside a whole model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvc_trt.backends.torch import elementwise, memory
 from kvc_trt.backends.torch.bounds import rebuild_bounds
-from kvc_trt.backends.torch.decoder import OBSERVABLE, PREFILL_BLOCK, DenseAttention, PromptResult, TorchDecoder
+from kvc_trt.backends.torch.decoder import OBSERVABLE, DenseAttention, PromptResult, TorchDecoder
 from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy
 from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
 from kvc_trt.backends.torch.weights import TorchWeights
@@ -51,7 +51,7 @@ class TorchExecutor:
     def __init__(
         self, engine: EngineDirectory | Program, *, threads: int | None = None, expose: Collection[str] = (),
         weights: TorchWeights | None = None, device: str = "auto", dense_attention: DenseAttention | None = None,
-        prefill_tokens: int = PREFILL_TOKENS, decoder_class: type[TorchDecoder] = TorchDecoder,
+        prefill_tokens: int = PREFILL_TOKENS, decoder_class: Callable[..., TorchDecoder] = TorchDecoder,
     ) -> None:  # fmt: skip
         program = engine if isinstance(engine, Program) else engine_program(engine)
         for name in expose:
@@ -256,7 +256,7 @@ class TorchExecutor:
 
     def _require_prefill(self, rows: int, length: int) -> None:
         needed = memory.prefill_bytes(
-            self.program.model, self.program.state, rows, length, itemsize=self._dtype.itemsize, block=PREFILL_BLOCK
+            self.program.model, self.program.state, rows, length, itemsize=self._dtype.itemsize
         )
         what = f"prefill of {rows} x {length} tokens needs"
         memory.require(needed, what, self.device, SHORTER)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvc_trt.backends.harness import Array, EngineOperator, Watched
+from kvc_trt.backends.harness import Array, EngineOperator, ObservedExecutor, Watched
 from kvc_trt.backends.torch.decoder import prefill_attention
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
@@ -27,6 +27,7 @@ from kvc_trt.kernels.ops import call, numbers_of
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
+from kvc_trt.runtime.executor import Executor
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -55,11 +56,11 @@ class TorchHarness:
     def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
         self._engine, self._threads = engine, threads
 
-    def open(self, expose: Collection[str] = ()) -> TorchExecutor:
+    def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
         """Open an executor of the engine's weights and state."""
         return TorchExecutor(self._engine, threads=self._threads, expose=expose, weights=self._weights)
 
-    def open_twin(self) -> TorchExecutor:
+    def open_twin(self) -> Executor:
         """Open the same weights under the policy that evicts nothing and reads everything."""
         from kvc_trt.engine.program import twin_program
 

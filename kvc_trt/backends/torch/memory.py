@@ -1,7 +1,7 @@
 """Model the device memory of an engine in PyTorch by formula, and refuse what does not fit.
 
-All formulas count bytes from shapes; none allocates. Activations are upper bounds: they count a layer's peak as if
-nothing were freed early.
+All formulas count bytes from shapes; none allocates, or needs PyTorch. Activations are upper bounds: they count a
+layer's peak as if nothing were freed early.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
-
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
 from kvc_trt.models.weights import expected_tensors
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
+    import torch
+
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
+    from kvc_trt.models.sharding import Shard
 
 FLOAT, INT64 = 4, 8
+PREFILL_BLOCK = 8192
+"""Tokens per block of projections and feed-forward, enough to keep a GPU busy."""
 
 
 def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
@@ -32,6 +35,12 @@ def weight_bytes(model: ModelConfig, itemsize: int, *, own_head: bool) -> int:
     if own_head and "lm_head.weight" not in shapes:
         elements += model.vocab_size * model.hidden_size
     return elements * itemsize
+
+
+def shard_bytes(shard: Shard, itemsize: int) -> int:
+    """Return the bytes of one rank's weights; a tied head is a part of the embedding."""
+    parts = (shard.extent(name, shape) for name, shape in expected_tensors(shard.model).items())
+    return itemsize * sum(math.prod(map(len, part)) for part in parts)
 
 
 def rotary_bytes(model: ModelConfig, parameters: PolicyParameters) -> int:
@@ -45,8 +54,9 @@ def cache_bytes(state: Iterable[StateTensor], rows: int) -> int:
 
 
 def prefill_bytes(
-    model: ModelConfig, state: Iterable[StateTensor], rows: int, length: int, *, itemsize: int, block: int
-) -> int:
+    model: ModelConfig, state: Iterable[StateTensor], rows: int, length: int, *, itemsize: int,
+    block: int = PREFILL_BLOCK,
+) -> int:  # fmt: skip
     """Return the bytes of a prefill of `rows` prompts of `length` tokens: results, one full cache, activations."""
     tokens, size = rows * length, model.head_size
     queries, pairs = model.num_attention_heads * size, 2 * model.num_key_value_heads * size
@@ -73,6 +83,8 @@ def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that can still be allocated, on a GPU including what PyTorch keeps for reuse."""
     if device.type == "cuda":
+        import torch
+
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     import psutil
@@ -92,6 +104,8 @@ def require(needed: int, what: str, device: torch.device, hint: str) -> None:
 @contextmanager
 def said(what: str, device: torch.device, hint: str) -> Iterator[None]:
     """Raise UnsupportedEnvironment if `what` runs out of memory after all: other processes use the GPU too."""
+    import torch
+
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,0 +1,183 @@
+"""Run an engine's model on several ranks: an `Executor` whose every method is a call to all of them.
+
+The caller's process holds no weights and no caches. It gives each rank the same tokens and takes logits, or best
+tokens, from rank 0. State leaves and enters the ranks by head: a row that is read has all KV heads, as if one process
+had held them, so stored contexts fit any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvc_trt.backends.torch.parallel.messages import OPEN
+from kvc_trt.runtime.executor import CheckedDraft, Extended, Limits, Prefilled
+
+if TYPE_CHECKING:
+    from kvc_trt.backends.torch.parallel.group import RankGroup
+    from kvc_trt.engine.program import Program
+
+Integers = NDArray[np.int64]
+
+
+class OnRanks:
+    """The state of one prefill, which the ranks keep under a number as long as this object lives."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self.number = group.number(self)
+
+
+class ParallelExecutor:
+    """The executor of one program over the ranks of its weights. `expose` is that of `TorchExecutor`."""
+
+    def __init__(self, program: Program, group: RankGroup, *, expose: Collection[str] = ()) -> None:
+        self._limits = program.limits
+        # The ranks read no graphs, and a graph that is made in memory cannot be sent to them.
+        self._program = replace(program, prefill=program.weights_path, decode=program.weights_path)
+        self._group, self._expose = group, tuple(sorted(expose))
+        self._number: int | None = None
+        self._runs = 0
+
+    @property
+    def limits(self) -> Limits:
+        """The engine's limits."""
+        return self._limits
+
+    @property
+    def runs(self) -> int:
+        """Number of decode steps run so far."""
+        return self._runs
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks."""
+        return self._group
+
+    def load(self) -> None:
+        """Start the ranks and let each read its shard now, so that the first prompt does not wait for it."""
+        self._call("load")
+
+    def allocate(self, max_batch_size: int) -> None:
+        """Allocate the state buffers on every rank."""
+        self._call("allocate", max_batch_size)
+
+    def state_bytes(self) -> int:
+        """Return the size of the allocated state buffers of all ranks together, copies included."""
+        return sum(self._group.call_all(self._opened(), "state_bytes"))
+
+    def prefill(self, input_ids: Integers, prompt_lengths: Integers) -> Prefilled:
+        """Run the prompts; the rows' state stays on the ranks."""
+        kept = OnRanks(self._group)
+        found: Prefilled = self._call("prefill", kept.number, input_ids, prompt_lengths)
+        return replace(found, state=kept)
+
+    def insert(self, prefilled: Prefilled, source_row: int, row: int) -> None:
+        """Copy one prefilled row into every buffer of every rank."""
+        self._call("insert", prefilled.state.number, source_row, row)
+
+    def move(self, source_row: int, row: int) -> None:
+        """Copy one row of every buffer over another."""
+        self._call("move", source_row, row)
+
+    def read_row(self, row: int) -> dict[str, NDArray[Any]]:
+        """Return a copy of one row of every state tensor, with all KV heads."""
+        parts = self._group.call_all(self._opened(), "read_row", row)
+        return {name: self._joined([part[name] for part in parts], 0) for name in parts[0]}
+
+    def write_row(self, row: int, tensors: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Write one row of every state tensor, given by name with all KV heads."""
+        for name, array in tensors:
+            parts = [array[shard.kv_heads.start : shard.kv_heads.stop] for shard in self._group.shards]
+            self._group.call_each(self._opened(), "write_row", [(row, [(name, part)]) for part in parts])
+
+    def decode(self, tokens: Integers, positions: Integers, cache_lengths: Integers) -> NDArray[np.float32]:
+        """Run one step of the first len(tokens) rows."""
+        self._runs += 1
+        found: NDArray[np.float32] = self._call("decode", tokens, positions, cache_lengths)
+        return found
+
+    def decode_greedy(self, tokens: Integers, positions: Integers, cache_lengths: Integers) -> Integers:
+        """Like `decode`, but return only each row's best token, as `TorchExecutor.decode_greedy` does."""
+        self._runs += 1
+        found: Integers = self._call("decode_greedy", tokens, positions, cache_lengths)
+        return found
+
+    def load_turns(self) -> None:
+        """Turns run on the weights of prompts and steps; nothing else is needed."""
+
+    def extend(
+        self, first_row: int, input_ids: Integers, lengths: Integers, positions: Integers, cache_lengths: Integers
+    ) -> Extended:
+        """Run a turn of the rows from `first_row` on."""
+        found: Extended = self._call("extend", first_row, input_ids, lengths, positions, cache_lengths)
+        return found
+
+    def load_drafts(self) -> None:
+        """Passes run on the weights of steps; nothing else is needed."""
+
+    def check_draft(self, tokens: Integers, positions: Integers, cache_lengths: Integers) -> CheckedDraft:
+        """Run a pass over `tokens` [1 + draft_tokens, rows] of the first rows."""
+        found: CheckedDraft = self._call("check_draft", tokens, positions, cache_lengths)
+        return found
+
+    def take_back(self, row: int, undo: Any, cache_lengths: Integers, kept: int) -> None:
+        """Undo the steps of the latest pass of a row except the first `kept`."""
+        self._call("take_back", row, undo, cache_lengths, kept)
+
+    def exposed(self, name: str) -> NDArray[Any]:
+        """Return an exposed value of the latest run, with the heads of all ranks."""
+        return self._joined(self._group.call_all(self._opened(), "exposed", name), 1)
+
+    @property
+    def buffers(self) -> Mapping[str, NDArray[Any]]:
+        """Return the state by tensor name, [max_batch_size, ...]; each is copied from the ranks when it is read."""
+        return _Buffers(self)
+
+    def buffer(self, name: str) -> NDArray[Any]:
+        """Return a copy of one state tensor, with all KV heads."""
+        return self._joined(self._group.call_all(self._opened(), "buffer", name), 1)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the state tensors."""
+        return tuple(tensor.name for tensor in self._program.state)
+
+    def close(self) -> None:
+        """End the ranks, for every executor that shares them."""
+        self._group.end()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self._group.call(self._opened(), method, *arguments)
+
+    def _opened(self) -> int:
+        """Return the number under which the ranks know this executor, after they have read their weights."""
+        if self._number is None:
+            number = self._group.number(self)
+            self._group.call(number, OPEN, self._program, self._expose)
+            self._number = number
+        return self._number
+
+    def _joined(self, parts: list[NDArray[Any]], axis: int) -> NDArray[Any]:
+        """Join the heads of all ranks; of ranks with the same KV heads, the first counts."""
+        copies = self._group.shards[0].copies
+        return np.concatenate(parts[::copies], axis=axis)
+
+
+class _Buffers(Mapping[str, NDArray[Any]]):
+    def __init__(self, executor: ParallelExecutor) -> None:
+        self._executor = executor
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._executor.state_names:
+            raise KeyError(name)
+        return self._executor.buffer(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._executor.state_names)
+
+    def __len__(self) -> int:
+        return len(self._executor.state_names)

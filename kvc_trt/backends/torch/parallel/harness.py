@@ -1,0 +1,41 @@
+"""Verify an engine as its ranks run it: what they choose is collected by head and judged like that of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from kvc_trt.backends.torch.harness import TorchHarness
+from kvc_trt.backends.torch.parallel.executor import ParallelExecutor
+from kvc_trt.backends.torch.parallel.group import RankGroup
+from kvc_trt.engine.program import engine_program, twin_program
+
+if TYPE_CHECKING:
+    from kvc_trt.engine import EngineDirectory
+
+
+class ParallelHarness(TorchHarness):
+    """The engine through `ParallelExecutor`; operators alone run in this process."""
+
+    def __init__(self, engine: EngineDirectory, ranks: int, threads: int | None) -> None:
+        super().__init__(engine, threads)
+        self._ranks = ranks
+
+    def open(self, expose: Collection[str] = ()) -> ParallelExecutor:
+        """Open an executor over the ranks."""
+        return ParallelExecutor(engine_program(self._engine), self._group, expose=expose)
+
+    def open_twin(self) -> ParallelExecutor:
+        """Open the dense twin over the same ranks."""
+        return ParallelExecutor(twin_program(self._engine), self._group)
+
+    def describe(self) -> dict[str, str]:
+        """Return what `TorchHarness` says, and the number of ranks."""
+        found = super().describe()
+        return {**found, "backend": f"{found['backend']}, {self._ranks} ranks"}
+
+    @cached_property
+    def _group(self) -> RankGroup:
+        """The ranks, shared by all executors."""
+        return RankGroup(self._engine.model, self._engine.weights_path, self._ranks, threads=self._threads)

@@ -1,0 +1,24 @@
+"""Which builds can be divided among ranks (`--tp`); checked before a build does any work, and by `plan`."""
+
+from __future__ import annotations
+
+from kvc_trt.engine.supported import missing_kernel
+from kvc_trt.errors import InputError
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.sharding import shards
+
+
+def check_parallel(ranks: int, model: ModelConfig, parameters: PolicyParameters) -> None:
+    """Raise InputError if model or policy cannot be divided among so many ranks.
+
+    A policy can be if its choices are made for each KV head from the queries of its group alone, in every layer alike:
+    those that have kernels.
+    """
+    shards(model, ranks)
+    missing = missing_kernel(parameters, model.num_hidden_layers)
+    if missing is not None:
+        raise InputError(
+            f"--tp {ranks}: policy {parameters.policy} is not divided among ranks, as it has no {missing}",
+            hint="leave out --tp, or take a policy with kernels, such as full, rocketkv, snapkv++ or hybrid",
+        )

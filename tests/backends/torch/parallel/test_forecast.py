@@ -1,0 +1,66 @@
+"""What `plan` says of each GPU is what a rank takes, by shapes; and what fits of a 70B model on four of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvc_trt.backends.torch import memory
+from kvc_trt.backends.torch.parallel.weights import ShardedSource, read_shard
+from kvc_trt.cli.main import run
+from kvc_trt.graph.weights import EngineWeights
+from kvc_trt.models.sharding import shards
+from tests.backends.onnxruntime.conftest import MODEL
+
+CPU = torch.device("cpu")
+PLAN = (
+    "plan", "--model", "llama3.1-70b", "--policy", "rocketkv", "--token-budget", "2048", "--max-input-len", "32640",
+    "--tp", "4", "--max-batch-size", "8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rank_reads_its_part_and_takes_the_forecast_bytes(tied, precision, ranks, make_program):
+    model = replace(MODEL, tie_word_embeddings=tied, qkv_bias=True, output_bias=True)
+    path = make_program("full", precision, model=model).weights_path
+    whole, dtype = EngineWeights(path), torch.float32 if precision == "fp32" else torch.bfloat16
+    for shard in shards(model, ranks):
+        found = read_shard(path, shard, CPU, dtype)
+        own = [tensor for layer in found.layers for tensor in layer.values()]
+        tensors = [*own, found.embedding, found.norm, *([] if tied else [found.head])]
+        assert sum(tensor.nbytes for tensor in tensors) == memory.shard_bytes(shard, dtype.itemsize)
+        source = ShardedSource(path, shard)
+        for name in whole.names():
+            extent = shard.extent(name, whole.shape(name))
+            expected = whole.read(name)[tuple(slice(axis.start, axis.stop) for axis in extent)]
+            assert (source.read(name) == expected).all(), name
+            assert source.dtype(name) == whole.dtype(name)
+        head = whole.read("model.embed_tokens.weight" if tied else "lm_head.weight")
+        rows = shard.vocabulary
+        expected = torch.from_numpy(head[rows.start : rows.stop].astype("float32"))
+        torch.testing.assert_close(found.head.float(), expected)
+
+
+def test_a_70b_model_fits_four_h100(capsys):
+    assert run([*PLAN, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tensor_parallel"]
+    assert found["weight_bytes"] == pytest.approx(36.9e9, rel=0.01)
+    assert found["compressed"]["total_bytes"] < found["full"]["total_bytes"]
+    h100 = found["gpus"][0]
+    assert h100["fits_by_bytes"] > 0
+    assert h100["largest_batch"]["compressed"] > 2 * h100["largest_batch"]["full"]
+    assert found["sums_per_step"] == 160
+
+
+def test_the_plan_as_text_and_one_gpu_too_few(capsys):
+    assert run(PLAN) == 0
+    text = capsys.readouterr().out
+    assert "each of 4 ranks has 16 of 64 query heads, 2 of 8 KV heads and 7,168 of 28,672 channels" in text
+    assert "H100 (90% of its memory, 67.1 GiB): fits" in text
+    assert run([*PLAN[:-4], "--tp", "2", "--max-batch-size", "8"]) == 0
+    assert "H100 (90% of its memory, 67.1 GiB): does not fit by" in capsys.readouterr().out

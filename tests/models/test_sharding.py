@@ -1,0 +1,119 @@
+"""The parts of all ranks are the weights: nothing is missing, and only what is said to be shared is there twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kvc_trt.errors import InputError
+from kvc_trt.models.presets import load_preset
+from kvc_trt.models.sharding import describe_shards, shards
+from kvc_trt.models.weights import expected_tensors
+from tests.small_model import SMALL
+
+
+@st.composite
+def models_and_ranks(draw):
+    """A model, and a number of ranks among which it can be divided."""
+    ranks, kv_heads = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    group, inner = draw(st.integers(1, 8)), draw(st.integers(1, 5))
+    heads = kv_heads * group
+    assume(heads % ranks == 0)
+    assume(kv_heads % ranks == 0 or ranks % kv_heads == 0)
+    model = replace(
+        SMALL,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_size=draw(st.sampled_from([2, 4])),
+        hidden_size=draw(st.integers(1, 8)),
+        intermediate_size=inner * ranks,
+        vocab_size=draw(st.integers(1, 23)),
+        num_hidden_layers=1,
+        tie_word_embeddings=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+    )
+    return model, ranks
+
+
+@given(models_and_ranks())
+def test_shards_are_a_partition_of_the_weights(drawn):
+    model, ranks = drawn
+    found = shards(model, ranks)
+    copies = max(1, ranks // model.num_key_value_heads)
+    for name, shape in expected_tensors(model).items():
+        times = np.zeros(shape, int)
+        for shard in found:
+            part = shard.extent(name, shape)
+            assert len(part) == len(shape)
+            times[np.ix_(*part)] += 1
+        if any(projection in name for projection in ("q_proj", "k_proj", "v_proj")):
+            expected = copies
+        elif "_proj" in name or name == "lm_head.weight":
+            expected = 1
+        else:
+            expected = ranks
+        assert (times == expected).all(), name
+
+
+@given(models_and_ranks())
+def test_a_rank_has_the_query_heads_of_its_kv_heads_and_projects_some_of_them(drawn):
+    model, ranks = drawn
+    found = shards(model, ranks)
+    assert [head for shard in found for head in shard.output_heads] == list(range(model.num_attention_heads))
+    assert [token for shard in found for token in shard.vocabulary] == list(range(model.vocab_size))
+    for shard in found:
+        assert {head // model.group_size for head in shard.query_heads} == set(shard.kv_heads)
+        assert set(shard.output_heads) <= set(shard.query_heads)
+        assert shard.local.group_size == model.group_size
+        assert len(shard.vocabulary) <= shard.vocabulary_width
+
+
+@given(models_and_ranks())
+def test_a_rank_computes_a_model_of_its_shapes(drawn):
+    """What the local model expects is the part of the tensor, but for columns that are another rank's share."""
+    model, ranks = drawn
+    for shard in shards(model, ranks):
+        local = expected_tensors(shard.local)
+        for name, shape in expected_tensors(model).items():
+            part = tuple(map(len, shard.extent(name, shape)))
+            if name.endswith("o_proj.bias"):
+                assert (name in local) == (shard.rank == 0) == bool(part[0])
+            elif name.endswith("o_proj.weight"):
+                assert part[0] == local[name][0]
+            elif name != "lm_head.weight":
+                assert part == local[name], name
+
+
+EIGHT_HEADS = replace(SMALL, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "message", "hint"),
+    [
+        ({}, 3, r"--tp 3: 8 query heads cannot be divided among 3 ranks", "--tp 2 or 4 or 8"),
+        ({"intermediate_size": 100}, 8, r"--tp 8: 100 channels of the feed-forward block cannot", "--tp 2 or 4"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 6}, 4, "6 KV heads can be neither divided", "2 or 3 or 6"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7}, 2, "7 query heads", "runs in one process"),
+    ],
+)
+def test_a_number_of_ranks_that_cannot_be_is_refused_with_the_numbers(changes, ranks, message, hint):
+    with pytest.raises(InputError, match=message) as refused:
+        shards(replace(EIGHT_HEADS, **changes), ranks)
+    assert hint in refused.value.hint
+
+
+def test_kv_heads_on_several_ranks_are_named():
+    assert "2 of 4 KV heads" in describe_shards(EIGHT_HEADS, 2)
+    assert "fewer KV heads (4) than ranks, so each is on 2 of them" in describe_shards(EIGHT_HEADS, 8)
+
+
+def test_llama_70b_on_four_ranks():
+    shard = shards(load_preset("llama3.1-70b").config, 4)[3]
+    assert (shard.query_heads, shard.kv_heads) == (range(48, 64), range(6, 8))
+    assert (shard.inner, shard.vocabulary) == (range(21504, 28672), range(96192, 128256))
