@@ -189,7 +189,11 @@ class OpenedEngine:
 
     def close(self) -> None:
         """Give back what runs the engine; the next question loads it again."""
-        self._session = None
+        from kvc_trt.runtime.executor import ClosingExecutor
+
+        session, self._session = self._session, None
+        if session is not None and isinstance(session.executor, ClosingExecutor):
+            session.executor.close()
 
     def __enter__(self: Opened) -> Opened:
         return self

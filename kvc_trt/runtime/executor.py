@@ -167,6 +167,14 @@ class GreedyExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class ClosingExecutor(Executor, Protocol):
+    """An executor with processes of its own, which end when it is closed and not only when it is collected."""
+
+    def close(self) -> None:
+        """End them; the executor cannot be used again."""
+
+
+@runtime_checkable
 class TurnExecutor(Executor, Protocol):
     """An executor that reads many new tokens per row at once."""
 

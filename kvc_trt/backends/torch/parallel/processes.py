@@ -93,7 +93,9 @@ class RankProcesses:
 
     def _kill(self) -> None:
         for process in self._processes:
-            process.kill()
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself, such as compilers
 
     def _end_if_one_dies(self) -> None:
         """Kill the others when one rank has died: on a GPU they would wait for it in a sum until a timeout."""

@@ -127,6 +127,8 @@ class Rank:
 def main() -> None:
     """Serve the process that holds the other ends of both sockets."""
     commands, life = (Connection(int(number)) for number in sys.argv[1:])
+    for socket in (commands, life):
+        os.set_inheritable(socket.fileno(), False)  # or they would stay open in what PyTorch starts to compile
     start: Start = commands.recv()
     threading.Thread(target=_end_with, args=(life, Path(start.store).parent), daemon=True).start()
     log = logging.getLogger("kvc_trt")

@@ -55,6 +55,14 @@ def test_the_engine_records_its_ranks_and_answers_as_one_process(built, prompt, 
     assert found["outputs"][0]["token_ids"] == whole["outputs"][0]["token_ids"]
 
 
+def test_an_answer_of_ranks_can_be_proven(built, prompt, tmp_path, capsys):
+    """Lists of all KV heads; the reference reads the same tokens and confirms them."""
+    proof = tmp_path / "proof.json"
+    given = ["--prompt-ids", prompt, "--max-new-tokens", "3", "--ignore-eos", "--kv-proof", "lists", "-o", str(proof)]
+    assert run(["run", str(built), *given]) == 0
+    assert run(["verify", str(built), "--replay", str(proof)]) == 0
+
+
 def test_a_build_says_what_is_shared_and_verifies_with_the_ranks(tiny_model, tmp_path, capsys):
     """Four ranks of two KV heads: what they keep and read is judged like that of any executor."""
     given = arguments(tiny_model, "--tp", "4", "--weights", "fp32", "-o", str(tmp_path / "four"))
@@ -102,6 +110,7 @@ def test_a_server_answers_with_ranks(built):
         assert len(ids) == 2
     finally:
         served.close()
+    assert gone(ids)
 
 
 def children(number):

@@ -1,0 +1,60 @@
+"""What is built from the decoder's parts runs on ranks as it does in one process: turns, and passes over drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.graph.state import state_tensors
+
+DRAFT_TOKENS = 3
+
+
+@pytest.fixture(params=[2, 4])
+def both(request, make_program, on_ranks):
+    """The same program in one process and on ranks; the first two of three rows hold prompts of 90 and 20 tokens."""
+    program = make_program("rocketkv", token_budget=48, max_input_len=400, max_output_len=40, skip_layers=1)
+    state = state_tensors(program.model, program.parameters, program.dtype, turns=True)
+    graph = program.prefill
+    program = replace(program, state=state, extend=graph, all_logits=True, draft=graph, draft_tokens=DRAFT_TOKENS)
+    executors = TorchExecutor(program, device="cpu"), on_ranks(program, request.param)
+    prompts, lengths = np.random.default_rng(0).integers(2, 97, (2, 90)), np.array([90, 20])
+    for executor in executors:
+        executor.allocate(3)
+        prefilled = executor.prefill(prompts, lengths)
+        for row in range(2):
+            executor.insert(prefilled, row, row)
+    return *executors, lengths, prefilled.cache_lengths
+
+
+def assert_same_state(one, several):
+    for name, buffer in one.buffers.items():
+        np.testing.assert_allclose(several.buffers[name], buffer, atol=2e-5, err_msg=name)
+
+
+def test_a_turn_gives_the_same_logits_and_keeps_the_same_tokens(both):
+    one, several, lengths, stored = both
+    block, counts = np.random.default_rng(1).integers(2, 97, (2, 50)), np.array([50, 3])
+    expected, found = (executor.extend(0, block, counts, lengths, stored) for executor in (one, several))
+    np.testing.assert_allclose(found.logits, expected.logits, atol=1e-5)
+    np.testing.assert_allclose(found.all_logits[0], expected.all_logits[0], atol=1e-5)
+    np.testing.assert_array_equal(found.cache_lengths, expected.cache_lengths)
+    kept = [name for name in one.buffers if name.startswith("slot_positions")]
+    assert len(kept) == 2
+    for name in kept:
+        np.testing.assert_array_equal(several.buffers[name], one.buffers[name], err_msg=name)
+    assert_same_state(one, several)
+
+
+def test_a_pass_over_a_draft_is_taken_back_on_every_rank(both):
+    one, several, lengths, stored = both
+    tokens = np.random.default_rng(2).integers(2, 97, (1 + DRAFT_TOKENS, 2))
+    expected, found = (executor.check_draft(tokens, lengths, stored) for executor in (one, several))
+    np.testing.assert_allclose(found.logits, expected.logits, atol=1e-5)
+    for executor, checked in ((one, expected), (several, found)):
+        for row in range(2):
+            executor.take_back(row, checked.undo[row], stored[:, row], 1)
+    assert_same_state(one, several)
