@@ -146,6 +146,10 @@ class Backend(ABC):
 
     def kernels(self, engine: EngineDirectory) -> str | None:
         """Return what computes the engine's `kvc` operators here, in a few words; None if nothing but the backend."""
+        return self.without_kernels(engine.model, engine.parameters)
+
+    def without_kernels(self, model: ModelConfig, parameters: PolicyParameters) -> str | None:
+        """Return which parts of a policy run slowly for want of a kernel, in a line; None if there are none."""
         return None
 
     def program_runner(self, weights_directory: Path, *, threads: int | None, share_prefill: bool) -> ProgramRunner:

@@ -5,7 +5,7 @@ Node attributes and function bodies come from the graph file, not from the build
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,22 +59,29 @@ class SingleOperator:
 
 
 def single_operators(graph: Path | ModelProto, dtype: str, sites: Sequence[CacheSite] = ()) -> list[SingleOperator]:
-    """Return every distinct kvc operator of a graph file or a graph; `dtype` is its cache and activation type.
+    """Return every distinct kvc operator of a graph file or a graph (`alike_nodes`); `dtype` is its activation type."""
+    model = onnx.load(str(graph), load_external_data=False) if isinstance(graph, Path) else graph
+    return [
+        _single_operator(model, nodes, _TYPES[dtype], cache) for nodes, cache in alike_nodes(model.graph.node, sites)
+    ]
+
+
+def alike_nodes(nodes: Iterable[NodeProto], sites: Sequence[CacheSite]) -> list[tuple[list[NodeProto], int | None]]:
+    """Return the calls of our operators that have the same constants, with the number of a cache that they serve.
 
     Nodes differ by their attributes and, if the engine's `sites` are given, by the shape of their cache.
     """
-    model = onnx.load(str(graph), load_external_data=False) if isinstance(graph, Path) else graph
     by_name = {site.name: site for site in sites}
     alike: dict[tuple[Any, ...], list[NodeProto]] = {}
     serves: dict[tuple[Any, ...], int | None] = {}
-    for node in model.graph.node:
+    for node in nodes:
         if node.domain == KVC_DOMAIN:
             site = _site(node, by_name)
             shape = None if site is None else (site.kv_heads and len(site.kv_heads), site.parameters)
             key = (node.op_type, shape, *sorted(_attributes(node).items()))
             alike.setdefault(key, []).append(node)
             serves.setdefault(key, None if site is None else site.cache)
-    return [_single_operator(model, nodes, _TYPES[dtype], serves[key]) for key, nodes in alike.items()]
+    return [(found, serves[key]) for key, found in alike.items()]
 
 
 def _site(node: NodeProto, by_name: Mapping[str, CacheSite]) -> CacheSite | None:

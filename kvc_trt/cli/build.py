@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import cloup
 
-from kvc_trt.backends.registry import names
+from kvc_trt.backends.registry import backend, names
 from kvc_trt.cli import printing
 from kvc_trt.cli.build_options import TENSOR_PARALLEL, WEIGHTS, policy_options
 from kvc_trt.cli.option_types import NumberOr
@@ -123,18 +123,27 @@ def _summary(built: Built) -> str:
         f"{engine.path}: {result.status} in {result.seconds:.1f} s, {readable_size(total)} ({request.config.weights})",
         f"policy {parameters.policy}: {describe_parameters(parameters)}",
     ]
+    if (slow := _without_kernels(built)) is not None:
+        lines.append(slow)
     if result.resumed:
         lines.append(f"resumed an interrupted build: kept {', '.join(result.resumed)}")
     return "\n".join(lines)
 
 
+def _without_kernels(built: Built) -> str | None:
+    """Say which parts of the policy have no kernel on the engine's backend."""
+    engine = built.result.engine
+    return backend(engine.backend).without_kernels(engine.model, engine.parameters)
+
+
 def _as_json(built: Built) -> dict[str, Any]:
-    result, request, backend = built.result, built.request, built.backend
+    result, request, found = built.result, built.request, built.backend
     return {
         "engine": str(result.engine.path),
         "status": result.status,
         "seconds": round(result.seconds, 3),
-        "backend": {"name": backend.name, "versions": backend.versions, "reason": backend.reason},
+        "backend": {"name": found.name, "versions": found.versions, "reason": found.reason},
+        "without_kernels": _without_kernels(built),
         "resumed": list(result.resumed),
         "configuration": request.config.stored(),
         "parameters": asdict(request.parameters),

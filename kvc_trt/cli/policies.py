@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kvc_trt.cli import printing
 from kvc_trt.tables import text_table
+
+if TYPE_CHECKING:
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.policies import PolicyParameters
 
 _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 """Numbers that every policy can be resolved for; which backends support a policy does not depend on them."""
@@ -15,7 +21,8 @@ _TOKEN_BUDGET, _MAX_INPUT_LEN, _MAX_OUTPUT_LEN = 512, 4096, 64
 @printing.json_option
 @click.option("--turns", is_flag=True, help="Print what a turn of a conversation does under each policy (Markdown).")
 @click.option("--drafts", is_flag=True, help="Print what the tokens of a draft read under each policy (Markdown).")
-def command(as_json: bool, turns: bool, drafts: bool) -> None:
+@click.option("--kernels", is_flag=True, help="Print which parts run without a kernel in PyTorch (Markdown).")
+def command(as_json: bool, turns: bool, drafts: bool, kernels: bool) -> None:
     """List the KV-cache policies."""
     from kvc_trt.policies import describe, named
 
@@ -24,6 +31,9 @@ def command(as_json: bool, turns: bool, drafts: bool) -> None:
         return
     if drafts:
         click.echo(draft_table())
+        return
+    if kernels:
+        click.echo(kernel_table())
         return
     policies = [(one, engines(one.name)) for one in describe()]
     if as_json:
@@ -70,10 +80,34 @@ def draft_table() -> str:
     return "\n".join(["| policy | the tokens of a draft |", "|---|---|", *lines])
 
 
+def kernel_table() -> str:
+    """Return the table of docs/torch.md: what has no kernel under each policy that engines can have."""
+    from kvc_trt.backends.registry import backends
+    from kvc_trt.policies import describe, named
+
+    rows: dict[str, list[str]] = {}
+    for one in describe():
+        if named(one.name).selection.oracle:
+            continue
+        resolved = _resolved(one.name)
+        lines = [found for each in backends().values() if (found := each.without_kernels(*resolved)) is not None]
+        text = lines[0].removeprefix(f"{one.name}: ") if lines else "kernels do all of it"
+        rows.setdefault(text, []).append(f"`{one.name}`")
+    lines = [f"| {', '.join(names)} | {text} |" for text, names in rows.items()]
+    return "\n".join(["| policy | in PyTorch |", "|---|---|", *lines])
+
+
 def engines(policy: str) -> list[str]:
     """Return the backends that can have an engine of the policy; an oracle has none."""
     from kvc_trt.backends.registry import backends
     from kvc_trt.engine.supported import supporting
+
+    model, parameters = _resolved(policy)
+    return supporting(parameters, model.num_hidden_layers, backends())
+
+
+def _resolved(policy: str) -> tuple[ModelConfig, PolicyParameters]:
+    """Resolve a policy for a model."""
     from kvc_trt.models.presets import load_preset
     from kvc_trt.policies import resolve
 
@@ -81,7 +115,7 @@ def engines(policy: str) -> list[str]:
     parameters = resolve(
         policy, model=model, token_budget=_TOKEN_BUDGET, max_input_len=_MAX_INPUT_LEN, max_output_len=_MAX_OUTPUT_LEN
     )
-    return supporting(parameters, model.num_hidden_layers, backends())
+    return model, parameters
 
 
 def _engines_text(able: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Which policies each backend supports; checked before a build does any work and before an engine is loaded.
 
-ONNX Runtime executes the body of every operator, and so does OpenVINO's backend. The others need a kernel or a plugin
-for each operator, and treat all KV heads of a layer alike.
+ONNX Runtime executes the body of every operator, and so does OpenVINO's backend; PyTorch executes the bodies of those
+that have no kernel. The others need a kernel or a plugin for each operator, and treat all KV heads of a layer alike.
 """
 
 from __future__ import annotations
@@ -50,7 +50,15 @@ def missing_kernel(parameters: PolicyParameters, layers: int) -> str | None:
     every = _groups(parameters, layers)
     if any(group.kv_heads is not None for group in every):
         return "kernel for layers whose KV heads are cached separately"
-    return next((missing for group in every if (missing := _missing_kernel(group.parameters)) is not None), None)
+    lacking = next((missing for group in every if (missing := _missing_kernel(group.parameters)) is not None), None)
+    return lacking or missing_division(parameters, layers)
+
+
+def missing_division(parameters: PolicyParameters, layers: int) -> str | None:
+    """Return what divides a budget among layers for each prompt, if the policy needs that; None if it does not."""
+    rules = [group.parameters for group in _groups(parameters, layers)]
+    divides = any(rule.squeeze_share is not None and rule.compresses for rule in rules)
+    return "kernel that divides a budget for each prompt" if divides else None
 
 
 def _groups(parameters: PolicyParameters, layers: int) -> list[Group]:
@@ -63,8 +71,6 @@ def _missing_kernel(rule: PolicyParameters) -> str | None:
         return f"kernel for prompt eviction {eviction.name}"
     if any(operator.kernel is None for operator in selection.operators):
         return f"kernel for decode selection {selection.name}"
-    if rule.squeeze_share is not None and rule.compresses:
-        return "kernel that divides a budget for each prompt"
     if rule.per_query_head or rule.reallocate or rule.sinks or rule.positions != "original":
         return "kernel for this form of the policy"
     return None

@@ -9,14 +9,14 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from kvc_trt.errors import InputError
 from kvc_trt.graph import IR_VERSION
+from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.layers import ELEMENT_TYPES, Layers
-from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites, state_tensors
+from kvc_trt.graph.state import CacheSite, state_tensors
 from kvc_trt.graph.weights import EMBEDDING, PACKED, ROTARY, GraphWeights
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.registry import operators
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.operators import CONTRIB_DOMAIN, KVC_DOMAIN, OPSET
-from kvc_trt.operators.shapes import HeadShape, Layout
 from kvc_trt.version import __version__
 
 
@@ -55,7 +55,7 @@ def assembled(
         left := [node.name for node in nodes if node.op_type in ("Gemm", "MatMul")]
     ):
         raise AssertionError(f"linear layers left unquantised: {', '.join(left)}")
-    layout = _layout(layers, parameters)
+    layout = layout_of(layers.config, parameters, layers.weights.dtype)
     used = {node.op_type for node in nodes if node.domain == KVC_DOMAIN}
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(KVC_DOMAIN, 1)]
     if layers.weights.quantised:
@@ -68,29 +68,6 @@ def assembled(
         producer_name="kvc-trt",
         producer_version=__version__,
     )
-
-
-def _layout(layers: Layers, rule: PolicyParameters) -> Layout:
-    """Return the numbers that operator bodies contain; capacity and pages only if all layers share them."""
-    config = layers.config
-    capacity, pages = (rule.capacity, rule.num_pages()) if rule.layer_budgets is None else (None, None)
-    numbers = {
-        "pool_kernel": rule.pool_kernel,
-        "reallocate": rule.reallocate,
-        "budgeted_layers": config.num_hidden_layers - rule.skip_layers,
-        "squeeze_share": rule.squeeze_share or 0.0,
-    }
-    return Layout(_head_shape(config, rule), capacity, pages, layers.weights.dtype, numbers)
-
-
-def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:
-    """Return the attention shape that all caches of an engine share."""
-    heads = {cache_heads(config, site) for site in cache_sites(config, parameters)}
-    if heads == {config.num_key_value_heads}:
-        return HeadShape(config.num_attention_heads, config.num_key_value_heads, config.head_size)
-    if heads == {config.num_attention_heads}:
-        return HeadShape(config.num_attention_heads, config.num_attention_heads, config.head_size)
-    return HeadShape(None, None, config.head_size)
 
 
 def check(config: ModelConfig, parameters: PolicyParameters, weights: GraphWeights) -> None:

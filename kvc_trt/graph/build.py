@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 from kvc_trt.errors import InputError
 from kvc_trt.graph import squeeze
 from kvc_trt.graph.assembly import assembled, by_layer, check, int64, state_values
+from kvc_trt.graph.cache_nodes import prompt_window, slice_limit, turn_window
 from kvc_trt.graph.decoder import decode_layer, extend_layer, prefill_layer
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import cache_sites
@@ -188,24 +189,14 @@ def build_extend(
     return assembled("extend", layers, parameters, inputs, outputs)
 
 
-def slice_limit(parameters: PolicyParameters) -> int:
-    """Return the number of entries up to which an engine promises dense results and attends to a slice of the cache."""
-    if parameters.reads_a_part or parameters.evicts_while_decoding:
-        return parameters.dense_limit
-    return parameters.token_budget if parameters.eviction.evicts else 0
-
-
 def _prompt(layers: Layers, parameters: PolicyParameters) -> PromptBatch:
     emit = layers.emit
     grid = emit.Shape("input_ids")
     # Padding may extend past the rotary tables; its results are never used.
     counted = emit.Min(count_to(emit, emit.Shape("input_ids", start=1)), parameters.max_sequence_len - 1)
-    # All queries of a prompt need no list.
-    observed = 1 if parameters.eviction.observes_every_query else parameters.window
-    offsets = np.arange(observed, dtype=np.int64) - observed
-    window = emit.Max(emit.Add(emit.Unsqueeze("prompt_lengths", [1]), offsets), 0)
+    window = prompt_window(emit, parameters, "prompt_lengths")
     angles = layers.rotary(emit.Expand(counted, grid))
-    return PromptBatch("prompt_lengths", grid, angles, emit.Unsqueeze(window, [2]), layers.rotary_tables)
+    return PromptBatch("prompt_lengths", grid, angles, window, layers.rotary_tables)
 
 
 def _turn(layers: Layers, parameters: PolicyParameters) -> TurnBatch:
@@ -214,8 +205,5 @@ def _turn(layers: Layers, parameters: PolicyParameters) -> TurnBatch:
     # Padding may extend past the rotary tables; its results are never used.
     places = emit.Add(emit.Unsqueeze("positions", [1]), count_to(emit, length))
     angles = layers.rotary(emit.Min(places, parameters.max_sequence_len - 1))
-    observed = 1 if parameters.eviction.observes_every_query else parameters.window
-    width = emit.Min(length, [observed])
-    last = emit.Add(emit.Sub(emit.Unsqueeze("lengths", [1]), width), count_to(emit, width))
-    window = emit.Unsqueeze(emit.Max(last, 0), [2])
-    return TurnBatch("lengths", grid, angles, window, layers.rotary_tables, "positions", emit.Min("lengths", width))
+    window, counting = turn_window(emit, parameters, "lengths", length)
+    return TurnBatch("lengths", grid, angles, window, layers.rotary_tables, "positions", counting)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
-import numpy as np
-
+from kvc_trt.graph.cache_nodes import Projected, attend_token, store_prompt, take_turn
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import CacheSite
-from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch, PromptLayer, StepLayer, by_head, of_token
-from kvc_trt.methods.turn_pieces import TurnBatch, TurnLayer
-from kvc_trt.models.config import ModelConfig
+from kvc_trt.methods.graph_pieces import DecodeBatch, PromptBatch, by_head
+from kvc_trt.methods.turn_pieces import TurnBatch
 from kvc_trt.operators.emitter import Value
 from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
 
@@ -27,13 +24,7 @@ def prefill_layer(
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     made = _projected(layers, batch, x, name)
     attended = PREFILL_ATTENTION.call(emit, {"q": made.queries, "k": made.keys, "v": made.values})["o"]
-    for site in sites:
-        rule = site.parameters
-        prompt = PromptLayer(emit, config, rule, site.name, batch, **vars(made)).of_heads(site.kv_heads)
-        rule.eviction.store(prompt, bounds=rule.has_pages)
-        if turns:
-            rule.eviction.begin_turns(prompt)
-        rule.selection.complete(prompt)
+    store_prompt(emit, config, batch, made, sites, turns=turns)
     return _finished(layers, x, attended, name)
 
 
@@ -44,33 +35,11 @@ def extend_layer(layers: Layers, batch: TurnBatch, x: Value, sites: Sequence[Cac
     """
     emit, config, name = layers.emit, layers.config, f"model.layers.{sites[0].layer}"
     made = _projected(layers, batch, x, name)
-    parts = []
-    for site in sites:
-        rule, entries = site.parameters, emit.Gather(stored, site.cache)
-        whole = TurnLayer(emit, config, rule, site.name, batch, **vars(made), turn=batch, entries=entries)
-        turn = rule.eviction.new_entry(whole.of_heads(site.kv_heads))
-        parts.append(rule.eviction.extend(turn, bounds=rule.has_pages))
-        if not rule.evicts_on_turns:
-            rule.selection.append_turn(turn)
-    attended = parts[0]
-    if len(parts) > 1:
-        attended = str(emit.Gather(emit.Concat(*parts, axis=1), _places(config, sites), axis=1))
+    attended = take_turn(emit, config, batch, made, sites, stored)
     return _finished(layers, x, attended, name)[0]
 
 
-@dataclass(frozen=True)
-class _Projected:
-    """Attention inputs of many tokens per row, by the names of `PromptLayer`."""
-
-    query_rows: Value
-    queries: Value
-    keys: Value
-    values: Value
-    plain_keys: Callable[[], Value]
-    plain_queries: Callable[[], Value]
-
-
-def _projected(layers: Layers, batch: PromptBatch, x: Value, name: str) -> _Projected:
+def _projected(layers: Layers, batch: PromptBatch, x: Value, name: str) -> Projected:
     """Project the residual stream [T,hidden] to queries, keys and values."""
     emit, config = layers.emit, layers.config
     normed = layers.norm(x, f"{name}.input_layernorm.weight")
@@ -85,7 +54,7 @@ def _projected(layers: Layers, batch: PromptBatch, x: Value, name: str) -> _Proj
     def plain_queries() -> Value:
         return str(emit.Reshape(plain_query, [0, 0, -1, config.head_size]))
 
-    return _Projected(query, queries, keys, values, plain_keys, plain_queries)
+    return Projected(query, queries, keys, values, plain_keys, plain_queries)
 
 
 def _finished(layers: Layers, x: Value, attended: Value, name: str) -> tuple[Value, Value]:
@@ -130,7 +99,7 @@ def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites:
     made, plain = _project(layers, batch, normed, name)
     lengths = [emit.Gather(batch.cache_lengths, site.cache) for site in sites]
     if batch.tokens == 1:
-        return _attend_token(layers, batch, (*made, plain), name, sites, lengths)
+        return attend_token(emit, layers.config, batch, (*made, plain), name, sites, lengths)
     parts = [emit.Split(part, axis=0, num_outputs=batch.tokens, outputs=batch.tokens) for part in made]
     found: list[Value] = []
     for token, (query, key, value) in enumerate(zip(*parts, strict=True)):
@@ -140,42 +109,9 @@ def _attend(layers: Layers, batch: DecodeBatch, normed: Value, name: str, sites:
             lengths = [emit.Expand(emit.Add(stored, 1), done) for stored in lengths]
             if any(site.parameters.selection.sums for site in sites):  # to which the value is added without a slot
                 value = emit.Expand(value, emit.Concat(done, [1, 1], axis=0))
-        found.append(_attend_token(layers, batch, (query, key, value, plain), name, sites, lengths, token))
+        projected = query, key, value, plain
+        found.append(attend_token(emit, layers.config, batch, projected, name, sites, lengths, token))
     return str(emit.Concat(*found, axis=0))
-
-
-def _attend_token(
-    layers: Layers,
-    batch: DecodeBatch,
-    made: tuple[Value, Value, Value, Callable[[], tuple[Value, Value]]],
-    name: str,
-    sites: Sequence[CacheSite],
-    lengths: Sequence[Value],
-    token: int = 0,
-) -> Value:
-    """Append one token of each row to the caches of a layer, of which `lengths` [B] are in use, and attend: [B,H,D]."""
-    emit, config, parts = layers.emit, layers.config, []
-    here = batch if token == 0 else replace(batch, positions=emit.Add(batch.positions, token))
-    for site, stored in zip(sites, lengths, strict=True):
-        attended = of_token(
-            f"{name}.attended" if len(sites) == 1 else f"{name}.attended.{site.name}", token, batch.tokens
-        )
-        rule = site.parameters
-        whole = StepLayer(
-            emit, config, rule, site.name, here, *made, stored, attended, token=token, tokens=batch.tokens
-        )
-        parts.append(rule.selection.decode(rule.eviction.new_entry(whole.of_heads(site.kv_heads))))
-    if len(parts) == 1:
-        return parts[0]
-    return str(emit.Gather(emit.Concat(*parts, axis=1), _places(config, sites), axis=1))
-
-
-def _places(config: ModelConfig, sites: Sequence[CacheSite]) -> list[int]:
-    """Return the index of each query head of a layer in the concatenated outputs of its groups."""
-    kv_heads = np.concatenate([site.kv_heads for site in sites if site.kv_heads is not None])
-    heads = (kv_heads[:, None] * config.group_size + np.arange(config.group_size)).ravel()
-    places: list[int] = np.argsort(heads).tolist()
-    return places
 
 
 def _project(

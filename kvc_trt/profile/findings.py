@@ -23,6 +23,7 @@ def findings(result: Result) -> list[str]:
     rows = result["rows"]
     checks = (
         _stand_in(result["machine"]),
+        _without_kernels(result["machine"]),
         _speed(result),
         _floor(result),
         _compaction(rows),
@@ -36,6 +37,11 @@ def findings(result: Result) -> list[str]:
 def _stand_in(machine: Mapping[str, Any]) -> Iterator[str]:
     if what := machine.get("stands_in"):
         yield f"measured on {what}: this is slow, and no figure here is one of a GPU"
+
+
+def _without_kernels(machine: Mapping[str, Any]) -> Iterator[str]:
+    if what := machine.get("without_kernels"):
+        yield str(what)
 
 
 def _where(row: Mapping[str, Any]) -> str:

@@ -164,6 +164,8 @@ def _figure(column: ErrorFigures | None, figure: str) -> str:
 def _lines(report: Report) -> Iterable[str]:
     kernels = report.description.get("kernels")
     yield f"run by {report.description['backend']}" + (f"; kernels: {kernels}" if kernels else "")
+    if (path := report.description.get("without kernels")) is not None:
+        yield path
     for column, note in report.halves.notes.items():
         yield f"{column}: {note}"
     ties = report.near_ties

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from kvc_trt.backends.registry import backends, names, open_session
+from kvc_trt.backends.registry import backends, names
 from kvc_trt.cli.main import run
 from kvc_trt.config import BuildConfig
 from kvc_trt.engine.model_choice import choose_model
@@ -17,7 +18,7 @@ from kvc_trt.methods.registry import describe
 from tests.graph.small_models import LLAMA
 from tests.graph.small_models import resolve as parameters_of
 
-WITH_KERNELS = ("tensorrt", "tensorrt-llm", "torch")
+WITH_KERNELS = ("tensorrt", "tensorrt-llm")
 NEED_NONE = ("quest", "sparq", "h2o", "streaming-llm", "sliding-window", "snapkv", "tova", "keydiff")
 NEED_NONE += ("expected-attention", "expected-attention-hybrid")
 
@@ -41,7 +42,7 @@ def test_what_has_no_kernel_is_refused_with_what_runs_it(policy, backend):
     with pytest.raises(InputError) as caught:
         check_supported(parameters, LLAMA.num_hidden_layers, backend, backends())
     assert f"policy {policy}: backend {backend} has no kernel for " in caught.value.message
-    assert caught.value.message.endswith("; it runs on onnxruntime, openvino")
+    assert caught.value.message.endswith("; it runs on onnxruntime, openvino, torch")
     assert caught.value.hint == "--backend onnxruntime"
     check_supported(parameters, LLAMA.num_hidden_layers, "onnxruntime", backends())
 
@@ -59,6 +60,8 @@ def test_forms_of_a_policy_that_have_no_kernel(changes, missing):
     parameters = replace(parameters_of("rocketkv"), **changes)
     for backend in WITH_KERNELS:
         assert backends()[backend].missing(parameters, LLAMA.num_hidden_layers) == missing
+    in_pytorch = backends()["torch"].missing(parameters, LLAMA.num_hidden_layers)
+    assert in_pytorch == (missing if "squeeze_share" in changes else None)
 
 
 def test_an_oracle_has_no_engine_at_all():
@@ -81,6 +84,7 @@ def test_every_policy_of_the_registry_is_served_or_refused_by_name():
         )
         for backend in WITH_KERNELS:
             assert (backends()[backend].missing(rule, 1) is None) == served, description.name
+        assert (backends()["torch"].missing(rule, 1) is None) != rule.selection.oracle, description.name
 
 
 @pytest.mark.parametrize("backend", WITH_KERNELS)
@@ -108,12 +112,29 @@ def test_a_plan_for_a_backend_that_cannot_have_it_is_refused(tiny_model, capsys)
     assert run(command) == 0
 
 
-def test_an_engine_that_torch_has_no_kernels_for_is_not_opened_there(tiny_model, tmp_path, capfd):
+def test_an_engine_without_kernels_runs_in_pytorch_and_says_so(tiny_model, tmp_path, capfd):
     lengths = ["--token-budget", "64", "--max-input-len", "128", "--max-output-len", "32"]
-    engine = tmp_path / "engine"
+    engine, prompts = tmp_path / "engine", tmp_path / "prompts.json"
+    prompts.write_text(json.dumps([[3, 4, 5] * 30, [7, 8]]))
+    said = "streaming-llm: prompt eviction, selection and attention run as PyTorch operations, no kernel of ours"
     command = ["build", "--model", str(tiny_model), "--random-weights", "0", "--policy", "streaming-llm", *lengths]
-    assert run([*command, "--no-verify", "-o", str(engine)]) == 0
-    with pytest.raises(InputError, match="policy streaming-llm: backend torch has no kernel"):
-        open_session(engine, backend="torch")
-    assert run(["verify", str(engine), "--backend", "torch"]) == 2
-    assert "policy streaming-llm: backend torch has no kernel" in capfd.readouterr().err
+    assert run([*command, "--backend", "torch", "--no-verify", "-o", str(engine)]) == 0
+    assert said in capfd.readouterr().out.splitlines()
+    assert run([*command, "--backend", "torch", "--no-verify", "-o", str(engine), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["without_kernels"] == said
+    answer = ["run", str(engine), "--prompt-ids", str(prompts), "--max-new-tokens", "3"]
+    assert run(answer) == 0
+    assert capfd.readouterr().err.splitlines()[-1].endswith(f" | {said}")
+    assert run([*answer, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["kernels"] == said
+    assert run(["profile", str(engine), "--contexts", "64", "--batch", "1", "--steps", "1", "--json"]) == 0
+    assert said in json.loads(capfd.readouterr().out)["findings"]
+    assert run(["verify", str(engine), "--level", "ops", "--steps", "1"]) == 0
+    assert said in capfd.readouterr().out.splitlines()
+
+
+def test_an_engine_with_kernels_says_nothing(tiny_model, tmp_path, capfd):
+    lengths = ["--token-budget", "64", "--max-input-len", "128", "--max-output-len", "32"]
+    command = ["build", "--model", str(tiny_model), "--random-weights", "0", "--policy", "hybrid", *lengths]
+    assert run([*command, "--backend", "torch", "--no-verify", "-o", str(tmp_path / "engine"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["without_kernels"] is None

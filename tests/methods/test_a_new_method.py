@@ -38,7 +38,7 @@ def test_policies_and_plan_list_it(dropped_in, tiny_model, capsys):
     assert run(["policies", "--json"]) == 0
     (entry,) = [one for one in json.loads(capsys.readouterr().out)["policies"] if one["name"] == NAME]
     kinds = entry["prompt_eviction"], entry["decode_selection"]
-    assert (kinds, entry["engines"]) == (("thirds", "newest"), ["onnxruntime", "openvino"])
+    assert (kinds, entry["engines"]) == (("thirds", "newest"), ["onnxruntime", "openvino", "torch"])
     assert run(["plan", "--model", str(tiny_model), "--compare", *LENGTHS, "--json"]) == 0
     (row,) = [one for one in json.loads(capsys.readouterr().out)["policies"] if one["policy"] == NAME]
     assert 0 < row["read_share"] < row["stored_share"] < 1
@@ -61,8 +61,10 @@ def test_an_engine_is_built_verified_profiled_and_refused_where_kernels_are_miss
     assert run(["profile", str(engine), "--contexts", "64", "--batch", "1"]) == 0
     assert run(["inspect", str(engine)]) == 0
     assert "the newest" in capfd.readouterr().out
-    assert run(["build", *build[1:], "--backend", "torch", "-o", str(tmp_path / "other")]) == 2
-    assert "backend torch has no kernel for prompt eviction thirds" in capfd.readouterr().err
+    assert run(["plan", "--model", str(tiny_model), "--policy", NAME, *LENGTHS, "--backend", "tensorrt"]) == 2
+    assert "backend tensorrt has no kernel for prompt eviction thirds" in capfd.readouterr().err
+    assert run(["verify", str(engine), "--backend", "torch"]) == 0
+    assert "prompt eviction, selection and attention run as PyTorch operations" in capfd.readouterr().out
 
 
 def test_the_tasks_ask_it(dropped_in, tmp_path, capsys):

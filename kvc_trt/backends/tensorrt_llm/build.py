@@ -50,7 +50,7 @@ def makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> 
             _write_plan(path, resolved.dtype, lambda: define_prefill(layers(), parameters, batch))
 
     def decode(path: Path, *, finished: Path) -> None:
-        from kvc_trt.graph.build import slice_limit
+        from kvc_trt.graph.cache_nodes import slice_limit
 
         until = slice_limit(parameters)
         with progress.task("building the decode engine", None):

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvc_trt.backends.base import Backend
 from kvc_trt.backends.probes import INSTALL_VERIFY, Probe, import_package, nvidia_gpu
+from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.engine.format import WEIGHTS_FILE
+from kvc_trt.engine.supported import missing_division, missing_graph
 from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,6 +51,15 @@ class TorchBackend(Backend):
 
         return break_even(model, parameters, dtype)
 
+    def missing(self, parameters: PolicyParameters, layers: int) -> str | None:
+        """Return what no PyTorch operations stand in for; a missing kernel is none of it (decision 0026)."""
+        return missing_graph(parameters, layers) or missing_division(parameters, layers)
+
+    def without_kernels(self, model: ModelConfig, parameters: PolicyParameters) -> str | None:
+        """Return which parts of the policy run as PyTorch operations; None if kernels do all of it."""
+        path = policy_path(model, parameters)
+        return None if path is None else str(path)
+
     def runs(self, other: Backend) -> bool:
         """Return whether the other backend's engines keep their weights in the weight file."""
         return WEIGHTS_FILE in other.files.values()
@@ -68,17 +79,21 @@ class TorchBackend(Backend):
         return TorchExecutor(engine, threads=threads, **options)
 
     def kernels(self, engine: EngineDirectory) -> str | None:
-        """Return the number of ranks that share the engine's KV heads; None for a single process."""
+        """Return how many ranks share the engine's KV heads, or what runs without kernels; None if neither."""
         ranks = engine.build.tensor_parallel
-        return None if ranks is None else f"{ranks} ranks"
+        return super().kernels(engine) if ranks is None else f"{ranks} ranks"
 
     def harness(self, engine: EngineDirectory, threads: int | None) -> TorchHarness:
-        """Return a harness over the weights and the kernels, or over the engine's ranks."""
+        """Return a harness over the weights and the kernels, the nodes where kernels are missing, or the ranks."""
         ranks = engine.build.tensor_parallel
         if ranks is not None:
             from kvc_trt.backends.torch.parallel.harness import ParallelHarness
 
             return ParallelHarness(engine, ranks, threads)
+        if policy_path(engine.model, engine.parameters) is not None:
+            from kvc_trt.backends.torch.node_harness import NodeHarness
+
+            return NodeHarness(engine, threads)
         from kvc_trt.backends.torch.harness import TorchHarness
 
         return TorchHarness(engine, threads)

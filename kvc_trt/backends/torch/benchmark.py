@@ -29,6 +29,7 @@ from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.decoder import TorchDecoder
 from kvc_trt.backends.torch.device import choose_device
 from kvc_trt.backends.torch.executor import TorchExecutor
+from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program
 from kvc_trt.errors import UnsupportedEnvironment
@@ -62,6 +63,12 @@ class TimedDecoder(TorchDecoder):
     def _compact(self, *arguments: Any) -> Any:
         start = self._now()
         found = super()._compact(*arguments)
+        self.marks.append((start, self._now()))
+        return found
+
+    def _store_by_nodes(self, *arguments: Any) -> Any:
+        start = self._now()
+        found = super()._store_by_nodes(*arguments)
         self.marks.append((start, self._now()))
         return found
 
@@ -110,8 +117,11 @@ class TorchBenchmark:
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Return the bound that is checked before a prefill."""
-        itemsize = self._weights.embedding.dtype.itemsize
-        return memory.prefill_bytes(program.model, program.state, rows, tokens, itemsize=itemsize)
+        model, itemsize = program.model, self._weights.embedding.dtype.itemsize
+        needed = memory.prefill_bytes(model, program.state, rows, tokens, itemsize=itemsize)
+        if policy_path(model, program.parameters) is not None:
+            needed += memory.operation_bytes(model, rows, tokens)
+        return needed
 
     def watch(self, executor: TorchExecutor) -> AbstractContextManager[Peak]:
         """Report PyTorch's count on a GPU, the process's resident memory on a CPU."""
@@ -153,6 +163,8 @@ class TorchBenchmark:
         library = current_library()
         kernels = "reference operators" if library is None else f"{library.executor} library"
         found: dict[str, Any] = {"threads": self._threads, "torch_device": self._device.type, "kernels": kernels}
+        if (path := policy_path(self._engine.model, self._engine.parameters)) is not None:
+            found["without_kernels"] = str(path)
         if self._on_gpu:
             return found | {"gpu": torch.cuda.get_device_name(self._device)}
         return found | {"stands_in": f"the CPU, in float32 around the {kernels}"}

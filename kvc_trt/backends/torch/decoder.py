@@ -3,7 +3,8 @@
 A batch is [T, width] throughout, with T = batch * sequence in prefill and T = batch in a step. Prefill works layer by
 layer: a layer's keys and values are compacted before the next layer computes its own, so only one full cache is in
 memory; projections and feed-forward run over blocks of tokens. A step has fixed shapes, never waits for the device and
-updates its state in place, so that it can be captured in a CUDA graph.
+updates its state in place, so that it can be captured in a CUDA graph. Under a policy without kernels for some part,
+the caches run by nodes (`cache_operations.py`).
 """
 
 from __future__ import annotations
@@ -15,24 +16,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvc_trt.backends.torch.by_nodes import runs_by_nodes
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.backends.torch.memory import PREFILL_BLOCK
-from kvc_trt.backends.torch.turn import TurnRow
-from kvc_trt.graph.state import uses_pages
+from kvc_trt.backends.torch.turn import take_turns
+from kvc_trt.graph.state import cache_sites, uses_pages
 from kvc_trt.kernels.ops import kvc, numbers_of
+from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.reference.layers import linear
 
 if TYPE_CHECKING:
+    from kvc_trt.backends.torch.by_nodes import Block
     from kvc_trt.backends.torch.weights import TorchWeights
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.rope import rotary_tables
 
 State = Mapping[str, Tensor]
-"""The state tensors by name: k_cache.L, v_cache.L [B,G,C,D], bounds.L [B,G,2D,P] if the layer has pages, and
-slot_positions.L [B,G,C] if turns compact it."""
+"""The state tensors by name: k_cache.L, v_cache.L [B,G,C,D], bounds.L [B,G,2D,P] if the layer has pages,
+slot_positions.L [B,G,C] if turns compact it, and what else the policy's selection carries."""
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")
@@ -45,7 +49,7 @@ class PromptResult(NamedTuple):
     """float32 [B,vocab]: the logits of each row's last token."""
     state: dict[str, Tensor]
     cache_lengths: Tensor
-    """int64 [layers,B]: tokens stored per layer and row."""
+    """int64 [caches,B]: tokens stored per cache and row."""
 
 
 class TorchDecoder:
@@ -54,13 +58,15 @@ class TorchDecoder:
     `expose` names values that each run stores in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
     query.L, attended.L and selected.L of a step. `elementwise` has the functions between the products,
     `dense_attention` attends in layers that read their whole cache (None: our kernel), `block` is the tokens per block
-    of prefill. With `turns`, prefill also returns what a turn needs.
+    of prefill. With `turns`, prefill also returns what a turn needs. `twin_of` are the parameters of the engine whose
+    dense twin this is: what that engine runs by nodes, the twin does too, so that both agree bit for bit.
     """
 
     def __init__(
         self, config: ModelConfig, parameters: PolicyParameters, weights: TorchWeights, *, cache_dtype: torch.dtype,
         expose: Collection[str] = (), elementwise: Elementwise = AS_WRITTEN,
         dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK, turns: bool = False,
+        twin_of: PolicyParameters | None = None,
     ) -> None:  # fmt: skip
         self.config, self.parameters, self.cache_dtype = config, parameters, cache_dtype
         self.exposed: dict[str, Tensor] = {}
@@ -73,6 +79,18 @@ class TorchDecoder:
         tables = rotary_tables(config, parameters.max_sequence_len)
         self._cos, self._sin = (torch.from_numpy(table).to(device) for table in tables)
         self.on_gpu = device.type == "cuda"
+        self.caches = len(cache_sites(config, parameters))
+        self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
+
+    @property
+    def rotary_tables(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position, float32 [L,D/2]."""
+        return self._cos, self._sin
+
+    @property
+    def steps_by_nodes(self) -> bool:
+        """Whether steps run by nodes, for which the host waits."""
+        return self._by_nodes.steps is not None
 
     @property
     def rotary_bytes(self) -> int:
@@ -82,21 +100,23 @@ class TorchDecoder:
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
         """Run prompts [B,S], right padded, of lengths [B], compacting each layer's cache after its attention."""
+        if self._by_nodes.pads:
+            input_ids = functional.pad(input_ids, (0, -input_ids.shape[1] % PROMPT_BLOCK))
         batch, length = input_ids.shape
         state: dict[str, Tensor] = {}
-        lengths = []
+        lengths: list[Tensor] = []
         hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
         for layer in range(self.config.num_hidden_layers):
             kept, stored = self._prefill_layer(layer, hidden, batch, prompt_lengths)
             state.update(kept)
-            lengths.append(stored)
+            lengths += stored
         last = torch.arange(batch, device=hidden.device) * length + prompt_lengths - 1
         final = self._norm(hidden.index_select(0, last), self._weights.norm)
         return PromptResult(self._logits(final), state, torch.stack(lengths))
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
-        """Run one step, updating `state` in place: tokens, positions [B], cache_lengths [layers,B] -> [B,vocab]."""
+        """Run one step, updating `state` in place: tokens, positions [B], cache_lengths [caches,B] -> [B,vocab]."""
         return self._steps(tokens, positions, cache_lengths, state, 1)
 
     @torch.inference_mode()
@@ -114,11 +134,15 @@ class TorchDecoder:
         hidden = functional.embedding(tokens, self._weights.embedding)
         x = self._norm(hidden, layers[0]["input_layernorm.weight"])
         for layer, next_norm in enumerate(norms):
-            made, stored = self._split(layer, x, cos, sin), cache_lengths[layer]
-            outputs = [
-                self._decode_attention(layer, own, stored + step if step else stored, state)
-                for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
-            ]
+            made = self._split(layer, x, cos, sin)
+            if self._by_nodes.steps is not None:
+                outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
+            else:
+                stored = cache_lengths[layer]
+                outputs = [
+                    self._decode_attention(layer, own, stored + step if step else stored, state)
+                    for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
+                ]
             attended = outputs[0] if count == 1 else torch.cat(outputs)
             update = self._output(layer, attended.to(x.dtype).flatten(1))
             hidden, x = self._add(hidden, update, layers[layer]["post_attention_layernorm.weight"])
@@ -132,55 +156,75 @@ class TorchDecoder:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Run a turn, updating `state` in place: new tokens [B,M], right padded, of `lengths` [B].
 
-        positions [B] are those of the first new tokens, cache_lengths [layers,B] the entries before the turn. Returns
+        positions [B] are those of the first new tokens, cache_lengths [caches,B] the entries before the turn. Returns
         the last tokens' logits [B,vocab], or with `all_logits` those of every token [B,M,vocab], and the entries after
-        it, int64 [layers,B].
+        it, int64 [caches,B] on the CPU.
         """
         batch, block = input_ids.shape
         hidden = functional.embedding(input_ids.flatten(), self._weights.embedding)
         places = positions[:, None] + torch.arange(block, device=positions.device)
         places = places.flatten().clamp(max=len(self._cos) - 1)  # padding may extend past the tables
-        starts, stored = positions.tolist(), torch.zeros(len(cache_lengths), batch, dtype=torch.int64)
-        for layer, before in enumerate(cache_lengths):
-            query, keys, values = (x.transpose(1, 2) for x in self._project(layer, hidden, batch, places))
-            keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
-            attended = torch.zeros_like(query)
-            for b, n in enumerate(lengths):
-                new = query[b, :, :n], keys[b, :, :n], values[b, :, :n]
-                row = TurnRow(*new, _row_of(state, layer, b), before[b], starts[b])
-                attended[b, :, :n], stored[layer, b] = self._take_turn(layer, row)
+        stored: list[Tensor] = []
+        for layer in range(self.config.num_hidden_layers):
+            made, given = self._project(layer, hidden, batch, places), (lengths, positions, cache_lengths, state)
+            if self._by_nodes.prompts is not None:
+                attended, after = self._by_nodes.prompts.take_turn(layer, (hidden, made), *given)
+            else:
+                rule = self.parameters.groups(layer)[0].parameters
+                attended, after = take_turns(layer, made, *given, rule)
+            stored += after
             self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         if all_logits:
             every = self._logits(self._norm(hidden, self._weights.norm))
-            return every.reshape(batch, block, -1), stored
+            return every.reshape(batch, block, -1), torch.stack(stored)
         last = torch.arange(batch, device=hidden.device) * block + torch.tensor(lengths, device=hidden.device) - 1
         final = self._norm(hidden.index_select(0, last), self._weights.norm)
-        return self._logits(final), stored
-
-    def _take_turn(self, layer: int, row: TurnRow) -> tuple[Tensor, int]:
-        """Attend from one row's new tokens and store them; return [H,n,D] and the entries after it."""
-        rule, (keys, values) = self.parameters.groups(layer)[0].parameters, row.joined()
-        attended = row.attend(keys, values)
-        return attended, row.compact(keys, values, rule) if rule.evicts_on_turns else row.append(rule.page_size)
+        return self._logits(final), torch.stack(stored)
 
     def _prefill_layer(
         self, layer: int, hidden: Tensor, batch: int, prompt_lengths: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Pass the residual stream [T,hidden] through one layer in place; return its stored tensors and lengths."""
         places = torch.arange(len(hidden), device=hidden.device) % (len(hidden) // batch)
-        query, keys, values = (x.transpose(1, 2) for x in self._project(layer, hidden, batch, places))
+        places = places.clamp(max=len(self._cos) - 1)  # padding may extend past the tables
+        made = self._project(layer, hidden, batch, places)
+        query, keys, values = (part.transpose(1, 2) for part in made)
         attended = prefill_attention(query, keys, values)
-        keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
-        if self.parameters.is_compressed(layer):
-            q_window = last_queries(query, prompt_lengths, self.parameters.window).to(self.cache_dtype)
-            del query
-            stored = self._compact(layer, q_window, keys, values, prompt_lengths)
+        if self._by_nodes.prompts is not None:
+            stored = self._store_by_nodes(layer, (hidden, made), prompt_lengths)
+            del made, query
         else:
-            del query
-            stored = self._store_whole(layer, keys, values, prompt_lengths), prompt_lengths
+            del made
+            keys, values = keys.to(self.cache_dtype), values.to(self.cache_dtype)
+            if self.parameters.is_compressed(layer):
+                q_window = last_queries(query, prompt_lengths, self.parameters.window).to(self.cache_dtype)
+                del query
+                kept, lengths = self._compact(layer, q_window, keys, values, prompt_lengths)
+                stored = kept, [lengths]
+            else:
+                del query
+                stored = self._store_whole(layer, keys, values, prompt_lengths), [prompt_lengths]
         del keys, values  # free memory for the feed-forward block
         self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         return stored
+
+    def plain_tokens(self, layer: int, hidden: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """Project tokens of the residual stream before the rotary embedding to queries [B,S,H,D], keys [B,S,G,D]."""
+        return self._project(layer, hidden, batch, self._unrotated(len(hidden)))[:2]
+
+    def plain_token(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Project N normed tokens before the rotary embedding to queries [N,H,D], keys [N,G,D]."""
+        return self._split(layer, x, *self._angles(self._unrotated(len(x))))[:2]
+
+    def _unrotated(self, count: int) -> Tensor:
+        """Return positions that rotate nothing."""
+        return torch.zeros(count, dtype=torch.int64, device=self._cos.device)
+
+    def _store_by_nodes(
+        self, layer: int, block: Block, prompt_lengths: Tensor
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        assert self._by_nodes.prompts is not None
+        return self._by_nodes.prompts.store(layer, block, prompt_lengths)
 
     def _project(self, layer: int, hidden: Tensor, batch: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens at positions `places` [T], block by block, to queries [B,S,H,D], keys and values [B,S,G,D]."""
@@ -281,12 +325,6 @@ class TorchDecoder:
     def _see(self, layer: int, **values: Tensor) -> None:
         named = {f"{name}.{layer}": value for name, value in values.items()}
         self.exposed.update((name, value.clone()) for name, value in named.items() if name in self._expose)
-
-
-def _row_of(state: State, layer: int, row: int) -> dict[str, Tensor]:
-    """Return one row of each state tensor of a layer, by kind."""
-    names = {name: name.partition(".")[0] for name in state if name.endswith(f".{layer}")}
-    return {kind: state[name][row] for name, kind in names.items()}
 
 
 def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -65,11 +65,12 @@ def say_if_slow(device: torch.device) -> None:
     if device.type == "cpu":
         library = current_library()
         kernels = "the reference operators" if library is None else f"the kernels' {library.executor}"
-        _warn(f"torch backend on the CPU, in float32, with {kernels}: this is slow, and meant for checking")
+        warn_once(f"torch backend on the CPU, in float32, with {kernels}: this is slow, and meant for checking")
 
 
 @cache
-def _warn(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Log a warning, each text once per process."""
     log.warning(message)
 
 

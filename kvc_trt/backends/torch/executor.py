@@ -19,7 +19,8 @@ from torch import Tensor
 from kvc_trt.backends.torch import elementwise, memory
 from kvc_trt.backends.torch.bounds import rebuild_bounds
 from kvc_trt.backends.torch.decoder import OBSERVABLE, DenseAttention, PromptResult, TorchDecoder
-from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy
+from kvc_trt.backends.torch.device import choose_device, from_numpy, kernel_device, say_if_slow, to_numpy, warn_once
+from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program, engine_program
@@ -29,6 +30,7 @@ from kvc_trt.runtime.executor import CheckedDraft, Extended, Limits, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
+    from kvc_trt.methods.parameters import PolicyParameters
 
 __all__ = ["TorchExecutor", "kernel_device"]
 
@@ -45,24 +47,29 @@ class TorchExecutor:
     threads for the whole process; None keeps it. `expose` names values for `exposed`: q_window.L, keys.L, values.L,
     indices.L of prefill, query.L, attended.L, selected.L of decode; steps are then not captured. `weights` shares those
     of another executor; `dense_attention` replaces our kernel in layers that read their whole cache; `decoder_class`
-    replaces the decoder.
+    replaces the decoder. `twin_of` are the parameters of the engine whose dense twin the program is, if both must agree
+    bit for bit. Under a policy that has no kernels for some part, `expose` may name any value of the graphs' nodes.
     """
 
     def __init__(
         self, engine: EngineDirectory | Program, *, threads: int | None = None, expose: Collection[str] = (),
         weights: TorchWeights | None = None, device: str = "auto", dense_attention: DenseAttention | None = None,
         prefill_tokens: int = PREFILL_TOKENS, decoder_class: Callable[..., TorchDecoder] = TorchDecoder,
+        twin_of: PolicyParameters | None = None,
     ) -> None:  # fmt: skip
         program = engine if isinstance(engine, Program) else engine_program(engine)
+        path = policy_path(program.model, program.parameters)
         for name in expose:
-            if name.partition(".")[0] not in OBSERVABLE:
+            if path is None and name.partition(".")[0] not in OBSERVABLE:
                 raise ValueError(f"{name} cannot be exposed; expected one of {', '.join(OBSERVABLE)}, and .LAYER")
         self.program = program
         self.device = choose_device(device)
         say_if_slow(self.device)
+        if path is not None:
+            warn_once(str(path))
         self._limits = program.limits
         self._expose, self._weights, self._dense_attention = frozenset(expose), weights, dense_attention
-        self._prefill_tokens, self._decoder_class = prefill_tokens, decoder_class
+        self._prefill_tokens, self._decoder_class, self._twin_of = prefill_tokens, decoder_class, twin_of
         self._buffers: dict[str, Tensor] = {}
         self._steps: dict[int, StaticStep] = {}
         self._runs = 0
@@ -97,11 +104,14 @@ class TorchExecutor:
             self.program.model, self.program.parameters, self.weights, cache_dtype=self._cache_dtype,
             expose=self._expose, elementwise=elementwise.compiled() if on_gpu else elementwise.AS_WRITTEN,
             dense_attention=self._dense_attention, turns=any(not tensor.in_step for tensor in self.program.state),
+            twin_of=self._twin_of,
         )  # fmt: skip
 
     @cached_property
     def capturer(self) -> Capturer:
         """Captures steps in CUDA graphs; its `refused` says why not, or is None."""
+        if self.decoder.steps_by_nodes:
+            return Capturer(self.device, "the host waits for lengths in steps that run as PyTorch operations")
         return Capturer(self.device, "inner values of every step are to be kept" if self._expose else None)
 
     def load(self) -> None:
@@ -221,16 +231,30 @@ class TorchExecutor:
         rows = tokens.shape[1]
         state = {name: buffer[:rows] for name, buffer in self._buffers.items()}
         given = self._moved(tokens), self._moved(positions), self._moved(cache_lengths)
+        sums = [f"{name}.{site.name}" for site in self._sites for name in site.parameters.selection.sums]
+        undo = [{name: to_numpy(state[name][row]).copy() for name in sums} for row in range(rows)]
         logits = self.decoder.check_draft(*given, state)
-        return CheckedDraft(logits.float().cpu().numpy(), [None] * rows)
+        return CheckedDraft(logits.float().cpu().numpy(), undo)
 
     def take_back(self, row: int, undo: Any, cache_lengths: NDArray[np.int64], kept: int) -> None:
         """Undo the steps of the latest pass of a row except the first `kept`."""
         for site, before in zip(self._sites, cache_lengths.tolist(), strict=True):
+            if site.parameters.selection.sums:
+                self._take_back_sums(site, row, undo, before, kept)
             if site.parameters.has_pages:
                 keys, bounds = (self._buffers[f"{name}.{site.name}"][row] for name in ("k_cache", "bounds"))
                 dropped = range(before + kept, before + 1 + self._limits.draft_tokens)
                 rebuild_bounds(keys, bounds, dropped, site.parameters.page_size)
+
+    def _take_back_sums(self, site: CacheSite, row: int, undo: Any, before: int, kept: int) -> None:
+        """Undo the steps of one row in a cache that carries sums over its entries."""
+        selection, end = site.parameters.selection, f".{site.name}"
+        names = ("k_cache", "v_cache", *(tensor.name for tensor in selection.state))
+        state = {name: to_numpy(self._buffers[name + end][row]) for name in names}
+        saved = {name: undo[name + end] for name in selection.sums}
+        steps = range(before + kept, before + 1 + self._limits.draft_tokens)
+        selection.take_back(state, saved, before, steps, site.parameters)
+        self.write_row(row, ((name + end, state[name]) for name in selection.sums))
 
     @cached_property
     def _sites(self) -> tuple[CacheSite, ...]:
@@ -255,9 +279,10 @@ class TorchExecutor:
         return self._steps[rows]
 
     def _require_prefill(self, rows: int, length: int) -> None:
-        needed = memory.prefill_bytes(
-            self.program.model, self.program.state, rows, length, itemsize=self._dtype.itemsize
-        )
+        model = self.program.model
+        needed = memory.prefill_bytes(model, self.program.state, rows, length, itemsize=self._dtype.itemsize)
+        if policy_path(model, self.program.parameters) is not None:
+            needed += memory.operation_bytes(model, rows, length)
         what = f"prefill of {rows} x {length} tokens needs"
         memory.require(needed, what, self.device, SHORTER)
 

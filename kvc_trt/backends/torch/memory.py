@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
 from kvc_trt.models.weights import expected_tensors
+from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -72,6 +73,19 @@ def prefill_bytes(
     votes = tokens * model.num_key_value_heads * 2 * FLOAT
     logits = rows * model.vocab_size * (FLOAT + itemsize)
     return cache_bytes(state, rows) + whole + blocks + votes + logits
+
+
+def operation_bytes(model: ModelConfig, rows: int, length: int) -> int:
+    """Return what a prefill needs besides where the caches run by nodes: copies, and the scores of a block of queries.
+
+    Copies are queries and keys before the rotary embedding, heads gathered or repeated, and padding to whole blocks,
+    all in float32.
+    """
+    heads, size = model.num_attention_heads, model.head_size
+    padded = -(-length // PROMPT_BLOCK) * PROMPT_BLOCK
+    copies = 5 * heads * size + 8 * model.num_key_value_heads * size
+    scores = 4 * heads * PROMPT_BLOCK * padded
+    return rows * (padded * copies + scores) * FLOAT
 
 
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:

@@ -87,12 +87,12 @@ class StaticStep:
     def __init__(
         self, decoder: TorchDecoder, state: State, rows: int, device: torch.device, capturer: Capturer
     ) -> None:
-        layers, on_gpu = decoder.config.num_hidden_layers, device.type == "cuda"
+        caches, on_gpu = decoder.caches, device.type == "cuda"
         self.rows = rows
         self._decoder, self._device = decoder, device
         self._state = {name: buffer[:rows] for name, buffer in state.items()}
-        self._inputs = torch.zeros(2 + layers, rows, dtype=torch.int64, device=device)
-        self._staging = torch.zeros(2 + layers, rows, dtype=torch.int64, pin_memory=on_gpu)
+        self._inputs = torch.zeros(2 + caches, rows, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(2 + caches, rows, dtype=torch.int64, pin_memory=on_gpu)
         self._logits = torch.zeros(rows, decoder.config.vocab_size, device=device)
         self._best = torch.zeros(rows, dtype=torch.int64, device=device)
         self._host_logits = torch.zeros(self._logits.shape, pin_memory=on_gpu) if on_gpu else self._logits
@@ -101,7 +101,7 @@ class StaticStep:
         self._replay = capturer.capture(self._body)
 
     def run(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]) -> None:
-        """Queue one step of len(tokens) rows: tokens, positions [n], cache_lengths [layers,n], n <= rows."""
+        """Queue one step of len(tokens) rows: tokens, positions [n], cache_lengths [caches,n], n <= rows."""
         fed, given = self._staging.numpy(), len(tokens)
         fed[:2], fed[2:] = 0, INACTIVE
         fed[0, :given], fed[1, :given], fed[2:, :given] = tokens, positions, cache_lengths

@@ -5,7 +5,7 @@ Rows of a batch are taken one by one: each has its own lengths, which the host k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,34 @@ from kvc_trt.operators.compact import COMPACT
 
 if TYPE_CHECKING:
     from kvc_trt.methods.parameters import PolicyParameters
+
+
+def take_turns(
+    layer: int, made: tuple[Tensor, Tensor, Tensor], lengths: Sequence[int], positions: Tensor,
+    cache_lengths: Sequence[Sequence[int]], state: Mapping[str, Tensor], rule: PolicyParameters,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """Attend from the new tokens of each row in one layer and store them in place.
+
+    `made` are their queries [B,M,H,D], keys and values [B,M,G,D], padded on the right to M; `positions` [B] those of
+    the first ones. Returns [B,H,M,D], zeros for padding, and the entries [B] after the turn.
+    """
+    query, keys, values = (part.transpose(1, 2) for part in made)
+    attended, after = torch.zeros_like(query), []
+    for b, (n, position) in enumerate(zip(lengths, positions.tolist(), strict=True)):
+        own = _row_of(state, layer, b)
+        dtype = own["k_cache"].dtype
+        new = query[b, :, :n], keys[b, :, :n].to(dtype), values[b, :, :n].to(dtype)
+        row = TurnRow(*new, own, cache_lengths[layer][b], position)
+        tables = row.joined()
+        attended[b, :, :n] = row.attend(*tables)
+        after.append(row.compact(*tables, rule) if rule.evicts_on_turns else row.append(rule.page_size))
+    return attended, [torch.tensor(after)]
+
+
+def _row_of(state: Mapping[str, Tensor], layer: int, row: int) -> dict[str, Tensor]:
+    """Return one row of each state tensor of a layer, by kind."""
+    names = {name: name.partition(".")[0] for name in state if name.endswith(f".{layer}")}
+    return {kind: state[name][row] for name, kind in names.items()}
 
 
 @dataclass(frozen=True)

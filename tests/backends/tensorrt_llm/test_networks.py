@@ -16,7 +16,8 @@ from kvc_trt.backends.tensorrt_llm.build import build_plan
 from kvc_trt.backends.tensorrt_llm.layers import NetworkLayers
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.graph.build import build_decode, build_prefill, slice_limit
+from kvc_trt.graph.build import build_decode, build_prefill
+from kvc_trt.graph.cache_nodes import slice_limit
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import RopeScaling

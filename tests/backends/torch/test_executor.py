@@ -126,7 +126,7 @@ def test_an_old_pytorch_is_refused_on_a_gpu(tmp_path, monkeypatch):
 
 
 def test_on_a_cpu_it_says_that_it_is_slow(rocketkv, caplog):
-    device_module._warn.cache_clear()
+    device_module.warn_once.cache_clear()
     for _ in range(2):
         TorchExecutor(rocketkv)
     assert caplog.text.count("this is slow") == 1

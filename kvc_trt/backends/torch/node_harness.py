@@ -1,0 +1,106 @@
+"""Verify an engine in PyTorch whose policy has no kernels for some part: its operators are those of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kvc_trt.backends.harness import EngineOperator, Watched
+from kvc_trt.backends.single_operator import alike_nodes
+from kvc_trt.backends.torch.decoder import prefill_attention
+from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
+from kvc_trt.backends.torch.harness import TorchHarness, TorchOperator
+from kvc_trt.backends.torch.node_program import Operators
+from kvc_trt.backends.torch.policy_path import PolicyPath, policy_path
+from kvc_trt.graph.cache_graphs import CacheGraphs
+from kvc_trt.graph.cache_nodes import layout_of
+from kvc_trt.graph.state import CacheSite
+from kvc_trt.methods.registry import operators
+from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.prefill_attention import PREFILL_ATTENTION
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+
+class NodeHarness(TorchHarness):
+    """The engine through `TorchExecutor`, with the operators that its nodes call."""
+
+    def open_twin(self) -> TorchExecutor:
+        """Open the dense twin so that its steps run what the engine's run within the budget."""
+        from kvc_trt.engine.program import twin_program
+
+        twin, engine = twin_program(self._engine), self._engine.parameters
+        return TorchExecutor(twin, threads=self._threads, weights=self._weights, twin_of=engine)
+
+    def operators(self) -> list[EngineOperator]:
+        """Return the operators that the nodes of prompts, steps and turns call, and attention over the prompt."""
+        layers, device = self._engine.model.num_hidden_layers, kernel_device()
+        attention = TorchOperator(
+            PREFILL_ATTENTION.name, layers, lambda q, k, v: (prefill_attention(q, k, v),), device
+        )  # fmt: skip
+        layout = layout_of(self._engine.model, self._engine.parameters, self._engine.state[0].dtype)
+        many = Operators(layout, device)
+        steps = many if self._path.steps else Operators(layout, device, kernels=False)
+        turns = self._graphs.turn if self._engine.extend_path is not None else None
+        found: list[EngineOperator] = [attention]
+        for write, compiled in ((self._graphs.prompt, many), (self._graphs.step, steps), (turns, many)):
+            nodes = [node for layer in range(layers) for node in write(layer)] if write is not None else []
+            for alike, cache in alike_nodes(nodes, self._graphs.sites):
+                body = _by_name(alike[0], compiled)
+                found.append(TorchOperator(alike[0].op_type, len(alike), body, device, cache))
+        return found
+
+    def compactions(self) -> list[Watched]:
+        """Return the nodes that write lists of kept positions; only a KvcCompact is judged by its inputs."""
+        return [
+            Watched(
+                site.cache, tuple(node.input[:3]) if node.op_type == COMPACT.name else (), (f"indices.{site.name}",)
+            )
+            for site, node in self._writers(self._graphs.prompt, "indices")
+        ]
+
+    def selections(self) -> list[Watched]:
+        """Return the nodes of steps that choose tokens."""
+        if self._path.plain_steps:
+            return super().selections()
+        return [
+            Watched(site.cache, (node.input[0],), (node.output[0], node.output[-1]))
+            for site, node in self._writers(self._graphs.step, "selected")
+        ]
+
+    def describe(self) -> dict[str, str]:
+        """Return what the other harness says, and what runs without kernels."""
+        return {**super().describe(), "without kernels": str(self._path)}
+
+    def _writers(self, write: Callable[[int], Sequence[NodeProto]], kind: str) -> list[tuple[CacheSite, NodeProto]]:
+        """Return each cache for which a node writes a list of that kind, and the node."""
+        by_output: Mapping[str, NodeProto] = {
+            name: node
+            for layer in range(self._engine.model.num_hidden_layers)
+            for node in write(layer)
+            for name in node.output
+        }
+        names = ((site, f"{kind}.{site.name}") for site in self._graphs.sites)
+        return [(site, by_output[name]) for site, name in names if name in by_output]
+
+    @cached_property
+    def _graphs(self) -> CacheGraphs:
+        turns = self._engine.extend_path is not None
+        return CacheGraphs(self._engine.model, self._engine.parameters, turns=turns)
+
+    @property
+    def _path(self) -> PolicyPath:
+        path = policy_path(self._engine.model, self._engine.parameters)
+        assert path is not None, "kernels do all of it"
+        return path
+
+
+def _by_name(node: NodeProto, compiled: Operators) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a function that runs a node's operator alone, with inputs by their names, and returns all outputs."""
+    names = [tensor.name for tensor in operators()[node.op_type].inputs]
+    called = compiled.call(node, node.output)
+    return lambda **inputs: tuple(called([inputs[name] for name in names]))

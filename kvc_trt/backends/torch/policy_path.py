@@ -1,0 +1,70 @@
+"""Which parts of a policy have kernels, and which run as PyTorch operations (decision 0026)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from kvc_trt.engine.supported import missing_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvc_trt.methods.parameters import PolicyParameters
+    from kvc_trt.models.config import ModelConfig
+    from kvc_trt.operators.schema import Operator
+
+
+@dataclass(frozen=True)
+class PolicyPath:
+    """How an engine runs whose policy has no kernels for some part: prompts and turns run by the nodes of its graphs.
+
+    The bodies of operators without a kernel run as PyTorch operations.
+    """
+
+    policy: str
+    eviction: bool
+    """Whether prompt eviction has kernels."""
+    steps: bool
+    """Whether decode steps have kernels."""
+    plain_steps: bool
+    """Whether each layer's step is one kernel, which is called as under a policy that has all kernels."""
+
+    def __str__(self) -> str:
+        lacking = [
+            *(() if self.eviction else ("prompt eviction",)), *(() if self.steps else ("selection and attention",))
+        ]  # fmt: skip
+        if not lacking:
+            return f"{self.policy}: kernels, called one by one between PyTorch operations"
+        verb = "runs" if self.steps else "run"
+        return f"{self.policy}: {', '.join(lacking)} {verb} as PyTorch operations, no kernel of ours"
+
+
+@lru_cache(maxsize=64)
+def policy_path(model: ModelConfig, parameters: PolicyParameters) -> PolicyPath | None:
+    """Return what runs by nodes under a policy; None if kernels do all of it. Other policies need the package onnx."""
+    layers = range(model.num_hidden_layers)
+    if missing_kernel(parameters, len(layers)) is None:
+        return None
+    from kvc_trt.graph.cache_graphs import CacheGraphs, called_operators
+
+    graphs = CacheGraphs(model, parameters)
+    prompts = {layer: called_operators(graphs.prompt(layer)) for layer in layers}
+    evicting = [layer for layer in layers if any(g.parameters.eviction.evicts for g in parameters.groups(layer))]
+    return PolicyPath(
+        parameters.policy,
+        eviction=all(_has_kernels(called) for called in prompts.values()) and all(prompts[one] for one in evicting),
+        steps=all(_has_kernels(called_operators(graphs.step(layer))) for layer in layers),
+        plain_steps=all(
+            (one := graphs.step_operator(layer)) is not None and one.kernel is not None for layer in layers
+        ),
+    )
+
+
+def _has_kernels(operators: Sequence[Operator]) -> bool:
+    return all(_has_kernel(operator) for operator in operators)
+
+
+def _has_kernel(operator: Operator | None) -> bool:
+    return operator is not None and operator.kernel is not None

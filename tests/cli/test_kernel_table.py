@@ -1,0 +1,17 @@
+"""Which policies have kernels follows from the operators that they call: the page shows what the command prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from kvc_trt.cli.policies import command
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "torch.md"
+
+
+def test_the_page_has_the_commands_table() -> None:
+    printed = CliRunner().invoke(command, ["--kernels"]).output
+    assert printed.count("\n") > 5
+    assert printed in PAGE.read_text(), "the page is out of date: `kvc-trt policies --kernels`"
