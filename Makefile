@@ -8,6 +8,7 @@ BUILD  ?= build
 PEERS  ?= $(BUILD)/peers
 DYNAMO ?= $(BUILD)/dynamo
 TRITON ?= $(BUILD)/triton
+AIPERF ?= $(BUILD)/aiperf
 # Its wheels have no NumPy for Python 3.13.
 TRITON_PYTHON ?= $(PYTHON)
 
@@ -21,7 +22,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers peers-env dynamo-env triton-env serve clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -39,6 +40,7 @@ help:
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
 	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (21 minutes of processor time)"
 	@echo "make bench-peers  beside OpenVINO GenAI, onnxruntime-genai, llama.cpp and transformers (20 minutes, after 30 for the others' environment and models)"
+	@echo "make bench-serving  tritonserver and kvc-trt serve under the load of perf_analyzer and aiperf (35 minutes; POINT_MINUTES=1 for 15)"
 	@echo "make bench-accuracy-smollm2  a real chat model under every policy, and beside kvpress (about three hours)"
 	@echo "make bench-accuracy-turns  a second question under every policy, on the shipped model and a real chat model"
 	@echo "make generate   the C++ that follows from the operators' schemas"
@@ -129,7 +131,7 @@ $(VENV)/.cuda-build: $(VENV)/.installed
 test: lint types emulation-plain
 	$(NATIVE) pytest -m "not slow" -n 2 --dist loadfile
 
-test-all: lint types types-tensorrt plugins test-sanitized dynamo-env triton-env
+test-all: lint types types-tensorrt plugins test-sanitized dynamo-env triton-env aiperf-env
 	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
 	$(NATIVE) pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
@@ -169,6 +171,20 @@ MINUTES ?= 20
 bench-peers: native peers-env
 	$(RUN)/python -m benchmarks.peers --select $(SELECT) --minutes $(MINUTES) --artefacts $(BUILD)/peer-models \
 		--peers-python $(PEERS)/bin/python $(ARGUMENTS)
+
+# POINT_MINUTES of load each; ARGUMENTS: --select NAMES, --quick and so on. Goes on where it was stopped.
+POINT_MINUTES ?= 3
+bench-serving: native smollm2 triton-env dynamo-env aiperf-env
+	$(RUN)/python -m benchmarks.serving --minutes $(POINT_MINUTES) --triton $(TRITON) --dynamo $(DYNAMO) \
+		--aiperf $(AIPERF) $(ARGUMENTS)
+
+# The load generator alone: it pins what neither kvc-trt nor Dynamo may have.
+aiperf-env: $(AIPERF)/.installed
+
+$(AIPERF)/.installed:
+	$(PYTHON) -m venv $(AIPERF)
+	$(AIPERF)/bin/pip install --quiet --disable-pip-version-check aiperf==0.13.0
+	@touch $@
 
 # NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
 # nothing here needs.

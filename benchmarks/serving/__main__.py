@@ -1,0 +1,98 @@
+"""Measures the real servers under the load of real tools, and writes the page.
+
+    make bench-serving                                   # three minutes of load for each point
+    python -m benchmarks.serving --select dynamo --minutes 5
+    python -m benchmarks.serving --quick                 # two points of the shipped model, a few seconds each
+    python -m benchmarks.serving --page                  # docs/results/serving.md again from the results
+
+A run goes on where the last one of the same commit stopped; every point is written at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.machine import RESULTS, ROOT
+from benchmarks.serving import page
+from benchmarks.serving.engines import KINDS
+from benchmarks.serving.measure import measure, prepare
+from benchmarks.serving.place import Place
+from benchmarks.serving.points import QUICK, Point, selected
+from benchmarks.serving.store import Store, versions
+
+_STARTING_SECONDS = 45
+"""Of one point beside its load: a server, a warm-up, a tool, and the answers that end last."""
+_QUICK_SECONDS, _QUICK_CLIENTS = 3.0, 4
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    if arguments.page:
+        print(page.write(Store.recorded()))
+        return
+    place = Place(
+        arguments.work.resolve(), arguments.triton.absolute(), arguments.dynamo.absolute(), arguments.aiperf.absolute(),
+        arguments.checkpoint,
+    )  # fmt: skip
+    missing = place.missing()
+    if missing is not None:
+        raise SystemExit(f"error: {missing}")
+    points = selected(",".join(QUICK) if arguments.quick else arguments.select)
+    for kind in dict.fromkeys(point.kind for point in points):
+        print(f"{kind}: the engine and its answers without a server", flush=True)
+        prepare(KINDS[kind], place)
+    if arguments.prepare:
+        return
+    store = Store.open(fresh=arguments.fresh, quick=arguments.quick)
+    store.data["command"] = shlex.join(["python", "-m", "benchmarks.serving", *sys.argv[1:]])
+    store.data["versions"] = versions(place)
+    _measure_all(points, place, store, arguments)
+    if store.data["points"]:
+        folder = None if store.path.parent == RESULTS else store.path.parent
+        print(page.write(store.data, folder))
+
+
+def _measure_all(points: list[Point], place: Place, store: Store, arguments: argparse.Namespace) -> None:
+    seconds = _QUICK_SECONDS if arguments.quick else 60 * arguments.minutes
+    clients = _QUICK_CLIENTS if arguments.quick else arguments.clients
+    deadline = time.monotonic() + 60 * arguments.within
+    for point in points:
+        if point.name in store.data["points"]:
+            continue
+        if time.monotonic() + seconds + _STARTING_SECONDS > deadline:
+            print(f"{point.name} and what follows do not fit; the same command goes on", file=sys.stderr)
+            return
+        found = measure(point, place, clients=clients, seconds=seconds)
+        store.add(point.name, found)
+        print(
+            f"{point.name}: {found['answered']} of {found['sent']} answered in {found.get('seconds', 0):.0f} s, "
+            f"{found.get('answer_tokens_per_second', 0):.1f} tokens/s, others {found['others_share']:.0%}",
+            flush=True,
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    build = ROOT / "build"
+    parser.add_argument("--select", default="", help="only points whose name holds one of these, by commas")
+    parser.add_argument("--minutes", type=float, default=3, help="of load for each point (default 3)")
+    parser.add_argument("--within", type=float, default=float("inf"), help="minutes in which all has to be measured")
+    parser.add_argument("--clients", type=int, default=32, help="requests at once (default 32)")
+    parser.add_argument("--quick", action="store_true", help="a look whether everything runs")
+    parser.add_argument("--prepare", action="store_true", help="build the engines and ask them, and measure nothing")
+    parser.add_argument("--checkpoint", type=Path, help="SmolLM2's GGUF file (default: the one that is fetched)")
+    parser.add_argument("--work", type=Path, default=build / "bench-serving", help="for engines and written files")
+    parser.add_argument("--triton", type=Path, default=build / "triton", help="environment of make triton-env")
+    parser.add_argument("--dynamo", type=Path, default=build / "dynamo", help="environment of make dynamo-env")
+    parser.add_argument("--aiperf", type=Path, default=build / "aiperf", help="environment of make aiperf-env")
+    parser.add_argument("--fresh", action="store_true", help="drop the results of this commit first")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""`kvc-trt serve` on loopback, from the environment of `make dynamo-env`: one process, or one for each role."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import urllib.request
+from pathlib import Path
+
+from benchmarks.serving.place import Place
+from benchmarks.serving.processes import Started, read_metric
+
+_ADDRESS = re.compile(r"at http://127\.0\.0\.1:(\d+)/")
+NAME = "model"
+"""Under which requests ask for the engine."""
+
+
+class DynamoServer:
+    """Dynamo's frontend behind our gateway, and a worker; or a worker for each of prefill and decode."""
+
+    def __init__(self, place: Place, engine: Path, directory: Path, rows: int, *, apart: bool) -> None:
+        self._python, self._variables = place.dynamo / "bin" / "python", place.variables()
+        self._variables["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
+        self._directory, self._store = directory, directory / "store"
+        self.port = 0
+        shutil.rmtree(self._store, ignore_errors=True)
+        served = [f"{NAME}={engine}", "--rows", str(rows)]
+        if apart:
+            # Each worker has as many threads as its share of the cores, or they would take turns at all of them.
+            worker = [*served, "--threads", "1"]
+            self.started = [
+                self._start("frontend", ["--role", "frontend", "--port", "0"]),
+                self._start("prefill", ["--role", "prefill", *worker]),
+                self._start("decode", ["--role", "decode", *worker]),
+            ]
+        else:
+            self.started = [self._start("aggregated", [*served, "--port", "0"])]
+
+    def wait_ready(self) -> None:
+        frontend, *workers = self.started
+        frontend.until(lambda: _ADDRESS.search(frontend.log) is not None)
+        found = _ADDRESS.search(frontend.log)
+        assert found is not None, "it was there"
+        self.port = int(found[1])
+        for worker in workers:
+            worker.until(lambda worker=worker: "worker is ready" in worker.log)
+        frontend.until(self._is_healthy)
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's lines; 0 for one that it does not have."""
+        return read_metric(f"http://127.0.0.1:{self.port}/metrics", name)
+
+    def end(self) -> None:
+        for one in reversed(self.started):
+            one.end()
+
+    def _start(self, name: str, arguments: list[str]) -> Started:
+        command = [str(self._python), "-m", "kvc_trt", "serve", *arguments]
+        if "--role" in arguments:
+            command += ["--store", str(self._store)]
+        return Started(command, self._variables, self._directory / f"{name}.log")
+
+    def _is_healthy(self) -> bool:
+        """Whether the engine answers, through prefill and decode where they are apart."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False

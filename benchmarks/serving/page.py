@@ -1,0 +1,253 @@
+"""docs/results/serving.md and its plots, from the result file alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import RESULTS, ROOT
+from benchmarks.peers.rounds import BUSY
+from benchmarks.serving import plots
+from benchmarks.serving.engines import KINDS
+from kvc_trt.atomic_files import write_whole
+
+_PAGE = ROOT / "docs" / "results" / "serving.md"
+Points = Mapping[str, Mapping[str, Any]]
+
+
+def write(data: Mapping[str, Any], folder: Path | None = None) -> Path:
+    """Write the page to docs/, or with its plots into a folder, and return its path."""
+    target = _PAGE if folder is None else folder / _PAGE.name
+    images = ROOT / "docs" / "images" if folder is None else folder
+    for name, drawn in pictures(data["points"]).items():
+        write_whole(images / name, drawn.encode())
+    write_whole(target, text(data, os.path.relpath(images, target.parent)).encode())
+    return target
+
+
+def text(data: Mapping[str, Any], images: str) -> str:
+    """Return the page; `images` is where its plots are, as seen from it."""
+    points: Points = {name: one for name, one in data["points"].items() if one["answered"]}
+    shown = [f"![{_caption(name)}]({images}/{name})" for name in pictures(data["points"])]
+    sections = [
+        _head(data), _overview(points), *shown, *_memory(points), *_batching(points), *_same_memory(points),
+        *_apart(points), _notes(data),
+    ]  # fmt: skip
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def pictures(points: Points) -> dict[str, str]:
+    """Return the plots by their files' names."""
+    points = {name: one for name, one in points.items() if one["answered"]}
+    if not points:
+        return {}
+    memory = {name: one["memory"] for name, one in points.items() if one["memory"]}
+    found = {
+        "serving-throughput.svg": plots.bars(
+            _each(points, "answer_tokens_per_second"), "answer tokens per second", "throughput of every point"
+        ),
+        "serving-first-token.svg": plots.bars(
+            {name: one["first_token_seconds"]["p50"] for name, one in points.items()},
+            "median seconds to the first token, waiting included", "time to the first token of every point",
+        ),
+    }  # fmt: skip
+    if memory:
+        found["serving-memory.svg"] = plots.lines(
+            memory, "seconds under load", "resident memory of the server's processes, MiB", "memory over time"
+        )
+    return found
+
+
+def _each(points: Points, figure: str) -> dict[str, float]:
+    return {name: one[figure] for name, one in points.items()}
+
+
+def _caption(name: str) -> str:
+    return name.removeprefix("serving-").removesuffix(".svg").replace("-", " ")
+
+
+def _head(data: Mapping[str, Any]) -> str:
+    machine = data["machine"]
+    versions = {name: machine["versions"][name] for name in ("kvc_trt", "onnxruntime")} | data["versions"]
+    clients = sorted({one["clients"] for one in data["points"].values()})
+    kinds = "\n".join(_kind(name) for name in dict.fromkeys(one["kind"] for one in data["points"].values()))
+    return "\n".join(
+        [
+            "# Servers under load",
+            "",
+            "<!-- written by `python -m benchmarks.serving`; change that, not this page -->",
+            "",
+            f"`{data['command']}` at commit {machine['commit']} on {machine['device']}, {machine['time_utc'][:10]}: "
+            f"**{machine['usable_cores']} processor cores** for the server and the tool together, so these figures "
+            "compare ways to serve on this machine and say nothing about a larger one.",
+            "Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".",
+            "",
+            "Real servers on loopback, loaded by real tools: `perf_analyzer` on tritonserver with an engine that "
+            "`kvc-trt export triton` wrote (`triton-*`), `aiperf` on `kvc-trt serve` (`dynamo-*`), and on "
+            "`kvc-trt serve --role` with prefill and decode in processes of their own, one thread each (`apart-*`). "
+            f"{' or '.join(map(str, clients))} clients, each of which asks again as soon as it is answered. Answers "
+            "are greedy, and an end token does not end them, so that every point has the same work per request.",
+            "",
+            kinds,
+            "",
+            "*First token* is the time from the request to the first piece of its answer, waiting for a row included. "
+            "*Per token* is the time of one answer from its first to its last token, over the tokens after the first. "
+            "p50 and p99 are over the requests; the result file has p90 and the largest as well. *Gap* is the time "
+            "between two pieces that a client sees.",
+        ]
+    )
+
+
+def _kind(name: str) -> str:
+    kind = KINDS[name]
+    budget = "" if kind.token_budget is None else f", token budget {kind.token_budget}"
+    prompts, answers = kind.load.prompt_tokens, kind.load.answer_tokens
+    return (
+        f"- **{name}**: {kind.model}, policy `{kind.policy}`{budget}; prompts of {prompts[0]:,} to {prompts[1]:,} "
+        f"tokens, answers of {answers[0]} to {answers[1]}; {kind.load.distinct} different requests in turn."
+    )
+
+
+def _overview(points: Points) -> str:
+    lines = [
+        "## Every point",
+        "",
+        "| point | engine | rows | ran, s | answered of sent | requests/s | tokens/s | first token p50, p99, s | "
+        "per token p50, p99, ms | gap p99, ms |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, one in points.items():
+        first, token = one["first_token_seconds"], one["seconds_per_token"]
+        gap = f"{1e3 * one['gap_seconds']['p99']:.0f}" if one["gap_seconds"] else "-"
+        lines.append(
+            f"| {name}{_mark(one)} | {one['kind']} | {_rows(one)} | {one['seconds']:.0f} | "
+            f"{one['answered']} of {one['sent']} | {one['requests_per_second']:.2f} | "
+            f"{one['answer_tokens_per_second']:.1f} | {first['p50']:.2f}, {first['p99']:.2f} | "
+            f"{1e3 * token['p50']:.1f}, {1e3 * token['p99']:.1f} | {gap} |"
+        )
+    return "\n".join(lines)
+
+
+def _rows(one: Mapping[str, Any]) -> str:
+    return "by memory" if one["memory_bytes"] is not None else str(one["rows"])
+
+
+def _memory(points: Points) -> Iterable[str]:
+    lines = [
+        "## Nothing lost, and memory",
+        "",
+        "An answer is compared with that of `kvc-trt run`. It may leave it at a *near-tie*, where the two best "
+        "logarithms of probabilities are less than 0.001 apart: rounding depends on how many rows there are. Memory is "
+        "the resident memory of all processes of the server, what they share counted for each; *early* is the median "
+        "of the second fifth of the time, *late* of the last.",
+        "",
+        "| point | lost | equal | near-tie | different | memory early, MiB | late | peak |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, one in points.items():
+        compared = one["compared"]
+        lines.append(
+            f"| {name} | {one['lost']} | {compared['equal']} | {compared['near_tie']} | {compared['different']} | "
+            f"{one['memory_early_mib']:,.0f} | {one['memory_late_mib']:,.0f} | {one['memory_peak_mib']:,.0f} |"
+        )
+    yield "\n".join(lines)
+
+
+def _batching(points: Points) -> Iterable[str]:
+    if "dynamo-batched" not in points or "dynamo-one-by-one" not in points:
+        return
+    many, one = points["dynamo-batched"], points["dynamo-one-by-one"]
+    yield (
+        "## Continuous batching, and one by one\n\n"
+        f"The same engine and load with {many['rows']} rows and with one: "
+        + _beside(many, one, "in a batch", "one by one")
+        + "."
+    )
+
+
+def _beside(first: Mapping[str, Any], second: Mapping[str, Any], name: str, other: str) -> str:
+    """Throughput, first token and time per token of two points, as one sentence's part."""
+
+    def three(one: Mapping[str, Any]) -> tuple[float, float, float]:
+        tokens, begin, each = one["answer_tokens_per_second"], one["first_token_seconds"], one["seconds_per_token"]
+        return tokens, begin["p50"], 1e3 * each["p50"]
+
+    (a, b, c), (x, y, z) = three(first), three(second)
+    return (
+        f"{a:.1f} tokens/s {name}, {x:.1f} {other} ({a / x:.2f} times); first token {b:.1f} and {y:.1f} s (medians), "
+        f"per token {c:.1f} and {z:.1f} ms"
+    )
+
+
+def _same_memory(points: Points) -> Iterable[str]:
+    if "triton-compressed" not in points or "triton-full" not in points:
+        return
+    compressed, full = points["triton-compressed"], points["triton-full"]
+    lines = [
+        "## Compressed and full cache in the same memory",
+        "",
+        f"Rows and the prompt that is being read may take {compressed['memory_bytes'] / 2**20:,.0f} MiB "
+        "(`--memory-bytes`), and the scheduler admits as many rows as fit: "
+        + _beside(compressed, full, "compressed", "with the full cache")
+        + ". The prompt that is being read takes its part, and rows that end sooner than prompts are read stay few.",
+        "",
+        "| cache | one row, MiB | rows of that size in it | rows at once, median | most | tokens/s "
+        "| whole answer p50, p99, s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, one in (("compressed", compressed), ("full", full)):
+        whole = one["answer_seconds"]
+        lines.append(
+            f"| {name} | {one['row_bytes'] / 2**20:.1f} | {one['memory_bytes'] // one['row_bytes']} | "
+            f"{one['rows_median']:.0f} | {one['rows_at_once']:.0f} | "
+            f"{one['answer_tokens_per_second']:.1f} | {whole['p50']:.1f}, {whole['p99']:.1f} |"
+        )
+    yield "\n".join(lines)
+
+
+def _apart(points: Points) -> Iterable[str]:
+    names = {
+        "dynamo-batched": "one process, compressed",
+        "apart-compressed": "apart, compressed",
+        "apart-full": "apart, full cache",
+    }
+    found = {said: points[name] for name, said in names.items() if name in points}
+    if len(found) < 2:
+        return
+    lines = [
+        "## Prefill and decode apart",
+        "",
+        "What travels from prefill to decode is the cache of a prompt with its last logits. On one machine this costs "
+        "and gains nothing but what the two processes take from each other; the bytes are those that a network would "
+        "carry.",
+        "",
+        "| | bytes moved per request, median, MiB | tokens kept per cache, median | tokens/s | first token p50, p99, s "
+        "| per token p50, ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in found.items():
+        first, moved = one["first_token_seconds"], one["kvc"].get("moved_bytes")
+        travelled = "-" if moved is None else f"{moved / 2**20:.2f}"
+        lines.append(
+            f"| {name} | {travelled} | {one['kvc']['kept_tokens_per_cache']:,.0f} | "
+            f"{one['answer_tokens_per_second']:.1f} | {first['p50']:.1f}, {first['p99']:.1f} | "
+            f"{1e3 * one['seconds_per_token']['p50']:.1f} |"
+        )
+    yield "\n".join(lines)
+
+
+def _mark(one: Mapping[str, Any]) -> str:
+    return " †" if one["others_share"] > BUSY else ""
+
+
+def _notes(data: Mapping[str, Any]) -> str:
+    lines = []
+    if any(_mark(one) for one in data["points"].values()):
+        lines.append(f"† Others used more than {BUSY:.0%} of the processor; such figures say little.")
+    for name, one in data["points"].items():
+        lines += [f"- {name}: {error}" for error in one["errors"]]
+    where = os.path.relpath(RESULTS / "serving.json", _PAGE.parent)
+    lines.append(f"All figures: [`serving.json`]({where}). `make bench-serving` measures again, for longer.")
+    return "\n".join(lines)

@@ -1,0 +1,37 @@
+"""Where the environments, the engines and the working files are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import ROOT
+from kvc_trt.backends.onnxruntime.native import NONE, VARIABLE, native_operators
+
+
+@dataclass(frozen=True)
+class Place:
+    """Paths of one run."""
+
+    work: Path
+    """Engines, repositories, and what the tools write."""
+    triton: Path
+    dynamo: Path
+    aiperf: Path
+    checkpoint: Path | None
+    """A file with SmolLM2's weights; None takes the one in the user's cache."""
+
+    def missing(self) -> str | None:
+        """Return what to do where an environment is missing."""
+        for environment, target in (
+            (self.triton, "triton-env"), (self.dynamo, "dynamo-env"), (self.aiperf, "aiperf-env"),
+        ):  # fmt: skip
+            if not (environment / "bin" / "python").exists():
+                return f"there is no {environment}: make {target}"
+        return None
+
+    def variables(self) -> dict[str, str]:
+        """Return this process's environment with the operators that it runs itself, for servers and their workers."""
+        native = native_operators()
+        return {**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: NONE if native is None else str(native.path)}
