@@ -16,11 +16,11 @@ from kvc_trt.runtime.banned import Banned, TokenIds
 from kvc_trt.runtime.context import NO_TOKENS, Context, extended_digest
 from kvc_trt.runtime.drafts import Draft, Stored
 from kvc_trt.runtime.executor import NOT_FINITE, Limits
-from kvc_trt.runtime.logprobs import TokenLogprobs, token_logprobs
+from kvc_trt.runtime.logprobs import token_logprobs
 from kvc_trt.runtime.ngram import NgramText
+from kvc_trt.runtime.output_so_far import Ends, OutputSoFar
 from kvc_trt.runtime.request import Event, FinishReason, Output, Request
 from kvc_trt.runtime.sampling import Sampler
-from kvc_trt.runtime.text import Detokeniser, StopStrings
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -86,8 +86,8 @@ class Row:
         self._continuation = tuple(request.continuation_token_ids)
         self.text = text
         """The tokens read, if drafts are made of them. Those of a context are known if the prompt has them too."""
-        self._stop_token_ids = {*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)}
-        ends = [token for token in self._stop_token_ids if 0 <= token < limits.vocab_size]
+        stop_token_ids = frozenset((*request.stop_token_ids, *(() if request.ignore_eos else end_token_ids)))
+        ends = [token for token in stop_token_ids if 0 <= token < limits.vocab_size]
         self._sampler = Sampler(request.sampling, Banned(banned, ends, request.min_tokens))
         if request.context is None:
             known = prompt[: len(prompt) - len(start.unread)]
@@ -107,9 +107,11 @@ class Row:
         """Whether it waits for a turn when its answer ends."""
         self._limits = limits
         self._max_new_tokens = max_new_tokens
-        self._min_tokens, self._wanted_logprobs = request.min_tokens, request.logprobs
-        self._tokenizer, self._wanted_stop_strings = tokenizer, request.stop_strings
-        self._begin_answer()
+        self._wanted_logprobs = request.logprobs
+        self._tokenizer = tokenizer
+        self._ends = Ends(stop_token_ids, request.stop_strings, request.min_tokens)
+        self._so_far = OutputSoFar(tokenizer, self._ends)
+        self._sampler.begin_answer()
 
     @property
     def is_greedy(self) -> bool:
@@ -149,17 +151,11 @@ class Row:
     def sample(self) -> Event:
         """Draw the next token and decide whether the row is done."""
         token = self.answer if isinstance(self.answer, int) else self._sampler.choose(self.answer)
-        self._token_ids.append(token)
-        logprobs = self._logprobs_of(token)
-        text, reason = self._take(token)
-        if reason is None and len(self._token_ids) >= self._max_new_tokens:
-            reason = "length"
-        if reason is None and self.room() == 0:
-            reason = "capacity"
-        if reason in ("length", "capacity"):
-            tail, stopped = self._finish_text()
-            text, reason = text + tail, "stop" if stopped else reason
-        self._text.append(text)
+        logprobs = None
+        if self._wanted_logprobs is not None:
+            assert not isinstance(self.answer, int), "its logits are on the host"
+            logprobs = token_logprobs(self.answer, token, self._wanted_logprobs)
+        text, reason = self._so_far.push(token, logprobs, self._no_room())
         self.next_token = token
         return Event(self.identity, token, text, None if reason is None else self._output(reason), logprobs)
 
@@ -239,7 +235,8 @@ class Row:
         self.forced.clear()
         self.read(tokens, answer, cache_lengths)
         self._prompt = tuple(new)
-        self._begin_answer()
+        self._so_far = OutputSoFar(self._tokenizer, self._ends)
+        self._sampler.begin_answer()
         if max_new_tokens is not None:
             self._max_new_tokens = max_new_tokens
 
@@ -253,58 +250,24 @@ class Row:
         self.cache_lengths = cache_lengths
         self.answer = answer
 
-    def _begin_answer(self) -> None:
-        self._detokeniser = None if self._tokenizer is None else Detokeniser(self._tokenizer)
-        self._stop_strings = StopStrings(self._wanted_stop_strings)
-        self._token_ids: list[int] = []
-        self._text: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._sampler.begin_answer()
-
-    def _logprobs_of(self, token: int) -> TokenLogprobs | None:
-        if self._wanted_logprobs is None:
-            return None
-        assert not isinstance(self.answer, int), "its logits are on the host"
-        self._logprobs.append(token_logprobs(self.answer, token, self._wanted_logprobs))
-        return self._logprobs[-1]
-
-    @property
-    def _may_not_stop(self) -> bool:
-        """Whether the latest token is one of those that come before anything may end the answer."""
-        return len(self._token_ids) <= self._min_tokens
-
-    def _take(self, token: int) -> tuple[str, FinishReason | None]:
-        if token in self._stop_token_ids:
-            tail, _ = self._finish_text()
-            return tail, "stop"
-        if self._detokeniser is None:
-            return "", None
-        text = self._detokeniser.push(token)
-        if self._may_not_stop:
-            return text, None
-        text, stopped = self._stop_strings.push(text)
-        return text, "stop" if stopped else None
-
-    def _finish_text(self) -> tuple[str, bool]:
-        if self._detokeniser is None:
-            return "", False
-        if self._may_not_stop:
-            return self._detokeniser.flush(), False
-        text, stopped = self._stop_strings.push(self._detokeniser.flush())
-        return (text, True) if stopped else (text + self._stop_strings.flush(), False)
+    def _no_room(self) -> FinishReason | None:
+        """Return why no token can follow the one that is drawn now, if none can."""
+        if len(self._so_far.token_ids) + 1 >= self._max_new_tokens:
+            return "length"
+        return "capacity" if self.room() == 0 else None
 
     def _output(self, reason: FinishReason) -> Output:
         return Output(
             prompt_token_ids=self._prompt,
-            token_ids=tuple(self._token_ids),
-            text=None if self._detokeniser is None else "".join(self._text),
+            token_ids=tuple(self._so_far.token_ids),
+            text=self._so_far.text,
             finish_reason=reason,
             logical_length=self.position,
             physical_lengths=self.physical_lengths,
             reused_tokens=self.reused,
-            logprobs=None if self._wanted_logprobs is None else tuple(self._logprobs),
+            logprobs=None if self._wanted_logprobs is None else tuple(self._so_far.logprobs),
             kv_proof=None if self.recorder is None else self._proof(self.recorder),
         )
 
     def _proof(self, recorder: Recorder) -> Proof:
-        return recorder.proof(self._proven, self._continuation, self._token_ids)
+        return recorder.proof(self._proven, self._continuation, self._so_far.token_ids)
