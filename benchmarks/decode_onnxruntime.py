@@ -75,7 +75,6 @@ def open_session(
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     # Both sessions of a comparison live in one process: a pool that spins while idle takes a core from the other.
-    # Users' sessions keep spinning, so a step of theirs is a little shorter than what is measured here.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")

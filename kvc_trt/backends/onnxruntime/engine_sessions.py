@@ -131,7 +131,7 @@ class EngineSessions:
 
         options = LoadOptions(
             self._threads, prepack=False, dtype=self.program.dtype, prefill=self._prefill_precision, prepared=True,
-            spins=False, shares_buffers=True,
+            shares_buffers=True,
         )  # fmt: skip
         # The graph is cut as it would run whole: what native operators join is joined in its parts too.
         parts = cut_prefill(prepared_graph(self.program.prefill, options, self._expose_prefill), self._expose_prefill)

@@ -39,8 +39,6 @@ class LoadOptions:
     """The arithmetic of a prefill graph; None for any other graph. bf16 needs native operators that have it."""
     weights: SharedWeights | None = None
     """The mapping that several sessions share; None lets the session map the file itself."""
-    spins: bool = True
-    """Let idle threads of the session wait actively for a while; they would slow a session that runs meanwhile."""
     prepared: bool = False
     """The graph is part of one that `prepared_graph` gave."""
     shares_buffers: bool = False
@@ -111,8 +109,9 @@ def _session_options(options: LoadOptions) -> SessionOptions:
     session_options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     if not options.prepack:
         session_options.add_session_config_entry("session.disable_prepacking", "1")
-    if not options.spins:
-        session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads wait actively within a run only. Otherwise they do so for some 20 ms after it, on the processors that
+    # the next session needs: a slice of a prefill after each step, and a step after each slice.
+    session_options.add_session_config_entry("session.force_spinning_stop", "1")
     if options.shares_buffers:
         _make_shared_arena()
         session_options.add_session_config_entry("session.use_env_allocators", "1")
