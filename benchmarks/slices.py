@@ -4,7 +4,7 @@
     python -m benchmarks.slices ENGINE_DIR --limits 50,100,200 --prompt 4096 --rows 8
 
 Both sides do the same work, in turns: the prefill of one prompt, and `--steps` steps of the rows. What slices cost is
-the time that they add to it (bar: 5%). Wall-clock figures count only on an idle machine, so the share of the processors
+the time that they add to it, the median over the rounds (bar: 5%). Wall-clock figures count only on an idle machine, so the share of the processors
 that others took is written beside each of them; processor time is nearly free of it.
 """
 
@@ -84,7 +84,6 @@ def measure(engine: Path, limits: list[float], tokens: int, rows: int, steps: in
     for _ in range(repeats):
         for limit, found in runs.items():
             found.append(run(session, limit, prompt[0], short, steps))
-    whole = statistics.median(one.seconds for one in runs[WHOLE])
     return {
         "engine": {"model": directory.model.architecture, "policy": directory.parameters.policy},
         "prompt_tokens": tokens,
@@ -92,13 +91,14 @@ def measure(engine: Path, limits: list[float], tokens: int, rows: int, steps: in
         "steps": steps,
         "repeats": repeats,
         "cost_bar": COST_BAR,
-        "figures": [_figure(limit, found, whole) for limit, found in runs.items()],
+        "figures": [_figure(limit, found, runs[WHOLE]) for limit, found in runs.items()],
         "runs": {_name(limit): [asdict(one) for one in found] for limit, found in runs.items()},
     }
 
 
-def _figure(limit: float, runs: list[Run], whole: float) -> dict[str, Any]:
-    """The medians of a limit's runs, with their range, beside the median `whole` seconds without slices."""
+def _figure(limit: float, runs: list[Run], whole: list[Run]) -> dict[str, Any]:
+    """The medians of a limit's runs, with their range; what they cost beside the `whole` run of the same round."""
+    costs = [one.seconds / other.seconds - 1 for one, other in zip(runs, whole, strict=True)]
     gaps, seconds = [1000 * one.worst_gap_seconds for one in runs], [one.seconds for one in runs]
     return {
         "prefill_slice_ms": _name(limit),
@@ -109,7 +109,8 @@ def _figure(limit: float, runs: list[Run], whole: float) -> dict[str, Any]:
         "seconds": statistics.median(seconds),
         "seconds_range": [min(seconds), max(seconds)],
         "processor_seconds": statistics.median(one.processor_seconds for one in runs),
-        "cost": statistics.median(seconds) / whole - 1,
+        "cost": statistics.median(costs),
+        "cost_range": [min(costs), max(costs)],
         "others_share": max(one.others_share for one in runs),
         "measured_under_load": any(one.others_share > QUIET for one in runs),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from kvc_trt.backends.onnxruntime.loaded_parts import ELEMENT_TYPES, LoadedPart
-from kvc_trt.backends.onnxruntime.slice_plan import Rates, fitted
+from kvc_trt.backends.onnxruntime.slice_plan import Measured, Rates, fitted, fitted_to_blocks
 from kvc_trt.graph.prefill_parts import LENGTHS, TOKENS
 from kvc_trt.operators import PROMPT_BLOCK
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 FEW_TOKENS, MANY_TOKENS = 4 * PROMPT_BLOCK, 16 * PROMPT_BLOCK
 """Keys that a trial reads. Times at other lengths are calculated from these two."""
-TIMED_RUNS = 3
-"""The shortest counts: others waited for something."""
+TRIAL_SECONDS = 0.1
+"""So long a trial is repeated. The shortest run counts: others waited for something."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,13 @@ class Trials:
             ]
         self.rows.update(zip(part.part.outputs, self._forms[part.session], strict=True))
 
-    def step_rates(self, part: LoadedPart, tokens: int) -> Rates:
-        """Return what a step costs, measured on a block of so many tokens."""
-        return self._measured(part, (0, tokens), (MANY_TOKENS, MANY_TOKENS + tokens))
+    def step_rates(self, part: LoadedPart, grain: int) -> Rates:
+        """Return what a step costs, measured on blocks of so many tokens and of four times as many."""
+        if part.session not in self._rates:
+            block = 4 * grain
+            places = (0, grain), (0, block), (MANY_TOKENS, MANY_TOKENS + block)
+            self._rates[part.session] = fitted_to_blocks(*(self._measured(part, *place) for place in places))
+        return self._rates[part.session]
 
     def store_rates(self, part: LoadedPart) -> Rates:
         """Return what storing costs; nothing for a part that also reads what earlier ones stored, which is little."""
@@ -81,21 +86,23 @@ class Trials:
             return Rates(0.0, 0.0)
         # Beyond the budget, where there is something to evict. A prompt that can never be as long evicts nothing.
         beyond = -(-self._budget // PROMPT_BLOCK) * PROMPT_BLOCK if 0 < self._budget < self._longest else 0
-        return self._measured(part, (0, beyond + FEW_TOKENS), (0, 2 * beyond + MANY_TOKENS))
+        if part.session not in self._rates:
+            near, far = (0, beyond + FEW_TOKENS), (0, 2 * beyond + MANY_TOKENS)
+            self._rates[part.session] = fitted(self._measured(part, *near), self._measured(part, *far))
+        return self._rates[part.session]
 
     def seconds(self, part: LoadedPart, first: int, last: int) -> float:
-        """Return the shortest time of a part over the tokens `first` to `last`."""
-        inputs, times = self._zeros(part, first, last), []
-        for run in range(1 + TIMED_RUNS):  # the first one prepares
-            started = time.perf_counter()
-            part.run(inputs, shrink=run == TIMED_RUNS)
-            times.append(time.perf_counter() - started)
-        return min(times[1:])
+        """Return the shortest time of a part over the tokens `first` to `last`; its buffers stay."""
+        inputs, best = self._zeros(part, first, last), math.inf
+        part.run(inputs, shrink=False)  # prepares
+        ends = time.perf_counter() + TRIAL_SECONDS
+        while (started := time.perf_counter()) < ends or best == math.inf:
+            part.run(inputs, shrink=False)
+            best = min(best, time.perf_counter() - started)
+        return best
 
-    def _measured(self, part: LoadedPart, near: tuple[int, int], far: tuple[int, int]) -> Rates:
-        if part.session not in self._rates:
-            self._rates[part.session] = fitted((*near, self.seconds(part, *near)), (*far, self.seconds(part, *far)))
-        return self._rates[part.session]
+    def _measured(self, part: LoadedPart, first: int, last: int) -> Measured:
+        return first, last, self.seconds(part, first, last)
 
     def _zeros(self, part: LoadedPart, first: int, last: int) -> Mapping[str, NDArray[Any]]:
         """Return inputs for the tokens `first` to `last`; a part that reads whole prompts gets one of that length."""

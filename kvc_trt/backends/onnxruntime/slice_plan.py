@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+Measured: TypeAlias = tuple[int, int, float]
+"""The queries of a block, first and end, and the seconds that it took."""
 
 
 @dataclass(frozen=True)
@@ -12,19 +16,33 @@ class Rates:
 
     token_seconds: float
     pair_seconds: float
+    block_seconds: float = 0.0
+    """For each block, however small: its matrices are laid out anew."""
 
     def seconds(self, first: int, last: int) -> float:
         """Return the time for the queries `first` to `last`, which read all keys up to themselves."""
-        tokens = last - first
-        return self.token_seconds * tokens + self.pair_seconds * tokens * (first + last) / 2
+        return self.block_seconds + self.token_seconds * (last - first) + self.pair_seconds * _pairs(first, last)
 
 
-def fitted(near: tuple[int, int, float], far: tuple[int, int, float]) -> Rates:
-    """Return the rates that give two measurements (first, last, seconds), of which `far` has more pairs per token."""
+def fitted(near: Measured, far: Measured) -> Rates:
+    """Return the rates that give two measurements, of which `far` has more pairs per token."""
     per_token = [(seconds / (last - first), (first + last) / 2) for first, last, seconds in (near, far)]
     (near_seconds, near_keys), (far_seconds, far_keys) = per_token
     pair = max(0.0, (far_seconds - near_seconds) / (far_keys - near_keys))
     return Rates(max(0.0, near_seconds - pair * near_keys), pair)
+
+
+def fitted_to_blocks(short: Measured, near: Measured, far: Measured) -> Rates:
+    """Return the rates that also give a third measurement: a `short` block, with few pairs."""
+    pair = fitted(near, far).pair_seconds
+    without_pairs = [(last - first, seconds - pair * _pairs(first, last)) for first, last, seconds in (short, near)]
+    (few, few_seconds), (many, many_seconds) = without_pairs
+    token = max(0.0, min((many_seconds - few_seconds) / (many - few), many_seconds / many))
+    return Rates(token, pair, max(0.0, many_seconds - token * many))
+
+
+def _pairs(first: int, last: int) -> float:
+    return (last - first) * (first + last) / 2
 
 
 def blocks(rates: Rates, tokens: int, grain: int, limit: float) -> list[tuple[int, int]]:

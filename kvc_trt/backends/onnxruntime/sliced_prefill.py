@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.loaded_parts import LoadedPart, PartLoader, Value
 from kvc_trt.backends.onnxruntime.part_trials import TokenRows, Trials
-from kvc_trt.backends.onnxruntime.slice_plan import Rates, blocks, grouped
+from kvc_trt.backends.onnxruntime.slice_plan import blocks, grouped
 from kvc_trt.graph.prefill_parts import LENGTHS, TOKENS, PrefillParts
 from kvc_trt.operators import PROMPT_BLOCK
 
@@ -58,10 +58,10 @@ class SlicedPrefill:
         self._head = loader.load(parts.head)
         self._rows: Mapping[str, TokenRows] = trials.rows
         self._whole = _read_whole(parts) | frozenset(keep)
-        rates = [trials.step_rates(step, self._grain) for step in self._steps]
-        self._step_rates = Rates(max(one.token_seconds for one in rates), max(one.pair_seconds for one in rates))
+        self._step_rates = [trials.step_rates(step, self._grain) for step in self._steps]
         self._store_rates = [None if store is None else trials.store_rates(store) for store in self._stores]
         self._head_seconds = trials.seconds(self._head, 0, PROMPT_BLOCK)
+        self._free_buffers()
 
     def slices(self, tokens: int, limit: float) -> list[list[Piece]]:
         """Return the slices of a prompt of so many tokens, padding included, that take at most `limit` seconds each.
@@ -88,9 +88,13 @@ class SlicedPrefill:
                     found = piece.loaded.run(values.inputs(piece), outputs, shrink=False)
                     values.store(piece, outputs, dict(zip(piece.loaded.part.outputs, found, strict=True)))
                     values.drop(unread.get(id(piece), ()))
-        finally:  # the parts share their buffers: any of them frees them
-            self._angles.run({TOKENS: np.zeros((1, 1), np.int64)}, shrink=True)
+        finally:
+            self._free_buffers()
         return {name: values.get(name) for name in self._keep}
+
+    def _free_buffers(self) -> None:
+        # The parts share them: any of them frees them.
+        self._angles.run({TOKENS: np.zeros((1, 1), np.int64)}, shrink=True)
 
     def _unread(self, pieces: Iterable[Piece]) -> dict[int, list[Key]]:
         """Return for each piece, by identity, the values that nothing reads after it."""
@@ -101,14 +105,18 @@ class SlicedPrefill:
         return found
 
     def _pieces(self, tokens: int, limit: float) -> Iterator[Piece]:
-        cuts = blocks(self._step_rates, tokens, self._grain, limit)
+        # All layers have the same blocks: some values of one block are read in the next layer's.
+        slowest = max(self._step_rates, key=lambda rates: rates.seconds(0, tokens))
+        cuts = blocks(slowest, tokens, self._grain, limit)
         yield Piece(self._angles, 0.0)
-        for step, store, rates in zip(self._steps, self._stores, self._store_rates, strict=True):
+        for step, rates, store, store_rates in zip(
+            self._steps, self._step_rates, self._stores, self._store_rates, strict=True
+        ):
             # The last block reads most keys and comes first, so that the others find its memory.
             for block in reversed(cuts):
-                yield Piece(step, self._step_rates.seconds(*block), block)
-            if store is not None and rates is not None:
-                yield Piece(store, rates.seconds(0, tokens))
+                yield Piece(step, rates.seconds(*block), block)
+            if store is not None and store_rates is not None:
+                yield Piece(store, store_rates.seconds(0, tokens))
         yield Piece(self._head, self._head_seconds)
 
 

@@ -19,7 +19,7 @@ class Store:
         self.part = SimpleNamespace(inputs=(LENGTHS,), up_to_block=())
         self.lengths = set()
 
-    def run(self, inputs, shrink):
+    def run(self, inputs, *, shrink):
         (length,) = inputs[LENGTHS].tolist()
         self.lengths.add(length)
 

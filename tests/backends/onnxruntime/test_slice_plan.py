@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvc_trt.backends.onnxruntime.slice_plan import Rates, blocks, fitted, grouped
+from kvc_trt.backends.onnxruntime.slice_plan import Rates, blocks, fitted, fitted_to_blocks, grouped
 
 GRAIN = 128
 
@@ -16,12 +16,11 @@ GRAIN = 128
 @given(
     st.integers(1, 40),
     st.sampled_from([GRAIN, 2 * GRAIN, 3 * GRAIN]),
-    st.floats(0, 1),
-    st.floats(0, 1),
+    st.builds(Rates, st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
     st.floats(1e-6, 1e4),
 )
-def test_blocks_cover_the_prompt_and_keep_the_limit(lengths, grain, token_seconds, pair_seconds, limit):
-    tokens, rates = lengths * GRAIN, Rates(token_seconds, pair_seconds)
+def test_blocks_cover_the_prompt_and_keep_the_limit(lengths, grain, rates, limit):
+    tokens = lengths * GRAIN
     found = blocks(rates, tokens, grain, limit)
     assert [first for first, _ in found] == [0, *(last for _, last in found[:-1])]
     assert found[-1][1] == tokens
@@ -54,3 +53,18 @@ def test_two_measurements_give_the_rates_back():
 def test_a_disturbed_measurement_gives_no_negative_rate():
     assert fitted((0, 256, 1.0), (2048, 2304, 0.5)).pair_seconds == 0.0
     assert fitted((0, 256, 0.0), (2048, 2304, 0.5)).token_seconds == 0.0
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(0, 1e-7), st.floats(0, 1))
+def test_three_measurements_give_the_rates_back(token_seconds, pair_seconds, block_seconds):
+    rates = Rates(token_seconds, pair_seconds, block_seconds)
+    places = (0, 256), (0, 1024), (2048, 3072)
+    found = fitted_to_blocks(*((*place, rates.seconds(*place)) for place in places))
+    for first, last in (*places, (0, 4096), (3840, 4096)):
+        assert found.seconds(first, last) == pytest.approx(rates.seconds(first, last), rel=1e-6)
+
+
+@given(*[st.floats(0, 10)] * 3)
+def test_disturbed_measurements_of_blocks_give_no_negative_rate(short, near, far):
+    found = fitted_to_blocks((0, 256, short), (0, 1024, near), (2048, 3072, far))
+    assert min(found.token_seconds, found.pair_seconds, found.block_seconds) >= 0
