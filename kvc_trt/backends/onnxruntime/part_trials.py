@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FEW_TOKENS, MANY_TOKENS = 4 * PROMPT_BLOCK, 16 * PROMPT_BLOCK
 """Keys that a trial reads. Times at other lengths are calculated from these two."""
 TRIAL_SECONDS = 0.1
-"""So long a trial is repeated. The shortest run counts: others waited for something."""
+"""So long a trial is repeated; the median counts."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,13 @@ class Trials:
         return self._rates[part.session]
 
     def seconds(self, part: LoadedPart, first: int, last: int) -> float:
-        """Return the shortest time of a part over the tokens `first` to `last`; its buffers stay."""
-        inputs, best = self._zeros(part, first, last), math.inf
+        """Return the median time of a part over the tokens `first` to `last`; its buffers stay."""
+        inputs = self._zeros(part, first, last)
         part.run(inputs, shrink=False)  # prepares
-        ends = time.perf_counter() + TRIAL_SECONDS
-        while (started := time.perf_counter()) < ends or best == math.inf:
-            part.run(inputs, shrink=False)
-            best = min(best, time.perf_counter() - started)
-        return best
+        times = [_timed(part, inputs)]
+        while sum(times) < TRIAL_SECONDS:
+            times.append(_timed(part, inputs))
+        return statistics.median(times)
 
     def _measured(self, part: LoadedPart, first: int, last: int) -> Measured:
         return first, last, self.seconds(part, first, last)
@@ -115,6 +114,12 @@ class Trials:
                 inputs[name] = self.rows[name].empty(last if name in part.part.up_to_block else last - first)
                 inputs[name].fill(0)
         return inputs
+
+
+def _timed(part: LoadedPart, inputs: Mapping[str, NDArray[Any]]) -> float:
+    started = time.perf_counter()
+    part.run(inputs, shrink=False)
+    return time.perf_counter() - started
 
 
 def _differing_axis(short: tuple[int, ...], long: tuple[int, ...]) -> int:

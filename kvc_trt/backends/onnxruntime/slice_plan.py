@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+EVEN_TRIES = 12
+"""Limits that are tried below a given one: the longest block gets within a thousandth of the shortest possible."""
 Measured: TypeAlias = tuple[int, int, float]
 """The queries of a block, first and end, and the seconds that it took."""
 
@@ -46,10 +48,24 @@ def _pairs(first: int, last: int) -> float:
 
 
 def blocks(rates: Rates, tokens: int, grain: int, limit: float) -> list[tuple[int, int]]:
-    """Cut `tokens` into blocks (first, last) that take at most `limit` seconds each.
+    """Cut `tokens` into blocks (first, last) that take at most `limit` seconds each: as few as can be, and as even.
 
     A block is a multiple of `grain` tokens, at least one; what is left is part of the last one.
     """
+    found = _filled(rates, tokens, grain, limit)
+    low, high = 0.0, min(limit, rates.seconds(0, tokens))
+    for _ in range(EVEN_TRIES):
+        middle = (low + high) / 2
+        tried = _filled(rates, tokens, grain, middle)
+        if len(tried) > len(found):
+            low = middle
+        else:
+            found, high = tried, middle
+    return found
+
+
+def _filled(rates: Rates, tokens: int, grain: int, limit: float) -> list[tuple[int, int]]:
+    """Make each block as long as it can be."""
     found, first = [], 0
     while first < tokens:
         last = first + grain

@@ -32,6 +32,14 @@ def test_blocks_cover_the_prompt_and_keep_the_limit(lengths, grain, rates, limit
         assert last - first < 2 * grain or rates.seconds(first, last - last % grain) <= limit
 
 
+def test_blocks_are_even():
+    rates = Rates(19e-6, 6e-9, 1e-3)
+    cuts = blocks(rates, 4096, 256, 0.12)
+    assert len(cuts) == 2
+    times = [rates.seconds(*cut) for cut in cuts]
+    assert max(times) < 1.2 * min(times)
+
+
 @given(st.lists(st.floats(0, 2)), st.floats(0.01, 5))
 def test_groups_are_neighbours_and_as_large_as_the_limit_allows(seconds, limit):
     groups = [list(group) for group in grouped(seconds, limit)]
