@@ -1,7 +1,6 @@
 """Which kernels one call launches, and how large: recorded by the emulated library, which runs the same launchers.
 
-Grids are functions of sizes alone, so the rows are left empty (prompts of no tokens, inactive rows of a step): every
-CTA returns at once, and the tensors that are never read are never touched either.
+Grids are functions of sizes alone, so no kernel runs, and the tensors are never touched.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def record(library: KernelLibrary, operation: str, case: Case) -> list[Launch]:
     calls = {"compact": _compact, "hybrid": _hybrid, "dense": _dense}
     return [
         Launch(entry.name.decode(), _product(entry.grid), _product(entry.block), entry.dynamic_shared_bytes)
-        for entry in library.launches_of(lambda: calls[operation](library, case))
+        for entry in library.checked_launches_of(lambda: calls[operation](library, case))
     ]
 
 
@@ -69,7 +68,7 @@ def _step(case: Case, capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     query = _empty(case, case.batch, HEADS, HEAD_SIZE)
     new = _empty(case, case.batch, KV_HEADS, HEAD_SIZE)
     cache = _empty(case, case.batch, KV_HEADS, capacity, HEAD_SIZE)
-    return query, new, cache, torch.full((case.batch,), -1, dtype=torch.int64)
+    return query, new, cache, torch.zeros(case.batch, dtype=torch.int64)
 
 
 def _empty(case: Case, *shape: int) -> torch.Tensor:

@@ -1,11 +1,12 @@
 """What the compiler made of every kernel, and how a layer of Llama-3.1-8B launches them. No GPU is needed.
 
     make plugins                                          # builds the libraries, then prints this
-    python -m benchmarks.kernel_resources build --write   # into docs/kernels-resources.md
-    python -m benchmarks.kernel_resources build --check   # fails where that file is stale or a register spills
+    python -m benchmarks.kernel_resources build --write   # into docs/kernels-resources.md, and for the emulation
+    python -m benchmarks.kernel_resources build --check   # fails where these files are stale or a register spills
 
 BUILD is a CMake build folder with libkvc_kernels.so (cuobjdump and nvdisasm read it) and libkvc_emulation.so (records
-the launches).
+the launches). The emulation refuses launches by the registers and static shared memory that are written here; a change
+of either takes effect in it with the next build.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import cubin, kernel_launches
@@ -24,7 +25,9 @@ from benchmarks.kernel_traffic import call_traffic, kernel_traffic
 from benchmarks.occupancy import MULTIPROCESSORS, resident_ctas
 from kvc_trt.profile.floor import ACCELERATORS
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "kernels-resources.md"
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "kernels-resources.md"
+EMULATED = ROOT / "plugins_cuda" / "emulation" / "kernel_resources.inc"
 BATCHES = (1, 8, 32)
 CONTEXT, BUDGET = 32768, 512
 COMMAND = "make plugins && .venv/bin/python -m benchmarks.kernel_resources build --write"
@@ -61,6 +64,22 @@ def document(codes: Sequence[KernelCode], launches: dict[tuple[str, int], list[L
         *_floor_table(),
         "",
     ])  # fmt: skip
+
+
+def emulated_resources(codes: Sequence[KernelCode], compiler: str) -> str:
+    """The whole of plugins_cuda/emulation/kernel_resources.inc."""
+    architectures = ", ".join(MULTIPROCESSORS)
+    lines = [
+        "// clang-format off",
+        f"// Registers and bytes of static shared memory of each kernel on {architectures}, by nvcc {compiler}.",
+        "// Written by benchmarks/kernel_resources.py.",
+    ]
+    for name in dict.fromkeys(code.name for code in codes):
+        by_architecture = {code.architecture: code for code in codes if code.name == name}
+        found = (by_architecture[architecture] for architecture in MULTIPROCESSORS)
+        numbers = ", ".join(f"{{{code.registers}, {code.static_shared}}}" for code in found)
+        lines.append(f'{{"{name}", {{{{{numbers}}}}}}},')
+    return "\n".join([*lines, ""])
 
 
 def _resource_table(codes: Sequence[KernelCode]) -> list[str]:
@@ -168,14 +187,15 @@ def compiler_version(build: Path) -> str:
     raise SystemExit(f"error: {build} was configured without CUDA; `make plugins` brings a compiler")
 
 
-def problems(codes: Sequence[KernelCode], text: str, compiler: str) -> list[str]:
-    """Why --check fails: spilled registers, and a document that is not what the libraries say now."""
+def problems(codes: Sequence[KernelCode], texts: Mapping[Path, str], compiler: str) -> list[str]:
+    """Why --check fails: spilled registers, and a file that is not what the libraries say now."""
     found = [f"{code.name} ({code.architecture}) uses local memory" for code in codes if code.local or code.spills]
-    committed = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.is_file() else ""
-    if committed and f"nvcc {compiler} for" not in committed:
-        print(f"{DOCUMENT.name} is of another nvcc than {compiler}: not compared", file=sys.stderr)
-    elif committed != text:
-        found.append(f"{DOCUMENT.name} is stale; {COMMAND}")
+    for path, text in texts.items():
+        committed = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if committed and f"nvcc {compiler}" not in committed:
+            print(f"{path.name} is of another nvcc than {compiler}: not compared", file=sys.stderr)
+        elif committed != text:
+            found.append(f"{path.name} is stale; {COMMAND}")
     return found
 
 
@@ -183,8 +203,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path, metavar="BUILD")
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--write", action="store_true", help="write docs/kernels-resources.md")
-    action.add_argument("--check", action="store_true", help="compare with docs/kernels-resources.md; no spills")
+    action.add_argument(
+        "--write", action="store_true", help="write docs/kernels-resources.md and the emulation's table"
+    )
+    action.add_argument("--check", action="store_true", help="compare with what is written there; no spills")
     options = parser.parse_args(arguments)
     compiler = compiler_version(options.build)
     codes = cubin.read(options.build / "libkvc_kernels.so")
@@ -194,15 +216,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for operation in OPERATIONS
         for batch in BATCHES
     }
-    text = document(codes, launches, compiler)
+    texts = {DOCUMENT: document(codes, launches, compiler), EMULATED: emulated_resources(codes, compiler)}
     if options.write:
-        DOCUMENT.write_text(text, encoding="utf-8")
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
     elif options.check:
-        found = problems(codes, text, compiler)
-        print("\n".join(f"error: {problem}" for problem in found) or f"{DOCUMENT.name} is current; nothing spills")
+        found = problems(codes, texts, compiler)
+        names = " and ".join(path.name for path in texts)
+        print("\n".join(f"error: {problem}" for problem in found) or f"{names} are current; nothing spills")
         return bool(found)
     else:
-        print(text)
+        print(texts[DOCUMENT])
     return 0
 
 

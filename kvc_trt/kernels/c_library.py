@@ -18,6 +18,8 @@ from kvc_trt.kernels.structs import ABI_VERSION, EmulatedLaunch, Message, Parame
 EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
 """Executor name reported by a library -> device type of the pointers it takes."""
 SCHEDULES = ("forward", "reverse", "shuffled")
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
+"""GPUs whose limits the emulation can hold."""
 
 
 class KernelLibraryError(UnsupportedEnvironment):
@@ -83,6 +85,24 @@ class CLibrary:
             raise ValueError(f"{self.path} runs on {self.executor}; only the emulation has schedules")
         bind = self._bind("kvc_emulation_set_schedule", None)
         bind(ctypes.c_int32(SCHEDULES.index(order)), ctypes.c_uint64(seed))
+
+    def set_device(self, architecture: str) -> None:
+        """Set the GPU whose limits the emulation holds, one of ARCHITECTURES; the first one until this is called."""
+        bind = self._bind("kvc_emulation_set_device", ctypes.c_int)
+        if bind(ctypes.c_char_p(architecture.encode())) != Status.OK:
+            raise ValueError(f"architecture {architecture!r}: expected one of {', '.join(ARCHITECTURES)}")
+
+    def checked_launches_of(self, call: Callable[[], object]) -> list[EmulatedLaunch]:
+        """Like `launches_of`, but no kernel runs: its launches are held against the device's limits alone.
+
+        No memory is read or written, so the addresses of the call need not exist. KernelError for a refused launch.
+        """
+        checks_only = self._bind("kvc_emulation_set_checks_only", None)
+        checks_only(ctypes.c_int32(1))
+        try:
+            return self.launches_of(call)
+        finally:
+            checks_only(ctypes.c_int32(0))
 
     def launches_of(self, call: Callable[[], object]) -> list[EmulatedLaunch]:
         """Return the launches of one call of the emulation, in order."""

@@ -48,6 +48,7 @@ class EmulatedLaunch(ctypes.Structure):
         ("static_shared_bytes", ctypes.c_uint64),
         ("dynamic_shared_bytes", ctypes.c_uint64),
         ("switches", ctypes.c_uint64),
+        ("registers", ctypes.c_uint32),
     )
 
 

@@ -1,6 +1,6 @@
 #include "emulation/block.h"
 
-#include "kernels/platform.cuh"
+#include "emulation/devices.h"
 
 #include <bit>
 #include <cstring>
@@ -23,12 +23,12 @@ bool same_site(Site a, Site b) {
 
 }  // namespace
 
-void Block::begin_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body,
-                         Schedule& schedule) {
-    kernel_ = name;
+void Block::begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule) {
+    const dim3 block = launch.block;
+    kernel_ = launch.name;
     body_ = body;
     schedule_ = &schedule;
-    gridDim = grid;
+    gridDim = launch.grid;
     blockDim = block;
     size_ = static_cast<int>(block.x * block.y * block.z);
     while (static_cast<int>(threads_.size()) < size_) {
@@ -39,7 +39,7 @@ void Block::begin_launch(const char* name, dim3 grid, dim3 block, size_t dynamic
         threads_[i]->index = {n % block.x, n / block.x % block.y, n / block.x / block.y};
         threads_[i]->fiber.prepare(&Block::thread_main, threads_[i].get());
     }
-    shared_.begin_launch(dynamic_shared_bytes);
+    shared_.begin_launch(launch.dynamic_shared_bytes, limits);
     races_.begin_launch();
     switches_ = 0;
 }

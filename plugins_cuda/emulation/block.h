@@ -30,6 +30,9 @@ extern dim3 gridDim __attribute__((visibility("hidden")));
 
 namespace kvc::emulation {
 
+struct Launch;
+struct SharedLimits;
+
 using Site = std::source_location;
 
 // The operands of the lanes of one warp operation, null for lanes outside the mask: pointers into their own stacks.
@@ -82,8 +85,7 @@ struct Body {
 class Block {
 public:
     // Throws LaunchError on behalf of the kernel.
-    void begin_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body,
-                      Schedule& schedule);
+    void begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule);
     void run(uint3 block_index);
 
     // Called by the running thread.

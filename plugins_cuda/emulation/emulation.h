@@ -1,5 +1,5 @@
-/* What an emulated library exports next to the C ABI: the order in which it runs blocks and threads, and what it ran.
-   A correct kernel gives the same bits in every order; tests run each comparison in all three. */
+/* What an emulated library exports next to the C ABI: the order in which it runs blocks and threads, the GPU whose limits
+   it holds, and what it ran. A correct kernel gives the same bits in every order; tests run each comparison in all three. */
 #ifndef KVC_EMULATION_H
 #define KVC_EMULATION_H
 
@@ -19,13 +19,20 @@ typedef enum KvcEmulationOrder {
 /* Holds for every later launch of the process. The seed matters to the shuffled order only. */
 KVC_API KvcStatus kvc_emulation_set_schedule(int32_t order, uint64_t seed);
 
+/* "sm_80" (until another is chosen), "sm_90a" or "sm_100". Holds for every later launch of the process. */
+KVC_API KvcStatus kvc_emulation_set_device(const char* architecture);
+
+/* With 1, launches are checked and recorded, and no kernel runs: nothing is read or written. 0 runs them again. */
+KVC_API void kvc_emulation_set_checks_only(int32_t checks_only);
+
 typedef struct KvcEmulationLaunch {
     char name[64];
     uint32_t grid[3];
     uint32_t block[3];
-    uint64_t static_shared_bytes; /* the most that any block declared */
+    uint64_t static_shared_bytes; /* as nvcc counts them; of a test's kernel, the most that any block declared */
     uint64_t dynamic_shared_bytes;
-    uint64_t switches; /* times that a thread was resumed: what the emulation of the launch cost */
+    uint64_t switches;  /* times that a thread was resumed: what the emulation of the launch cost */
+    uint32_t registers; /* of a thread, as nvcc counts them; 0 for a test's kernel */
 } KvcEmulationLaunch;
 
 /* Copies the launches since the last clear, oldest first, into records[0..capacity); returns how many there were.

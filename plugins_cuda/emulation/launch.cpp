@@ -1,12 +1,14 @@
 #include "emulation/launch.h"
 
+#include "emulation/devices.h"
 #include "emulation/emulation.h"
-#include "kernels/platform.cuh"
+#include "emulation/kernel_resources.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
 #include <numeric>
+#include <string_view>
 
 namespace kvc::emulation {
 namespace {
@@ -15,6 +17,8 @@ constexpr uint64_t kMaxRecords = 1 << 16;  // see emulation.h
 
 struct Executor {
     std::mutex mutex;
+    int device = 0;
+    bool checks_only = false;
     Block block;
     Schedule schedule;
     std::vector<KvcEmulationLaunch> records;
@@ -26,22 +30,6 @@ Executor& executor() {
     return instance;
 }
 
-void check_limits(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes) {
-    const auto refuse = [name](const std::string& what) {
-        throw LaunchError(std::string("kernel ") + name + ": " + what);
-    };
-    const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-    if (threads == 0 || threads > kMaxThreads || block.z > 64) {
-        refuse("a block of " + std::to_string(threads) + " threads, allowed are 1 to 1024");
-    }
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) refuse("an empty grid");
-    if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) refuse("a grid beyond (2147483647, 65535, 65535)");
-    if (dynamic_shared_bytes > kSharedLimit) {
-        refuse(std::to_string(dynamic_shared_bytes) + " bytes of dynamic shared memory, allowed are " +
-               std::to_string(kSharedLimit));
-    }
-}
-
 void order_blocks(std::vector<uint64_t>& blocks, uint64_t count, Schedule& schedule) {
     blocks.resize(count);
     std::iota(blocks.begin(), blocks.end(), uint64_t{0});
@@ -50,25 +38,24 @@ void order_blocks(std::vector<uint64_t>& blocks, uint64_t count, Schedule& sched
     for (uint64_t left = count; left > 1; --left) std::swap(blocks[left - 1], blocks[schedule.random.below(left)]);
 }
 
-KvcEmulationLaunch& begin_record(Executor& all, const char* name, dim3 grid, dim3 block, size_t dynamic_bytes) {
+KvcEmulationLaunch& begin_record(Executor& all, const Launch& launch) {
     if (all.records.size() >= kMaxRecords) all.records.clear();
     KvcEmulationLaunch& record = all.records.emplace_back();
-    std::snprintf(record.name, sizeof record.name, "%s", name);
-    std::copy_n(&grid.x, 3, record.grid);
-    std::copy_n(&block.x, 3, record.block);
-    record.dynamic_shared_bytes = dynamic_bytes;
+    std::snprintf(record.name, sizeof record.name, "%s", launch.name);
+    std::copy_n(&launch.grid.x, 3, record.grid);
+    std::copy_n(&launch.block.x, 3, record.block);
+    record.dynamic_shared_bytes = launch.dynamic_shared_bytes;
+    if (const auto resources = resources_of(*launch.kernel, launch.device)) {
+        record.static_shared_bytes = resources->static_shared_bytes;
+        record.registers = static_cast<uint32_t>(resources->registers);
+    }
     return record;
 }
 
-}  // namespace
-
-void run_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body) {
-    check_limits(name, grid, block, dynamic_shared_bytes);
-    Executor& all = executor();
-    const std::lock_guard lock(all.mutex);
-    KvcEmulationLaunch& record = begin_record(all, name, grid, block, dynamic_shared_bytes);
+void run_blocks(Executor& all, const Launch& launch, const SharedLimits& limits, Body body) {
+    const dim3 grid = launch.grid;
     current_block = &all.block;
-    all.block.begin_launch(name, grid, block, dynamic_shared_bytes, body, all.schedule);
+    all.block.begin_launch(launch, limits, body, all.schedule);
     order_blocks(all.block_order, uint64_t{grid.x} * grid.y * grid.z, all.schedule);
     for (const uint64_t number : all.block_order) {
         const auto x = static_cast<unsigned>(number % grid.x);
@@ -76,19 +63,51 @@ void run_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_b
         const auto z = static_cast<unsigned>(number / grid.x / grid.y);
         all.block.run({x, y, z});
     }
-    record.static_shared_bytes = all.block.shared().most_static_bytes();
-    record.switches = all.block.switches();
 }
 
+}  // namespace
 }  // namespace kvc::emulation
 
 using namespace kvc::emulation;
+
+int kvc::platform::current_device(const char*) {
+    const std::lock_guard lock(executor().mutex);
+    return executor().device;
+}
+
+void kvc::platform::launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block,
+                                  size_t dynamic_shared_bytes, cudaStream_t, const void* params) {
+    Executor& all = executor();
+    const std::lock_guard lock(all.mutex);
+    const Launch launch{kernel, entry, all.device, grid, block, dynamic_shared_bytes};
+    const SharedLimits limits = check_launch(launch);
+    KvcEmulationLaunch& record = begin_record(all, launch);
+    if (all.checks_only) return;
+    run_blocks(all, launch, limits, {entry->call, params});
+    record.static_shared_bytes = std::max<uint64_t>(record.static_shared_bytes, all.block.shared().most_static_bytes());
+    record.switches = all.block.switches();
+}
 
 KvcStatus kvc_emulation_set_schedule(int32_t order, uint64_t seed) {
     if (order < KVC_EMULATION_FORWARD || order > KVC_EMULATION_SHUFFLED) return KVC_INVALID_PARAMETER;
     const std::lock_guard lock(executor().mutex);
     executor().schedule = {static_cast<Order>(order), Random(seed)};
     return KVC_OK;
+}
+
+KvcStatus kvc_emulation_set_device(const char* architecture) {
+    const auto found = std::find_if(kDevices.begin(), kDevices.end(), [architecture](const Device& device) {
+        return std::string_view(device.architecture) == architecture;
+    });
+    if (found == kDevices.end()) return KVC_INVALID_PARAMETER;
+    const std::lock_guard lock(executor().mutex);
+    executor().device = static_cast<int>(found - kDevices.begin());
+    return KVC_OK;
+}
+
+void kvc_emulation_set_checks_only(int32_t checks_only) {
+    const std::lock_guard lock(executor().mutex);
+    executor().checks_only = checks_only != 0;
 }
 
 int64_t kvc_emulation_launches(KvcEmulationLaunch* records, int64_t capacity) {

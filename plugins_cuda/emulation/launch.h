@@ -1,35 +1,49 @@
-// kvc::launch for the host: runs the kernel to its end before it returns. One launch at a time in the process.
+// What src/launch_kernel.h asks of the CUDA runtime, on the host: a kernel runs to its end before its launch returns, one
+// launch at a time in the process.
 #pragma once
 
 #include "emulation/block.h"
+#include "kernels/platform.cuh"
 
 #include <cstddef>
-#include <type_traits>
 
 using cudaStream_t = void*;
 
 namespace kvc {
 namespace emulation {
 
-// Throws LaunchError where the launch is beyond the limits, and where the kernel did something wrong.
-void run_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Body body);
+// What stands for a kernel: one object for each in the library.
+struct Kernel {
+    const char* signature;  // names it with its template arguments, in the compiler's words: see kernel_resources.h
+    void (*call)(const void* params);
+};
+
+template <class Params>
+Params parameters_of(void (*)(Params));
 
 }  // namespace emulation
 
-// A kernel takes one parameter struct by value. Throws LaunchError; the stream is ignored.
-template <class Params>
-void launch(const char* name, void (*kernel)(Params), dim3 grid, dim3 block, size_t dynamic_shared_bytes, cudaStream_t,
-            const std::type_identity_t<Params>& params) {
-    struct Call {
-        void (*kernel)(Params);
-        const Params* params;
-    };
-    const Call call{kernel, &params};
-    const auto body = [](const void* context) {
-        const auto& that = *static_cast<const Call*>(context);
-        that.kernel(*that.params);
-    };
-    emulation::run_launch(name, grid, block, dynamic_shared_bytes, {body, &call});
+namespace platform {
+
+using KernelEntry = const emulation::Kernel*;
+
+template <auto kKernel>
+KernelEntry kernel_entry() {
+    using Params = decltype(emulation::parameters_of(kKernel));
+    static constexpr emulation::Kernel kernel{__PRETTY_FUNCTION__,
+                                              [](const void* params) { kKernel(*static_cast<const Params*>(params)); }};
+    return &kernel;
 }
 
+// The device that kvc_emulation_set_device has chosen: a place in emulation::kDevices.
+int current_device(const char* kernel);
+
+SharedMemorySizes shared_memory_of(const char* kernel, KernelEntry entry, int device);
+
+// These throw LaunchError where a device would refuse, and where the kernel does something wrong.
+void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t bytes);
+void launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block, size_t dynamic_shared_bytes,
+                   cudaStream_t, const void* params);
+
+}  // namespace platform
 }  // namespace kvc

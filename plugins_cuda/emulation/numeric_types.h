@@ -54,7 +54,7 @@ inline void narrow(float x, bfloat16_t& result) {
     result.bits = nan ? uint16_t{0x7fff} : static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// One 128-bit access; the device faults where the address is not a multiple of 16.
+// One access; the device faults where the address is not a multiple of its size.
 inline uint4 load_16_bytes(const void* from) {
     emulation::check_alignment(from, 16);
     uint4 value;
@@ -64,6 +64,18 @@ inline uint4 load_16_bytes(const void* from) {
 inline void store_16_bytes(void* to, uint4 value) {
     emulation::check_alignment(to, 16);
     std::memcpy(to, &value, sizeof value);
+}
+
+// The same for a vector of the elements that are there.
+template <class Vector>
+Vector load_vector_of(const void* from) {
+    emulation::check_alignment(from, sizeof(Vector));
+    return *static_cast<const Vector*>(from);
+}
+template <class Vector>
+void store_vector_of(void* to, const Vector& value) {
+    emulation::check_alignment(to, sizeof(Vector));
+    *static_cast<Vector*>(to) = value;
 }
 
 }  // namespace platform

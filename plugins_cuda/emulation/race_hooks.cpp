@@ -38,7 +38,13 @@ KVC_HOOKS(4)
 KVC_HOOKS(8)
 KVC_HOOKS(16)
 
-// The guard of a function's static variable.
+// Atomics of the host's code: the guard of a function's static variable, and what src/launch_kernel.h keeps.
 extern "C" __attribute__((visibility("hidden"))) uint8_t __tsan_atomic8_load(const volatile uint8_t* address, int) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_load(const volatile uint64_t* address, int) {
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+KVC_HOOK __tsan_atomic64_store(volatile uint64_t* address, uint64_t value, int) {
+    __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }

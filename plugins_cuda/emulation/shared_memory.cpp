@@ -1,6 +1,7 @@
 #include "emulation/shared_memory.h"
 
 #include "emulation/block.h"
+#include "emulation/devices.h"
 
 #include <algorithm>
 
@@ -13,9 +14,11 @@ size_t round_up(size_t bytes) { return (bytes + kSharedAlignment - 1) / kSharedA
 
 }  // namespace
 
-void SharedMemory::begin_launch(size_t dynamic_bytes) {
-    if (!storage_) storage_ = std::make_unique<Granule[]>(kSharedLimit / kSharedAlignment);
+void SharedMemory::begin_launch(size_t dynamic_bytes, const SharedLimits& limits) {
+    if (!storage_) storage_ = std::make_unique<Granule[]>(kMostShared / kSharedAlignment + 1);
     dynamic_bytes_ = dynamic_bytes;
+    static_limit_ = limits.static_bytes;
+    limit_ = limits.bytes;
     most_static_bytes_ = 0;
 }
 
@@ -36,13 +39,13 @@ void* SharedMemory::static_array(const void* key, const char* name, size_t bytes
     }
     const size_t offset = static_bytes_;
     const size_t end = offset + round_up(bytes);
-    if (end > kStaticSharedLimit) {
+    if (end > static_limit_) {
         current_block->fail("static shared memory grows to " + std::to_string(end) + " bytes with " + name +
-                            ", more than " + std::to_string(kStaticSharedLimit));
+                            ", more than " + std::to_string(static_limit_));
     }
-    if (begin + end > kSharedLimit) {
-        current_block->fail("static and dynamic shared memory take " + std::to_string(begin + end) +
-                            " bytes, more than " + std::to_string(kSharedLimit));
+    if (dynamic_bytes_ + end > limit_) {
+        current_block->fail("static and dynamic shared memory take " + std::to_string(dynamic_bytes_ + end) +
+                            " bytes, more than " + std::to_string(limit_));
     }
     arrays_.push_back({key, name, offset});
     static_bytes_ = end;

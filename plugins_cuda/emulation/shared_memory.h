@@ -10,13 +10,13 @@
 
 namespace kvc::emulation {
 
-inline constexpr size_t kStaticSharedLimit = 48 * 1024;  // what nvcc accepts
-inline constexpr size_t kSharedLimit = 227 * 1024;       // static and dynamic together, on sm_90
+struct SharedLimits;
+
 inline constexpr size_t kSharedAlignment = 16;
 
 class SharedMemory {
 public:
-    void begin_launch(size_t dynamic_bytes);
+    void begin_launch(size_t dynamic_bytes, const SharedLimits& limits);
     void begin_block();
 
     // The array of one declaration: the same storage for every thread of the block. `key` tells declarations apart.
@@ -42,9 +42,11 @@ private:
     };
     static void poison(Granule* first, size_t bytes);
 
-    std::unique_ptr<Granule[]> storage_;  // kSharedLimit bytes: dynamic first, then static
+    std::unique_ptr<Granule[]> storage_;  // kMostShared bytes and a granule: dynamic first, then static
     std::vector<Array> arrays_;
     size_t dynamic_bytes_ = 0;
+    size_t static_limit_ = 0;
+    size_t limit_ = 0;  // static and dynamic together
     size_t static_bytes_ = 0;
     size_t most_static_bytes_ = 0;
 };

@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_four(T* to, const float (&values)[4]) {
     struct alignas(4 * sizeof(T)) Four {
         T values[4];
     } four = {from_float<T>(values[0]), from_float<T>(values[1]), from_float<T>(values[2]), from_float<T>(values[3])};
-    *reinterpret_cast<Four*>(to) = four;
+    platform::store_vector_of(to, four);
 }
 
 // How the warps of a block share a group: all of them take its heads and different tiles, or, for more than 8 heads,
@@ -53,14 +53,14 @@ struct WarpShare {
     __device__ __forceinline__ int head_tile(int warp) const { return head_tiles == 2 ? warp % 2 : 0; }
     __device__ __forceinline__ int token_tile(int warp) const { return head_tiles == 2 ? warp / 2 : warp; }
     __device__ __forceinline__ TileRange tiles(int first, int end) const {
-        return {first + token_tile(warp_index()) * kTileTokens, token_tile(kAttentionWarps) * kTileTokens, end};
+        return {first + token_tile(warp_anew()) * kTileTokens, token_tile(kAttentionWarps) * kTileTokens, end};
     }
 };
 
 // Weight of every warp's part, and the totals of every head. Ends before the barrier that its reader needs.
 __device__ __forceinline__ void weigh_warps(const MergeBuffers& buffers, const WarpShare& share) {
     __syncthreads();
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = thread_anew();
     if (thread >= kAttentionWarps * kWarpHeads) {
         return;
     }
@@ -85,7 +85,7 @@ template <class Store>
 __device__ __forceinline__ void add_warps(const MergeBuffers& buffers, const WarpShare& share, int group, int block,
                                           int head_size, Store&& store) {
     constexpr int kVectors = kBlockChannels / 4;
-    for (int item = static_cast<int>(threadIdx.x); item < group * kVectors; item += kAttentionThreads) {
+    for (int item = thread_anew(); item < group * kVectors; item += kAttentionThreads) {
         const int head = item / kVectors, channel = item % kVectors * 4, d = block * kBlockChannels + channel;
         if (d >= head_size) {
             continue;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void merge_warps(const Warp& warp, const MergeBuffers
                                             int group, int head_size, Store&& store) {
 #pragma unroll
     for (int block = 0; block < kHeadSize / kBlockChannels; ++block) {
-        warp.store_block(block, buffers.outputs.part(warp_index() * kWarpOutputs, kWarpOutputs));
+        warp.store_block(block, buffers.outputs.part(warp_anew() * kWarpOutputs, kWarpOutputs));
         __syncthreads();
         add_warps(buffers, share, group, block, head_size, store);
         __syncthreads();
@@ -133,7 +133,7 @@ __device__ __forceinline__ bool arrives_last(int32_t* arrivals, const MergeBuffe
 __device__ __forceinline__ void weigh_splits(const SplitResults& results, int splits, int group,
                                              const MergeBuffers& buffers) {
     constexpr int kSplitsPerLane = kMostSplits / kWarpSize;
-    for (int head = warp_index(); head < group; head += kAttentionWarps) {
+    for (int head = warp_anew(); head < group; head += kAttentionWarps) {
         SoftmaxPart parts[kSplitsPerLane];
         float maximum = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -164,7 +164,7 @@ __device__ __forceinline__ void merge_splits(const SplitResults& results, int gr
     const int splits = buffers.splits[0];
     weigh_splits(results, splits, group, buffers);
     __syncthreads();
-    for (int item = static_cast<int>(threadIdx.x); item < group * kVectors; item += kAttentionThreads) {
+    for (int item = thread_anew(); item < group * kVectors; item += kAttentionThreads) {
         const int head = item / kVectors, d = item % kVectors * 4;
         if (d >= head_size) {
             continue;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void merge_splits(const SplitResults& results, int gr
 #pragma unroll 8
         for (int split = 0; split < splits; ++split) {
             const int64_t at = (int64_t{split} * group + head) * head_size + d;
-            const float4 values = *reinterpret_cast<const float4*>(results.outputs + at);
+            const auto values = platform::load_vector_of<float4>(results.outputs + at);
             const float weight = buffers.outputs[split * KVC_LARGEST_GROUP + head];
             sums[0] += weight * values.x;
             sums[1] += weight * values.y;

@@ -23,8 +23,7 @@ __device__ __forceinline__ uint32_t lower_halves(uint32_t a, uint32_t b) { retur
 __device__ __forceinline__ uint32_t upper_halves(uint32_t a, uint32_t b) { return (a >> 16) | (b & 0xffff0000u); }
 
 // P^T fragment half [tokens 2t, 2t+1][head group] from words [token group][heads 2t, 2t+1] (lane = 4 group + t).
-__device__ __forceinline__ uint32_t transpose_weights(uint32_t word) {
-    const int group = lane_index() / 4, t = lane_index() % 4;
+__device__ __forceinline__ uint32_t transpose_weights(uint32_t word, int group, int t) {
     const uint32_t even = __shfl_sync(kFullWarp, word, 8 * t + group / 2);
     const uint32_t odd = __shfl_sync(kFullWarp, word, 8 * t + 4 + group / 2);
     return group % 2 == 0 ? lower_halves(even, odd) : upper_halves(even, odd);
@@ -44,8 +43,8 @@ public:
     // written itself: registers are better used for keys and values that are on their way.
     __device__ __forceinline__ TensorCoreWarp(const T* query, int heads, int head_size, SharedSpan<float> scratch)
         : scale_(1.0f / sqrtf(static_cast<float>(head_size))),
-          group_(lane_index() / 4),
-          t_(lane_index() % 4),
+          group_(thread_anew() % kWarpSize / 4),
+          t_(thread_anew() % 4),
           query_(scratch.template cast<uint4>()) {
 #pragma unroll
         for (int i = 0; i < kKeyVectors; ++i) {
@@ -70,11 +69,12 @@ public:
 
     // Maximum and sum of each head; the lanes of one head hold the sums over different tokens.
     __device__ __forceinline__ void store_parts(SharedSpan<SoftmaxPart> parts) {
+        const int lane = thread_anew() % kWarpSize;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const float sum = sum_groups(sum_[e]);
-            if (group_ == 0) {
-                parts[2 * t_ + e] = {maximum_[e], sum};
+            if (lane < 4) {
+                parts[2 * lane + e] = {maximum_[e], sum};
             }
         }
     }
@@ -162,8 +162,8 @@ private:
         for (int half = 0; half < 2; ++half) {
             const float a = scores[2 * half], b = scores[2 * half + 1];
             const float rest_a = a - to_float(from_float<T>(a)), rest_b = b - to_float(from_float<T>(b));
-            weights.rounded[half] = transpose_weights(pack_pair<T>(a, b));
-            weights.rest[half] = transpose_weights(pack_pair<T>(rest_a, rest_b));
+            weights.rounded[half] = transpose_weights(pack_pair<T>(a, b), group_, t_);
+            weights.rest[half] = transpose_weights(pack_pair<T>(rest_a, rest_b), group_, t_);
         }
     }
 

@@ -22,6 +22,11 @@ inline constexpr int kWarpHeads = 8;
 inline constexpr int kBlockChannels = 64;
 inline constexpr int kBlockStride = kBlockChannels + 8;
 
+// The thread's number, for code in a loop over splits. To the compiler it is news each time, so what follows from it is
+// computed again: kept over the loop, it would take registers that the keys and values of a tile need.
+__device__ __forceinline__ int thread_anew() { return __shfl_xor_sync(kFullWarp, static_cast<int>(threadIdx.x), 0); }
+__device__ __forceinline__ int warp_anew() { return thread_anew() / kWarpSize; }
+
 // The keys and values of one KV head, and which of them a split reads.
 template <class T>
 struct TokenRows {

@@ -40,8 +40,16 @@ __device__ __forceinline__ void* dynamic_shared_bytes(size_t offset, size_t, siz
     return reinterpret_cast<char*>(kvc_dynamic_shared) + offset;
 }
 
-// More dynamic shared memory than this has to be asked for.
-inline constexpr size_t kDefaultSharedLimit = 48 * 1024;
+template <class Vector>
+__device__ __forceinline__ Vector load_vector_of(const void* from) {
+    return *static_cast<const Vector*>(from);
+}
+template <class Vector>
+__device__ __forceinline__ void store_vector_of(void* to, const Vector& value) {
+    *static_cast<Vector*>(to) = value;
+}
+
+// ---- What src/launch_kernel.h asks of the CUDA runtime. All of it is for the current device, and throws LaunchError.
 
 inline void check(const char* kernel, cudaError_t status) {
     if (status == cudaSuccess) return;
@@ -49,21 +57,38 @@ inline void check(const char* kernel, cudaError_t status) {
     throw LaunchError(std::string("kernel ") + kernel + ": " + cudaGetErrorString(status));
 }
 
-}  // namespace platform
+using KernelEntry = const void*;
 
-// A kernel takes one parameter struct by value. Throws LaunchError when the runtime refuses the launch.
-template <class Params>
-void launch(const char* name, void (*kernel)(Params), dim3 grid, dim3 block, size_t dynamic_shared_bytes,
-            cudaStream_t stream, const std::type_identity_t<Params>& params) {
-    const void* entry = reinterpret_cast<const void*>(kernel);
-    if (dynamic_shared_bytes > platform::kDefaultSharedLimit) {
-        platform::check(name, cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(dynamic_shared_bytes)));
-    }
-    void* arguments[] = {const_cast<Params*>(&params)};
-    platform::check(name, cudaLaunchKernel(entry, grid, block, arguments, dynamic_shared_bytes, stream));
+template <auto kKernel>
+KernelEntry kernel_entry() {
+    return reinterpret_cast<KernelEntry>(kKernel);
 }
 
+inline int current_device(const char* kernel) {
+    int device = 0;
+    check(kernel, cudaGetDevice(&device));
+    return device;
+}
+
+inline SharedMemorySizes shared_memory_of(const char* kernel, KernelEntry entry, int device) {
+    cudaFuncAttributes attributes{};
+    int most = 0;
+    check(kernel, cudaFuncGetAttributes(&attributes, entry));
+    check(kernel, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return {attributes.sharedSizeBytes, static_cast<size_t>(most)};
+}
+
+inline void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t bytes) {
+    check(kernel, cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+}
+
+inline void launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block, size_t dynamic_shared_bytes,
+                          cudaStream_t stream, const void* params) {
+    void* arguments[] = {const_cast<void*>(params)};
+    check(kernel, cudaLaunchKernel(entry, grid, block, arguments, dynamic_shared_bytes, stream));
+}
+
+}  // namespace platform
 }  // namespace kvc
 
 // Storage of one array declaration.

@@ -3,9 +3,10 @@
 // the same names. Kernel bodies read as ordinary CUDA (threadIdx, __syncthreads, __shfl_xor_sync, ...).
 //
 // What is left out on purpose: float atomics and approximate math (not deterministic across orders or devices),
-// <<<>>> (kvc::launch reports errors), and PTX outside kernels/ptx.cuh.
+// <<<>>> (kvc::launch of src/launch_kernel.h reports errors), and PTX outside kernels/ptx.cuh.
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -17,6 +18,15 @@ public:
     explicit LaunchError(const std::string& what) : std::runtime_error(what) {}
 };
 
+namespace platform {
+
+// Shared memory of a kernel's blocks on one device, in bytes.
+struct SharedMemorySizes {
+    size_t static_bytes;  // of the arrays that the kernel declares
+    size_t most_bytes;    // static and dynamic together, of a kernel that was allowed all that the device has
+};
+
+}  // namespace platform
 }  // namespace kvc
 
 #ifdef KVC_EMULATION

@@ -79,12 +79,23 @@ __device__ __forceinline__ int64_t row_head(const SparseAttentionParams<T>& para
     return int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;
 }
 
+// The split that a block is at, in shared memory: between two splits a thread keeps nothing in registers.
+struct SplitTask {
+    int split;
+    int tokens;   // of each split but the last
+    int count;    // tokens that the row reads
+    int all;      // whether it reads all its entries
+    uint32_t kv;  // row_head
+    int group;    // and the sizes, which the compiler would otherwise keep what it derives from
+    int head_size;
+};
+
 // The block's result from those of its warps; the output, if there is no other split or this one is the last to arrive.
 template <int kHeadSize, class T, class Warp>
-__device__ __forceinline__ void finish_split(const SparseAttentionParams<T>& params, const Warp& warp,
-                                             const MergeBuffers& buffers, const WarpShare& share) {
-    const int group = params.group, size = params.head_size;
-    const int64_t kv = row_head(params);
+__device__ __forceinline__ void finish_split(const SparseAttentionParams<T>& params, const SplitTask& task,
+                                             const Warp& warp, const MergeBuffers& buffers, const WarpShare& share) {
+    const int group = task.group, size = task.head_size;
+    const int64_t kv = task.kv;
     T* const output = params.output + kv * group * size;
     weigh_warps(buffers, share);
     if (buffers.splits[0] == 1) {
@@ -94,7 +105,7 @@ __device__ __forceinline__ void finish_split(const SparseAttentionParams<T>& par
         });
         return;
     }
-    const int64_t first = kv * params.scratch.splits * group, mine = first + int64_t{blockIdx.z} * group;
+    const int64_t first = kv * params.scratch.splits * group, mine = first + int64_t{task.split} * group;
     merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int head, int d, const float (&sums)[4]) {
         store_four(params.scratch.outputs + (mine + head) * size + d, sums);
     });
@@ -107,46 +118,74 @@ __device__ __forceinline__ void finish_split(const SparseAttentionParams<T>& par
     }
 }
 
-// One split of one row and KV head, grid (G, B, splits). Splits come last in the order of blocks: those that a short
-// row does not have start after all the work is under way.
+template <class T, int kHeadSize>
+inline constexpr int kWarpFloats =
+    AttentionWarp<T, kHeadSize>::kScratch > kWarpOutputs ? AttentionWarp<T, kHeadSize>::kScratch : kWarpOutputs;
+
+// One split of one row and KV head.
+template <int kHeadSize, class T>
+__device__ __forceinline__ void attend_split(const SparseAttentionParams<T>& params, const SplitTask& task,
+                                             const MergeBuffers& buffers) {
+    constexpr int kFloats = kWarpFloats<T, kHeadSize>;
+    const int64_t kv = task.kv;
+    const int group = task.group, size = task.head_size;
+    const WarpShare share(group);
+    const int head = share.head_tile(warp_anew()) * kWarpHeads;
+    const int heads = group - head < kWarpHeads ? group - head : kWarpHeads;
+    AttentionWarp<T, kHeadSize> warp(params.query + (kv * group + head) * size, heads, size,
+                                     buffers.outputs.part(warp_anew() * kFloats, kFloats));
+    const int begin = task.split * task.tokens;
+    const int end = task.count - begin < task.tokens ? task.count : begin + task.tokens;
+    const int64_t cache = kv * params.limits.capacity * size;
+    const int32_t* list = task.all ? nullptr : params.indices + kv * params.index_stride;
+    warp.attend({params.k_cache + cache, params.v_cache + cache, list, end, size}, share.tiles(begin, end));
+    warp.store_parts(buffers.parts.part(warp_anew() * kWarpHeads, kWarpHeads));
+    finish_split<kHeadSize>(params, task, warp, buffers, share);
+}
+
+// Grid (G, B, splits of the rows that are read most often): a block takes every gridDim.z-th split of its row and KV head,
+// one after the other. Splits come last in the order of blocks: those that a short row does not have start after all the
+// work is under way.
 template <class T, int kHeadSize>
 __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize <= 128 ? 2 : 1)
     sparse_attention(const SparseAttentionParams<T> params) {
-    using Warp = AttentionWarp<T, kHeadSize>;
-    constexpr int kWarpFloats = Warp::kScratch > kWarpOutputs ? Warp::kScratch : kWarpOutputs;
     KVC_SHARED(SoftmaxPart, parts, kAttentionWarps * kWarpHeads);
     KVC_SHARED(float, weights, kAttentionWarps* kWarpHeads);
     KVC_SHARED(SoftmaxPart, totals, KVC_LARGEST_GROUP);
-    KVC_SHARED(float, outputs, kAttentionWarps* kWarpFloats);
+    KVC_SHARED(float, outputs, (kAttentionWarps * kWarpFloats<T, kHeadSize>));
     KVC_SHARED(int, splits, 1);
+    KVC_SHARED(SplitTask, task, 1);
     KVC_SHARED(int, is_last, 1);
     const MergeBuffers buffers{parts, weights, totals, outputs, splits, is_last};
 
-    const int64_t kv = row_head(params);
-    const int split = static_cast<int>(blockIdx.z), group = params.group, size = params.head_size;
     const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
     const SplitPlan plan = split_plan(row.count);
-    if (split >= plan.splits) {
-        const int zeros = row.count == 0 && split == 0 ? group * size : 0;
+    if (static_cast<int>(blockIdx.z) >= plan.splits) {
+        const int zeros = row.count == 0 && blockIdx.z == 0 ? params.group * params.head_size : 0;
         for (int i = static_cast<int>(threadIdx.x) * 4; i < zeros; i += kAttentionThreads * 4) {
-            store_four(params.output + kv * zeros + i, {0.0f, 0.0f, 0.0f, 0.0f});
+            store_four(params.output + row_head(params) * zeros + i, {0.0f, 0.0f, 0.0f, 0.0f});
         }
         return;
     }
     if (threadIdx.x == 0) {
         splits[0] = plan.splits;
+        task[0] = {static_cast<int>(blockIdx.z),
+                   plan.tokens,
+                   row.count,
+                   row.all,
+                   static_cast<uint32_t>(row_head(params)),
+                   params.group,
+                   params.head_size};
     }
-    const WarpShare share(group);
-    const int head = share.head_tile(warp_index()) * kWarpHeads;
-    const int heads = group - head < kWarpHeads ? group - head : kWarpHeads;
-    Warp warp(params.query + (kv * group + head) * size, heads, size,
-              outputs.part(warp_index() * kWarpFloats, kWarpFloats));
-    const int begin = split * plan.tokens, end = row.count - begin < plan.tokens ? row.count : begin + plan.tokens;
-    const int64_t cache = kv * params.limits.capacity * size;
-    const int32_t* list = row.all ? nullptr : params.indices + kv * params.index_stride;
-    warp.attend({params.k_cache + cache, params.v_cache + cache, list, end, size}, share.tiles(begin, end));
-    warp.store_parts(parts.part(warp_index() * kWarpHeads, kWarpHeads));
-    finish_split<kHeadSize>(params, warp, buffers, share);
+    __syncthreads();
+#pragma unroll 1
+    do {
+        attend_split<kHeadSize>(params, task[0], buffers);  // its last barrier comes after it has read the task
+        if (threadIdx.x == 0) {
+            task[0].split += static_cast<int>(gridDim.z);
+        }
+        __syncthreads();
+    } while (task[0].split < splits[0]);
 }
 
 }  // namespace kvc

@@ -21,7 +21,7 @@ struct AppendBlock : WithoutScratch {
         params.kv_heads = p.kv_heads;
         params.head_size = p.head_size;
         const dim3 grid = grid_of(ceil_div(p.block, int64_t{kTokensPerBlock}), p.kv_heads, p.batch);
-        launch("append_block", append_block<T>, grid, dim3(kBlockThreads), 0, stream, params);
+        launch<append_block<T>>("append_block", grid, dim3(kBlockThreads), 0, stream, params);
     }
 };
 
@@ -41,7 +41,7 @@ struct RaiseBounds : WithoutScratch {
         // A block that starts in the middle of a page touches one more.
         const int64_t touched = std::min(ceil_div(p.block, params.page_size) + 1, p.pages);
         const dim3 grid = grid_of(ceil_div(touched, int64_t{kRaisedPages}), p.kv_heads, p.batch);
-        launch("raise_bounds", raise_bounds<T>, grid, dim3(kBlockThreads), 0, stream, params);
+        launch<raise_bounds<T>>("raise_bounds", grid, dim3(kBlockThreads), 0, stream, params);
     }
 };
 

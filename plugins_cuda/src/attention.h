@@ -28,7 +28,16 @@ inline AttentionLimits limits_of(const KvcHybridAttentionParams& params) {
     return {params.capacity, params.top_k, std::max(params.token_budget, params.dense_until)};
 }
 
-/// Most entries that any row can read: it fixes grids and workspaces.
+/// Entries that blocks are launched for. The blocks of a row that reads more take several splits each.
+inline int64_t usually_attended(const KvcDenseAttentionParams& params) { return params.capacity; }
+
+/// What a sparse row reads. Rows within the token budget are few and short; those that `dense_until` adds are neither.
+inline int64_t usually_attended(const KvcHybridAttentionParams& params) {
+    const int64_t long_rows = params.dense_until > params.token_budget ? params.dense_until : 0;
+    return std::min(std::max(params.top_k, long_rows), params.capacity);
+}
+
+/// Most entries that any row can read: it fixes workspaces.
 inline int64_t most_attended(const AttentionLimits& limits) {
     return std::min(std::max(limits.top_k, limits.dense_limit), limits.capacity);
 }
@@ -91,10 +100,10 @@ void launch_attention(const Params& params, const AttentionScratch& scratch, con
     attention.kv_heads = params.kv_heads;
     attention.group = group_of(params);
     attention.head_size = params.head_size;
-    const dim3 grid = grid_of(params.kv_heads, params.batch, scratch.splits);
+    const dim3 grid = grid_of(params.kv_heads, params.batch, most_splits(usually_attended(params)));
     dispatch_head_size(params.head_size, [&](auto head_size) {
-        launch("sparse_attention", sparse_attention<T, decltype(head_size)::value>, grid, dim3(kAttentionThreads), 0,
-               stream, attention);
+        launch<sparse_attention<T, decltype(head_size)::value>>("sparse_attention", grid, dim3(kAttentionThreads), 0,
+                                                                stream, attention);
     });
 }
 

@@ -13,7 +13,7 @@ struct DenseAttention {
     template <class T>
     static void run(const KvcDenseAttentionParams& params, const AttentionScratch& scratch, cudaStream_t stream) {
         const dim3 grid = grid_of(params.kv_heads, params.batch);
-        launch("append", append<T>, grid, dim3(kAppendThreads), 0, stream, append_params<T>(params, scratch.arrivals));
+        launch<append<T>>("append", grid, dim3(kAppendThreads), 0, stream, append_params<T>(params, scratch.arrivals));
         launch_attention<T>(params, scratch, TokenList{}, stream);
     }
 };

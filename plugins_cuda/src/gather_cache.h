@@ -48,7 +48,7 @@ void launch_gather(const KvcCompactParams& params, cudaStream_t stream) {
     const dim3 grid =
         grid_of(ceil_div(gather.layout.pages, gather.layout.pages_per_block), params.kv_heads, params.batch);
     const size_t shared_bytes = sizeof(T) * gather.layout.columns() * bounds_pitch<T>(params.head_size);
-    launch("gather_cache", gather_cache<T>, grid, dim3(kGatherThreads), shared_bytes, stream, gather);
+    launch<gather_cache<T>>("gather_cache", grid, dim3(kGatherThreads), shared_bytes, stream, gather);
 }
 
 /// Queues move_in_place: the kept rows to the front of the caches that hold them.
@@ -65,7 +65,7 @@ void launch_move_in_place(const KvcCompactParams& params, cudaStream_t stream) {
     move.indices = params.indices;
     move.cache_lengths = params.cache_lengths;
     const dim3 grid = grid_of(2 * move.slices, params.kv_heads, params.batch);
-    launch("move_in_place", move_in_place<T>, grid, dim3(kMoveThreads), 0, stream, move);
+    launch<move_in_place<T>>("move_in_place", grid, dim3(kMoveThreads), 0, stream, move);
 }
 
 }  // namespace kvc

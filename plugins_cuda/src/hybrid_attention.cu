@@ -65,7 +65,7 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
     choose_row_vectors<T, kHeads>(p, params);
     const dim3 grid = grid_of(ceil_div(params.pages, params.chunk()), p.kv_heads, p.batch);
     const int bytes = staged_bytes<T, kHeads>(p, params.row_vectors);
-    launch("page_scores", page_scores<T, kHeads>, grid, dim3(kScoreThreads), bytes, stream, params);
+    launch<page_scores<T, kHeads>>("page_scores", grid, dim3(kScoreThreads), bytes, stream, params);
 }
 
 template <class T>
@@ -88,9 +88,9 @@ void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scra
     const dim3 grid = grid_of(p.kv_heads, p.batch);
     if (params.pages <= kMostSharedPages) {
         const size_t bytes = sizeof(uint32_t) * params.pages;
-        launch("select_tokens", select_tokens<T, true>, grid, dim3(kTokenThreads), bytes, stream, params);
+        launch<select_tokens<T, true>>("select_tokens", grid, dim3(kTokenThreads), bytes, stream, params);
     } else {
-        launch("select_tokens", select_tokens<T, false>, grid, dim3(kTokenThreads), 0, stream, params);
+        launch<select_tokens<T, false>>("select_tokens", grid, dim3(kTokenThreads), 0, stream, params);
     }
 }
 

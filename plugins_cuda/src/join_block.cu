@@ -24,7 +24,7 @@ struct JoinBlock : WithoutScratch {
         params.kv_heads = p.kv_heads;
         params.head_size = p.head_size;
         const dim3 grid = grid_of(ceil_div(p.capacity + p.block, int64_t{kJoinedPerBlock}), p.kv_heads, p.batch);
-        launch("join_block", join_block<T>, grid, dim3(kJoinThreads), 0, stream, params);
+        launch<join_block<T>>("join_block", grid, dim3(kJoinThreads), 0, stream, params);
     }
 };
 

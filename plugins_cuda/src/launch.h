@@ -3,6 +3,7 @@
 
 #include "kernels/numeric.cuh"
 #include "src/error.h"
+#include "src/launch_kernel.h"
 #include "src/sizes.h"
 
 namespace kvc {

@@ -85,9 +85,9 @@ void launch_observation_tiles(ObservationParams<T> params, int32_t block_rows, c
     const dim3 threads(Tile::kWarps * kWarpSize);
     const int64_t rows = int64_t{params.batch} * params.heads * params.window;
     const dim3 merge_grid = grid_of(ceil_div(rows, int64_t{kMergeThreads / kWarpSize}), 1);
-    launch("observation_statistics", observation_statistics<T, Tile>, grid, threads, shared, stream, params);
-    launch("observation_merge", observation_merge<T>, merge_grid, dim3(kMergeThreads), 0, stream, params);
-    launch("observation_votes", observation_votes<T, Tile>, grid, threads, shared, stream, params);
+    launch<observation_statistics<T, Tile>>("observation_statistics", grid, threads, shared, stream, params);
+    launch<observation_merge<T>>("observation_merge", merge_grid, dim3(kMergeThreads), 0, stream, params);
+    launch<observation_votes<T, Tile>>("observation_votes", grid, threads, shared, stream, params);
 }
 
 // Queues the three launches. Writes votes [B,G,S] before n-V of every row of n > prompt_budget; V is its entry of

@@ -10,7 +10,7 @@ template <int kThreads>
 void launch_pool_votes(const PoolSelectParams& params, cudaStream_t stream) {
     const int64_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
     const dim3 grid = grid_of(ceil_div(params.prompt_length, outputs), params.kv_heads, params.batch);
-    launch("pool_votes", pool_votes<kThreads>, grid, dim3(kThreads), kPoolSharedBytes<kThreads>, stream, params);
+    launch<pool_votes<kThreads>>("pool_votes", grid, dim3(kThreads), kPoolSharedBytes<kThreads>, stream, params);
 }
 
 /// Queues both kernels; the first only where a prompt can exceed the budget.
@@ -22,7 +22,7 @@ inline void launch_pool_select(const PoolSelectParams& params, cudaStream_t stre
                                          : launch_pool_votes<1024>(params, stream);
     }
     const dim3 grid = grid_of(params.kv_heads, params.batch);
-    launch("select_prompt", select_prompt<kSelectThreads>, grid, dim3(kSelectThreads), 0, stream, params);
+    launch<select_prompt<kSelectThreads>>("select_prompt", grid, dim3(kSelectThreads), 0, stream, params);
 }
 
 }  // namespace kvc

@@ -13,8 +13,8 @@ dim3 replace_grid(int64_t elements, int64_t width) {
 template <class T>
 void launch_replace(void* state, const void* kept, int64_t elements, cudaStream_t stream) {
     const ReplaceParams<T> params{static_cast<T*>(state), static_cast<const T*>(kept), elements};
-    launch("replace_vectors", replace_vectors<T>, replace_grid(elements, kVectorWidth<T>), dim3(kReplaceThreads), 0,
-           stream, params);
+    launch<replace_vectors<T>>("replace_vectors", replace_grid(elements, kVectorWidth<T>), dim3(kReplaceThreads), 0,
+                               stream, params);
 }
 
 struct ReplaceCache : WithoutScratch {
@@ -24,8 +24,8 @@ struct ReplaceCache : WithoutScratch {
         launch_replace<T>(p.k_cache, p.k_kept, slots * p.head_size, stream);
         launch_replace<T>(p.v_cache, p.v_kept, slots * p.head_size, stream);
         const ReplaceParams<int32_t> positions{p.slot_positions, p.positions_kept, slots};
-        launch("replace_integers", replace_integers, replace_grid(slots, 1), dim3(kReplaceThreads), 0, stream,
-               positions);
+        launch<replace_integers>("replace_integers", replace_grid(slots, 1), dim3(kReplaceThreads), 0, stream,
+                                 positions);
     }
 };
 

@@ -121,7 +121,8 @@ def test_the_compilers_figures_are_read_and_named(monkeypatch: pytest.MonkeyPatc
     assert (code.registers, code.static_shared, code.stack, code.local) == (40, 4096, 8, 16)
     assert (code.count("LDG"), code.count("LDG", "128"), code.count("STG", "128")) == (2, 1, 0)
     assert (code.count("LDGSTS", "128"), code.spills) == (1, 1)
-    (problem,) = kernel_resources.problems([code], kernel_resources.DOCUMENT.read_text(), "0.0")
+    texts = {path: path.read_text() for path in (kernel_resources.DOCUMENT, kernel_resources.EMULATED)}
+    (problem,) = kernel_resources.problems([code], texts, "0.0")
     assert "k<fp32> (sm_90a) uses local memory" in problem
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from benchmarks.occupancy import MULTIPROCESSORS
+from kvc_trt.kernels.c_library import ARCHITECTURES
 from tests.plugins_cuda import toys
 from tests.plugins_cuda.toys import SCHEDULES, Toys, aligned
 
@@ -178,6 +180,7 @@ MISTAKES = {
     "misaligned_cast": r"shared memory 4 bytes past a multiple of 16",
     "too_much_static": r"static shared memory grows to 49168 bytes with second, more than 49152",
     "misaligned_vector": r"misaligned 16-byte access, 4 bytes past a multiple of 16",
+    "misaligned_store": r"misaligned 8-byte access, 4 bytes past a multiple of 8",
     "misaligned_copy": r"misaligned 16-byte access, 4 bytes past a multiple of 16",
     "copy_without_wait": r"thread \(9,0,0\): exits without a wait for what cp.async has started",
     "wait_without_commit": r"thread \(9,0,0\): exits without a wait for what cp.async has started",
@@ -218,7 +221,7 @@ LIMITS = {
     "grid y": ((1, 65536, 1), (1, 1, 1), 0, "a grid beyond"),
     "grid z": ((1, 1, 65536), (1, 1, 1), 0, "a grid beyond"),
     "grid x": ((2**31, 1, 1), (1, 1, 1), 0, "a grid beyond"),
-    "shared": ((1, 1, 1), (1, 1, 1), 227 * 1024 + 1, "232449 bytes of dynamic shared memory"),
+    "shared": ((1, 1, 1), (1, 1, 1), 163 * 1024 + 1, "0 bytes of static and 166913 of dynamic shared memory"),
 }
 
 
@@ -227,6 +230,42 @@ def test_a_launch_beyond_the_limits_of_a_device_is_refused(toy_library, case):
     grid, block, dynamic, message = LIMITS[case]
     arguments = (np.array(grid, U32), np.array(block, U32), ctypes.c_uint64(dynamic))
     assert message in toy_library.run("run_limits", *arguments)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_shared_memory_is_refused_at_the_byte(toy_library, architecture):
+    """Static and dynamic together: 48 KiB, and all that a block of this device has if the launcher asks for it."""
+    limits, static, out = MULTIPROCESSORS[architecture], 1040 * 4, aligned(64, np.float32)
+    most = limits.shared_bytes - limits.reserved_shared
+    fits, too_much = ([ctypes.c_uint64(most - static + more), out] for more in (0, 1))
+    toy_library.set_device(architecture)
+    try:
+        if architecture == ARCHITECTURES[0]:  # the others share the launcher's memory of what was allowed
+            assert toy_library.run("run_unasked", ctypes.c_uint64(48 * 1024 - static), out) == ""
+            found = toy_library.run("run_unasked", ctypes.c_uint64(48 * 1024 - static + 1), out)
+            assert "static and dynamic shared memory take 49153 bytes, more than 49152" in found
+            found = toy_library.run("run_unasked", ctypes.c_uint64(48 * 1024 + 1), out)
+            assert (
+                f"49153 bytes of dynamic shared memory beside 0 of static on {architecture}, allowed are 49152" in found
+            )
+        assert toy_library.run("run_asked", *fits) == ""
+        assert f"take {most + 1} bytes, more than {most}" in toy_library.run("run_asked", *too_much)
+    finally:
+        toy_library.set_device(ARCHITECTURES[0])
+
+
+def test_registers_of_a_block_are_limited(toy_library):
+    """sparse_attention<fp32, 256> has more than 128 a thread, and more static memory here than nvcc has counted."""
+    out = aligned(64, np.float32)
+    found = toy_library.run("run_counted", 512, out)
+    assert re.search(r"512 threads of \d{3} registers on sm_80, a block has 65536", found)
+    assert re.search(
+        r"static shared memory grows to 32768 bytes with more, more than \d+", toy_library.run("run_counted", 32, out)
+    )
+
+
+def test_an_unknown_device_is_refused(toy_library):
+    assert toy_library.library.kvc_emulation_set_device(b"sm_75") != 0
 
 
 def test_launches_are_recorded(toy_library):

@@ -66,6 +66,14 @@ def test_kernels_know_nothing_of_their_launchers() -> None:
             assert "cudaStream_t" not in text or name in DEVICE_ONLY, name
 
 
+def test_one_place_launches() -> None:
+    """What a kernel is allowed is asked for there."""
+    callers = [
+        name for name, text in SOURCES.items() if "platform::launch_kernel(" in text or "cudaLaunchKernel" in text
+    ]
+    assert callers == ["kernels/device.cuh", "src/launch_kernel.h"]
+
+
 def test_no_denormal_is_flushed() -> None:
     """Denormal scores order pages: no build file may ask for -ftz or fast math."""
     files = [*Path(PLUGINS).rglob("CMakeLists.txt"), *Path(PLUGINS).rglob("*.cmake"), PLUGINS.parent / "CMakeLists.txt"]

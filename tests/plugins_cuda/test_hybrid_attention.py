@@ -409,6 +409,19 @@ def test_the_selected_list_is_written_to_its_end(library: KernelLibrary) -> None
     assert bool((selected[2, :, 11:] == -1).all())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("top_k", [16, 400])
+def test_a_block_takes_several_splits_of_a_long_row_within_the_budget(
+    scheduled_library: KernelLibrary, top_k: int, dtype: torch.dtype
+) -> None:
+    """Blocks are launched for the splits of a sparse row. The dense operation has one for each split, and its bits."""
+    case = small(lengths=(700, 300, 699), capacity=701, top_k=top_k, token_budget=701, dtype=dtype)
+    _, output, selected = run(scheduled_library, case)
+    dense = scheduled_library.dense_attention(**case.to(scheduled_library.device_type).dense_arguments()).cpu()
+    assert torch.equal(output, dense)
+    assert torch.equal(selected[0], torch.arange(701).expand(2, -1).int())
+
+
 # ---- Launches
 
 
@@ -428,3 +441,15 @@ def test_launches_depend_on_sizes_alone(emulation: KernelLibrary) -> None:
     assert [name for name, _ in launches[0]] == ["page_scores", "select_tokens", "sparse_attention"]
     assert launches[0][0][1] == (1, 2, 3), "pages, KV heads, rows"
     assert launches[0][1][1] == (2, 3, 1)
+
+
+def test_blocks_of_the_attention_are_those_of_the_rows_that_are_read_most_often(emulation: KernelLibrary) -> None:
+    """Splits are of 128 tokens beyond 256: of a sparse row, or of the rows that `dense_until` adds to the budget's."""
+
+    def splits(**changes: int) -> int:
+        return _launches(emulation, small(lengths=(100, -1, 3), capacity=701, **changes))[2][1][2]
+
+    assert splits(top_k=16, token_budget=700, dense_until=0) == 1
+    assert splits(top_k=16, token_budget=700, dense_until=700) == 1
+    assert splits(top_k=300, token_budget=700, dense_until=0) == 3
+    assert splits(top_k=16, token_budget=400, dense_until=700) == 6

@@ -20,7 +20,7 @@ from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from tests.plugins_cuda import test_observation_scores as observation
 from tests.plugins_cuda.cases import step_case
-from tests.plugins_cuda.checks import check_dense
+from tests.plugins_cuda.checks import check_dense, check_hybrid
 from tests.plugins_cuda.mutants import Mutation, compile_mutant
 
 pytestmark = pytest.mark.slow
@@ -63,16 +63,23 @@ def attention(library: KernelLibrary) -> None:
         check_dense(library, case)
 
 
+def several_splits(library: KernelLibrary) -> None:
+    """Rows of four splits and of three, by the two blocks that a sparse row's splits need."""
+    case = step_case(lengths=[500, 290], capacity=501, heads=3, kv_heads=1, size=48, top_k=257, token_budget=501)
+    check_hybrid(library, case)
+
+
 SOURCES: dict[Callable[[KernelLibrary], None], str] = {
     votes: "src/compact.cu",
     attention: "src/dense_attention.cu",
+    several_splits: "src/hybrid_attention.cu",
 }
 
 # ---- The mistakes
 
 ROW, STATISTICS, VOTES = "observation_row.cuh", "observation_statistics.cuh", "observation_votes.cuh"
 TILES, MERGE, TILE = "observation_tiles.cuh", "attention_merge.cuh", "attention_tile.cuh"
-TENSOR_CORE, FMA = "attention_tensor_core.cuh", "attention_fma.cuh"
+TENSOR_CORE, FMA, SPARSE = "attention_tensor_core.cuh", "attention_fma.cuh", "sparse_attention.cuh"
 CALLS = ("__syncthreads();", "__syncwarp();", "copy_async_wait<0>();", "__threadfence();")
 
 MUTATIONS: dict[Callable[[KernelLibrary], None], tuple[Mutation, ...]] = {
@@ -106,7 +113,7 @@ MUTATIONS: dict[Callable[[KernelLibrary], None], tuple[Mutation, ...]] = {
         without(BARRIER, MERGE, after="head_size, store);\n        "),
         without(BARRIER, MERGE, before="    if (threadIdx.x == 0)"),
         without(BARRIER, MERGE, before="    return buffers.is_last"),
-        without(BARRIER, MERGE, before="    for (int item = static_cast<int>(threadIdx.x)"),
+        without(BARRIER, MERGE, before="    for (int item = thread_anew()"),
         without("__threadfence();\n", MERGE, before="        buffers.is_last"),
         wrong("nobody_is_last", MERGE, "buffers.splits[0] - 1;", "buffers.splits[0];"),
         wrong("first_maximum_is_nan", TILE, "maximum == -INFINITY ? 0.0f : maximum", "maximum"),
@@ -115,7 +122,15 @@ MUTATIONS: dict[Callable[[KernelLibrary], None], tuple[Mutation, ...]] = {
         wrong("weights_change_places", TENSOR_CORE, "group % 2 == 0 ? lower", "group % 2 != 0 ? lower"),
         wrong("tail_of_a_batch_counts", FMA, "tokens[j] < rows.end ?", "tokens[j] <= rows.end ?"),
         wrong("a_full_row_takes_part", "attended_row.cuh", "cache_length < capacity", "cache_length <= capacity"),
-        wrong("split_ends_late", "sparse_attention.cuh", "row.count - begin < plan.tokens ?", "false ?"),
+        wrong("split_ends_late", SPARSE, "task.count - begin < task.tokens ?", "false ?"),
+    ),
+    several_splits: (
+        wrong("control_several_splits", SPARSE, "task[0].split < splits[0]", "splits[0] > task[0].split"),
+        without(BARRIER, SPARSE, before="#pragma unroll 1"),
+        without(BARRIER, SPARSE, before="    } while"),
+        wrong("a_block_stops_after_one_split", SPARSE, "task[0].split < splits[0]", "false"),
+        wrong("a_block_takes_splits_of_others", SPARSE, "split += static_cast<int>(gridDim.z)", "split += 1"),
+        wrong("results_go_to_the_first_split", SPARSE, "int64_t{task.split} * group", "int64_t{blockIdx.z} * group"),
     ),
 }  # fmt: skip
 PAIRS = [(check, mutation) for check, mutations in MUTATIONS.items() for mutation in mutations]
@@ -162,7 +177,7 @@ def test_a_mistake_is_noticed(check: Callable[[KernelLibrary], None], mutation: 
 def test_every_barrier_is_tried() -> None:
     """Every barrier, wait and fence of these headers is removed by one of the mutations, but the one listed here."""
     harmless = {MERGE: 1}  # the reader's fence: the emulation knows no stale cache line
-    for file in (STATISTICS, VOTES, TILES, MERGE):
+    for file in (STATISTICS, VOTES, TILES, MERGE, SPARSE):
         text = (ROOT / "plugins_cuda/kernels" / file).read_text()
         there = sum(text.count(call) for call in CALLS)
         removed = sum("without" in mutation.name and "commit" not in mutation.name

@@ -43,6 +43,9 @@ class Toys:
     def set_schedule(self, schedule: str, seed: int = 0) -> None:
         assert self.library.kvc_emulation_set_schedule(SCHEDULES[schedule], ctypes.c_uint64(seed)) == 0
 
+    def set_device(self, architecture: str) -> None:
+        assert self.library.kvc_emulation_set_device(architecture.encode()) == 0
+
     def launches(self) -> list[EmulatedLaunch]:
         count = self.library.kvc_emulation_launches(None, ctypes.c_int64(0))
         records = (EmulatedLaunch * count)()
@@ -55,7 +58,7 @@ class Toys:
 
 def compile_toys(directory: Path, *flags: str) -> None:
     """Compile toys and emulation into `directory`: libtoys.so, and libraces.so for the race detector."""
-    jobs = {"toys": [TOYS / f"{name}.cu" for name in ("blocks", "mistakes", "mma", "numeric", "selection")]}
+    jobs = {"toys": [TOYS / f"{name}.cu" for name in ("blocks", "limits", "mistakes", "mma", "numeric", "selection")]}
     jobs["emulation"] = sorted((PLUGINS / "emulation").glob("*.cpp"))
     jobs["races"] = [TOYS / "races.cu"]
     running = []

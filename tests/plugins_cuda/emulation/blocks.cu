@@ -145,33 +145,33 @@ extern "C" {
 
 const char* run_reductions(int blocks, const float* x, float* sums, float* maxima, int* before, int* total) {
     const ReduceParams params{x, sums, maxima, before, total};
-    return message_of([&] { launch("reductions", reductions, blocks, kThreads, 0, nullptr, params); });
+    return message_of([&] { launch<reductions>("reductions", blocks, kThreads, 0, nullptr, params); });
 }
 const char* run_warp_operations(int64_t* out) {
-    return message_of([&] { launch("warp_operations", warp_operations, 1, 64, 0, nullptr, {out}); });
+    return message_of([&] { launch<warp_operations>("warp_operations", 1, 64, 0, nullptr, {out}); });
 }
 const char* run_atomics(uint32_t* word, int32_t* shared) {
-    return message_of([&] { launch("atomics", atomics, 4, 64, 0, nullptr, {word, shared}); });
+    return message_of([&] { launch<atomics>("atomics", 4, 64, 0, nullptr, {word, shared}); });
 }
 const char* run_sequence(const uint32_t* grid, const uint32_t* block, int* ticket, int* out) {
     return message_of([&] {
-        launch("sequence", sequence, dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), 0, nullptr,
-               {ticket, out});
+        launch<sequence>("sequence", dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), 0, nullptr,
+                         {ticket, out});
     });
 }
 const char* run_neighbours(const float* x, float* out, int write_barrier, int read_barrier) {
     const NeighbourParams params{x, out, write_barrier != 0, read_barrier != 0};
-    return message_of([&] { launch("neighbours", neighbours, 1, 64, 0, nullptr, params); });
+    return message_of([&] { launch<neighbours>("neighbours", 1, 64, 0, nullptr, params); });
 }
 const char* run_fresh_memory(float* as_float, int32_t* as_int) {
-    return message_of([&] { launch("fresh_memory", fresh_memory, 3, 1, 16, nullptr, {as_float, as_int}); });
+    return message_of([&] { launch<fresh_memory>("fresh_memory", 3, 1, 16, nullptr, {as_float, as_int}); });
 }
 const char* run_limits(const uint32_t* grid, const uint32_t* block, uint64_t dynamic_bytes) {
     static int ticket;
     ticket = 0;
     return message_of([&] {
-        launch("sequence", sequence, dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), dynamic_bytes,
-               nullptr, {&ticket, nullptr});
+        launch<sequence>("sequence", dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), dynamic_bytes,
+                         nullptr, {&ticket, nullptr});
     });
 }
 }

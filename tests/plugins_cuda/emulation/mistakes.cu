@@ -93,6 +93,11 @@ __global__ void misaligned_vector(Params params) {
     load_vector(params.global + 1, values);
 }
 
+__global__ void misaligned_store(Params) {
+    KVC_SHARED(float, values, 64);
+    if (thread() == 0) platform::store_vector_of(&values[1], float2{1.0f, 2.0f});
+}
+
 __global__ void misaligned_copy(Params params) {
     KVC_SHARED(float, values, 64);
     copy_async_16(&values[1], params.global);
@@ -116,11 +121,16 @@ __global__ void copy_to_global(Params params) {
     copy_async_wait<0>();
 }
 
+template <auto kKernel>
+void run(const char* name, int blocks, int threads, const Params& params) {
+    launch<kKernel>(name, blocks, threads, 64, nullptr, params);
+}
+
 struct Mistake {
     const char* name;
-    void (*kernel)(Params);
+    void (*run)(const char* name, int blocks, int threads, const Params& params);
 };
-#define MISTAKE(name) {#name, name}
+#define MISTAKE(name) {#name, run<name>}
 constexpr Mistake kMistakes[] = {
     MISTAKE(exit_before_barrier),  MISTAKE(barrier_in_both_branches),
     MISTAKE(one_barrier_too_many), MISTAKE(exited_lane),
@@ -132,7 +142,7 @@ constexpr Mistake kMistakes[] = {
     MISTAKE(misaligned_cast),      MISTAKE(too_much_static),
     MISTAKE(misaligned_vector),    MISTAKE(misaligned_copy),
     MISTAKE(copy_without_wait),    MISTAKE(wait_without_commit),
-    MISTAKE(copy_to_global),
+    MISTAKE(copy_to_global),       MISTAKE(misaligned_store),
 };
 
 }  // namespace
@@ -142,7 +152,7 @@ constexpr Mistake kMistakes[] = {
 extern "C" const char* run_mistake(const char* name, int blocks, int threads, const float* global) {
     for (const kvc::Mistake& mistake : kvc::kMistakes) {
         if (std::strcmp(mistake.name, name) != 0) continue;
-        return message_of([&] { kvc::launch(name, mistake.kernel, blocks, threads, 64, nullptr, {global}); });
+        return message_of([&] { mistake.run(name, blocks, threads, {global}); });
     }
     return nullptr;
 }

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(32) product(const MmaParams<T> params) {
 template <class T>
 static void run(const uint16_t* a, const uint16_t* b, const uint16_t* b_columns, float* c, int wait) {
     const auto typed = [](const uint16_t* p) { return reinterpret_cast<const T*>(p); };
-    kvc::launch("product", kvc::product<T>, 1, 32, 0, nullptr, {typed(a), typed(b), typed(b_columns), c, wait != 0});
+    kvc::launch<kvc::product<T>>("product", 1, 32, 0, nullptr, {typed(a), typed(b), typed(b_columns), c, wait != 0});
 }
 
 extern "C" const char* run_product(int bfloat16, const uint16_t* a, const uint16_t* b, const uint16_t* b_columns,

@@ -33,7 +33,7 @@ __global__ void vectors(const VectorParams<T> params) {
 template <class T>
 const char* run(const void* from, void* converted, void* copied) {
     const VectorParams<T> params{static_cast<const T*>(from), static_cast<T*>(converted), static_cast<T*>(copied)};
-    return message_of([&] { launch("vectors", vectors<T>, 1, 1, 0, nullptr, params); });
+    return message_of([&] { launch<vectors<T>>("vectors", 1, 1, 0, nullptr, params); });
 }
 
 }  // namespace

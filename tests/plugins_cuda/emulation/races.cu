@@ -117,12 +117,17 @@ __global__ void merged(Params params) {
     params.total[threadIdx.x] = sum;
 }
 
+template <auto kKernel>
+void run(const char* name, const Params& params) {
+    launch<kKernel>(name, 2, 64, 0, nullptr, params);
+}
+
 struct Race {
     const char* name;
-    void (*wrong)(Params);
-    void (*right)(Params);
+    void (*wrong)(const char* name, const Params& params);
+    void (*right)(const char* name, const Params& params);
 };
-#define RACE(name) {#name, name<false>, name<true>}
+#define RACE(name) {#name, run<name<false>>, run<name<true>>}
 const Race kRaces[] = {
     RACE(written_then_read),
     RACE(read_then_written),
@@ -133,8 +138,8 @@ const Race kRaces[] = {
     RACE(copied),
     RACE(copied_with_neighbour),
     RACE(one_row_per_block),
-    {"merged", merged<false, false>, merged<true, false>},
-    {"merged_by_arriver", merged<false, true>, merged<true, true>},
+    {"merged", run<merged<false, false>>, run<merged<true, false>>},
+    {"merged_by_arriver", run<merged<false, true>>, run<merged<true, true>>},
 };
 
 }  // namespace
@@ -144,8 +149,8 @@ const Race kRaces[] = {
 extern "C" const char* run_race(const char* name, int right, float* values, uint32_t* arrived, float* total) {
     for (const kvc::Race& race : kvc::kRaces) {
         if (std::strcmp(race.name, name) != 0) continue;
-        const auto kernel = right ? race.right : race.wrong;
-        return message_of([&] { kvc::launch(name, kernel, 2, 64, 0, nullptr, {values, arrived, total}); });
+        const auto run = right ? race.right : race.wrong;
+        return message_of([&] { run(name, {values, arrived, total}); });
     }
     return nullptr;
 }

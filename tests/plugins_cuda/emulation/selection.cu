@@ -43,10 +43,15 @@ __global__ void __launch_bounds__(kThreads) radix_select(const RadixParams param
 extern "C" const char* radix_select(int threads, const float* values, const int32_t* weights, int n, int quota,
                                     uint32_t* threshold, int32_t* slots, int32_t* counts) {
     const kvc::RadixParams params = {values, weights, n, quota, threshold, slots, counts};
-    auto kernel = kvc::radix_select<1024, 32>;
-    if (threads == 64) kernel = kvc::radix_select<64, 1>;
-    if (threads == 256) kernel = kvc::radix_select<256, 4>;
-    return message_of([&] { kvc::launch("radix_select", kernel, dim3(1), dim3(threads), 0, nullptr, params); });
+    const auto run = [&]<int kThreads, int kCopies>() {
+        return message_of([&] {
+            kvc::launch<kvc::radix_select<kThreads, kCopies>>("radix_select", dim3(1), dim3(kThreads), 0, nullptr,
+                                                              params);
+        });
+    };
+    if (threads == 64) return run.operator()<64, 1>();
+    if (threads == 256) return run.operator()<256, 4>();
+    return run.operator()<1024, 32>();
 }
 
 // votes [1,heads,length], one row of `n` tokens -> keys [1,heads,length], indices [1,heads,capacity], stored [1].

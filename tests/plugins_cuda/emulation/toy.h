@@ -1,7 +1,7 @@
 // What the toy kernels of these tests share: a launch whose error becomes a string that Python reads.
 #pragma once
 
-#include "kernels/platform.cuh"
+#include "src/launch_kernel.h"
 
 #include <string>
 

@@ -1,0 +1,49 @@
+// Launches that a device refuses: too much shared memory that nobody asked for, too many registers, and a kernel that
+// declares other arrays than nvcc has counted.
+#include "emulation/toy.h"
+#include "kernels/shared.cuh"
+
+namespace kvc {
+namespace {
+
+struct Params {
+    float* out;
+};
+
+__global__ void with_static_memory(const Params params) {
+    KVC_SHARED(float, values, 1040);
+    values[threadIdx.x] = 1.0f;
+    params.out[threadIdx.x] = values[threadIdx.x];
+}
+
+// Under the name of one of the library's kernels, it counts as that one.
+template <class T, int kHeadSize>
+__global__ void sparse_attention(const Params params) {
+    KVC_SHARED(float, values, 16 * 1024 / sizeof(float));
+    KVC_SHARED(float, more, 16 * 1024 / sizeof(float));
+    values[0] = more[0] = 1.0f;
+    params.out[0] = values[0];
+}
+
+}  // namespace
+}  // namespace kvc
+
+using namespace kvc;
+
+extern "C" {
+
+// Past kvc::launch, which would ask for the memory.
+const char* run_unasked(uint64_t dynamic_bytes, float* out) {
+    return message_of([&] {
+        const Params params{out};
+        const auto entry = platform::kernel_entry<with_static_memory>();
+        platform::launch_kernel("with_static_memory", entry, 1, 32, dynamic_bytes, nullptr, &params);
+    });
+}
+const char* run_asked(uint64_t dynamic_bytes, float* out) {
+    return message_of([&] { launch<with_static_memory>("with_static_memory", 1, 32, dynamic_bytes, nullptr, {out}); });
+}
+const char* run_counted(int threads, float* out) {
+    return message_of([&] { launch<sparse_attention<float, 256>>("sparse_attention", 1, threads, 0, nullptr, {out}); });
+}
+}

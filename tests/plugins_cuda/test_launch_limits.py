@@ -1,0 +1,209 @@
+"""What every operation launches stays within the limits of every GPU, for all models and the sizes that are served.
+
+No kernel runs here: the emulation checks and records the launches alone, of addresses that do not exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from benchmarks.kernel_cases import NEW_TOKENS, Case
+from kvc_trt import policies
+from kvc_trt.kernels.c_library import ARCHITECTURES, KernelError
+from kvc_trt.kernels.library import KernelLibrary
+from kvc_trt.kernels.parameters import members
+from kvc_trt.kernels.structs import Dtype, EmulatedLaunch, struct_of
+from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.presets import list_presets, load_preset
+from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.operators.schema import Operator
+from tests.plugins_cuda.mutants import Mutation, compile_mutant
+from tests.plugins_cuda.toys import PLUGINS
+
+OPERATIONS = {one.kernel.operation: one for one in KERNEL_OPERATORS if one.kernel is not None}
+STEP, PROMPT = "kvc_hybrid_attention", "kvc_compact"
+OF_POLICY = {
+    "rocketkv": tuple(OPERATIONS),
+    "hybrid": (STEP, "kvc_append_block", "kvc_raise_bounds"),
+    "quest-matched": (STEP,),
+    "full": ("kvc_dense_attention", "kvc_append_block"),
+}
+"""Operations that engines of these policies call; the other policies with kernels call some of them at other sizes."""
+BATCHES, BUDGETS = (1, 4, 8, 16, 32), (256, 512, 1024, 2048)
+CONTEXTS = (16384, 32768, 65536, 131072)
+TURN = 2048
+"""Tokens of a turn."""
+WORKSPACE = 1 << 46
+BY_DEFAULT = 48 * 1024
+"""Bytes of shared memory that a block has, static arrays counted, if its kernel was not allowed more."""
+
+
+@pytest.fixture(autouse=True)
+def _first_device(emulation: KernelLibrary) -> Iterator[None]:
+    yield
+    emulation.set_device(ARCHITECTURES[0])
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operation at the sizes of an engine."""
+
+    operation: str
+    model: ModelConfig
+    parameters: PolicyParameters
+    batch: int
+    dtype: Dtype = Dtype.BFLOAT16
+
+    def numbers(self) -> dict[str, int]:
+        """Every number that any operation takes."""
+        model, rule = self.model, self.parameters
+        size, capacity = model.head_size, rule.capacity
+        stored = capacity + TURN if self.operation == "kvc_compact_turn" else rule.max_input_len
+        return {
+            "dtype": int(self.dtype), "batch": self.batch, "heads": model.num_attention_heads,
+            "kv_heads": model.num_key_value_heads, "head_size": size, "window": rule.window,
+            "pool_kernel": rule.pool_kernel, "page_size": rule.page_size, "prompt_length": stored,
+            "prompt_budget": rule.prompt_budget, "capacity": capacity, "top_r": rule.top_r, "top_k": rule.top_k,
+            "token_budget": rule.token_budget, "dense_until": rule.dense_until, "selected_width": rule.selected_width,
+            "block": TURN, "channels": 2 * size, "pages": -(-capacity // rule.page_size), "reserved": 0,
+            "kv_stride_token": size, "kv_stride_head": stored * size,
+            "kv_stride_batch": model.num_key_value_heads * stored * size,
+        }  # fmt: skip
+
+    def launches(self, library: KernelLibrary) -> list[EmulatedLaunch]:
+        """What the call launches; KernelError where a device would refuse it."""
+        return library.checked_launches_of(lambda: self.make(library))
+
+    def make(self, library: KernelLibrary) -> None:
+        """The call itself, of addresses that do not exist."""
+        fields, numbers = {}, self.numbers()
+        for place, member in enumerate(members(self.operator)[1:], start=1):
+            fields[member.name] = place << 46 if member.type.endswith("*") else numbers[member.name]
+        struct = struct_of(self.operator)(**fields)
+        library.call(self.operation, struct, WORKSPACE, WORKSPACE)
+
+    @property
+    def operator(self) -> Operator:
+        return OPERATIONS[self.operation]
+
+
+@cache
+def resolved(policy: str, model: ModelConfig, context: int, budget: int) -> PolicyParameters:
+    return policies.resolve(
+        policy, model=model, token_budget=budget, max_input_len=context - NEW_TOKENS, max_output_len=NEW_TOKENS
+    )
+
+
+def models() -> dict[tuple[int, int, int], ModelConfig]:
+    """Every preset, those of equal heads once, as if made for every length: launches know heads and sizes alone."""
+    found = {}
+    for name in list_presets():
+        config = replace(load_preset(name).config, max_position_embeddings=CONTEXTS[-1], sliding_window=None)
+        found[config.num_attention_heads, config.num_key_value_heads, config.head_size] = config
+    return found
+
+
+def calls(heads: tuple[int, int, int], policy: str, dtype: Dtype) -> Iterator[Call]:
+    model = models()[heads]
+    for context in CONTEXTS:
+        for budget in BUDGETS if policy != "full" else BUDGETS[:1]:
+            parameters = resolved(policy, model, context, budget)
+            for batch in BATCHES:
+                for operation in OF_POLICY[policy]:
+                    yield Call(operation, model, parameters, batch, dtype)
+
+
+def step(batch: int, context: int, budget: int, policy: str = "rocketkv") -> Call:
+    """A step of Llama-3.1-8B in bf16."""
+    model = load_preset("llama3.1-8b").config
+    return Call(STEP, model, resolved(policy, model, context, budget), batch)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT32], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("policy", OF_POLICY)
+@pytest.mark.parametrize("heads", models(), ids=str)
+def test_no_launch_is_refused(emulation: KernelLibrary, heads: tuple[int, int, int], policy: str, dtype: Dtype) -> None:
+    for architecture in ARCHITECTURES:
+        emulation.set_device(architecture)
+        for call in calls(heads, policy, dtype):
+            launches = call.launches(emulation)
+            unknown = [launch.name for launch in launches if launch.registers == 0]
+            assert not unknown, "not in plugins_cuda/emulation/kernel_resources.inc: make plugins, then --write"
+
+
+def test_every_launcher_is_asked(emulation: KernelLibrary) -> None:
+    """At the sizes above, and in place, which no operation above is."""
+    model = load_preset("llama3.1-8b").config
+    asked = {
+        launch.name.decode()
+        for policy, operations in OF_POLICY.items()
+        for operation in operations
+        for launch in Call(operation, model, resolved(policy, model, 32768, 512), 1).launches(emulation)
+    }
+    source = "\n".join(path.read_text() for path in sorted((PLUGINS / "src").iterdir()))
+    written = set(re.findall(r'launch<.*?>\(\s*"(\w+)"', source))
+    assert written - asked == {"move_in_place"}
+    assert asked <= written
+
+
+# What was refused before kernels were allowed all that a device has: dynamic memory alone is within 48 KiB.
+NEEDS_TO_BE_ALLOWED = {
+    "32K, budget 1024, batch 8": (step(8, 32768, 1024), "page_scores"),
+    "16K, budget 512, batch 16": (step(16, 16384, 512), "page_scores"),
+    "16K, budget 2048, batch 4": (step(4, 16384, 2048), "page_scores"),
+    "64K, budget 2048, batch 4": (step(4, 65536, 2048), "page_scores"),
+    "quest-matched, batch 1": (step(1, 32768, 512, "quest-matched"), "page_scores"),
+}
+
+
+def pages(count: int) -> Call:
+    """A step over a cache of so many pages, of one token each."""
+    one = step(1, 32768, 512)
+    return replace(one, parameters=replace(one.parameters, capacity=count, page_size=1))
+
+
+NEEDS_TO_BE_ALLOWED |= {f"{count} pages": (pages(count), "select_tokens") for count in (9889, 12288)}
+
+
+@pytest.mark.parametrize("case", NEEDS_TO_BE_ALLOWED)
+def test_static_arrays_count_against_what_a_block_has_by_default(emulation: KernelLibrary, case: str) -> None:
+    call, kernel = NEEDS_TO_BE_ALLOWED[case]
+    (launch,) = (one for one in call.launches(emulation) if one.name == kernel.encode())
+    assert launch.dynamic_shared_bytes <= BY_DEFAULT < launch.static_shared_bytes + launch.dynamic_shared_bytes
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> KernelLibrary:
+    """The operation with launches that ask for more shared memory only where the dynamic one alone is over 48 KiB."""
+    mistake = Mutation(
+        "forgets_static", "src/launch_kernel.h", "if (bytes == 0) {", f"if (bytes <= {BY_DEFAULT}) {{"
+    )  # fmt: skip
+    return KernelLibrary(compile_mutant(mistake, "src/hybrid_attention.cu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", NEEDS_TO_BE_ALLOWED)
+def test_a_launcher_that_forgets_static_arrays_is_refused(forgetful: KernelLibrary, case: str) -> None:
+    call, kernel = NEEDS_TO_BE_ALLOWED[case]
+    with pytest.raises(KernelError, match=rf"kernel {kernel}: \d+ bytes of dynamic shared memory beside (4160|9600)"):
+        call.launches(forgetful)
+
+
+def test_the_first_launches_may_come_from_several_threads(emulation: KernelLibrary) -> None:
+    """Of two engines, of other sizes: what one of them asks for is not taken back by the other."""
+    every = [step(batch, context, 1024) for batch in BATCHES for context in CONTEXTS]
+    with ThreadPoolExecutor(4) as threads:
+        launches = emulation.checked_launches_of(lambda: list(threads.map(lambda call: call.make(emulation), every)))
+    assert len(launches) == 3 * len(every)
+
+
+def test_the_benchmarks_sizes_are_those_of_an_engine() -> None:
+    case = Case(8, 32768, 1024)
+    assert case.parameters == step(8, 32768, 1024).parameters
