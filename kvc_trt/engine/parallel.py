@@ -9,6 +9,11 @@ from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import shards
 
 
+def rank_model(model: ModelConfig, ranks: int | None) -> ModelConfig:
+    """Return the part of the model that one rank computes; the model itself if it is not divided (None)."""
+    return model if ranks is None else shards(model, ranks)[0].local
+
+
 def check_parallel(ranks: int, model: ModelConfig, parameters: PolicyParameters) -> None:
     """Raise InputError if model or policy cannot be divided among so many ranks.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from kvc_trt import policies
 from kvc_trt.config import DERIVED_NUMBERS, BuildConfig
 from kvc_trt.engine.model_choice import ModelChoice, ModelSource
-from kvc_trt.engine.parallel import check_parallel
+from kvc_trt.engine.parallel import check_parallel, rank_model
 from kvc_trt.engine.supported import PolicyRunner, check_supported
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.methods.head_pattern import read_head_pattern
@@ -142,7 +142,8 @@ def resolve(
     if config.dense_until == "auto":
         measured = None
         if parameters.reads_a_part:
-            measured = backends[backend].break_even(choice.config, parameters, compute_dtype(config.weights))
+            one = rank_model(choice.config, config.tensor_parallel)
+            measured = backends[backend].break_even(one, parameters, compute_dtype(config.weights))
         config = config.model_copy(update={"dense_until": measured})
     model = dataclasses.replace(choice.config, dtype=compute_dtype(config.weights))
     return ResolvedBuild(config, model, resolve_parameters(config, choice.config))

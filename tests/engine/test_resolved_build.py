@@ -66,6 +66,24 @@ def test_recorded_numbers_are_pinned_only_where_they_differ(tiny_model):
     assert pinned.config.page_size is None
 
 
+def test_the_break_even_is_that_of_one_rank(tiny_model):
+    """A rank attends with fewer heads, so selection pays off later than on one GPU."""
+    found = []
+
+    class OnRanks(Measured):
+        own_settings = (*OnnxRuntimeBackend.own_settings, "tensor_parallel")
+
+        def break_even(self, model, parameters, dtype):
+            found.append((model.num_attention_heads, model.num_key_value_heads))
+            return 100
+
+    choice = choose_model(str(tiny_model))
+    for ranks in (None, 2, 4):
+        config = build(tiny_model, token_budget=64, dense_until="auto", tensor_parallel=ranks)
+        resolve(config, choice, "onnxruntime", {"onnxruntime": OnRanks()})
+    assert found == [(4, 2), (2, 1), (2, 1)]
+
+
 def test_the_break_even_is_measured_for_selecting_policies_alone(tiny_model):
     measured = resolved(build(tiny_model, token_budget=64, dense_until="auto"), break_even=100)
     assert measured.config.dense_until == measured.parameters.dense_until == 100
