@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
 from kvc_trt.cli import printing
+from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
+
+Layout = Literal["single", "ensemble"]
 
 
 @click.command(name="triton")
@@ -21,7 +24,13 @@ if TYPE_CHECKING:
     "-o", "--output", "repository", metavar="REPO", type=click.Path(path_type=Path), required=True,
     help="The model repository; made where there is none.",
 )  # fmt: skip
-@click.option("--name", help="The model's name, which clients ask for.  [default: ENGINE_DIR's own]")
+@click.option(
+    "--layout",
+    type=click.Choice(get_args(Layout)),
+    default="single",
+    help="single: one model. ensemble: the four models that clients of TensorRT-LLM know.",
+)
+@click.option("--name", help="The single model's name, which clients ask for.  [default: ENGINE_DIR's own]")
 @click.option("--rows", type=click.IntRange(min=1), help="Answers at once.  [default: the engine's max_batch_size]")
 @click.option("--queue-limit", type=click.IntRange(min=1), help="Requests that may wait.  [default: 64]")
 @click.option(
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
 def triton(
     engine_dir: Path,
     repository: Path,
+    layout: Layout,
     name: str | None,
     rows: int | None,
     queue_limit: int | None,
@@ -53,13 +63,18 @@ def triton(
     """
     from kvc_trt.backends.registry import open_engine, runner
     from kvc_trt.serving.engine import ServingSettings
+    from kvc_trt.serving.triton.ensemble import export_ensemble
     from kvc_trt.serving.triton.repository import export_model
 
+    if layout == "ensemble" and name is not None:
+        raise InputError("--name is for --layout single: clients of an ensemble ask for 'ensemble'")
     settings = ServingSettings(rows, queue_limit, memory_bytes, prefill_slice_ms, threads)
     engine = open_engine(engine_dir, progress=printing.progress())
     runner(engine.backend)
-    chosen = engine_dir.absolute().name if name is None else name
-    model = export_model(engine, repository, chosen, settings)
+    if layout == "ensemble":
+        model = export_ensemble(engine, repository, settings)
+    else:
+        model = export_model(engine, repository, engine_dir.absolute().name if name is None else name, settings)
     if as_json:
         printing.print_json(_as_json(engine, model))
     else:

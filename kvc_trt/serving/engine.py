@@ -11,14 +11,12 @@ from kvc_trt.runtime.request import Request
 from kvc_trt.serving.answer import Answer
 from kvc_trt.serving.errors import invalid, serving_error
 from kvc_trt.serving.request import ServedRequest
+from kvc_trt.serving.tokens import token_ids
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from kvc_trt.api.engine import Engine
-
-_LONGEST_TOKEN = 1024
-"""Characters that one token may stand for on average; longer prompts are refused before they are tokenised."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,4 @@ class ServedEngine:
             return request.token_ids or ()
         if tokenizer is None:
             raise InputError("this model has no tokenizer, so it cannot read text_input; give input_ids")
-        longest = self.limits.max_input_len
-        if len(request.text) > longest * _LONGEST_TOKEN:
-            raise InputError(f"the prompt has {len(request.text)} characters, expected at most {longest} tokens")
-        return tuple(tokenizer.encode(request.text).ids)
+        return token_ids(tokenizer, request.text, self.limits.max_input_len)

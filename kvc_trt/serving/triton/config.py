@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from kvc_trt.errors import InputError, describe
 from kvc_trt.serving.triton.config_schema import config_text, new_config
-from kvc_trt.serving.triton.settings import ModelSettings
-from kvc_trt.serving.triton.tensors import INPUTS, OUTPUTS, TensorType
+from kvc_trt.serving.triton.settings import ModelSettings, TextSettings
+from kvc_trt.serving.triton.tensors import TensorType
 from kvc_trt.version import __version__
 
 if TYPE_CHECKING:
@@ -23,6 +26,55 @@ _HEADING = """\
 """
 
 
+@dataclass(frozen=True)
+class WarmupTensor:
+    """A tensor of the request that comes before all others: its type, and its content as Triton reads it."""
+
+    of_type: TensorType
+    content: bytes
+
+    @classmethod
+    def tokens(cls, ids: list[int], *dims: int) -> WarmupTensor:
+        """An INT32 tensor, of one dimension unless `dims` says otherwise."""
+        return cls(TensorType("INT32", dims or (len(ids),)), np.array(ids, np.int32).tobytes())
+
+    @classmethod
+    def text(cls, text: str) -> WarmupTensor:
+        """A STRING tensor: four bytes of length, and the text."""
+        encoded = text.encode()
+        return cls(TensorType("STRING"), len(encoded).to_bytes(4, "little") + encoded)
+
+
+@dataclass(frozen=True)
+class PythonModel:
+    """What Triton has to know of a model whose code is in model.py."""
+
+    name: str
+    settings: ModelSettings | TextSettings
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    warmup: Mapping[str, WarmupTensor] = field(default_factory=dict)
+
+    def config(self, engine: EngineDirectory) -> str:
+        """Return the text of config.pbtxt."""
+        config = new_model_config(self.name, self.inputs, self.outputs)
+        config.backend = "python"
+        # Text is made to tokens at once; whatever runs an engine answers later, and often.
+        config.model_transaction_policy.decoupled = isinstance(self.settings, ModelSettings)
+        config.instance_group.add(count=1, kind="KIND_MODEL")
+        for name, value in (_said(engine) | self.settings.parameters()).items():
+            config.parameters[name].string_value = value
+        if self.warmup:
+            self._add_warmup(config)
+        return finished_config(config)
+
+    def _add_warmup(self, config: Any) -> None:
+        warmup = config.model_warmup.add(name="first_answer", batch_size=1, count=1)  # skipped without batch_size
+        for name, tensor in self.warmup.items():
+            added = warmup.inputs[name]
+            added.MergeFrom(type(added)(**_type(tensor.of_type), input_data_file=name))
+
+
 def check_model_name(name: str) -> str:
     """Return a model's name, which is also its directory's; InputError for one that could be something else there."""
     if not _NAME.fullmatch(name) or ".." in name:
@@ -33,24 +85,27 @@ def check_model_name(name: str) -> str:
     return name
 
 
-def model_config(engine: EngineDirectory, name: str, settings: ModelSettings, warmup: Mapping[str, TensorType]) -> str:
-    """Return the text of config.pbtxt; `warmup` are the inputs of the request that comes before all others."""
+def new_model_config(name: str, inputs: Mapping[str, TensorType], outputs: Mapping[str, TensorType]) -> Any:
+    """Return a ModelConfig message with what every model has. A request is one prompt, and every input is optional:
+    the model itself says what is missing, which Triton notices only sometimes.
+    """
     config = new_config()
-    config.name, config.backend, config.max_batch_size = check_model_name(name), "python", 1
-    config.model_transaction_policy.decoupled = True
+    config.name, config.max_batch_size = check_model_name(name), 1
     config.version_policy.specific.versions.append(VERSION)
-    config.instance_group.add(count=1, kind="KIND_MODEL")
-    for tensor, found in INPUTS.items():
+    for tensor, found in inputs.items():
         config.input.add(name=tensor, optional=True, **_type(found))
-    for tensor, found in OUTPUTS.items():
+    for tensor, found in outputs.items():
         config.output.add(name=tensor, **_type(found))
-    _add_parameters(config, _said(engine) | settings.parameters())
-    _add_warmup(config, warmup.items())
+    return config
+
+
+def finished_config(config: Any) -> str:
+    """Return the text of config.pbtxt."""
     return _HEADING + config_text(config)
 
 
 def _type(found: TensorType) -> dict[str, Any]:
-    return {"data_type": f"TYPE_{found.data_type}", "dims": [found.length]}
+    return {"data_type": f"TYPE_{found.data_type}", "dims": list(found.dims)}
 
 
 def _said(engine: EngineDirectory) -> dict[str, str]:
@@ -60,15 +115,3 @@ def _said(engine: EngineDirectory) -> dict[str, str]:
         "kv_policy": parameters.policy,
         "kv_token_budget": str(parameters.token_budget),
     }
-
-
-def _add_parameters(config: Any, parameters: Mapping[str, str]) -> None:
-    for name, value in parameters.items():
-        config.parameters[name].string_value = value
-
-
-def _add_warmup(config: Any, inputs: Iterable[tuple[str, TensorType]]) -> None:
-    warmup = config.model_warmup.add(name="first_answer", batch_size=1, count=1)  # without batch_size Triton skips it
-    for name, found in inputs:
-        added = warmup.inputs[name]
-        added.MergeFrom(type(added)(**_type(found), input_data_file=name))

@@ -21,7 +21,8 @@ _ENUMS = {
 }  # fmt: skip
 _MESSAGES = {
     "ModelConfig": [
-        (1, "name", "string"), (17, "backend", "string"), (16, "model_warmup", "repeated ModelWarmup"),
+        (1, "name", "string"), (2, "platform", "string"), (17, "backend", "string"),
+        (15, "ensemble_scheduling", "ModelEnsembling"), (16, "model_warmup", "repeated ModelWarmup"),
         (19, "model_transaction_policy", "ModelTransactionPolicy"), (3, "version_policy", "ModelVersionPolicy"),
         (4, "max_batch_size", "int32"), (5, "input", "repeated ModelInput"), (6, "output", "repeated ModelOutput"),
         (7, "instance_group", "repeated ModelInstanceGroup"), (14, "parameters", "map ModelParameter"),
@@ -34,6 +35,9 @@ _MESSAGES = {
     "Specific": [(1, "versions", "repeated int64")],
     "ModelInstanceGroup": [(4, "kind", "Kind"), (2, "count", "int32")],
     "ModelParameter": [(1, "string_value", "string")],
+    "ModelEnsembling": [(1, "step", "repeated Step")],
+    "Step": [(1, "model_name", "string"), (2, "model_version", "int64"), (3, "input_map", "map string"),
+             (4, "output_map", "map string")],
     "ModelWarmup": [(1, "name", "string"), (2, "batch_size", "uint32"), (3, "inputs", "map WarmupInput"),
                     (4, "count", "uint32")],
     "WarmupInput": [(1, "data_type", "DataType"), (2, "dims", "repeated int64"), (5, "input_data_file", "string")],

@@ -1,4 +1,4 @@
-"""Write an engine as a model of a Triton repository: whole or not at all, and with nothing in it that says where it is.
+"""Write an engine into a Triton repository: whole or not at all, and with nothing in it that says where it is.
 
 REPO/NAME/config.pbtxt        which engine, its inputs and outputs
 REPO/NAME/1/model.py          imports kvc_trt, nothing more
@@ -8,26 +8,39 @@ REPO/NAME/warmup/             the request that has to be answered before the mod
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from kvc_trt.atomic_files import write_durably
 from kvc_trt.engine.manifest import MANIFEST_FILE
 from kvc_trt.engine.writer import new_directory, place, writable_target
 from kvc_trt.errors import InputError
 from kvc_trt.serving.engine import ServingSettings
-from kvc_trt.serving.triton import tensors
-from kvc_trt.serving.triton.config import VERSION, check_model_name, model_config
+from kvc_trt.serving.triton.config import VERSION, PythonModel, WarmupTensor, check_model_name
 from kvc_trt.serving.triton.settings import ENGINE, ModelSettings
-from kvc_trt.serving.triton.tensors import TensorType
+from kvc_trt.serving.triton.tensors import INPUTS, OUTPUTS
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
 
 _MODEL_FILE = Path(__file__).with_name("repository_model.py")
-_WARMUP_TEXT, _WARMUP_TOKENS = "Hello", 2
+WARMUP_TEXT, WARMUP_TOKENS = "Hello", 2
+
+
+@dataclass(frozen=True)
+class RepositoryModel:
+    """One model of a repository, ready to be written."""
+
+    name: str
+    config: str
+    """The text of config.pbtxt."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Files beside model.py, by their path there, and where they are now; a model of other models has none, and no
+    model.py either."""
+    warmup: Mapping[str, WarmupTensor] = field(default_factory=dict)
 
 
 def export_model(engine: EngineDirectory, repository: Path, name: str, settings: ServingSettings | None = None) -> Path:
@@ -36,29 +49,53 @@ def export_model(engine: EngineDirectory, repository: Path, name: str, settings:
     Raises InputError for a name that Triton could misread, and for one that is taken; UnsupportedEnvironment for a disk
     that is full.
     """
-    target = writable_target(repository / check_model_name(name))
-    if target.exists() or target.is_symlink():
-        raise InputError(f"{target} exists and is not replaced", hint="another --name, or remove it")
+    check_model_name(name)
     warmup = _warmup(engine)
-    types = {tensor: TensorType(tensors.INPUTS[tensor].data_type) for tensor in warmup}
-    config = model_config(engine, name, ModelSettings(engine.digest, settings or ServingSettings()), types)
-    with new_directory(target) as directory:
-        version = directory / str(VERSION)
-        for made in (version / ENGINE, directory / "warmup"):
-            made.mkdir(parents=True)
-        write_durably(directory / "config.pbtxt", config.encode())
-        write_durably(version / "model.py", _MODEL_FILE.read_bytes())
-        for tensor, content in warmup.items():
-            write_durably(directory / "warmup" / tensor, content)
-        for file in (MANIFEST_FILE, *engine.files):
-            place(engine.path / file, version / ENGINE / file)
+    model = PythonModel(name, ModelSettings(engine.digest, settings or ServingSettings()), INPUTS, OUTPUTS, warmup)
+    (target,) = write_models(
+        repository, [RepositoryModel(name, model.config(engine), engine_files(engine), warmup)], "another --name"
+    )
     return target
 
 
-def _warmup(engine: EngineDirectory) -> dict[str, bytes]:
-    """Return the tensors of the first request as Triton reads them: text if the engine can, and how many tokens."""
-    wanted = {"max_tokens": np.int32(_WARMUP_TOKENS).tobytes()}
-    if engine.tokenizer is None or not engine.tokenizer.encode(_WARMUP_TEXT).ids:
-        return {"input_ids": np.int32(0).tobytes(), **wanted}
-    text = _WARMUP_TEXT.encode()
-    return {"text_input": len(text).to_bytes(4, "little") + text, **wanted}
+def engine_files(engine: EngineDirectory) -> dict[str, Path]:
+    """Return the files of an engine by their path beside model.py."""
+    return {f"{ENGINE}/{file}": engine.path / file for file in (MANIFEST_FILE, *engine.files)}
+
+
+def write_models(repository: Path, models: Sequence[RepositoryModel], instead: str) -> list[Path]:
+    """Write models into a repository, the last one of them last, and return their paths.
+
+    Raises InputError, with `instead` as what to do, for a name that is taken; nothing is written then.
+    """
+    targets = [writable_target(repository / model.name) for model in models]
+    for target in targets:
+        if target.exists() or target.is_symlink():
+            raise InputError(f"{target} exists and is not replaced", hint=f"{instead}, or remove it")
+    with contextlib.ExitStack() as stack:
+        # What is entered last is put in place first.
+        for model, target in reversed(list(zip(models, targets, strict=True))):
+            _write(model, stack.enter_context(new_directory(target)))
+    return targets
+
+
+def _write(model: RepositoryModel, directory: Path) -> None:
+    version = directory / str(VERSION)
+    version.mkdir()
+    write_durably(directory / "config.pbtxt", model.config.encode())
+    if model.files:
+        write_durably(version / "model.py", _MODEL_FILE.read_bytes())
+    for file, source in model.files.items():
+        (version / file).parent.mkdir(parents=True, exist_ok=True)
+        place(source, version / file)
+    for tensor, found in model.warmup.items():
+        (directory / "warmup").mkdir(exist_ok=True)
+        write_durably(directory / "warmup" / tensor, found.content)
+
+
+def _warmup(engine: EngineDirectory) -> dict[str, WarmupTensor]:
+    """Return the first request: text if the engine can read it, and how many tokens it wants."""
+    wanted = {"max_tokens": WarmupTensor.tokens([WARMUP_TOKENS])}
+    if engine.tokenizer is None or not engine.tokenizer.encode(WARMUP_TEXT).ids:
+        return {"input_ids": WarmupTensor.tokens([0]), **wanted}
+    return {"text_input": WarmupTensor.text(WARMUP_TEXT), **wanted}

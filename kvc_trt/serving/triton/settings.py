@@ -1,56 +1,96 @@
-"""What `parameters` of config.pbtxt say about an engine: which one it is, and how much it takes on."""
+"""What `parameters` of config.pbtxt say about a model: what it does, with which files, and how much it takes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from kvc_trt.errors import InputError, did_you_mean
 from kvc_trt.serving.engine import ServingSettings
 
-ENGINE = "engine"
-"""Directory of the engine, beside model.py."""
-DIGEST = "engine_sha256"
+Role = Literal["model", "engine", "preprocessing", "postprocessing"]
+"""model: text or tokens in, text out. The others are steps of an ensemble (`family.py`)."""
+ROLES: tuple[Role, ...] = get_args(Role)
+ENGINE, TOKENIZER = "engine", "tokenizer.json"
+"""Directory of the engine and file of a step's tokenizer, beside model.py."""
+DIGEST, TOKENIZER_DIGEST = "engine_sha256", "tokenizer_sha256"
 _NUMBERS = {"rows": int, "queue_limit": int, "memory_bytes": int, "prefix_bytes": int, "threads": int}
 _SWITCHES = {"kv_proofs": {"True": True, "False": False}.__getitem__}
 _READ: Mapping[str, Callable[[str], object]] = {**_NUMBERS, **_SWITCHES, "prefill_slice_ms": float, "backend": str}
-_SAID = ("kvc_trt_version", "kv_policy", "kv_token_budget")
-"""What is written for people."""
+_LENGTHS = {"max_input_len": int, "max_output_len": int}
+_SAID = ("role", "kvc_trt_version", "kv_policy", "kv_token_budget")
+"""The role, and what is written for people."""
 _OF_TRITON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """Parameters that Triton's own Python backend reads."""
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The parameters of one model."""
+    """The parameters of a model that runs an engine."""
 
     digest: str
     """That of the engine's manifest."""
     serving: ServingSettings = field(default_factory=ServingSettings)
+    role: Role = "model"
 
     def parameters(self) -> dict[str, str]:
         """Return them as Triton stores them; those that are the default are left out."""
         serving = {one.name: getattr(self.serving, one.name) for one in fields(self.serving)}
-        return {DIGEST: self.digest, **{name: str(value) for name, value in serving.items() if value}}
+        given = {name: str(value) for name, value in serving.items() if value}
+        return {DIGEST: self.digest, **({} if self.role == "model" else {"role": self.role}), **given}
 
 
-def read_settings(config: Mapping[str, Any]) -> ModelSettings:
+@dataclass(frozen=True)
+class TextSettings:
+    """The parameters of a step that has a tokenizer and no engine."""
+
+    role: Role
+    digest: str
+    """SHA-256 of the tokenizer's file."""
+    max_input_len: int
+    max_output_len: int
+    """The engine's."""
+
+    def parameters(self) -> dict[str, str]:
+        """Return them as Triton stores them."""
+        lengths = {name: str(getattr(self, name)) for name in _LENGTHS}
+        return {"role": self.role, TOKENIZER_DIGEST: self.digest, **lengths}
+
+
+def read_settings(config: Mapping[str, Any]) -> ModelSettings | TextSettings:
     """Return the settings in a model's configuration, as Triton passes it on; InputError for what is wrong with one."""
     given = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
-    known = (DIGEST, *_READ, *_SAID, *_OF_TRITON)
+    role = _role(given.get("role", "model"))
+    if role in ("preprocessing", "postprocessing"):
+        _check_names(given, (TOKENIZER_DIGEST, *_LENGTHS), (TOKENIZER_DIGEST, *_LENGTHS))
+        lengths: dict[str, Any] = {name: _read(name, given[name], _LENGTHS[name]) for name in _LENGTHS}
+        return TextSettings(role, given[TOKENIZER_DIGEST], **lengths)
+    _check_names(given, (DIGEST, *_READ), (DIGEST,))
+    read: dict[str, Any] = {name: _read(name, given[name], _READ[name]) for name in _READ if name in given}
+    return ModelSettings(given[DIGEST], ServingSettings(**read), role)
+
+
+def _role(given: str) -> Role:
+    for role in ROLES:
+        if given == role:
+            return role
+    raise InputError(f"config.pbtxt: parameter 'role' is {given!r}, expected {', '.join(ROLES)}")
+
+
+def _check_names(given: Mapping[str, str], own: Iterable[str], needed: Iterable[str]) -> None:
+    known = (*own, *_SAID, *_OF_TRITON)
     for name in given:
         if name not in known:
             raise InputError(f"config.pbtxt: unknown parameter {name!r}{did_you_mean(name, known)}")
-    if DIGEST not in given:
-        raise InputError(f"config.pbtxt: parameter {DIGEST!r} is missing")
-    read: dict[str, Any] = {name: _read(name, given[name]) for name in _READ if name in given}
-    return ModelSettings(given[DIGEST], ServingSettings(**read))
+    for name in needed:
+        if name not in given:
+            raise InputError(f"config.pbtxt: parameter {name!r} is missing")
 
 
-def _read(name: str, text: str) -> object:
+def _read(name: str, text: str, read: Callable[[str], object]) -> object:
     try:
-        return _READ[name](text)
+        return read(text)
     except (ValueError, KeyError) as error:
-        expected = "an integer" if name in _NUMBERS else "True or False" if name in _SWITCHES else "a number"
+        expected = "an integer" if read is int else "True or False" if name in _SWITCHES else "a number"
         raise InputError(f"config.pbtxt: parameter {name!r} is {text!r}, expected {expected}") from error

@@ -7,8 +7,9 @@ module `triton_python_backend_utils`, which exists only inside of the server.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,79 +19,106 @@ from numpy.typing import NDArray
 from kvc_trt.errors import InputError
 from kvc_trt.proof import document_of
 from kvc_trt.serving.answer import Piece
-from kvc_trt.serving.fields import FIELDS, Kind
-from kvc_trt.serving.request import ServedRequest
+from kvc_trt.serving.fields import FIELDS, Field, Kind
+from kvc_trt.serving.request import ServedRequest, parse_request
 
 MANY = -1
+
+Outputs = Iterable[tuple[str, NDArray[Any]]]
+"""The tensors of one response, by name."""
+WriteOutputs = Callable[[Piece, int], Outputs]
+"""Makes them of a piece of an answer and the number of tokens in the prompt."""
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """Type and size of a tensor, without its batch dimension."""
+    """Type and shape of a tensor, without its batch dimension."""
 
     data_type: str
-    length: int = 1
-    """MANY for any number."""
+    dims: tuple[int, ...] = (1,)
+    """MANY is any number."""
 
 
 _OF_KIND = {
     Kind.TEXT: TensorType("STRING"),
-    Kind.TEXTS: TensorType("STRING", MANY),
-    Kind.TOKENS: TensorType("INT32", MANY),
+    Kind.TEXTS: TensorType("STRING", (MANY,)),
+    Kind.TOKENS: TensorType("INT32", (MANY,)),
     Kind.INTEGER: TensorType("INT32"),
     Kind.LARGE_INTEGER: TensorType("UINT64"),
     Kind.NUMBER: TensorType("FP32"),
     Kind.SWITCH: TensorType("BOOL"),
 }
-INPUTS: Mapping[str, TensorType] = MappingProxyType({name: _OF_KIND[field.kind] for name, field in FIELDS.items()})
+
+
+def type_of(field: Field) -> TensorType:
+    """Return the type of the tensor that holds a field."""
+    return _OF_KIND[field.kind]
+
+
+INPUTS: Mapping[str, TensorType] = MappingProxyType({name: type_of(field) for name, field in FIELDS.items()})
 OUTPUTS: Mapping[str, TensorType] = MappingProxyType(
     {
         "text_output": TensorType("STRING"),
-        "output_ids": TensorType("INT32", MANY),
+        "output_ids": TensorType("INT32", (MANY,)),
         "finish_reason": TensorType("STRING"),
         "num_input_tokens": TensorType("UINT32"),
         "num_output_tokens": TensorType("UINT32"),
-        "output_log_probs": TensorType("FP32", MANY),
+        "output_log_probs": TensorType("FP32", (MANY,)),
         "kv_cache_tokens_kept": TensorType("INT32"),
         "kv_cache_tokens_total": TensorType("INT32"),
         "kv_cache_tokens_reused": TensorType("INT32"),
         "kv_proof": TensorType("STRING"),
     }
 )
-_NUMPY = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "FP32": np.float32}
+_NUMPY = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "UINT64": np.uint64, "FP32": np.float32}
 
 
-def read_request(request: Any) -> dict[str, object]:
-    """Return the fields of a request: its tensors, and the parameters that Triton has found no tensor for.
+def read_request(request: Any) -> tuple[ServedRequest, WriteOutputs]:
+    """Return a request and what writes its answer's tensors; InputError for one that is wrong."""
+    asked = parse_request({**parameters_of(request), **tensors_of(request, INPUTS)})
+    return asked, partial(_outputs, asked)
+
+
+def parameters_of(request: Any) -> dict[str, object]:
+    """Return what Triton has found no tensor for."""
+    return dict(json.loads(request.parameters() or "{}"))
+
+
+def tensors_of(request: Any, types: Mapping[str, TensorType]) -> dict[str, object]:
+    """Return the values of a request's tensors: a list where `types` has room for several, and otherwise one value.
 
     Raises InputError for a tensor that holds several values where one is expected.
     """
-    given: dict[str, object] = dict(json.loads(request.parameters() or "{}"))
-    for tensor in request.inputs():
-        given[tensor.name()] = _values(tensor.name(), tensor.as_numpy())
-    return given
+    return {tensor.name(): _values(tensor, types) for tensor in request.inputs()}
 
 
-def _values(name: str, array: NDArray[Any]) -> object:
+def _values(tensor: Any, types: Mapping[str, TensorType]) -> object:
+    name, array = tensor.name(), tensor.as_numpy()
     # The shortest number that rounds to a float32 is what the client wrote: 0.7, and not 0.699999988.
     flat = [float(str(one)) for one in array.reshape(-1)] if array.dtype == np.float32 else array.reshape(-1).tolist()
-    if name in INPUTS and INPUTS[name].length == MANY:
+    if name in types and types[name].dims != (1,):
         return flat
     if len(flat) != 1:
         raise InputError(f"{name} has {len(flat)} values, expected one: a request is one prompt")
     return flat[0]
 
 
-def written(pb_utils: Any, piece: Piece, request: ServedRequest, input_tokens: int) -> Any:
-    """Return the response that holds a piece of an answer, with what its request wants besides the text."""
-    tensors = [
-        pb_utils.Tensor(name, np.array([values], dtype=_NUMPY[OUTPUTS[name].data_type]))
-        for name, values in _outputs(piece, request, input_tokens)
-    ]
-    return pb_utils.InferenceResponse(output_tensors=tensors)
+def array_of(values: Any, of_type: TensorType) -> NDArray[Any]:
+    """Return the array of an output tensor. `values` has its batch dimension."""
+    return np.array(values, dtype=_NUMPY[of_type.data_type])
 
 
-def _outputs(piece: Piece, request: ServedRequest, input_tokens: int) -> Iterator[tuple[str, list[Any]]]:
+def response(pb_utils: Any, outputs: Outputs) -> Any:
+    """Return a response of these tensors."""
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(name, array) for name, array in outputs])
+
+
+def _outputs(request: ServedRequest, piece: Piece, input_tokens: int) -> Outputs:
+    """Return the text of a piece, and what its request wants besides."""
+    return ((name, array_of([values], OUTPUTS[name])) for name, values in _named(request, piece, input_tokens))
+
+
+def _named(request: ServedRequest, piece: Piece, input_tokens: int) -> Iterator[tuple[str, list[Any]]]:
     """Counts of output tokens are of this piece, as those of vLLM's model are."""
     yield "text_output", [piece.text.encode("utf-8")]
     if "output_ids" in request.returns or request.token_ids is not None:

@@ -24,9 +24,10 @@ class Sender:
     def __init__(self):
         self.responses, self.done, self.gone = [], threading.Event(), False
 
-    def send(self, response, flags=0):
+    def send(self, response=None, flags=0):
         assert not self.done.is_set(), "nothing may come after the last response"
-        self.responses.append(response)
+        if response is not None:
+            self.responses.append(response)
         if flags:
             self.done.set()
 
@@ -38,6 +39,9 @@ class Request:
     def __init__(self, tensors, parameters=None, timeout=0):
         self._tensors, self._parameters, self._timeout = tensors, parameters or {}, timeout
         self.sender = Sender()
+
+    def is_cancelled(self):
+        return self.sender.gone
 
     def inputs(self):
         return self._tensors

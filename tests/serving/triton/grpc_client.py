@@ -1,6 +1,7 @@
 """Asks a model over one gRPC stream; run by the Python of Triton's environment, which has the client library.
 
-Reads a JSON object from standard input: `url`, `model`, `requests` (each an `id` and `fields`), and `leave_after`, the
+Reads a JSON object from standard input: `url`, `model`, `requests` (each an `id`, `fields`, and a
+`timeout` in microseconds or null), and `leave_after`, the
 number of responses after which all is cancelled (null: never). Prints a JSON list of what came, in that order.
 """
 
@@ -29,10 +30,12 @@ def read(result):
     """What one response says."""
     response = result.get_response()
     outputs = {one.name: result.as_numpy(one.name) for one in response.outputs}
+    text = outputs.get("text_output")
     return {
         "id": response.id,
         "final": response.parameters["triton_final_response"].bool_param,
-        "text": outputs["text_output"].item().decode() if outputs else "",
+        "text": text.item().decode() if text is not None else "",
+        "dimensions": text.ndim if text is not None else None,
         "ids": outputs.get("output_ids", np.empty(0, int)).reshape(-1).tolist(),
     }
 
@@ -44,7 +47,8 @@ def main():
     client.start_stream(lambda result, error: came.put((result, error)))
     for one in asked["requests"]:
         inputs = [tensor(name, value) for name, value in one["fields"].items()]
-        client.async_stream_infer(asked["model"], inputs, request_id=one["id"], enable_empty_final_response=True)
+        rules = {"request_id": one["id"], "timeout": one["timeout"], "enable_empty_final_response": True}
+        client.async_stream_infer(asked["model"], inputs, **rules)
     printed, open_requests = [], len(asked["requests"])
     while open_requests and len(printed) != asked["leave_after"]:
         result, error = came.get(timeout=60)

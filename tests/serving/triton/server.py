@@ -12,7 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,33 @@ def serving(repository: Path, directory: Path, *options: str) -> Iterator[Triton
             server.stop()
     finally:
         server.kill()
+
+
+def grpc(
+    server: TritonServer,
+    model: str,
+    requests: list[tuple[str, dict[str, Any]]],
+    leave_after: int | None = None,
+    timeout: int | None = None,
+) -> list[dict[str, Any]]:
+    """Ask over one stream, in a process with Triton's client library."""
+    asked = {
+        "url": f"127.0.0.1:{server.grpc}", "model": model, "leave_after": leave_after,
+        "requests": [{"id": name, "fields": fields, "timeout": timeout} for name, fields in requests],
+    }  # fmt: skip
+    client = ROOT / "tests" / "serving" / "triton" / "grpc_client.py"
+    done = subprocess.run([PYTHON, client], input=json.dumps(asked), capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    came: list[dict[str, Any]] = json.loads(done.stdout)
+    return came
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def _library() -> Path | None:

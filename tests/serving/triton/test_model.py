@@ -12,9 +12,9 @@ import kvc_trt
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.proof.file import proof_of
 from kvc_trt.serving.triton.config_schema import parsed
-from kvc_trt.serving.triton.model import ServedModel
+from kvc_trt.serving.triton.loading import load_model
 from kvc_trt.serving.triton.repository import export_model
-from kvc_trt.serving.triton.tensors import OUTPUTS, read_request
+from kvc_trt.serving.triton.tensors import INPUTS, OUTPUTS, tensors_of
 from tests.serving.triton.fake_server import FAMILIES, Request, Tensor, TritonError, TritonModelException, pb_utils
 
 LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
@@ -34,7 +34,7 @@ def exported(retrieval_engine, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(exported):
-    one = ServedModel(pb_utils(exported / "1"), model_config(exported))
+    one = load_model(pb_utils(exported / "1"), model_config(exported))
     yield one
     one.close()
 
@@ -77,7 +77,7 @@ def test_numbers_are_what_the_client_wrote():
     request = Request(
         [Tensor("temperature", np.array([[0.7]], np.float32)), Tensor("top_k", np.array([[3]], np.int32))]
     )
-    assert read_request(request) == {"temperature": 0.7, "top_k": 3}
+    assert tensors_of(request, INPUTS) == {"temperature": 0.7, "top_k": 3}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_engine_that_was_changed_is_not_loaded(exported):
     config = json.loads(args["model_config"])
     config["parameters"]["engine_sha256"]["string_value"] = "0000"
     with pytest.raises(TritonModelException, match=r"^engine is another engine .*expected 0000") as refused:
-        ServedModel(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
+        load_model(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
     assert str(exported) not in str(refused.value)
 
 
@@ -162,7 +162,7 @@ def test_parameters_of_the_model_are_checked(exported, parameters, message):
         else:
             config["parameters"][name] = {"string_value": value}
     with pytest.raises(TritonModelException) as refused:
-        ServedModel(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
+        load_model(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
     assert message in str(refused.value)
 
 
@@ -184,7 +184,7 @@ def proving(exported):
     args = model_config(exported)
     config = json.loads(args["model_config"])
     config["parameters"]["kv_proofs"] = {"string_value": "True"}
-    one = ServedModel(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
+    one = load_model(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})
     yield one
     one.close()
 

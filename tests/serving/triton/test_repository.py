@@ -54,7 +54,7 @@ def test_the_model_file_is_short_and_imports_no_more_than_it_needs(exported):
     text = (exported / "1" / "model.py").read_text()
     assert len(text.splitlines()) < 40
     assert set(re.findall(r"^(?:from|import) (\S+)", text, re.MULTILINE)) == {
-        "collections.abc", "typing", "triton_python_backend_utils", "kvc_trt.serving.triton.model",
+        "collections.abc", "typing", "triton_python_backend_utils", "kvc_trt.serving.triton.loading",
     }  # fmt: skip
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,7 +15,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.cli.main import run
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.repository import export_model
-from tests.serving.triton.server import PYTHON, ROOT, check_environment, serving
+from tests.serving.triton.server import check_environment, grpc, serving, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -70,25 +68,6 @@ def alone(talkative):
     """What the engine answers to each prompt by itself."""
     engine = kvc_trt.Engine.open(talkative)
     return [engine.generate(prompt, max_new_tokens=40, ignore_eos=True) for prompt in PROMPTS]
-
-
-def grpc(server, model, requests, leave_after=None):
-    """Ask over one stream, in a process with Triton's client library."""
-    asked = {
-        "url": f"127.0.0.1:{server.grpc}", "model": model, "leave_after": leave_after,
-        "requests": [{"id": name, "fields": fields} for name, fields in requests],
-    }  # fmt: skip
-    client = ROOT / "tests" / "serving" / "triton" / "grpc_client.py"
-    done = subprocess.run([PYTHON, client], input=json.dumps(asked), capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def wait_until(holds, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def ids_of(body):

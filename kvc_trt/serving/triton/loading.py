@@ -1,0 +1,46 @@
+"""What `model.py` of an exported repository loads: a model that runs an engine, or a step that has its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvc_trt.errors import KvcError
+from kvc_trt.serving.errors import ServingError
+from kvc_trt.serving.triton.errors import log_to
+from kvc_trt.serving.triton.model import ServedModel
+from kvc_trt.serving.triton.settings import ENGINE, ModelSettings, read_settings
+from kvc_trt.serving.triton.text_steps import TextStep
+
+
+def load_model(pb_utils: Any, args: Mapping[str, str]) -> ServedModel | TextStep:
+    """Check what is beside model.py, load it, and return what answers Triton's `execute`.
+
+    `pb_utils` is Triton's `triton_python_backend_utils`, `args` what it gives to `initialize`. Raises
+    TritonModelException, without a path of this machine, for what cannot answer.
+    """
+    log_to(pb_utils.Logger)
+    directory = Path(pb_utils.get_model_dir())
+    try:
+        settings = read_settings(json.loads(args["model_config"]))
+        if isinstance(settings, ModelSettings):
+            return _engine_model(pb_utils, args, directory, settings)
+        return TextStep(pb_utils, directory, settings)
+    except (KvcError, ServingError) as error:
+        hint = getattr(error, "hint", None)
+        message = f"{error.message}; {hint}" if hint else error.message
+        # Triton shows this to whoever may ask for the index of its models.
+        raise pb_utils.TritonModelException(message.replace(f"{directory}/", "")) from None
+
+
+def _engine_model(pb_utils: Any, args: Mapping[str, str], directory: Path, settings: ModelSettings) -> ServedModel:
+    from kvc_trt.serving.engine import ServedEngine
+    from kvc_trt.serving.triton.engine_step import EngineStep
+    from kvc_trt.serving.triton.tensors import read_request
+
+    engine = ServedEngine.open(directory / ENGINE, settings.serving, digest=settings.digest)
+    if settings.role == "engine":
+        return EngineStep(pb_utils, args, engine)
+    return ServedModel(pb_utils, args, engine, read_request)
