@@ -19,6 +19,7 @@ from torch.nn import functional
 from kvc_trt.backends.torch.by_nodes import runs_by_nodes
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.backends.torch.memory import PREFILL_BLOCK
+from kvc_trt.backends.torch.prompt_attention import last_queries, prefill_attention
 from kvc_trt.backends.torch.turn import take_turns
 from kvc_trt.graph.state import cache_sites, uses_pages
 from kvc_trt.kernels.ops import kvc, numbers_of
@@ -327,25 +328,6 @@ class TorchDecoder:
         self.exposed.update((name, value.clone()) for name, value in named.items() if name in self._expose)
 
 
-def prefill_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Exact causal attention over whole prompts: [B,H,S,D], [B,G,S,D], [B,G,S,D] -> [B,H,S,D].
-
-    On a GPU only kernels without S x S scores may run: these would need 64 GB for a prompt of 32K tokens.
-    """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    if query.device.type == "cpu":
-        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
-    if query.dtype == torch.float32:  # flash kernels need 16-bit types, and this one needs equal heads
-        group = query.shape[1] // keys.shape[1]
-        keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-            return scaled_dot_product_attention(query, keys, values, is_causal=True)
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-        return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
-
-
 def float_product(x: Tensor, matrix: Tensor) -> Tensor:
     """Multiply x [N,in] by matrix [out,in] to float32 [N,out]: logits rounded to 16 bits would have false ties."""
     if x.dtype == torch.float32:
@@ -353,10 +335,3 @@ def float_product(x: Tensor, matrix: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return x.float() @ matrix.float().T
     return torch.mm(x, matrix.T, out_dtype=torch.float32)
-
-
-def last_queries(query: Tensor, prompt_lengths: Tensor, window: int) -> Tensor:
-    """Gather each row's last W queries, query i at max(0, n-W+i): [B,H,S,D] -> [B,H,W,D]."""
-    offsets = torch.arange(window, device=query.device) - window
-    index = (prompt_lengths[:, None] + offsets).clamp(min=0)
-    return query.gather(2, index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3]))

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kvc_trt.backends.harness import Array, EngineOperator, ObservedExecutor, Watched
-from kvc_trt.backends.torch.decoder import prefill_attention
 from kvc_trt.backends.torch.device import from_numpy, to_numpy
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
+from kvc_trt.backends.torch.prompt_attention import prefill_attention
 from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.graph.state import uses_pages
 from kvc_trt.kernels.loading import current_library

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvc_trt import policies
+from kvc_trt.backends.torch.policy_path import policy_path
+from kvc_trt.methods.parameters import PolicyParameters
+from tests.small_model import SMALL
 
 SCORES = ((0.9, 0.1), (0.2, 0.8), (0.3, 0.1))
 SETTINGS = {
@@ -10,6 +15,7 @@ SETTINGS = {
     "pyramidkv": {"window": 8, "pool_kernel": 7},
     "rocketkv-mt": {"window": 16},
     "h2o": {"recent": 20},
+    "quest": {"skip_layers": 0},
 }
 FORMS = {
     "duo-attention, two caches in a layer": {"token_budget": 150, "sinks": 4, "recent": 20, "head_scores": SCORES},
@@ -22,7 +28,18 @@ EVERY = tuple(one.name for one in policies.describe() if not policies.named(one.
 CASES = (*EVERY, *FORMS)
 
 
-def case(name: str) -> tuple[str, dict[str, object]]:
+def parameters_of(name: str, **changes: Any) -> PolicyParameters:
+    """The parameters of a case for the small model."""
+    policy, settings = case(name)
+    return policies.resolve(policy, model=SMALL, **{"max_input_len": 256, "max_output_len": 40, **settings, **changes})
+
+
+def case(name: str) -> tuple[str, dict[str, Any]]:
     """The policy of a case, and its settings."""
     policy = name.partition(",")[0]
     return policy, {"token_budget": 96, **SETTINGS.get(policy, {}), **FORMS.get(name, {})}
+
+
+TAKING_TURNS = tuple(name for name in CASES if parameters_of(name).no_turn is None)
+CHECKING_DRAFTS = tuple(name for name in CASES if parameters_of(name).no_drafts is None)
+WITHOUT_KERNELS = tuple(name for name in EVERY if policy_path(SMALL, parameters_of(name)) is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.backends.torch import device as device_module
+from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.graph.state import cache_sites, state_tensors
@@ -24,7 +25,9 @@ from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session, Speculation
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import run
-from tests.backends.torch.every_policy import CASES, EVERY, case
+from tests.backends.torch.every_policy import CASES, CHECKING_DRAFTS, EVERY, TAKING_TURNS, WITHOUT_KERNELS, case
+from tests.backends.torch.meta import LiveBytes
+from tests.contexts.test_continuing import session_of, steps, through_a_file
 from tests.runtime.test_speculation import Always
 
 STEPS = 4
@@ -106,13 +109,11 @@ def test_prompts_and_steps_are_the_references(name, program, lengths, seed):
     np.testing.assert_allclose(np.array(logits) / scale, np.array(expected) / scale, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TAKING_TURNS)
 @settings(max_examples=3, derandomize=True)
 @given(turns=st.lists(st.tuples(COUNTS, COUNTS), min_size=1, max_size=2), seed=st.integers(0, 9))
 def test_turns_are_the_references(name, program, turns, seed):
     made = program(name)
-    if made.parameters.no_turn is not None:
-        pytest.skip(f"{name} takes no turns: {made.parameters.no_turn}")
     executor, reference = TorchExecutor(made, device="cpu"), reference_of(made)
     generator = np.random.default_rng(seed)
     prompts, positions = generator.integers(2, 97, (2, 90)), np.array([90, 20])
@@ -146,12 +147,10 @@ def test_rows_answer_alone_as_in_a_batch(name, program):
         assert Session(executor, None, 1).generate([request])[0].token_ids == expected.token_ids
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CHECKING_DRAFTS)
 def test_drafts_change_no_answer(name, program, monkeypatch):
     monkeypatch.setattr("kvc_trt.runtime.speculation.Balance", Always)
     made = replace(program(name), draft=program(name).decode, draft_tokens=3)
-    if made.parameters.no_drafts is not None:
-        pytest.skip(f"{name} checks no drafts: {made.parameters.no_drafts}")
     executor = TorchExecutor(made, device="cpu")
     phrase = np.random.default_rng(5).integers(2, 97, 20).tolist()
     requests = [Request(phrase * 8, max_new_tokens=24, ignore_eos=True), Request(phrase * 2, max_new_tokens=10)]
@@ -159,6 +158,29 @@ def test_drafts_change_no_answer(name, program, monkeypatch):
     session = Session(executor, None, 2, speculation=Speculation())
     assert [output.token_ids for output in session.generate(requests)] == [output.token_ids for output in expected]
     assert session.timings.draft_runs > 0
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+def test_a_row_goes_on_from_a_stored_context_bit_for_bit(name, program, tmp_path):
+    made, executor = program(name), partial(TorchExecutor, device="cpu")
+    running, restored = (session_of(made, executor=executor) for _ in range(2))
+    prompt, options = np.random.default_rng(3).integers(2, 97, 200).tolist(), {"ignore_eos": True, "keep_logits": True}
+    (row,) = running.add([Request(prompt, 8, **options)])
+    steps(running, 3)
+    stored = through_a_file(running.take(row), made, tmp_path)
+    (again,) = restored.add([Request([], 8, context=stored, **options)])
+    assert [seen[again] for seen in steps(restored, 4)] == [seen[row] for seen in steps(running, 4)]
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+def test_a_prefill_stays_below_its_bound(name, program):
+    made = program(name)
+    decoder = TorchExecutor(made, device="cpu").decoder
+    batch = batch_of([np.random.default_rng(n).integers(2, 97, n).tolist() for n in (256, 250, 9)])
+    with LiveBytes() as live:
+        decoder.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
+    bound = memory.prefill_bytes(made.model, made.state, 3, 256, itemsize=4)
+    assert live.most <= bound + memory.operation_bytes(made.model, 3, 256)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

@@ -14,6 +14,7 @@ from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.verify.ladder import verify
+from tests.backends.torch.every_policy import WITHOUT_KERNELS, case
 from tests.kernels.double import compile_double
 from tests.plugins_cuda.build import broken_emulation
 from tests.verify.conftest import make_engine, parameters_for
@@ -57,6 +58,17 @@ def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation,
     report = verify(make_engine(parameters_for(policy)), backend="torch", kernels=emulation.path, steps=3)
     assert report.passed, report.failures
     assert passed_rungs(report) >= {"ops", "logits", "tokens"}
+
+
+@pytest.mark.parametrize("policy", WITHOUT_KERNELS)
+def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine, parameters_for):
+    """The dense twin of steps without a kernel runs the same bodies, so that it can be compared bit for bit."""
+    settings = case(policy)[1] | {"max_output_len": 40}
+    report = verify(make_engine(parameters_for(policy, **settings), turns=True), backend="torch", steps=3)
+    assert report.passed, report.failures
+    assert passed_rungs(report) >= {"ops", "logits", "tokens", "dense twin", "activity"}
+    assert f"{policy}: " in report.description["without kernels"]
+    assert report.description["without kernels"] in report.as_text()
 
 
 @pytest.mark.parametrize("weights", ["fp16", "bf16", "int8"])
