@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -54,10 +53,9 @@ KINDS = {
 
 
 def build(kind: Kind, place: Place) -> Path:
-    """Build the engine, if it is not there, and return its directory; other settings have another directory."""
-    named = hashlib.sha256(" ".join(kind.arguments()).encode()).hexdigest()[:8]
-    target = place.work / "engines" / f"{kind.name}-{named}"
-    command = [sys.executable, "-m", "kvc_trt", "build", *kind.arguments(), "--no-verify", "-o", str(target)]
+    """Build the engine, if there is none of these settings and this code, and return its directory."""
+    target = place.work / "engines" / kind.name
+    command = [sys.executable, "-m", "kvc_trt", "build", *kind.arguments(), "--no-verify", "--force", "-o", str(target)]
     if place.checkpoint is not None and kind.model != "retrieval-tiny":
         command += ["--checkpoint", str(place.checkpoint)]
     done = subprocess.run(command, env=place.variables(), capture_output=True, text=True, check=False)
