@@ -151,4 +151,6 @@ def _replay(engine: Path | None, proof: Path, file: Path | None, as_json: bool) 
     else:
         click.echo(report.as_text())
     if not report.passed:
-        raise VerificationFailed(f"{proof} is not true of {engine}: {report.problems[0]}")
+        if report.problems:
+            raise VerificationFailed(f"{proof} is not true of {engine}: {report.problems[0]}")
+        raise VerificationFailed(f"{proof} is not confirmed by {engine}: {report.differences[0]}")

@@ -1,13 +1,14 @@
 """Is a KV proof true? The reference reads the same tokens on a CPU and chooses for itself, step by step.
 
 A list that is equal proves itself. One that differs is judged like any choice of an engine (`near_ties`): it is right
-where rounding can swap the scores, and only there. A digest does not say which tokens were swapped, so it can be
-confirmed, or be named as the first one that differs.
+where rounding can swap the scores, and only there. A digest does not say which tokens were swapped, and some engines
+round too coarsely, or choose by scores whose near-ties have no rule: then the engine itself is run again
+(`engine_replay`). Where it chooses otherwise too, the first place is named, and called neither true nor false.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,7 @@ from kvc_trt.progress import Progress
 from kvc_trt.proof.lists import Lists, decode, digest_at, encode
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.request import check_token_ids
+from kvc_trt.verify.engine_replay import replay_by_engine
 from kvc_trt.verify.reference_run import Choices, can_judge, reference_run, replay
 from kvc_trt.verify.thresholds import thresholds_for
 
@@ -49,14 +51,19 @@ class ProofReport:
     """Lists of the reference that leave out a token that was there; where there are none, nothing was compressed."""
     near_ties: int = 0
     """Lists (one per cache, step and head) that differ, and are proven to differ by rounding alone."""
+    reproduced: int = 0
+    """Digests that the engine's own lists have, where it was run again."""
     problems: tuple[str, ...] = ()
+    """What is wrong."""
+    differences: tuple[str, ...] = ()
+    """What differs and may be rounding alone, with the reason why that cannot be told."""
     other_engine: bool = False
     """Whether another engine of the same weights and policy answered."""
 
     @property
     def passed(self) -> bool:
         """Whether the proof is whole and true."""
-        return not self.problems
+        return not self.problems and not self.differences
 
     def as_text(self) -> str:
         """Return the report for people."""
@@ -65,17 +72,21 @@ class ProofReport:
             f"replayed by the reference: {self.equal} of {self.lists} {self.kind} entries equal, "
             f"{self.near_ties} lists differ at near-ties",
         ]
+        if self.reproduced:
+            lines.append(f"run again here, the engine itself chooses {self.reproduced} of them")
         if self.choosing:
             lines.append(f"{self.choosing} of the reference's lists leave tokens out")
         else:
             lines.append("nothing was compressed: the whole text fits the policy's budget")
         if self.other_engine:
             lines.append("another engine of the same weights and policy answered")
-        return "\n".join([*lines, *(f"WRONG: {problem}" for problem in self.problems)])
+        lines += [f"WRONG: {problem}" for problem in self.problems]
+        return "\n".join([*lines, *(f"DIFFERS: {difference}" for difference in self.differences)])
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
-        return {"passed": self.passed, **asdict(self), "problems": list(self.problems)}
+        lists = {"problems": list(self.problems), "differences": list(self.differences)}
+        return {"passed": self.passed, **asdict(self), **lists}
 
 
 class _Place(NamedTuple):
@@ -140,40 +151,55 @@ class _Replay:
         report = replace(report, lists=len(places), equal=len(places) - len(other), choosing=choosing)
         if not other:
             return report
-        if self._proof.kind == "digest":
-            return _with(report, self._first_difference(other))
-        wrong = [found for place in other if (found := self._malformed(place)) is not None]
-        if wrong:
-            return _with(report, *wrong)
-        return self._judged(report, other[0])
+        if self._proof.kind == "lists":
+            wrong = [found for place in other if (found := self._malformed(place)) is not None]
+            if wrong:
+                return _with(report, *wrong)
+            if self._unjudged is None:
+                return self._judged(report, {place: decode(place.lists) for place in places if place.lists is not None})
+        elif (nothing := self._chooses_nothing(other[0])) is not None:
+            return _with(report, nothing)
+        return self._by_engine(report, places, other)
 
-    def _judged(self, report: ProofReport, first: _Place) -> ProofReport:
-        """Force the proof's lists on the reference, and judge each of them on what the reference then has."""
-        engine = self._engine
-        if (why := self._unjudged) is not None:
-            return _with(report, f"{_at(first)}: the lists are not the reference's, and {why}")
+    def _judged(self, report: ProofReport, claimed: Mapping[_Place, Lists]) -> ProofReport:
+        """Force lists on the reference, and judge each of them on what the reference then has."""
+        engine, forced = self._engine, {cache: list(lists) for cache, lists in self._own.items()}
+        for place, lists in claimed.items():
+            forced[place.cache][place.step] = lists[None]
         found = replay(
-            engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, self._claimed(),
+            engine.model, engine.weights(), engine.parameters, self._batch, self._tokens, forced,
             slack=self._slack, progress=self._progress,
         ).explained  # fmt: skip
         assert found is not None
         return _with(replace(report, near_ties=found.near_ties), *found.wrong)
 
-    def _claimed(self) -> Choices:
-        """The proof's lists, and the reference's own where the proof has none."""
-        claimed = {cache: list(lists) for cache, lists in self._own.items()}
-        for place in _places(self._proof):
-            assert place.lists is not None
-            claimed[place.cache][place.step] = decode(place.lists)[None]
-        return claimed
+    def _by_engine(self, report: ProofReport, places: list[_Place], other: list[_Place]) -> ProofReport:
+        """Let the engine itself choose again, where the reference's choices differ in `other` and cannot decide."""
+        first = f"{_at(other[0])}: the lists are not the reference's, as of {len(other)} {report.kind} entries"
+        why = self._unjudged or "a digest cannot tell a near-tie from an error; a proof with lists can"
+        found = replay_by_engine(self._engine, self._proof)
+        if isinstance(found, str):
+            return replace(report, differences=(f"{first} ({why}; the engine cannot be run again here: {found})",))
+        chosen = {place: lists for place in places if (lists := found.lists(place.cache, place.step)) is not None}
+        unlike = [
+            place for place in places
+            if place not in chosen or digest_at(place.cache, place.step, encode(chosen[place])) != place.digest
+        ]  # fmt: skip
+        report = replace(report, reproduced=len(places) - len(unlike))
+        if unlike:
+            both = next((place for place in unlike if place in other), unlike[0])
+            differs = f"{_at(both)}: neither the reference nor the engine, run again here, chooses these lists"
+            return replace(report, differences=(f"{differs} ({why})",))
+        if found.judged.wrong:
+            return _with(report, f"the engine does not choose by its policy's rule: {found.judged.wrong[0]}")
+        return report if self._unjudged is not None else self._judged(report, chosen)
 
-    def _first_difference(self, other: list[_Place]) -> str:
-        first = other[0]
-        for count in self._available(first):
-            if first.digest == digest_at(first.cache, first.step, encode(self._all(first, count))):
-                return f"{_at(first)}: all {count} tokens were taken, where {self._engine.parameters.policy} chooses"
-        advice = self._unjudged or "a digest cannot tell a near-tie from an error; a proof with lists can"
-        return f"{_at(first)}: the lists are not the reference's, as of {len(other)} digests ({advice})"
+    def _chooses_nothing(self, place: _Place) -> str | None:
+        """Return that a digest is of a list that leaves nothing out; None if it is of another."""
+        for count in self._available(place):
+            if place.digest == digest_at(place.cache, place.step, encode(self._all(place, count))):
+                return f"{_at(place)}: all {count} tokens were taken, where {self._engine.parameters.policy} chooses"
+        return None
 
     def _malformed(self, place: _Place) -> str | None:
         """Return what is wrong with a list that no near-tie explains; None if it may be one."""

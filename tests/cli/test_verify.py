@@ -103,7 +103,7 @@ class TestReplay:
         """Its graph, sealed as if it were right, reads twice as many tokens as its policy says."""
         wrong = tampered_by_its_maker(engine, tmp_path / "wrong")
         for kind, expected in (
-            ("digest", "the lists are not the reference's"),
+            ("digest", "neither the reference nor the engine"),
             ("lists", "tokens were taken, expected"),
         ):
             assert run(["verify", str(engine), "--replay", proof(wrong, kind)]) == 1

@@ -105,7 +105,7 @@ def test_a_changed_answer_is_named_by_cache_and_step(client, needle, demo_engine
     file.write_text(json.dumps(document_of(resealed(proof, answer_token_ids=other))))
     assert run(["verify", str(demo_engine), "--replay", str(file)]) == 1
     printed = capfd.readouterr()
-    assert "WRONG: cache 0, step 1: the lists are not the reference's" in printed.out
+    assert "DIFFERS: cache 0, step 1: neither the reference nor the engine" in printed.out
     bare = copy.deepcopy(document_of(proof))
     bare["answer_token_ids"] = list(other)
     file.write_text(json.dumps(bare))

@@ -1,0 +1,135 @@
+"""No honest answer is called untrue, whatever the policy and the weights; what cannot be decided says why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from kvc_trt import Engine, build, policies
+from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.verify import engine_replay, proof_replay
+from kvc_trt.verify.near_ties import IndexComparison
+from tests.models.gguf.tiny import write
+from tests.verify.test_proof_replay import PROMPT, lists_at, only_digests, proof_from, swapped, with_lists
+
+OVERRIDES = {"quest": {"skip_layers": 0}}
+"""By its own rule it reads all of the first two layers, and there are no others."""
+SIZES = {"max_input_len": 256, "max_output_len": 32}
+POLICIES = [name for name, *_ in policies.available()]
+WITHOUT_PROOFS = {
+    "full": "compresses nothing",
+    "exact-topk": "oracle",
+    "exact-topk-group": "oracle",
+    **dict.fromkeys(
+        ["duo-attention", "h2o", "sliding-window", "streaming-llm", "tova"], "drops tokens at decode steps"
+    ),
+}
+WEIGHTS = ("fp32", "fp16", "int8", "int4", "keep")
+
+
+@pytest.fixture(scope="module")
+def make(tiny_model, tmp_path_factory):
+    kept = write(tmp_path_factory.mktemp("gguf") / "model.gguf", kind="Q4_1")
+
+    def made(policy="rocketkv", weights="fp32"):
+        directory = tmp_path_factory.mktemp("engines") / "engine"
+        given = {"checkpoint": None} if weights == "keep" else {"random_weights": 0}
+        model = kept if weights == "keep" else tiny_model
+        given |= {"token_budget": 96 if policy == "snapkv" else 64, **SIZES, **OVERRIDES.get(policy, {})}
+        return build(str(model), policy=policy, weights=weights, output=directory, verify=False, **given).path
+
+    return made
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in WITHOUT_PROOFS])
+def test_an_honest_answer_is_confirmed(policy, weights, make):
+    engine = Engine.open(make(policy, weights), proofs=True, threads=1)
+    proof = proof_from(engine, max_new_tokens=8)
+    for given in (proof, only_digests(proof)):
+        report = engine.replay(given)
+        assert report.passed, (report.problems, report.differences)
+        assert report.choosing > 0
+        assert report.equal == report.lists or report.near_ties or report.reproduced == report.lists
+
+
+@pytest.mark.parametrize("policy", WITHOUT_PROOFS)
+def test_a_policy_without_proofs_says_why(policy, make):
+    with pytest.raises(InputError, match=WITHOUT_PROOFS[policy]):
+        Engine.open(make(policy), proofs=True).session()
+
+
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+@pytest.mark.parametrize(("policy", "weights"), [("rocketkv", "int8"), ("keydiff", "fp32"), ("hybrid", "keep")])
+def test_a_changed_list_is_named_and_not_confirmed(policy, weights, kind, make):
+    engine = Engine.open(make(policy, weights), proofs=True, threads=1)
+    proof = proof_from(engine)
+    step, stored = (0, 200) if policy != "hybrid" else (2, 202)
+    changed = with_lists(proof, 1, step, swapped(lists_at(proof, 1, step), stored))
+    report = engine.replay(changed if kind == "lists" else only_digests(changed))
+    assert not report.passed
+    assert report.differences[0].startswith(f"cache 1, step {step}: neither the reference nor the engine")
+    assert "cannot be proven" in report.differences[0] or "rounds too coarsely" in report.differences[0]
+    assert "DIFFERS: cache 1" in report.as_text()
+    assert report.to_json()["differences"] == list(report.differences)
+
+
+@pytest.mark.parametrize("kind", ["digest", "lists"])
+def test_what_cannot_be_is_wrong_of_a_coarse_engine_too(kind, make):
+    """A cache that keeps all of its prompt: no rounding does that."""
+    engine = Engine.open(make("rocketkv", "int4"), proofs=True, threads=1)
+    everything = with_lists(proof_from(engine), 0, 0, np.tile(np.arange(len(PROMPT)), (2, 1)))
+    report = engine.replay(everything if kind == "lists" else only_digests(everything))
+    assert "all 200 tokens were taken" in report.problems[0]
+
+
+@pytest.fixture(scope="module")
+def coarse(make):
+    return Engine.open(make("rocketkv", "int8"), proofs=True, threads=1)
+
+
+def test_rows_of_a_batch_are_confirmed_by_a_run_of_each_alone(coarse):
+    prompts = [PROMPT[:140], PROMPT, PROMPT[30:]]
+    outputs = coarse.generate(prompts, max_new_tokens=8, ignore_eos=True, kv_proof="digest")
+    assert all(coarse.replay(output.kv_proof).passed for output in outputs)
+
+
+def test_an_engine_that_cannot_run_here_is_no_proof_against_anybody(coarse, monkeypatch):
+    proof = proof_from(coarse, max_new_tokens=12)
+    assert coarse.replay(proof).equal < coarse.replay(proof).lists, "there is something to decide"
+
+    def missing(*arguments):
+        raise UnsupportedEnvironment("TensorRT is not installed")
+
+    monkeypatch.setattr(engine_replay, "harness_for", missing)
+    report = coarse.replay(proof)
+    assert (report.passed, report.problems) == (False, ())
+    assert "the engine cannot be run again here: TensorRT is not installed" in report.differences[0]
+
+
+def test_an_engine_that_breaks_its_rule_confirms_nothing(coarse, monkeypatch):
+    """Its lists come again, and are not those of the policy on what its operators were given."""
+    run_again = proof_replay.replay_by_engine
+
+    def broken(engine, proof):
+        found = run_again(engine, proof)
+        return dataclasses.replace(found, judged=IndexComparison(1, wrong=("row 0, KV head 1: it read another",)))
+
+    monkeypatch.setattr(proof_replay, "replay_by_engine", broken)
+    report = coarse.replay(proof_from(coarse, max_new_tokens=12))
+    assert report.problems == ("the engine does not choose by its policy's rule: row 0, KV head 1: it read another",)
+
+
+def test_digests_of_lists_that_come_again_are_judged_like_lists(make, monkeypatch):
+    """In fp16 the reference differs at near-ties: the lists are known from the engine, and proven on the reference."""
+    engine = Engine.open(make("rocketkv", "fp16"), proofs=True, threads=1)
+    proofs = [proof_from(engine, "digest", PROMPT[first:], max_new_tokens=12) for first in range(6)]
+    reports = [engine.replay(proof) for proof in proofs]
+    assert all(report.passed for report in reports)
+    tied = next(at for at, report in enumerate(reports) if report.near_ties)
+    assert reports[tied].reproduced == reports[tied].lists
+    strict = proof_replay.thresholds_for("fp32")
+    monkeypatch.setattr(proof_replay, "thresholds_for", lambda *given: dataclasses.replace(strict, choice_slack=1e-9))
+    assert "float64 scores differ" in engine.replay(proofs[tied]).problems[0]
