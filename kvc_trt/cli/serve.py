@@ -17,6 +17,7 @@ from kvc_trt.errors import InputError
 
 if TYPE_CHECKING:
     from kvc_trt.serving.dynamo.deployment import Served
+    from kvc_trt.serving.engine import ServingSettings
 
 Role = Literal["aggregated", "frontend", "prefill", "decode"]
 ROLES = get_args(Role)
@@ -30,6 +31,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     "Where it listens",
     cloup.option("--host", default="127.0.0.1", help=f"Another than loopback wants an API key in ${API_KEY}."),
     cloup.option("--port", type=click.IntRange(0, 65535), default=8000, help="0 takes one that is free."),
+)
+@cloup.option(
+    "--triton",
+    "on_triton",
+    is_flag=True,
+    help="Start Triton Inference Server instead, on loopback; gRPC and metrics have the two ports after --port.",
 )
 @cloup.option_group(
     "Prefill and decode apart",
@@ -61,6 +68,7 @@ def command(
     engines: tuple[str, ...],
     host: str,
     port: int,
+    on_triton: bool,
     role: Role,
     store: Path | None,
     rows: int | None,
@@ -82,6 +90,12 @@ def command(
     from kvc_trt.serving.dynamo.deployment import Deployment, Running
     from kvc_trt.serving.dynamo.environment import require_dynamo
 
+    if on_triton:
+        from kvc_trt.serving.engine import ServingSettings
+
+        settings = ServingSettings(rows, queue, threads=threads, backend=backend, kv_proofs=kv_proofs)
+        _serve_triton(engines, host, port, settings, apart=role != "aggregated" or store is not None)
+        return
     key = os.environ.get(API_KEY) or None
     check_host(host, key)
     served = served_engines(engines, role)
@@ -102,13 +116,32 @@ def command(
     asyncio.run(Running(deployment, click.echo).run())
 
 
-def check_host(host: str, api_key: str | None) -> None:
-    """Raise InputError for an address that others can reach, unless there is a key that they must show."""
+def _serve_triton(engines: tuple[str, ...], host: str, port: int, settings: ServingSettings, *, apart: bool) -> None:
+    from kvc_trt.serving.triton.installation import find_triton
+    from kvc_trt.serving.triton.serve import TritonDeployment, serve_triton
+
+    if apart:
+        raise click.UsageError("--triton has no roles; prefill and decode apart are NVIDIA Dynamo's")
+    if not is_loopback(host):
+        raise InputError(
+            f"--host {host}: Triton asks nobody for a key, so --triton listens on loopback alone",
+            hint="put a proxy that asks for one in front",
+        )
+    served = [(one.name, one.engine) for one in served_engines(engines)]
+    serve_triton(TritonDeployment(served, port, settings), find_triton(), click.echo)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone; InputError for what is no address."""
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         raise InputError(f"--host {host}: expected an address of this machine, such as 127.0.0.1") from None
-    if not loopback and api_key is None:
+
+
+def check_host(host: str, api_key: str | None) -> None:
+    """Raise InputError for an address that others can reach, unless there is a key that they must show."""
+    if not is_loopback(host) and api_key is None:
         raise InputError(
             f"--host {host}: others could use the engines, and there is no API key",
             hint=f"set {API_KEY} to a secret of your own; there is no TLS, so put a proxy with it in front",

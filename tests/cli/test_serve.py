@@ -74,3 +74,20 @@ def test_the_command_that_it_shows_is_quoted(tmp_path):
 def test_the_command_that_it_shows_asks_what_the_shipped_model_answers():
     shown = curl("http://127.0.0.1:8000/v1", "a", CHECKPOINT, api_key=False)
     assert f'"prompt": "{RECORDS}"' in shown
+
+
+def test_triton_listens_on_loopback_alone_and_has_no_roles(capsys):
+    assert run(["serve", "--triton", "--host", "0.0.0.0", "engines/demo"]) == 2
+    assert "listens on loopback alone" in capsys.readouterr().err
+    assert run(["serve", "--triton", "--role", "decode", "engines/demo"]) == 2
+    assert "has no roles" in capsys.readouterr().err
+
+
+def test_without_triton_it_says_where_it_looked(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("KVC_TRT_TRITON", str(tmp_path / "none"))
+    assert run(["serve", "--triton", "engines/demo"]) == 3
+    said = capsys.readouterr().err
+    assert "no tritonserver was found" in said
+    assert "make triton-env" in said

@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import threading
+import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -43,11 +44,13 @@ def repository(talkative, tmp_path_factory):
     export_model(engine, directory / "made", "tiny")
     export_model(engine, directory / "made", "small", ServingSettings(rows=1, queue_limit=1))
     export_model(engine, directory / "made", "tampered")
+    export_model(engine, directory / "made", "speechless")
     export_model(engine, directory / "made", "cramped", ServingSettings(memory_bytes=1000))
     moved = directory / "moved"
     shutil.copytree(directory / "made", moved)  # a copy: files of an export may be links to the engine's
     weights = moved / "tampered" / "1" / "engine" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    (moved / "speechless" / "1" / "engine" / "tokenizer" / "tokenizer.json").unlink()
     shutil.rmtree(directory / "made")
     return moved
 
@@ -187,6 +190,14 @@ def test_bad_bytes_are_refused_and_a_bad_stream_is_no_200(server):
     assert server.generate("tiny", text_input=LAMP).body["text_output"] == ANSWER
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\nb", "a{b}", "../tiny", "tiny "])
+def test_a_strange_name_is_no_model(server, repository, name):
+    reply = server.post(f"v2/models/{urllib.parse.quote(name, safe='')}/generate", b'{"text_input": "x"}')
+    assert reply.status in (400, 404)
+    assert str(repository.parent) not in str(reply.body)
+    assert server.generate("tiny", text_input=LAMP).body["text_output"] == ANSWER
+
+
 def test_a_client_that_leaves_frees_its_row(server):
     before = ended(server, "cancelled")
     stream = server.open_stream("tiny", stream=True, **ENDLESS)
@@ -234,10 +245,15 @@ def test_metrics_say_what_happened(server):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"), [("tampered", "weights.safetensors"), ("cramped", "expected at most 1000 B")]
+    ("model", "message"),
+    [
+        ("tampered", "weights.safetensors"),
+        ("speechless", "tokenizer/tokenizer.json"),
+        ("cramped", "expected at most 1000 B"),
+    ],
 )
 def test_what_cannot_answer_is_not_loaded(server, model, message):
-    """Neither an engine that was changed, nor one that cannot answer its first request."""
+    """Neither an engine that was changed or lacks a file, nor one that cannot answer its first request."""
     reply = server.post(f"v2/repository/models/{model}/load")
     assert reply.status == 400
     assert message in server.log

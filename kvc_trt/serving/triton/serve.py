@@ -1,0 +1,217 @@
+"""A tritonserver on this machine over engines, until somebody ends it.
+
+It reads a model repository that stands only as long as it runs, and listens on loopback: it asks nobody for a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvc_trt.cache import cache_root
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.serving.dynamo.processes import Child
+from kvc_trt.serving.engine import ServingSettings
+from kvc_trt.serving.example import example_text
+from kvc_trt.serving.triton.installation import Installation
+
+ADDRESS = "127.0.0.1"
+_ASK_AGAIN_SECONDS = 0.1
+_ASK_SECONDS = 30.0
+_DRAIN_SECONDS = 30
+"""For how long answers that have begun may go on after Ctrl-C."""
+_SHARED_MEMORY = Path("/dev/shm")
+_REASONS = (
+    re.compile(r"TritonModelException: (.*)"),
+    re.compile(r"(error while loading shared libraries.*)"),
+    re.compile(r"(No module named 'kvc_trt[^']*')"),
+)
+
+
+class Ports(NamedTuple):
+    """Where a server listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True)
+class TritonDeployment:
+    """What is started: engines by the names under which requests ask for them."""
+
+    served: Sequence[tuple[str, Path]]
+    port: int = 8000
+    """Of HTTP; gRPC and the metrics have the two after it. 0 takes three that are free."""
+    settings: ServingSettings = field(default_factory=ServingSettings)
+
+
+class RunningTriton:
+    """A server that runs. `say` is told what a user wants to know, line by line."""
+
+    def __init__(self, deployment: TritonDeployment, installation: Installation, say: Callable[[str], None]) -> None:
+        self._names = [name for name, _ in deployment.served]
+        self._say, self._started = say, time.monotonic()
+        self._ports = _ports(deployment.port)
+        self._prefix = f"kvc_{os.getpid()}_"
+        variables = installation.variables(os.environ)
+        # In the cache, since files of an engine are linked where they are on the same disk, and copied elsewhere.
+        self._directory = Path(tempfile.mkdtemp(prefix="triton-", dir=cache_root()))
+        try:
+            self._questions = dict(self._export(deployment))
+            command = [*installation.arguments(self._directory), *self._options()]
+        except BaseException:
+            self._remove()
+            raise
+        self._server = Child("tritonserver", command, variables, self._directory / "server.log", self._say)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start the server, say when every engine has answered, and end it when this process is asked to end.
+
+        Raises the error of a server that cannot start, or that dies again and again.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_to_end)
+        keeping = asyncio.create_task(self._keep())
+        others: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._until_ready()),
+            asyncio.create_task(self._stop.wait()),
+        ]
+        pending: set[asyncio.Task[Any]] = {keeping, *others}
+        try:
+            while not self._stop.is_set():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in others:
+                task.cancel()
+            await self._server.stop(_DRAIN_SECONDS + 10)
+            await asyncio.gather(keeping, *others, return_exceptions=True)
+            self._remove()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _asked_to_end(self) -> None:
+        if self._stop.is_set():  # asked twice: somebody is in a hurry
+            self._server.kill()
+        self._stop.set()
+
+    async def _keep(self) -> None:
+        try:
+            await self._server.keep()
+        except UnsupportedEnvironment as error:
+            raise UnsupportedEnvironment(self._reason() or error.message, hint=error.hint) from error
+
+    async def _until_ready(self) -> None:
+        """Wait until every model has answered: Triton calls a model ready whose process has died."""
+        waiting = list(self._names)
+        while waiting:
+            reason = self._reason()
+            if reason is not None:  # without its Python Triton waits for ever
+                raise UnsupportedEnvironment(reason)
+            waiting = [name for name in waiting if not await asyncio.to_thread(self._answers, name)]
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        self._server.is_ready = True
+        self._say(self._ready())
+
+    def _answers(self, name: str) -> bool:
+        """Whether a model answers a request of one token."""
+        url = f"http://{ADDRESS}:{self._ports.http}/v2/models/{name}/generate"
+        body = json.dumps({"input_ids": [0], "max_tokens": 1, "ignore_eos": True}).encode()
+        with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(url, body, _ASK_SECONDS) as answer:
+            return "output_ids" in json.loads(answer.read())
+        return False
+
+    def _ready(self) -> str:
+        """Return what a user does next."""
+        ports, seconds = self._ports, time.monotonic() - self._started
+        lines = [
+            f"{', '.join(self._names)}: ready at http://{ADDRESS}:{ports.http} after {seconds:.1f} s "
+            f"(gRPC {ADDRESS}:{ports.grpc}, http://{ADDRESS}:{ports.metrics}/metrics)"
+        ]
+        for name, question in self._questions.items():
+            body = shlex.quote(json.dumps({**question, "max_tokens": 32}))
+            lines.append(f"curl http://{ADDRESS}:{ports.http}/v2/models/{name}/generate -d {body}")
+        return "\n".join(lines)
+
+    def _export(self, deployment: TritonDeployment) -> list[tuple[str, dict[str, Any]]]:
+        """Write the repository, and return what each model may be asked."""
+        from kvc_trt.backends.registry import open_engine
+        from kvc_trt.serving.triton.repository import export_model
+
+        questions: list[tuple[str, dict[str, Any]]] = []
+        for name, path in deployment.served:
+            engine = open_engine(path)
+            export_model(engine, self._directory / "repository", name, deployment.settings)
+            tokenizer = engine.tokenizer
+            asked = {"input_ids": [1, 2]} if tokenizer is None else {"text_input": example_text(tokenizer)}
+            questions.append((name, asked))
+        return questions
+
+    def _options(self) -> list[str]:
+        ports = self._ports
+        return [
+            f"--model-repository={self._directory / 'repository'}", "--model-control-mode=none",
+            f"--http-address={ADDRESS}", f"--grpc-address={ADDRESS}", f"--http-port={ports.http}",
+            f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}", "--disable-auto-complete-config",
+            "--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0", f"--exit-timeout-secs={_DRAIN_SECONDS}",
+            f"--backend-config=python,shm-region-prefix-name={self._prefix}",
+        ]  # fmt: skip
+
+    def _reason(self) -> str | None:
+        """Return why the server cannot serve, as far as its log says so."""
+        with contextlib.suppress(FileNotFoundError):
+            log = self._server.log.read_text(errors="replace")
+            for pattern in _REASONS:
+                found = pattern.search(log)
+                if found is not None:
+                    return f"tritonserver cannot load the models: {found[1].strip()}"
+        return None
+
+    def _remove(self) -> None:
+        """Remove what only this server needs, also what it leaves where it was killed."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        for left in _SHARED_MEMORY.glob(f"{self._prefix}*"):
+            left.unlink(missing_ok=True)
+
+
+def _ports(first: int) -> Ports:
+    """Return three ports at which nothing listens; UnsupportedEnvironment for one that is taken."""
+    wanted = (0, 0, 0) if first == 0 else (first, first + 1, first + 2)
+    with contextlib.ExitStack() as stack:
+        found = []
+        for port in wanted:
+            probe = stack.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((ADDRESS, port))
+            except (OSError, OverflowError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise UnsupportedEnvironment(
+                    f"cannot listen at {ADDRESS} port {port}: {reason}", hint="--port PORT"
+                ) from None
+            found.append(int(probe.getsockname()[1]))
+    return Ports(*found)
+
+
+def serve_triton(deployment: TritonDeployment, installation: Installation, say: Callable[[str], None]) -> None:
+    """Run a server until this process is asked to end."""
+    running = RunningTriton(deployment, installation, say)
+    asyncio.run(running.run())
