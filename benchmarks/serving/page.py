@@ -13,13 +13,13 @@ from benchmarks.serving import plots
 from benchmarks.serving.engines import KINDS
 from kvc_trt.atomic_files import write_whole
 
-_PAGE = ROOT / "docs" / "results" / "serving.md"
+PAGE = ROOT / "docs" / "results" / "serving.md"
 Points = Mapping[str, Mapping[str, Any]]
 
 
 def write(data: Mapping[str, Any], folder: Path | None = None) -> Path:
     """Write the page to docs/, or with its plots into a folder, and return its path."""
-    target = _PAGE if folder is None else folder / _PAGE.name
+    target = PAGE if folder is None else folder / PAGE.name
     images = ROOT / "docs" / "images" if folder is None else folder
     for name, drawn in pictures(data["points"]).items():
         write_whole(images / name, drawn.encode())
@@ -39,18 +39,21 @@ def text(data: Mapping[str, Any], images: str) -> str:
 
 
 def pictures(points: Points) -> dict[str, str]:
-    """Return the plots by their files' names."""
+    """Return the plots by their files' names; bars are of the model of the last point alone."""
     points = {name: one for name, one in points.items() if one["answered"]}
     if not points:
         return {}
+    last = KINDS[list(points.values())[-1]["kind"]].model
+    alike = {name: one for name, one in points.items() if KINDS[one["kind"]].model == last}
     memory = {name: one["memory"] for name, one in points.items() if one["memory"]}
     found = {
         "serving-throughput.svg": plots.bars(
-            _each(points, "answer_tokens_per_second"), "answer tokens per second", "throughput of every point"
+            {name: one["answer_tokens_per_second"] for name, one in alike.items()},
+            f"{last}: answer tokens per second", "throughput of the points of one model",
         ),
         "serving-first-token.svg": plots.bars(
-            {name: one["first_token_seconds"]["p50"] for name, one in points.items()},
-            "median seconds to the first token, waiting included", "time to the first token of every point",
+            {name: one["first_token_seconds"]["p50"] for name, one in alike.items()},
+            f"{last}: median seconds to the first token, waiting included", "time to the first token",
         ),
     }  # fmt: skip
     if memory:
@@ -58,10 +61,6 @@ def pictures(points: Points) -> dict[str, str]:
             memory, "seconds under load", "resident memory of the server's processes, MiB", "memory over time"
         )
     return found
-
-
-def _each(points: Points, figure: str) -> dict[str, float]:
-    return {name: one[figure] for name, one in points.items()}
 
 
 def _caption(name: str) -> str:
@@ -246,8 +245,14 @@ def _notes(data: Mapping[str, Any]) -> str:
     lines = []
     if any(_mark(one) for one in data["points"].values()):
         lines.append(f"† Others used more than {BUSY:.0%} of the processor; such figures say little.")
+    once = [name for name, one in data["points"].items() if one["sent"] < 2 * one["clients"]]
+    if once:
+        lines.append(
+            f"{', '.join(once)}: the time was too short for two requests of each client: nearly all came at the "
+            "same moment. Times to the first token are those of such a burst, and rows are few at its end."
+        )
     for name, one in data["points"].items():
         lines += [f"- {name}: {error}" for error in one["errors"]]
-    where = os.path.relpath(RESULTS / "serving.json", _PAGE.parent)
+    where = os.path.relpath(RESULTS / "serving.json", PAGE.parent)
     lines.append(f"All figures: [`serving.json`]({where}). `make bench-serving` measures again, for longer.")
     return "\n".join(lines)

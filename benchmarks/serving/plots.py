@@ -34,11 +34,11 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], x_name: str, y_na
         body.append(_text(at, bottom + 17, f"{count * x_step:,g}", "middle", _SOFT))
     body.append(_text((_LEFT + right) / 2, bottom + 36, x_name, "middle", _INK))
     below = bottom + 44
-    for (name, points), colour in zip(series.items(), _colours(), strict=False):
+    for (name, points), stroke in zip(series.items(), _strokes(), strict=False):
         path = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in points)
-        body.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        body.append(f'<path d="M{path}" fill="none" {stroke} stroke-width="2"/>')
         below += _LINE
-        body.append(f'<path d="M{_LEFT} {below - 5}h24" stroke="{colour}" stroke-width="3"/>')
+        body.append(f'<path d="M{_LEFT} {below - 5}h24" {stroke} stroke-width="3"/>')
         body.append(_text(_LEFT + 32, below, name, "start", _INK))
     return _svg(body, below + 12, label)
 
@@ -53,12 +53,14 @@ def bars(values: Mapping[str, float], unit: str, label: str) -> str:
         length = (_WIDTH - names - 90) * value / most
         body.append(_text(names - 8, at + 13, name, "end", _INK))
         body.append(f'<rect x="{names}" y="{at}" width="{length:.1f}" height="16" fill="{COLOURS[0]}"/>')
-        body.append(_text(names + length + 6, at + 13, f"{value:,.3g}", "start", _INK))
+        body.append(_text(names + length + 6, at + 13, f"{value:,.1f}", "start", _INK))
     return _svg(body, _LINE * (len(values) + 1) + 10, label)
 
 
-def _colours() -> Iterator[str]:
-    yield from COLOURS
+def _strokes() -> Iterator[str]:
+    """Yield colours, and once they are used up, the same ones dashed."""
+    yield from (f'stroke="{colour}"' for colour in COLOURS)
+    yield from (f'stroke="{colour}" stroke-dasharray="7 4"' for colour in COLOURS)
 
 
 def _round_step(most: float) -> float:

@@ -18,6 +18,7 @@ from benchmarks.serving.answered import Answered, figures, quantile
 from benchmarks.serving.engines import Expected
 from benchmarks.serving.load import Asked
 from benchmarks.serving.points import POINTS, selected
+from benchmarks.serving.store import Store
 from benchmarks.serving.watch import memory_figures
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -172,6 +173,19 @@ def test_the_page_compares_what_was_measured():
     assert "![memory](images/serving-memory.svg)" in text
 
 
+def test_the_page_says_where_the_time_was_too_short():
+    data = result(["triton-tiny", "triton-full"])
+    data["points"]["triton-tiny"]["sent"] = 64
+    assert "\ntriton-full: the time was too short" in page.text(data, "images")
+
+
+def test_the_page_and_its_plots_are_those_of_the_results():
+    data = Store.recorded()
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(data, "../images")
+    for name, drawn in page.pictures(data["points"]).items():
+        assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == drawn
+
+
 def test_a_page_of_few_points_compares_nothing():
     text = page.text(result(["triton-tiny"]), "images")
     assert "## Continuous batching" not in text
@@ -183,6 +197,8 @@ def test_plots_are_whole_documents():
     drawn = plots.lines({"a & b": [(0.0, 1.0), (50.0, 990.0)]}, "s", "MiB", "memory <1>")
     texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert {"a & b", "0", "1,000", "50"} <= set(texts)
+    many = plots.lines({str(place): [(0.0, 1.0), (1.0, 1.0)] for place in range(8)}, "s", "MiB", "memory")
+    assert many.count("<path") - many.count("H620") == 16, "no line is left out"
     bars = ElementTree.fromstring(plots.bars({"one": 2.0, "two": 4.0}, "unit", "label"))
     first, second = [float(one.get("width")) for one in bars.iter("{http://www.w3.org/2000/svg}rect")][1:]
     assert second == pytest.approx(2 * first, rel=0.01)
