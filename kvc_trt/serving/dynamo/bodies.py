@@ -49,6 +49,10 @@ def checked_body(content: bytes) -> dict[str, Any]:
             raise InputError(f"{name} is not supported here, found {describe(value)}")
     if not isinstance(body.get("prompt", ""), (str, list)):
         raise InputError(f"prompt: expected text or token ids, found {describe(body['prompt'])}")
+    if not isinstance(body.get("messages", []), list):
+        raise InputError(f"messages: expected a list, found {describe(body['messages'])}")
+    if body.get("top_logprobs") is not None and body.get("logprobs") is not True:
+        raise InputError("top_logprobs: expected beside logprobs true")  # the frontend would drop it
     extension = body.get("nvext")
     if extension is None:
         extension = {}

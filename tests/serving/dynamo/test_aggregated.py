@@ -169,6 +169,41 @@ def test_bad_input_is_an_error_of_that_request_alone(client, bad, named):
     assert text_of(client.complete("demo", RECORD, max_tokens=2))
 
 
+BAD_CHATS = [
+    ({"messages": []}, "essages"),
+    ({"messages": None}, "essages"),
+    ({"messages": "hello"}, "essages"),
+    ({"messages": [{"role": "user"}]}, "content"),
+    ({"messages": [{"role": "nobody", "content": "?"}]}, "nobody"),
+    ({"messages": [{"role": "user", "content": 5}]}, "Content"),
+    ({"n": 2}, "n of sampling_options"),
+    ({"max_tokens": 0}, "0"),
+    ({"temperatur": 1}, "temperatur"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"top_logprobs": 3}, "top_logprobs: expected beside logprobs"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("bad", "named"), BAD_CHATS, ids=[json.dumps(bad)[:40] for bad, _ in BAD_CHATS])
+def test_a_bad_chat_is_an_error_of_that_request_alone(client, bad, named, stream):
+    body = {"model": "chat", "messages": [{"role": "user", "content": text(9)}], "max_tokens": 2, "stream": stream}
+    status, answer = client.ask("/v1/chat/completions", {**body, **bad})
+    assert status == 400, answer
+    assert named in answer["error"]["message"]
+    assert client.ask("/v1/chat/completions", body)[0] == 200
+
+
+def test_log_probabilities_of_a_chat(client):
+    messages = [{"role": "user", "content": text(9, 10)}]
+    body = {"model": "chat", "messages": messages, "max_tokens": 3, "ignore_eos": True}
+    status, answer = client.ask("/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 2})
+    assert status == 200, answer
+    found = answer["choices"][0]["logprobs"]["content"]
+    assert len(found) == 3
+    assert all(one["logprob"] <= 0 and len(one["top_logprobs"]) == 2 for one in found)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"model": "demo", "prompt": "\xff"}', b"[" * 100_000])
 def test_what_is_no_request_is_refused(client, content):
     status, answer = client.ask("/v1/completions", content=content)

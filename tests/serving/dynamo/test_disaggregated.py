@@ -7,6 +7,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from kvc_trt import Sampling
@@ -86,6 +87,47 @@ def test_an_answer_is_that_of_the_engine_alone_and_says_what_was_moved(apart, an
     }
     after = apart.count("handoffs_total", "prefill"), apart.count("handoffs_total", "decode")
     assert after == (before[0] + 1, before[1] + 1), "prefill ran, and decode did not read the prompt itself"
+
+
+def test_nothing_listens_beyond_this_machine(apart):
+    """NIXL listens too, so that others can read from here."""
+    processes = [
+        one
+        for part in apart.parts.values()
+        for one in (psutil.Process(part.process.pid), *psutil.Process(part.process.pid).children(recursive=True))
+    ]
+    listening = {
+        one.laddr.ip for process in processes for one in process.net_connections("all") if one.status == "LISTEN"
+    }
+    assert len(processes) == 6
+    assert listening
+    assert listening <= {"127.0.0.1", "::1"}
+
+
+def test_workers_that_wait_take_no_processor(apart):
+    """NIXL's own thread would take half of one."""
+    workers = [apart.worker(role) for role in ROLES]
+    before = [sum(one.cpu_times()[:2]) for one in workers]
+    time.sleep(2)
+    assert all(sum(one.cpu_times()[:2]) - then < 0.5 for one, then in zip(workers, before, strict=True))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_whatever_a_worker_that_is_killed_was_at_no_client_is_told_anything_else(apart, answers, needle, role):
+    """Killed among many requests, some of them being read, handed over or answered: right answers, or errors."""
+    alone = answers(needle, 40, ignore_eos=True).text
+    body = {"model": "demo", "prompt": needle, "max_tokens": 40, "ignore_eos": True}
+    with ThreadPoolExecutor(12) as threads:
+        asked = [threads.submit(apart.client.ask, "/v1/completions", body) for _ in range(12)]
+        eventually(lambda: any(one.done() for one in asked))
+        apart.worker(role).kill()
+        found = [one.result() for one in asked]
+    assert {status for status, _ in found} <= {200, 500, 503}
+    assert all(text_of(answer) == alone for status, answer in found if status == 200)
+    assert all(answer["error"]["type"] == "server_error" for status, answer in found if status != 200)
+    eventually(apart.works, 60)
+    assert text_of(apart.client.complete("demo", RECORD, max_tokens=8)) == "scarlet tiger lagos eight"
+    eventually(lambda: apart.count("handoff_slots_held", "prefill") == 0, 40)
 
 
 def test_streams_seeds_and_penalties_go_on_where_prefill_ended(apart, answers, needle):
@@ -182,10 +224,17 @@ def test_a_second_decode_worker_reads_from_the_same_prefill(apart, answers, need
     eventually(apart.works, 30)
 
 
-def test_a_frontend_that_is_killed_finds_both_again(apart):
+def test_a_frontend_that_is_killed_finds_both_again(apart, needle):
+    body = {"model": "demo", "prompt": needle, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    connection = apart.client.open("/v1/completions", body)
+    answer = connection.getresponse()
+    answer.readline()
     (frontend,) = apart.parts["frontend"].children("dynamo.frontend")
     frontend.kill()
+    assert "the frontend does not answer" in answer.read().decode()
+    connection.close()
     eventually(apart.works, 60)
+    eventually(lambda: apart.count("running", "decode") == 0)
     assert text_of(apart.client.complete("demo", RECORD, max_tokens=8)) == "scarlet tiger lagos eight"
 
 

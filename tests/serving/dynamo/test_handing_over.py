@@ -302,6 +302,29 @@ def test_an_offer_that_is_wrong_is_refused(pair, needle, change, said, fetched):
     assert decode.is_quiescent
 
 
+def test_no_two_offers_have_one_tag(pair):
+    prefill, _ = pair
+    offers = [asyncio.run(all_of(prefill.answer(asked([4, 5], max_tokens=1), name)))[0] for name in ("a", "b")]
+    tags = {one["disaggregated_params"][OFFER]["tag"] for one in offers}
+    assert len(tags) == 2
+    assert all(len(tag) == 32 for tag in tags)
+
+
+def test_the_context_of_another_engine_is_refused(pair, needle, demo_engine, tmp_path):
+    """Workers of two engines never meet; whoever lets them meet is told so before a byte is read."""
+    from kvc_trt.cli.main import run
+
+    other = tmp_path / "other"
+    settings = ["--token-budget", "32", "--max-input-len", "1024", "--max-output-len", "512", "--no-verify"]
+    assert run(["build", "--model", "retrieval-tiny", "--policy", "rocketkv", *settings, "-o", str(other)]) == 0
+    prefill, _ = pair
+    with pair_of(other) as (_, decode):
+        decode.transfers.peer = prefill.transfers
+        with pytest.raises(HandoffRefused, match="made under policy rocketkv"):
+            asyncio.run(whole((prefill, decode), asked(needle, max_tokens=2)))
+        assert decode.transfers.fetched == 0
+
+
 def test_an_offer_is_used_once(pair, needle):
     prefill, decode = pair
 
