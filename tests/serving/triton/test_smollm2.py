@@ -8,6 +8,7 @@ import pytest
 
 import kvc_trt
 from kvc_trt.backends.registry import open_engine
+from kvc_trt.serving.triton.ensemble import export_ensemble
 from kvc_trt.serving.triton.repository import export_model
 from tests.serving.triton.server import check_environment, serving
 
@@ -45,3 +46,21 @@ def test_it_answers_as_kvc_trt_run_does_alone_and_together(engine, tmp_path):
             assert list(pool.map(ask, prompts)) == [output.text for output in expected]
         written = server.generate("chat", text_input="naïve 🙂", max_tokens=8).body["text_output"]
         assert written == engine.generate("naïve 🙂", max_new_tokens=8).text
+
+
+def test_an_ensemble_splits_no_character(engine, tmp_path):
+    check_environment()
+    export_ensemble(open_engine(engine.path), tmp_path / "repository")
+    prompts = ["Smileys: 🙂 😀 🎉 🙂 😀 🎉 🙂 😀", "naïve café, naïve café, na"]
+    expected = [engine.generate(prompt, max_new_tokens=TOKENS).text for prompt in prompts]
+    assert any(not text.isascii() for text in expected), "there are characters of several tokens"
+    with serving(tmp_path / "repository", tmp_path) as server:
+
+        def ask(prompt):
+            events = server.stream("ensemble", text_input=prompt, max_tokens=TOKENS, stream=True)
+            return "".join(event["text_output"] for event in events)
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(ask, prompts)) == expected
+        whole = server.generate("ensemble", text_input=prompts[0], max_tokens=TOKENS)
+        assert whole.body["text_output"] == expected[0]
