@@ -17,6 +17,8 @@ NATIVE := VIRTUAL_ENV="$(abspath $(VENV))" PATH="$(abspath $(RUN)):$$PATH" CMAKE
 CXX_SOURCES := find plugins_cuda plugins_cpu tests -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp'
 COMPARISONS := $(addprefix tests/plugins_cuda/test_, every_kernel.py bad_input.py compact.py dense_attention.py \
 	hybrid_attention.py observation_scores.py)
+# What is marked `gpu` and is more than the same comparison on another library, with the emulation for the GPU.
+AS_ON_A_GPU := tests/kernels tests/backends/torch tests/plugins_cuda/test_every_kernel.py
 # libstdc++ beside libasan: Python itself does not load it, and ASan looks for the exception functions when it starts.
 SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so" \
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
@@ -133,6 +135,7 @@ test: lint types emulation-plain
 
 test-all: lint types types-tensorrt plugins test-sanitized dynamo-env triton-env aiperf-env
 	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD) --check
+	$(NATIVE) KVC_TRT_GPU_TESTS=emulation pytest -m gpu -q $(AS_ON_A_GPU)
 	$(NATIVE) pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
 
 # The comparisons alone: what tests the build or compiles kernels of its own brings its own flags.

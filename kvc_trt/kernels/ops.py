@@ -2,12 +2,13 @@
 
 On CUDA tensors they call the CUDA library; on CPU tensors the emulated library if one was chosen (KVC_TRT_KERNELS,
 `kvc_trt.kernels.use_library`), otherwise the reference. Result shapes depend only on shapes and numbers, so the
-operators trace under `torch.compile` and replay in a CUDA graph. No operator has a gradient.
+operators trace under `torch.compile` and replay in a CUDA graph. No operator has a gradient. An operator with an
+optional output has a second form that does not write it: `hybrid_attention_without_selected`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -37,19 +38,30 @@ def argument_names(operator: Operator) -> tuple[str, ...]:
     return (*(tensor.name for tensor in operator.inputs), *numbers)
 
 
-def schema(operator: Operator) -> str:
+def optional_outputs(operator: Operator) -> tuple[str, ...]:
+    """Return the names of the outputs that a kernel may leave out."""
+    return tuple(tensor.name for tensor in operator.outputs if tensor.optional)
+
+
+def form_name(operator: Operator, without: Collection[str]) -> str:
+    """Return the name in `torch.ops.kvc` of the form without these optional outputs."""
+    return "_".join([operator_name(operator), *(f"without_{name}" for name in without)])
+
+
+def schema(operator: Operator, without: Collection[str] = ()) -> str:
     """Return the operator's PyTorch schema; state is written in place and not returned."""
     state, tensors = operator.state, []
     for tensor in operator.inputs:
         alias = f"({chr(ord('a') + state.index(tensor))}!)" if tensor in state else ""
         tensors.append(f"Tensor{alias} {tensor.name}")
     numbers = [f"int {name}" for name in argument_names(operator)[len(tensors) :]]
-    results = [f"Tensor {tensor.name}" for tensor in operator.outputs if tensor.alias is None]
+    outputs = (tensor for tensor in operator.outputs if tensor.alias is None and tensor.name not in without)
+    results = [f"Tensor {tensor.name}" for tensor in outputs]
     returned = "Tensor" if len(results) == 1 else f"({', '.join(results)})"
-    return f"{operator_name(operator)}({', '.join(tensors + numbers)}) -> {returned}"
+    return f"{form_name(operator, without)}({', '.join(tensors + numbers)}) -> {returned}"
 
 
-def _implementation(operator: Operator) -> Callable[..., Result]:
+def _implementation(operator: Operator, without: Collection[str]) -> Callable[..., Result]:
     """Return the implementation, which calls a library's kernel or the reference."""
     name, names, kernel = operator_name(operator), argument_names(operator), operator.kernel
     assert kernel is not None
@@ -64,21 +76,29 @@ def _implementation(operator: Operator) -> Callable[..., Result]:
         library = _library_for(arguments[0])
         if library is None:
             result: Result = getattr(reference_ops, name)(**given)
-            return result
-        return _result(tuple(library.compute(operator, given).values()))
+            return _without(operator, result, without)
+        return _result(tuple(library.compute(operator, given, without=without).values()))
 
     return run
 
 
-def _shapes(operator: Operator) -> Callable[..., Result]:
+def _shapes(operator: Operator, without: Collection[str]) -> Callable[..., Result]:
     """Return the meta function: empty tensors in the shapes of the results."""
     names = argument_names(operator)
 
     def made(*arguments: Any) -> Result:
         given = dict(zip(names, arguments, strict=True))
-        return _result(tuple(empty_outputs(operator, given).values()))
+        return _without(operator, _result(tuple(empty_outputs(operator, given).values())), without)
 
     return made
+
+
+def _without(operator: Operator, made: Result, without: Collection[str]) -> Result:
+    """Return the result without some of its outputs."""
+    if not without or not isinstance(made, tuple):
+        return made
+    names = (tensor.name for tensor in operator.outputs if tensor.alias is None)
+    return _result(tuple(value for name, value in zip(names, made, strict=True) if name not in without))
 
 
 def _result(made: tuple[Tensor, ...]) -> Result:
@@ -101,12 +121,14 @@ def _register() -> Any:
     """Define the operators and their implementations; they exist as long as the returned object."""
     torch_library: Any = torch.library  # PyTorch leaves these functions untyped
     library = torch_library.Library("kvc", "DEF")
-    for operator in KERNEL_OPERATORS:
-        name, implementation = operator_name(operator), _implementation(operator)
-        library.define(schema(operator), tags=(torch.Tag.needs_fixed_stride_order,))
+    forms: list[tuple[Operator, tuple[str, ...]]] = [(operator, ()) for operator in KERNEL_OPERATORS]
+    forms += [(operator, optional_outputs(operator)) for operator in KERNEL_OPERATORS if optional_outputs(operator)]
+    for operator, without in forms:
+        name, implementation = form_name(operator, without), _implementation(operator, without)
+        library.define(schema(operator, without), tags=(torch.Tag.needs_fixed_stride_order,))
         for device in ("CPU", "CUDA"):
             library.impl(name, implementation, device)
-        torch_library.register_fake(f"kvc::{name}", _shapes(operator), lib=library)
+        torch_library.register_fake(f"kvc::{name}", _shapes(operator, without), lib=library)
     return library
 
 

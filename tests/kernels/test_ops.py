@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,6 +56,18 @@ def test_cpu_tensors_go_to_the_reference(name):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     for a, b in zip(mine, theirs, strict=True):
         assert not isinstance(a, torch.Tensor) or torch.equal(a.nan_to_num(), b.nan_to_num()), "another update in place"
+
+
+@pytest.mark.parametrize("on", ["reference", "emulation"])
+def test_a_step_can_leave_out_what_it_selected(on, emulation):
+    """The same output and the same update in place; the kernels get a null address."""
+    whole, alone = arguments("hybrid_attention"), arguments("hybrid_attention")
+    with use_library(emulation.path) if on == "emulation" else nullcontext():
+        output, _ = kvc.hybrid_attention(*whole)
+        assert torch.equal(kvc.hybrid_attention_without_selected(*alone), output)
+        done = torch.library.opcheck(kvc.hybrid_attention_without_selected, arguments("hybrid_attention"))
+    assert set(done.values()) == {"SUCCESS"}
+    assert all(torch.equal(a, b) for a, b in zip(whole[3:6], alone[3:6], strict=True))
 
 
 def test_a_chosen_library_is_called_instead(double):
@@ -168,24 +182,16 @@ def test_fake_steps_have_real_shapes(size, lengths, top_k, until):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: capture in a CUDA graph was not run")
-def test_a_captured_step_replays_on_new_inputs(library):
-    if library.executor != "cuda":
-        pytest.skip("graphs are captured on a GPU")
-    case = step_case(lengths=[60, 10, 33], capacity=80).to("cuda")
+def test_a_captured_step_replays_on_new_inputs(gpu):
+    case = step_case(lengths=[60, 10, 33], capacity=80).to(gpu.device)
     inputs = tuple(case.arguments().values())
-    with use_library(library.path):
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            kvc.hybrid_attention(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            output, selected = kvc.hybrid_attention(*inputs)
+    with use_library(gpu.library.path):
+        replay, (output, selected) = gpu.captured(lambda: kvc.hybrid_attention(*inputs))
         for step in range(3):
-            other = step_case(lengths=[40 + step, 70, -1], capacity=80, seed=step).to("cuda")
+            other = step_case(lengths=[40 + step, 70, -1], capacity=80, seed=step).to(gpu.device)
             for captured, new in zip(inputs[:7], tuple(other.arguments().values())[:7], strict=True):
                 captured.copy_(new)
-            graph.replay()
+            replay()
             expected = kvc.hybrid_attention(*other.arguments().values())
             assert torch.equal(output, expected[0])
             assert torch.equal(selected, expected[1])

@@ -1,7 +1,8 @@
 """The kernel library under test, on every executor that this machine has.
 
 `library` is the emulation, and a GPU's library under `-m gpu`; `scheduled_library` repeats a test under each schedule
-of the emulation. KVC_TRT_KERNELS replaces the library that would be built (a sanitised one, or one for another GPU).
+of the emulation. KVC_TRT_KERNELS replaces the library that would be built (a sanitised one, or one for another GPU);
+`tests/gpu.py` says how the emulation stands in for a GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from kvc_trt.kernels.loading import VARIABLE
+from tests.gpu import Gpu
+from tests.gpu import executor as gpu_executor
 from tests.plugins_cuda import build
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -40,11 +43,18 @@ def library(request: pytest.FixtureRequest) -> KernelLibrary:
 @pytest.fixture(params=[*SCHEDULES, CUDA])
 def scheduled_library(request: pytest.FixtureRequest) -> Iterator[KernelLibrary]:
     """The emulation in each of its schedules, and the GPU, which orders threads as it likes."""
-    executor = "cuda" if request.param == "cuda" else "emulation"
-    library = _prepared(executor, request.param)
+    if request.param == "cuda":
+        yield _prepared("cuda", "forward")
+        return
+    library = _prepared("emulation", request.param)
     yield library
-    if executor == "emulation":
-        library.set_schedule("forward")
+    library.set_schedule("forward")
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    """A GPU with its library, for tests marked `gpu` that need more than the library."""
+    return Gpu(_prepared("cuda", "forward"))
 
 
 @pytest.fixture
@@ -56,13 +66,15 @@ def emulation() -> KernelLibrary:
 @pytest.fixture
 def no_chosen_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment names no library any more, once the test has the one that it asked for."""
-    for name in ("library", "emulation"):
+    for name in ("library", "emulation", "gpu"):
         if name in request.fixturenames:
             request.getfixturevalue(name)
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
 def _prepared(executor: str, schedule: str) -> KernelLibrary:
+    if executor == "cuda":
+        executor = gpu_executor()
     if executor not in _loaded:
         _loaded[executor] = KernelLibrary(_path(executor))
     library = _loaded[executor]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvc_trt.backends.tensorrt.context import DTYPES, Context
 from kvc_trt.backends.tensorrt.device import DeviceBlock, Stream
-from kvc_trt.backends.tensorrt.lowering import engine_aliases
+from kvc_trt.backends.tensorrt.lowering import updated_in_place
 from kvc_trt.backends.tensorrt.profiles import decode_profiles, prefill_profiles
 from kvc_trt.models.dtypes import numpy_dtype
 
@@ -67,7 +67,7 @@ Array = NDArray[Any]
 def run_once(toolkit: Toolkit, model: ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs by name; an output that is updated in place is read from its input's buffer."""
     engine = toolkit.deserialise(toolkit.build(model, None, ()), model.graph.name)
-    aliases, stream = engine_aliases(engine), Stream()
+    aliases, stream = updated_in_place(model), Stream()
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     outputs = [name for name in names if engine.get_tensor_mode(name).name == "OUTPUT"]
     memory = DeviceBlock(max(1, engine.device_memory_size_v2))

@@ -256,12 +256,15 @@ class TorchDecoder:
         inputs = query, keys, values, state[f"k_cache.{layer}"], state[f"v_cache.{layer}"]
         if not uses_pages(self.parameters, layer):
             return self._dense_attention(*inputs, cache_lengths)
-        attended, selected = kvc.hybrid_attention(
-            *inputs, state[f"bounds.{layer}"], cache_lengths, **self._hybrid_numbers
-        )
-        self._see(layer, query=query, attended=attended, selected=selected)
-        found: Tensor = attended
-        return found
+        paged = *inputs, state[f"bounds.{layer}"], cache_lengths
+        attended: Tensor
+        if f"selected.{layer}" in self._expose:
+            attended, selected = kvc.hybrid_attention(*paged, **self._hybrid_numbers)
+            self._see(layer, selected=selected)
+        else:
+            attended = kvc.hybrid_attention_without_selected(*paged, **self._hybrid_numbers)
+        self._see(layer, query=query, attended=attended)
+        return attended
 
     def _split(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project N normed tokens to queries [N,H,D], keys and values [N,G,D], rotated to their positions."""

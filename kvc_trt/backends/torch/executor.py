@@ -269,7 +269,7 @@ class TorchExecutor:
     ) -> StaticStep:
         """Queue one step. On a GPU a graph may have more rows than the step; on a CPU the numbers are equal."""
         rows = len(tokens)
-        if self.device.type == "cuda" and self.capturer.refused is None:
+        if self.capturer.captures:
             rows = rows_captured(rows, len(next(iter(self._buffers.values()))))
         with memory.said(f"a step of {rows} rows", self.device, SMALLER):
             if rows not in self._steps:

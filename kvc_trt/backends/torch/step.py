@@ -38,12 +38,17 @@ class Capturer:
         if self._graphs and refused is not None:
             self._refuse(refused)
 
+    @property
+    def captures(self) -> bool:
+        """Whether functions are captured, so that a step for more rows may serve fewer."""
+        return self._graphs and self.refused is None
+
     def capture(self, body: Body) -> Body:
         """Return a function that runs the body. On a GPU the body is run here at least twice: it must not change state.
 
         It must use the same memory every time and never wait for the device.
         """
-        if not self._graphs or self.refused is not None:
+        if not self.captures:
             return body
         self._warm_up(body)
         try:
@@ -97,15 +102,20 @@ class StaticStep:
         self._best = torch.zeros(rows, dtype=torch.int64, device=device)
         self._host_logits = torch.zeros(self._logits.shape, pin_memory=on_gpu) if on_gpu else self._logits
         self._host_best = torch.zeros(rows, dtype=torch.int64, pin_memory=on_gpu) if on_gpu else self._best
+        self._copied: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         self._inputs[2:] = INACTIVE  # a capture runs the step, which must not change the state
         self._replay = capturer.capture(self._body)
 
     def run(self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]) -> None:
         """Queue one step of len(tokens) rows: tokens, positions [n], cache_lengths [caches,n], n <= rows."""
         fed, given = self._staging.numpy(), len(tokens)
+        if self._copied is not None:
+            self._copied.synchronize()  # what the step before it has queued may not have read its inputs yet
         fed[:2], fed[2:] = 0, INACTIVE
         fed[0, :given], fed[1, :given], fed[2:, :given] = tokens, positions, cache_lengths
         self._inputs.copy_(self._staging, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
         self._replay()
 
     def logits(self, rows: int) -> NDArray[np.float32]:

@@ -81,6 +81,13 @@ def requests(*, greedy: int = ROWS):
     ]
 
 
+def test_an_engine_that_reports_no_alias_is_not_refused(executor, loaded, program, monkeypatch):
+    """Whether TensorRT reports those of plugins is not known; the addresses are compared in any case."""
+    monkeypatch.setattr(FakeEngine, "get_aliased_input_tensor", lambda engine, name: "")
+    check_state(loaded, program.state)
+    assert generated(executor)
+
+
 def generated(executor, **options):
     return [output.token_ids for output in Session(executor, None, ROWS).generate(requests(**options))]
 

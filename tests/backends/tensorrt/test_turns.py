@@ -18,7 +18,7 @@ from kvc_trt.backends.registry import backend
 from kvc_trt.backends.tensorrt import device
 from kvc_trt.backends.tensorrt.executor import TensorRtExecutor
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, check_state
-from kvc_trt.backends.tensorrt.lowering import PLUGINS, check_aliases, expected_aliases, expected_plugins, lower
+from kvc_trt.backends.tensorrt.lowering import PLUGINS, expected_aliases, expected_plugins, lower
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.backends.tensorrt.lowering.passes import EXECUTABLE_PASSES
 from kvc_trt.engine.program import Program
@@ -196,7 +196,7 @@ def test_nvidias_parser_takes_the_graph_and_its_builder_makes_a_plan(ask_parser,
         assert answer["parsed"], (policy, answer["errors"])
         assert answer["problem"] is None
         assert answer["plugins"] == expected_plugins(graph)
-        check_aliases(answer["aliases"], expected_aliases(graph))
+        assert answer["aliases"] == expected_aliases(graph)
         # a mask of its own in every layer, and only fp32 may be taken apart
         assert answer["attention"] == [["NONE", precision == "fp32", True]] * LLAMA.num_hidden_layers
         assert answer["plan_bytes"] > 0, (policy, answer["log"])
@@ -222,8 +222,8 @@ def test_a_policy_takes_turns_or_the_reason_is_known(policy):
 def test_without_their_plugins_state_would_be_copied(ask_parser):
     """The parser knows no alias but a plugin's."""
     (answer,) = ask_parser(lowered("rocketkv"), damage="alias")
-    with pytest.raises(UnsupportedEnvironment, match="not updated in place"):
-        check_aliases(answer["aliases"], expected_aliases(lowered("rocketkv")))
+    assert answer["parsed"]
+    assert answer["aliases"].keys() < expected_aliases(lowered("rocketkv")).keys()
 
 
 # --- the executor, over fakes ---
@@ -337,5 +337,5 @@ def test_the_state_of_all_three_plans_is_checked_when_they_are_loaded(executor_o
     with pytest.raises(UnsupportedEnvironment, match=r"prefill: xslot_positions\.0 is missing"):
         check_state(loaded, renamed)
     in_step = tuple(tensor for tensor in program.state if tensor.in_step)
-    with pytest.raises(UnsupportedEnvironment, match=r"not updated in place: slot_positions_out\.0"):
+    with pytest.raises(UnsupportedEnvironment, match=r"shares the wrong buffer: slot_positions_out\.0"):
         check_state(loaded, in_step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from functools import cache, partial
 
@@ -19,7 +18,7 @@ from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.graph.state import cache_sites, state_tensors
 from kvc_trt.graph.weights import EngineWeights
-from kvc_trt.kernels import loading, use_library
+from kvc_trt.kernels import use_library
 from kvc_trt.methods.registry import method
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session, Speculation
@@ -33,8 +32,6 @@ from tests.runtime.test_speculation import Always
 STEPS = 4
 COUNTS = st.integers(1, 40)
 """New tokens of a turn."""
-LIBRARY = os.environ.get(loading.VARIABLE)
-NO_GPU = f"needs an NVIDIA GPU and the CUDA kernel library in {loading.VARIABLE}: these operations on another device"
 
 
 @pytest.fixture(scope="module")
@@ -243,13 +240,12 @@ def test_every_policy_is_on_one_of_the_paths(program):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not (torch.cuda.is_available() and LIBRARY), reason=NO_GPU)
 @pytest.mark.parametrize("name", CASES)
-def test_a_gpu_gives_what_the_cpu_gives(name, program):
+def test_a_gpu_gives_what_the_cpu_gives(name, program, gpu):
     made = program(name, "fp16")
     batch = batch_of([np.random.default_rng(1).integers(2, 97, n).tolist() for n in (250, 40)])
     on_cpu = run(TorchExecutor(made, device="cpu"), batch, 0)
-    with use_library(str(LIBRARY)):
-        found = run(TorchExecutor(made, device="cuda"), batch, STEPS)
+    with use_library(gpu.library.path):
+        found = run(TorchExecutor(made, device=gpu.device), batch, STEPS)
     assert np.abs(found.logits[0] - on_cpu.logits[0]).max() <= 2e-2 * max(1.0, np.abs(on_cpu.logits).max())
     assert np.isfinite(found.logits).all()

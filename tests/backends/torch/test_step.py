@@ -10,21 +10,13 @@ import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
+from kvc_trt.kernels import use_library
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
 from tests.backends.onnxruntime.test_executor import filled
 from tests.backends.torch import meta
+from tests.gpu import StandInCapturer
 
 CPU = torch.device("cpu")
-NO_GPU = "needs an NVIDIA GPU and the CUDA kernel library: CUDA graphs exist nowhere else"
-
-
-class AsOnAGpu(Capturer):
-    """Runs a body before its first use as often as a capture does."""
-
-    def capture(self, body):
-        body()
-        body()
-        return body
 
 
 @pytest.fixture(scope="module", params=["full", "rocketkv", "snapkv++"])
@@ -69,7 +61,7 @@ def test_a_step_with_idle_rows_is_the_plain_step(rows, executor):
 def test_what_a_capture_runs_changes_nothing(executor):
     filled(executor)
     before = snapshot(executor)
-    static(executor, 5, AsOnAGpu(CPU))
+    static(executor, 5, StandInCapturer(CPU))
     assert all(torch.equal(buffer, before[name]) for name, buffer in executor.state.items())
 
 
@@ -83,6 +75,24 @@ def test_a_step_is_repeatable_with_other_inputs(executor):
     restore(executor, before)
     step.run(tokens, positions, lengths)
     assert (step.logits(3) == first).all()
+
+
+def test_inputs_stay_until_they_are_copied(executor):
+    """Queued twice in a row: the second step waits for the first one's copy before it writes its own inputs."""
+    tokens, positions, lengths = filled(executor)
+    step, seen = static(executor, 3), []
+
+    class Copied:
+        def synchronize(self):
+            seen.append(step._staging[0].tolist())
+
+        def record(self):
+            seen.append("queued")
+
+    step._copied = Copied()
+    step.run(tokens, positions, lengths)
+    step.run(tokens + 1, positions + 1, lengths + 1)
+    assert seen == [[0, 0, 0], "queued", tokens.tolist(), "queued"]
 
 
 def test_greedy_decoding_brings_back_the_best_tokens(executor):
@@ -166,18 +176,21 @@ def test_a_failed_capture_falls_back_once_and_for_all(caplog, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
 @pytest.mark.parametrize("policy", ["full", "rocketkv"])
-def test_a_replayed_graph_is_the_eager_step(policy, make_program):
+def test_a_replayed_graph_is_the_eager_step(policy, make_program, gpu):
     """Over several steps and two numbers of rows, one of which a larger graph serves; who watches never captures."""
     program = make_program(policy, "bf16")
-    captured, eager = TorchExecutor(program, device="cuda"), TorchExecutor(program, device="cuda", expose=["query.2"])
-    for executor in (captured, eager):
-        executor.allocate(4)
-    step, _ = [filled(executor) for executor in (captured, eager)]
-    for offset in range(3):
-        for rows in (3, 2):
-            fed = step[0][:rows], step[1][:rows] + offset, np.ascontiguousarray(step[2][:, :rows] + offset)
-            found, expected = captured.decode(*fed), eager.decode(*fed)
-            assert np.abs(found - expected).max() <= 2e-2 * np.abs(expected).max()
-    assert captured.capturer.refused is None
+    with use_library(gpu.library.path):
+        captured = TorchExecutor(program, device=gpu.device)
+        eager = TorchExecutor(program, device=gpu.device, expose=["query.2"])
+        captured.capturer = gpu.capturer()
+        for executor in (captured, eager):
+            executor.allocate(4)
+        step, _ = [filled(executor) for executor in (captured, eager)]
+        for offset in range(3):
+            for rows in (3, 2):
+                fed = step[0][:rows], step[1][:rows] + offset, np.ascontiguousarray(step[2][:, :rows] + offset)
+                found, expected = captured.decode(*fed), eager.decode(*fed)
+                assert np.abs(found - expected).max() <= 2e-2 * np.abs(expected).max()
+    assert captured.capturer.captures
+    assert not eager.capturer.captures

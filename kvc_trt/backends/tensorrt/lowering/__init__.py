@@ -21,6 +21,7 @@ from kvc_trt.backends.tensorrt.lowering.checks import (
     expected_plugins,
     network_aliases,
     plugin_layers,
+    updated_in_place,
 )
 from kvc_trt.backends.tensorrt.lowering.operators import PLUGINS
 from kvc_trt.backends.tensorrt.lowering.passes import PASSES, Lowered, lower, lower_with_notes
@@ -42,4 +43,5 @@ __all__ = [
     "lower_with_notes",
     "network_aliases",
     "plugin_layers",
+    "updated_in_place",
 ]

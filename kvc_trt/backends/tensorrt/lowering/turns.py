@@ -15,14 +15,13 @@ from collections.abc import Collection, Mapping
 from onnx import ModelProto, NodeProto, helper, inliner
 
 from kvc_trt.backends.tensorrt.lowering.attention import cache_type, scale, scaled_query
-from kvc_trt.backends.tensorrt.lowering.checks import expected_aliases
+from kvc_trt.backends.tensorrt.lowering.checks import expected_aliases, updated_in_place
 from kvc_trt.backends.tensorrt.lowering.operators import Installation
 from kvc_trt.errors import InputError
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.emitter import Emitter
 from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
 from kvc_trt.operators.keep_positions import KEEP_POSITIONS
-from kvc_trt.operators.registry import OPERATORS
 from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
 from kvc_trt.operators.schema import Operator
 from kvc_trt.operators.shapes import HeadShape, Layout, count_to, int32, size
@@ -77,7 +76,7 @@ def write_out_positions(model: ModelProto, at_hand: Installation) -> list[str]:
 def overwrite_state(model: ModelProto, at_hand: Installation) -> list[str]:
     """Let a plugin overwrite the state tensors of a graph that no other plugin updates in place."""
     wanted = expected_aliases(model)
-    made = _updated_in_place(model)
+    made = updated_in_place(model)
     left = {output: state for output, state in wanted.items() if made.get(output) != state}
     if not left:
         return []
@@ -97,20 +96,6 @@ def overwrite_state(model: ModelProto, at_hand: Installation) -> list[str]:
         raise InputError(f"graph {model.graph.name}: no plugin updates {', '.join(left.values())} in place")
     model.graph.node.extend(emit.nodes)
     return notes
-
-
-def _updated_in_place(model: ModelProto) -> dict[str, str]:
-    """Output -> input whose buffer it shares, of every node of ours."""
-    found = {}
-    for node in model.graph.node:
-        operator = OPERATORS.get(node.op_type)
-        if operator is None or node.domain != KVC_DOMAIN:
-            continue
-        inputs = dict(zip((tensor.name for tensor in operator.inputs), node.input, strict=True))
-        for tensor, output in zip(operator.outputs, node.output, strict=True):
-            if tensor.alias is not None:
-                found[output] = inputs[tensor.alias]
-    return found
 
 
 def _sites(operator: Operator, states: Collection[str]) -> list[str]:

@@ -1,0 +1,74 @@
+"""The GPU of the tests that are marked `gpu`, or what stands in for it.
+
+KVC_TRT_GPU_TESTS=emulation runs every one of them against the emulated kernels, on a CPU: so each is known to work but
+for the device. What that cannot show: a tensor that was left on the wrong device, and what CUDA refuses to capture.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvc_trt.backends.torch.step import Body, Capturer
+from kvc_trt.kernels.library import KernelLibrary
+
+VARIABLE = "KVC_TRT_GPU_TESTS"
+
+
+def executor() -> str:
+    """Of the library for tests on a GPU: "cuda", or "emulation" where that stands in."""
+    chosen = os.environ.get(VARIABLE, "cuda")
+    assert chosen in ("cuda", "emulation"), f"{VARIABLE} is {chosen}; expected emulation, or nothing"
+    return chosen
+
+
+class StandInCapturer(Capturer):
+    """Runs a body before its first use as often as a capture does, and takes part in what is chosen for captures."""
+
+    captures = True
+
+    def capture(self, body: Body) -> Body:
+        body()
+        body()
+        return body
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The device of one test with its kernel library."""
+
+    library: KernelLibrary
+
+    @property
+    def device(self) -> str:
+        """ "cuda", or "cpu" where the emulation stands in."""
+        return self.library.device_type
+
+    def capturer(self) -> Capturer:
+        """A capturer of steps."""
+        device = torch.device(self.device)
+        return Capturer(device) if device.type == "cuda" else StandInCapturer(device)
+
+    def captured(
+        self, body: Callable[[], tuple[torch.Tensor, ...]]
+    ) -> tuple[Callable[[], Any], tuple[torch.Tensor, ...]]:
+        """(what replays the body over the same memory, its results in that memory); the body may run beforehand."""
+        if self.device == "cuda":
+            side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            with torch.cuda.stream(side):
+                body()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                results = body()
+            return graph.replay, results
+        results = body()
+
+        def replay() -> None:
+            for held, new in zip(results, body(), strict=True):
+                held.copy_(new)
+
+        return replay, results
