@@ -9,7 +9,7 @@ the caches run by nodes (`cache_operations.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional
 from kvc_trt.backends.torch.by_nodes import runs_by_nodes
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.backends.torch.memory import PREFILL_BLOCK
+from kvc_trt.backends.torch.projections import Projections
 from kvc_trt.backends.torch.prompt_attention import last_queries, prefill_attention
 from kvc_trt.backends.torch.turn import take_turns
 from kvc_trt.graph.state import cache_sites, uses_pages
@@ -26,14 +27,12 @@ from kvc_trt.kernels.ops import kvc, numbers_of
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
-from kvc_trt.reference.layers import linear
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.by_nodes import Block
     from kvc_trt.backends.torch.weights import TorchWeights
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
-from kvc_trt.models.rope import rotary_tables
 
 State = Mapping[str, Tensor]
 """The state tensors by name: k_cache.L, v_cache.L [B,G,C,D], bounds.L [B,G,2D,P] if the layer has pages,
@@ -53,7 +52,7 @@ class PromptResult(NamedTuple):
     """int64 [caches,B]: tokens stored per cache and row."""
 
 
-class TorchDecoder:
+class TorchDecoder(Projections):
     """The computation around the kernels, in the type and on the device of the weights; caches have `cache_dtype`.
 
     `expose` names values that each run stores in `exposed`: q_window.L, keys.L, values.L and indices.L of compaction,
@@ -69,34 +68,21 @@ class TorchDecoder:
         dense_attention: DenseAttention | None = None, block: int = PREFILL_BLOCK, turns: bool = False,
         twin_of: PolicyParameters | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.parameters, self.cache_dtype = config, parameters, cache_dtype
+        super().__init__(config, weights, parameters.max_sequence_len, elementwise, block)
+        self.parameters, self.cache_dtype = parameters, cache_dtype
         self.exposed: dict[str, Tensor] = {}
         self._expose = frozenset(expose)
-        self._weights, device = weights, weights.embedding.device
-        self._run, self._block, self._turns = elementwise, block, turns
+        self._turns = turns
         self._dense_attention: DenseAttention = dense_attention or kvc.dense_attention
         self._hybrid_numbers = numbers_of(HYBRID_ATTENTION, parameters)
-        self._heads = config.num_attention_heads, config.num_key_value_heads
-        tables = rotary_tables(config, parameters.max_sequence_len)
-        self._cos, self._sin = (torch.from_numpy(table).to(device) for table in tables)
-        self.on_gpu = device.type == "cuda"
+        self.on_gpu = weights.embedding.device.type == "cuda"
         self.caches = len(cache_sites(config, parameters))
         self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
-
-    @property
-    def rotary_tables(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every position, float32 [L,D/2]."""
-        return self._cos, self._sin
 
     @property
     def steps_by_nodes(self) -> bool:
         """Whether steps run by nodes, for which the host waits."""
         return self._by_nodes.steps is not None
-
-    @property
-    def rotary_bytes(self) -> int:
-        """Size of the rotary tables in bytes."""
-        return self._cos.nbytes + self._sin.nbytes
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor, prompt_lengths: Tensor) -> PromptResult:
@@ -209,44 +195,11 @@ class TorchDecoder:
         self._finish(layer, hidden, attended.transpose(1, 2).reshape(len(hidden), -1))
         return stored
 
-    def plain_tokens(self, layer: int, hidden: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """Project tokens of the residual stream before the rotary embedding to queries [B,S,H,D], keys [B,S,G,D]."""
-        return self._project(layer, hidden, batch, self._unrotated(len(hidden)))[:2]
-
-    def plain_token(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Project N normed tokens before the rotary embedding to queries [N,H,D], keys [N,G,D]."""
-        return self._split(layer, x, *self._angles(self._unrotated(len(x))))[:2]
-
-    def _unrotated(self, count: int) -> Tensor:
-        """Return positions that rotate nothing."""
-        return torch.zeros(count, dtype=torch.int64, device=self._cos.device)
-
     def _store_by_nodes(
         self, layer: int, block: Block, prompt_lengths: Tensor
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         assert self._by_nodes.prompts is not None
         return self._by_nodes.prompts.store(layer, block, prompt_lengths)
-
-    def _project(self, layer: int, hidden: Tensor, batch: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens at positions `places` [T], block by block, to queries [B,S,H,D], keys and values [B,S,G,D]."""
-        (heads, kv_heads), size = self._heads, self.config.head_size
-        length = len(hidden) // batch
-        parts = [hidden.new_empty(len(hidden), count, size) for count in (heads, kv_heads, kv_heads)]
-        for rows in self._blocks(len(hidden)):
-            x = self._norm(hidden[rows], self._weights.layers[layer]["input_layernorm.weight"])
-            made = self._split(layer, x, *self._angles(places[rows]))
-            for whole, part in zip(parts, made, strict=True):
-                whole[rows] = part
-        query, keys, values = (part.view(batch, length, *part.shape[1:]) for part in parts)
-        return query, keys, values
-
-    def _finish(self, layer: int, hidden: Tensor, attended: Tensor) -> None:
-        """Add output projection and feed-forward to the residual stream, in place."""
-        weights = self._weights.layers[layer]
-        for rows in self._blocks(len(hidden)):
-            update = self._output(layer, attended[rows])
-            added, x = self._add(hidden[rows], update, weights["post_attention_layernorm.weight"])
-            torch.add(added, self._feed_forward(layer, x), out=hidden[rows])
 
     def _decode_attention(
         self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State
@@ -265,26 +218,6 @@ class TorchDecoder:
             attended = kvc.hybrid_attention_without_selected(*paged, **self._hybrid_numbers)
         self._see(layer, query=query, attended=attended)
         return attended
-
-    def _split(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project N normed tokens to queries [N,H,D], keys and values [N,G,D], rotated to their positions."""
-        weights = self._weights.layers[layer]
-        norms = weights.get("self_attn.q_norm.weight"), weights.get("self_attn.k_norm.weight")
-        joined = linear(weights, "self_attn.qkv_proj", x)
-        return self._run.rotated_heads(joined, cos, sin, *norms, self._heads, self.config.norm_epsilon)
-
-    def _output(self, layer: int, attended: Tensor) -> Tensor:
-        """Project attention's output back: [N,H*D] -> [N,hidden]."""
-        return linear(self._weights.layers[layer], "self_attn.o_proj", attended)
-
-    def _feed_forward(self, layer: int, x: Tensor) -> Tensor:
-        """Apply the gated block: [N,hidden] -> [N,hidden]."""
-        weights = self._weights.layers[layer]
-        return linear(weights, "mlp.down_proj", self._run.gated(linear(weights, "mlp.gate_up_proj", x)))
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """Project normed tokens to float32 logits: [N,hidden] -> [N,vocab]."""
-        return float_product(x, self._weights.head)
 
     def _compact(
         self, layer: int, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor
@@ -312,29 +245,6 @@ class TorchDecoder:
             kept[f"{name}.{layer}"] = cache
         return kept
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._run.normed(x, weight, self.config.norm_epsilon)
-
-    def _add(self, hidden: Tensor, update: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return self._run.added_and_normed(hidden, update, weight, self.config.norm_epsilon)
-
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [N,D/2] of positions [N]."""
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
-
-    def _blocks(self, tokens: int) -> Iterator[slice]:
-        for start in range(0, tokens, self._block):
-            yield slice(start, min(start + self._block, tokens))
-
     def _see(self, layer: int, **values: Tensor) -> None:
         named = {f"{name}.{layer}": value for name, value in values.items()}
         self.exposed.update((name, value.clone()) for name, value in named.items() if name in self._expose)
-
-
-def float_product(x: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply x [N,in] by matrix [out,in] to float32 [N,out]: logits rounded to 16 bits would have false ties."""
-    if x.dtype == torch.float32:
-        return x @ matrix.T
-    if x.device.type == "cpu":
-        return x.float() @ matrix.float().T
-    return torch.mm(x, matrix.T, out_dtype=torch.float32)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kvc_trt.backends.torch import elementwise
-from kvc_trt.backends.torch.decoder import float_product
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Compiled
+from kvc_trt.backends.torch.projections import float_product
 from kvc_trt.backends.torch.prompt_attention import prefill_attention
 from kvc_trt.reference.layers import Rotary, rms_norm
 from tests.backends.onnxruntime.conftest import MODEL
