@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
 from kvc_trt.serving.dynamo.model_directory import TEMPLATE_FILE
-from kvc_trt.serving.dynamo.processes import Child
 from kvc_trt.serving.example import QUESTION, example_text
+from kvc_trt.serving.processes import Child
 
 if TYPE_CHECKING:
     from kvc_trt.serving.dynamo.gateway import Gateway

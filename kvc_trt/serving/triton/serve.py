@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from kvc_trt.cache import cache_root
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.serving.dynamo.processes import Child
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.example import example_text
+from kvc_trt.serving.processes import Child
 from kvc_trt.serving.triton.installation import Installation
 
 ADDRESS = "127.0.0.1"

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.serving.dynamo.processes import Child, ended
+from kvc_trt.serving.processes import Child, ended
 
 WAIT = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
@@ -85,7 +85,7 @@ def test_an_error_of_ours_is_passed_on(tmp_path):
 def test_it_does_not_outlive_its_parent(tmp_path):
     code = (
         "import asyncio, pathlib, sys\n"
-        "from kvc_trt.serving.dynamo.processes import Child\n"
+        "from kvc_trt.serving.processes import Child\n"
         f"one = Child('it', [sys.executable, '-c', {WAIT!r}], {{}}, pathlib.Path({str(tmp_path / 'log')!r}), print)\n"
         "async def story():\n"
         "    keeping = asyncio.create_task(one.keep())\n"
