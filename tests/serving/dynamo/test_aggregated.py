@@ -148,7 +148,7 @@ BAD = [
     ({"prompt": ""}, "empty"),
     ({"prompt": []}, "empty"),
     ({"prompt": [5000]}, "token 1 is 5000"),
-    ({"prompt": [5] * 1025}, "1024"),
+    ({"prompt": [5] * 1025}, "1025 tokens"),
     ({"prompt": {"text": "?"}}, "prompt"),
     ({"prompt": None}, "prompt"),
     ({"temperature": 3}, "emperature"),
@@ -167,6 +167,13 @@ def test_bad_input_is_an_error_of_that_request_alone(client, bad, named):
     assert named in answer["error"]["message"]
     assert "/" not in answer["error"]["message"]
     assert text_of(client.complete("demo", RECORD, max_tokens=2))
+
+
+def test_the_longest_prompt_is_answered(client, answers, needle):
+    longest = needle[:1] + (needle[1:] * 2)[:1023]
+    answer = client.complete("demo", longest, max_tokens=4, ignore_eos=True)
+    assert text_of(answer).strip() == answers(longest, 4, ignore_eos=True).text
+    assert answer["usage"]["prompt_tokens"] == 1024
 
 
 BAD_CHATS = [
