@@ -62,6 +62,9 @@ class Asked:
     max_new_tokens: int | None = None
     modes: tuple[str, ...] = ALL_MODES
     """The forms."""
+    also: tuple[str, ...] = ()
+    """Policies with a constant fixed that is otherwise derived from the engine's length, which the forms need more or
+    less of."""
 
     @property
     def groups(self) -> list[QuestionGroup]:
@@ -72,13 +75,20 @@ class Asked:
     def variants(self) -> list[Variant]:
         """Every policy that engines run."""
         names = [one.name for one in policies.describe() if not policies.named(one.name).selection.oracle]
-        return variants(names, [self.budget])
+        return variants([*names, *self.also], [self.budget])
 
 
 MODELS = {
     "retrieval-tiny": Asked("two-records", 512, 128, 128),
     "smollm2-135m-instruct": Asked(
-        "two-needles", 1024, 256, 64, CHAT, 12, ("query-aware", SECOND_QUESTION, STORED_CONTEXT)
+        "two-needles",
+        1024,
+        256,
+        64,
+        CHAT,
+        12,
+        ("query-aware", SECOND_QUESTION, STORED_CONTEXT),
+        ("hybrid:page_size=2", "hybrid:page_size=3"),
     ),
 }
 
