@@ -93,7 +93,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
             model=str(self.settings.model),
             served_model_name=self.settings.name,
             llm=LlmRegistration(
-                context_length=self._engine.parameters.max_input_len + 1,  # of which the frontend leaves one free
+                context_length=self._engine.parameters.max_input_len + 1,  # with the answer's first token
                 max_num_seqs=self._answering.scheduler.session.max_batch_size,
             ),
         )

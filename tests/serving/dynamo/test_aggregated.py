@@ -58,9 +58,10 @@ def test_nothing_listens_beyond_this_machine(served):
 
 
 def test_every_model_is_listed(client):
+    """With the longest prompt and the first token of its answer."""
     status, models = client.ask("/v1/models")
     assert status == 200
-    assert {model["id"]: model["context_window"] for model in models["data"]} == {"demo": 1024, "chat": 256}
+    assert {model["id"]: model["context_window"] for model in models["data"]} == {"demo": 1025, "chat": 257}
 
 
 def test_a_completion_is_the_answer_of_the_engine_alone(client, answers):
