@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvc_trt.errors import InputError, KvcError, UnsupportedEnvironment
 
@@ -18,7 +19,36 @@ MOST_DEATHS, WITHIN_SECONDS = 3, 60.0
 """So many in so short a time are no accident."""
 LAST_SECONDS = 40.0
 """How long a process may take to end: Dynamo gives a worker 30 seconds for the answers that it has begun."""
+_ASKING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@contextlib.contextmanager
+def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
+    """Call `ask` when this process is asked to end, by Ctrl-C or SIGTERM, instead of ending it."""
+    loop = asyncio.get_running_loop()
+    for number in _ASKING:
+        loop.add_signal_handler(number, ask)
+    try:
+        yield
+    finally:
+        for number in _ASKING:
+            loop.remove_signal_handler(number)
+
+
+async def until_asked(asked: asyncio.Event, kept: Iterable[asyncio.Task[None]], meanwhile: Awaitable[None]) -> None:
+    """Wait until the event is set, and raise the first error of `kept`, or of `meanwhile`, which is then given up."""
+    others: list[asyncio.Future[Any]] = [asyncio.ensure_future(meanwhile), asyncio.ensure_future(asked.wait())]
+    pending: set[asyncio.Future[Any]] = {*kept, *others}
+    try:
+        while not asked.is_set():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 class Child:

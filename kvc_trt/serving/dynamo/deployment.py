@@ -12,7 +12,6 @@ import os
 import random
 import shlex
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
 from kvc_trt.serving.dynamo.model_directory import TEMPLATE_FILE
 from kvc_trt.serving.example import QUESTION, example_text
-from kvc_trt.serving.processes import Child
+from kvc_trt.serving.processes import Child, asked_by_signals, until_asked
 
 if TYPE_CHECKING:
     from kvc_trt.serving.dynamo.gateway import Gateway
@@ -106,28 +105,16 @@ class Running:
 
         Raises the error of a process that cannot start, or that dies again and again.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_to_end)
         children = [child for child in (self._frontend, *self._workers.values()) if child is not None]
         tasks: list[asyncio.Task[None]] = []
-        others: list[asyncio.Task[object]] = []
-        try:
-            port = await self._listen()
-            tasks = [asyncio.create_task(child.keep()) for child in children]
-            others = [asyncio.create_task(self._until_ready(port)), asyncio.create_task(self._stop.wait())]
-            pending: set[asyncio.Task[Any]] = {*tasks, *others}
-            while not self._stop.is_set():
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-        finally:
-            for task in others:
-                task.cancel()
-            await self._end()
-            await asyncio.gather(*tasks, *others, return_exceptions=True)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+        with asked_by_signals(self._asked_to_end):
+            try:
+                port = await self._listen()
+                tasks = [asyncio.create_task(child.keep()) for child in children]
+                await until_asked(self._stop, tasks, self._until_ready(port))
+            finally:
+                await self._end()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _asked_to_end(self) -> None:
         if self._stop.is_set():  # asked twice: somebody is in a hurry

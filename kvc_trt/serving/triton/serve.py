@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import tempfile
 import time
@@ -26,7 +25,7 @@ from kvc_trt.cache import cache_root
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.example import example_text
-from kvc_trt.serving.processes import Child
+from kvc_trt.serving.processes import Child, asked_by_signals, until_asked
 from kvc_trt.serving.triton.installation import Installation
 
 ADDRESS = "127.0.0.1"
@@ -85,28 +84,14 @@ class RunningTriton:
 
         Raises the error of a server that cannot start, or that dies again and again.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_to_end)
-        keeping = asyncio.create_task(self._keep())
-        others: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._until_ready()),
-            asyncio.create_task(self._stop.wait()),
-        ]
-        pending: set[asyncio.Task[Any]] = {keeping, *others}
-        try:
-            while not self._stop.is_set():
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-        finally:
-            for task in others:
-                task.cancel()
-            await self._server.stop(_DRAIN_SECONDS + 10)
-            await asyncio.gather(keeping, *others, return_exceptions=True)
-            self._remove()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+        with asked_by_signals(self._asked_to_end):
+            keeping = asyncio.create_task(self._keep())
+            try:
+                await until_asked(self._stop, [keeping], self._until_ready())
+            finally:
+                await self._server.stop(_DRAIN_SECONDS + 10)
+                await asyncio.gather(keeping, return_exceptions=True)
+                self._remove()
 
     def _asked_to_end(self) -> None:
         if self._stop.is_set():  # asked twice: somebody is in a hurry
