@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import time
+import subprocess
+import sys
 
 import numpy as np
 import onnxruntime
@@ -47,15 +48,26 @@ def test_operators_that_onnx_runtime_refuses_are_a_clear_error(rocketkv, library
         load_graph(rocketkv.decode, rocketkv.weights_path.parent, LoadOptions(1, prepack=False))
 
 
-def test_threads_do_not_wait_actively_after_a_run(tmp_path):
-    """Processor time, not wall clock: other processes can only make it less."""
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [512, 512]) for name in ("left", "right")]
-    outputs = [helper.make_tensor_value_info("product", TensorProto.FLOAT, [512, 512])]
-    graph = helper.make_graph([helper.make_node("MatMul", ["left", "right"], ["product"])], "product", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
-    session = load_graph(lambda: model, tmp_path, LoadOptions(4, prepack=False))
-    feeds = {name: np.ones((512, 512), np.float32) for name in ("left", "right")}
-    session.run(None, feeds)
-    before = time.process_time()
-    time.sleep(0.05)
-    assert time.process_time() - before < 0.01
+AFTER_A_RUN = """
+import time
+import numpy as np
+from onnx import TensorProto, helper
+from pathlib import Path
+from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph
+
+inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [512, 512]) for name in ("left", "right")]
+outputs = [helper.make_tensor_value_info("product", TensorProto.FLOAT, [512, 512])]
+graph = helper.make_graph([helper.make_node("MatMul", ["left", "right"], ["product"])], "product", inputs, outputs)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+session = load_graph(lambda: model, Path(), LoadOptions(4, prepack=False))
+session.run(None, {name: np.ones((512, 512), np.float32) for name in ("left", "right")})
+before = time.process_time()
+time.sleep(0.05)
+print(time.process_time() - before)
+"""
+
+
+def test_threads_do_not_wait_actively_after_a_run():
+    """In a process of its own, whose processor time others can only make less."""
+    done = subprocess.run([sys.executable, "-c", AFTER_A_RUN], capture_output=True, text=True, check=True, timeout=120)
+    assert float(done.stdout) < 0.005
