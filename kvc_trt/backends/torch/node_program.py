@@ -7,7 +7,7 @@ scatters into it; other results are new tensors, which the caller copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,7 @@ class NodeProgram:
 
     def _step(self, node: NodeProto) -> _Step:
         read = read_names([node]) - {""}
-        step = _Step(self._compiled(node), tuple(node.output), tuple(read - self._wanted))
+        step = _Step(self._compiled(node), tuple(node.output), tuple((read | set(node.output)) - self._wanted))
         self._wanted |= read
         self._used |= read if node.op_type != "Shape" else set()
         return step
@@ -161,12 +161,15 @@ class NodeProgram:
         return self._standard(node, inputs, attributes)
 
     def _standard(self, node: NodeProto, inputs: Sequence[str], attributes: Attributes) -> Run:
-        operation = OPERATIONS[node.op_type]
-        copied = node.op_type in IN_PLACE and (inputs[0] not in self._state or inputs[0] in self._used)
+        if any(not name for name in node.input[: len(inputs)]):
+            raise ValueError(f"{node.op_type} leaves out an input before others; expected all of them up to the last")
+        operation, later = OPERATIONS[node.op_type], frozenset(self._used)
+        writes = node.op_type in IN_PLACE
+        copied = writes and (inputs[0] not in self._state or inputs[0] in later)
 
         def run(scope: Scope) -> Sequence[Tensor]:
             given = [scope[name] for name in inputs]
-            if copied:
+            if copied or (writes and _is_shared(given[0], (scope[name] for name in later if name in scope))):
                 given[0] = given[0].clone(memory_format=torch.contiguous_format)
             found = operation(given, attributes)
             return found if isinstance(found, tuple) else (found,)
@@ -216,6 +219,12 @@ class NodeProgram:
             value = self._attributes[one.ref_attr_name] if one.ref_attr_name else helper.get_attribute_value(one)
             found[one.name] = value.decode() if isinstance(value, bytes) else value
         return found
+
+
+def _is_shared(tensor: Tensor, others: Iterable[Tensor]) -> bool:
+    """Return whether one of the others is a view of the tensor's memory."""
+    memory = tensor.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == memory for other in others)
 
 
 def _constant(value: Any) -> Tensor:

@@ -45,10 +45,6 @@ def _divide(left: Tensor, right: Tensor) -> Tensor:
     return left / right if left.is_floating_point() else torch.div(left, right, rounding_mode="trunc")
 
 
-def _matrix_product(left: Tensor, right: Tensor) -> Tensor:
-    return left @ right
-
-
 def _axes(inputs: Sequence[Tensor], rank: int) -> list[int]:
     """Return the axes of a reduction, its optional second input; all without one."""
     return inputs[1].tolist() if len(inputs) > 1 else list(range(rank))
@@ -60,6 +56,10 @@ def _reduction(function: Callable[..., Tensor]) -> Operation:
         return function(x, dim=_axes(inputs, x.ndim), keepdim=bool(attributes.get("keepdims", 1)))
 
     return run
+
+
+def _sum(x: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    return x.sum(dim, keepdim=keepdim, dtype=x.dtype)
 
 
 def _length(order: int) -> Operation:
@@ -86,7 +86,7 @@ def _top_k(inputs: Sequence[Tensor], attributes: Attributes) -> tuple[Tensor, ..
 
 def _cumulated(inputs: Sequence[Tensor], attributes: Attributes) -> Tensor:
     x, axis = inputs[0], int(inputs[1])
-    total = x.cumsum(axis)
+    total = x.cumsum(axis, dtype=x.dtype)
     return total - x if attributes.get("exclusive", 0) else total
 
 
@@ -263,7 +263,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "IsNaN": _pointwise(torch.isnan),
     "Less": _pointwise(torch.lt),
     "LessOrEqual": _pointwise(torch.le),
-    "MatMul": _pointwise(_matrix_product),
+    "MatMul": _pointwise(torch.matmul),
     "Max": _folded(torch.maximum),
     "MaxPool": _max_pool,
     "Min": _folded(torch.minimum),
@@ -279,7 +279,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "ReduceMax": _reduction(torch.amax),
     "ReduceMean": _reduction(torch.mean),
     "ReduceMin": _reduction(torch.amin),
-    "ReduceSum": _reduction(torch.sum),
+    "ReduceSum": _reduction(_sum),
     "Reshape": _reshape,
     "RotaryEmbedding": _rotary_embedding,
     "ScatterElements": _scatter_elements,

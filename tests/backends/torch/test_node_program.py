@@ -42,6 +42,25 @@ def test_a_state_is_written_in_place_if_nobody_reads_it_later(then, outputs, in_
     assert bool((cache == 0).all()) != in_place
 
 
+@pytest.mark.parametrize("view", ["Transpose", "Slice", "If"])
+def test_a_view_that_is_read_later_keeps_what_it_showed(view):
+    def write(emit):
+        if view == "Transpose":
+            before = emit.Transpose("cache", perm=[1, 0])
+        elif view == "Slice":
+            before = emit.Slice("cache", [0], [3], [0])
+        else:
+            whole = emit.Greater("x", 0.0)
+            before = emit.choose(whole, lambda one: [one.Identity("cache")], lambda one: [one.Neg("cache")], outputs=1)
+        scattered(emit)
+        emit.ReduceSum(before, outputs=["sum_before"])
+
+    cache, x = torch.ones(3, 2), torch.tensor(1.0)
+    found = program(write, ["cache_out", "sum_before"], state=["cache"]).run(Scope({"cache": cache, "x": x}))
+    assert found[0][1].tolist() == [5, 6]
+    assert found[1].item() == 6
+
+
 def test_what_is_no_state_is_copied():
     cache = torch.zeros(3, 2)
     (found,) = program(scattered, ["cache_out"]).run(Scope({"cache": cache}))
@@ -68,6 +87,27 @@ def test_a_value_is_freed_after_its_last_use():
     scope = Scope({"x": torch.ones(2)})
     program(write, ["third"]).run(scope)
     assert set(scope) == {"third"}
+
+
+def test_an_output_that_nobody_reads_is_freed_at_once():
+    held = []
+
+    def write(emit):
+        emit.TopK("x", [1], outputs=["best", "place"], axis=0)
+        emit.Add("place", 1, outputs=["next"])
+
+    class Watched(Scope):
+        def update(self, values):
+            super().update(values)
+            held.append(set(self))
+
+    assert program(write, ["next"]).run(Watched({"x": torch.tensor([3.0, 4.0])}))[0].tolist() == [2]
+    assert "best" not in held[-1]
+
+
+def test_an_input_that_is_left_out_before_others_is_refused():
+    with pytest.raises(ValueError, match="Clip leaves out an input before others"):
+        program(lambda emit: emit.Clip("x", None, 1.0, outputs=["y"]), ["y"])
 
 
 @pytest.mark.parametrize(("x", "expected"), [(1.0, 11.0), (-1.0, -6.0)])
