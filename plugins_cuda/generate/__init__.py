@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from plugins_cuda.generate.header import limits_header, parameters_header
-from plugins_cuda.generate.plugins import dimensions_header, operators_source
+from plugins_cuda.generate.plugins import dimensions_header, operator_sources, operators_header
 from plugins_cuda.generate.validation import rules_header
 
 PLUGINS = Path(__file__).resolve().parents[1]
@@ -27,7 +27,8 @@ def generated() -> Mapping[Path, str]:
         "include/kvc/parameters.h": f"/* {NOTE} */\n{parameters_header()}",
         "src/parameter_rules.h": f"// {NOTE}\n{rules_header()}",
         "tensorrt/dimensions.h": f"// {NOTE}\n{dimensions_header()}",
-        "tensorrt/operators.cpp": f"// {NOTE}\n{operators_source()}",
+        "tensorrt/operators.h": f"// {NOTE}\n{operators_header()}",
+        **{f"tensorrt/operators/{name}": f"// {NOTE}\n{text}" for name, text in operator_sources().items()},
     }
     return {PLUGINS / name: laid_out(PLUGINS / name, text) for name, text in texts.items()}
 

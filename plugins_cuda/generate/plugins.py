@@ -41,45 +41,45 @@ inline constexpr size_t kMaxFields = {max(len(operator.attributes) for operator 
 """
 
 
-def operators_source() -> str:
-    """One namespace of tables and functions per operator, and the list of them all."""
-    listed = ",\n".join(
-        f'{{"{one.name}", {space}::kFields, {space}::kInputs, {space}::kOutputs, {space}::derive, '
-        f"{space}::workspace, {space}::launch}}"
-        for one in KERNEL_OPERATORS
-        for space in (_namespace(one),)
-    )
-    return f"""// The operators as tables, and how a call of each becomes a call of the C ABI.
-#include <algorithm>
+def operators_header() -> str:
+    """The list of all operators."""
+    return f"""// Every operator, each in a file of its own in operators/.
+#pragma once
+
+#include "tensorrt/plugin.h"
+
+namespace kvc::tensorrt {{
+
+{_lines(f"extern const Operator {_constant(one)};" for one in KERNEL_OPERATORS)}
+
+inline constexpr const Operator* kOperators[] = {{{", ".join(f"&{_constant(one)}" for one in KERNEL_OPERATORS)}}};
+
+}}  // namespace kvc::tensorrt
+"""
+
+
+def operator_sources() -> dict[str, str]:
+    """The source of each operator by the name of its file."""
+    return {f"{kernel_of(one).operation.removeprefix('kvc_')}.cpp": _operator(one) for one in KERNEL_OPERATORS}
+
+
+def _operator(operator: Operator) -> str:
+    kernel = kernel_of(operator)
+    numbers = [member for member in members(operator) if not isinstance(member.source, Tensor)]
+    formulas = _lines(_formulas(operator))
+    fields, sizes = " fields" if "fields." in formulas else "", " sizes" if formulas else ""
+    return f"""// {operator.name}: {operator.summary}
+// Its tables, and how a call of it becomes one of the C ABI.
+{"#include <algorithm>" if "std::" in formulas else ""}
 
 #include "kvc/kvc.h"
-#include "tensorrt/plugin.h"
+#include "tensorrt/operators.h"
 
 namespace kvc::tensorrt {{
 namespace {{
 
 using enum Dim;
 using enum Element;
-
-{"".join(map(_operator, KERNEL_OPERATORS))}
-constexpr Operator kAll[] = {{{listed}}};
-
-}}  // namespace
-
-constinit const std::span<const Operator> kOperators = kAll;
-
-}}  // namespace kvc::tensorrt
-"""
-
-
-def _operator(operator: Operator) -> str:
-    kernel, space = kernel_of(operator), _namespace(operator)
-    numbers = [member for member in members(operator) if not isinstance(member.source, Tensor)]
-    formulas = _lines(_formulas(operator))
-    fields, sizes = " fields" if "fields." in formulas else "", " sizes" if formulas else ""
-    return f"""// ---- {operator.name}: {operator.summary}
-
-namespace {space} {{
 
 {_fields(operator)}
 
@@ -111,8 +111,12 @@ KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) 
     return {kernel.operation}(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
 }}
 
-}}  // namespace {space}
+}}  // namespace
 
+constinit const Operator {_constant(operator)} = {{
+    "{operator.name}", kFields, kInputs, kOutputs, derive, workspace, launch}};
+
+}}  // namespace kvc::tensorrt
 """
 
 
@@ -120,8 +124,9 @@ def _lines(lines: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
-def _namespace(operator: Operator) -> str:
-    return kernel_of(operator).operation.removeprefix("kvc_")
+def _constant(operator: Operator) -> str:
+    """kCompact, kDenseAttention ..."""
+    return f"k{operator.name.removeprefix('Kvc')}"
 
 
 def _dimension(symbol: str) -> str:

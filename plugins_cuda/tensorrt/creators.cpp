@@ -4,7 +4,7 @@
 #include <deque>
 #include <vector>
 
-#include "tensorrt/plugin.h"
+#include "tensorrt/operators.h"
 
 namespace {
 
@@ -16,7 +16,7 @@ const std::vector<IPluginCreatorInterface*>& creators() {
     static std::deque<Creator> made;
     static const std::vector<IPluginCreatorInterface*> listed = [] {
         std::vector<IPluginCreatorInterface*> all;
-        for (const kvc::tensorrt::Operator& op : kvc::tensorrt::kOperators) all.push_back(&made.emplace_back(op));
+        for (const kvc::tensorrt::Operator* op : kvc::tensorrt::kOperators) all.push_back(&made.emplace_back(*op));
         return all;
     }();
     return listed;

@@ -43,8 +43,6 @@ struct Operator {
     KvcStatus (*launch)(const Call& call, const Buffers& buffers, KvcMessage* message);
 };
 
-extern const std::span<const Operator> kOperators;
-
 class Plugin final : public nvinfer1::IPluginV3,
                      public nvinfer1::IPluginV3OneCore,
                      public nvinfer1::IPluginV3OneBuildV2,

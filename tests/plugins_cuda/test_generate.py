@@ -25,6 +25,11 @@ def test_the_generated_files_are_current() -> None:
         assert path.read_text() == text, f"{name} is out of date: run `python -m plugins_cuda.generate`"
 
 
+def test_no_generated_file_outlives_its_operator() -> None:
+    folder = generate.PLUGINS / "tensorrt" / "operators"
+    assert set(folder.iterdir()) == {path for path in generate.generated() if path.parent == folder}
+
+
 def test_every_generated_file_says_where_it_comes_from() -> None:
     for text in generate.generated().values():
         assert "python -m plugins_cuda.generate" in text.splitlines()[0]
@@ -89,9 +94,11 @@ def test_an_operator_reaches_every_file(monkeypatch: pytest.MonkeyPatch) -> None
         "params.sinks = buffers.inputs[7];",
         'params.window_slots = call.fields.get("window_slots");',
         "return kvc_window_attention(&params",
-        '{"KvcWindowAttention", window_attention::kFields',
+        "Operator kWindowAttention = {",
+        '"KvcWindowAttention", kFields',
     ):
-        assert text in texts["operators.cpp"]
+        assert text in texts["window_attention.cpp"]
+    assert "&kWindowAttention}" in texts["operators.h"]
 
 
 def test_the_struct_and_the_checks_of_an_operator_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def formats(source: str) -> Iterator[str]:
 
 def test_reasons_have_the_words_of_the_plugins():
     """As far as text can tell; where TensorRT's headers are found, whole lines are compared."""
-    patterns = [text for path in SOURCES.glob("*.cpp") for text in formats(path.read_text())]
+    patterns = [text for path in SOURCES.rglob("*.cpp") for text in formats(path.read_text())]
     assert len(patterns) > 8
     assert len(malformed()) > 100
     for case in malformed():

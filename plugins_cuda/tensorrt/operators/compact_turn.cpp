@@ -1,0 +1,93 @@
+// Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
+// KvcCompactTurn: Keep the part of stored and new tokens that the last queries of a turn look at.
+// Its tables, and how a call of it becomes one of the C ABI.
+
+#include "kvc/kvc.h"
+#include "tensorrt/operators.h"
+
+namespace kvc::tensorrt {
+namespace {
+
+using enum Dim;
+using enum Element;
+
+constexpr FieldSpec kFields[] = {
+    {.name = "prompt_budget", .minimum = 1, .maximum = 1048576, .at_most = "capacity"},
+    {.name = "capacity", .minimum = 1, .maximum = 1048576},
+    {.name = "pool_kernel", .minimum = 1, .maximum = 4095, .odd = true},
+    {.name = "page_size", .minimum = 1, .maximum = INT32_MAX},
+};
+
+constexpr TensorSpec kInputs[] = {
+    {"q_window", kCache, {kBatch, kHeads, kWindow, kHeadSize}},
+    {"k", kCache, {kBatch, kKvHeads, kPromptLength, kHeadSize}},
+    {"v", kCache, {kBatch, kKvHeads, kPromptLength, kHeadSize}},
+    {"prompt_lengths", kInt64, {kBatch}},
+    {"window_lengths", kInt64, {kBatch}},
+};
+
+// The number after a shape is the input whose buffer the output is.
+constexpr TensorSpec kOutputs[] = {
+    {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"bounds", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+    {"cache_lengths", kInt64, {kBatch}},
+    {"indices", kInt32, {kBatch, kKvHeads, kCapacity}},
+};
+
+void derive(const Fields& fields, Sizes& sizes) {
+    const int64_t capacity = fields.get("capacity");
+    const int64_t page_size = fields.get("page_size");
+    sizes.fix(kCapacity, capacity, "field capacity");
+    if (sizes.known(kCapacity)) {
+        const int64_t C = sizes.get(kCapacity);
+        sizes.fix(kPages, (C + page_size - 1) / page_size, "field page_size");
+    }
+    if (sizes.known(kHeadSize)) {
+        const int64_t D = sizes.get(kHeadSize);
+        sizes.fix(kTwiceHeadSize, 2 * D, "bounds");
+    }
+}
+
+KvcCompactTurnParams params_of(const Call& call) {
+    KvcCompactTurnParams params{};
+    params.struct_bytes = sizeof params;
+    params.dtype = call.dtype;
+    params.batch = call.sizes.get(kBatch);
+    params.heads = call.sizes.get(kHeads);
+    params.kv_heads = call.sizes.get(kKvHeads);
+    params.head_size = call.sizes.get(kHeadSize);
+    params.window = call.sizes.get(kWindow);
+    params.pool_kernel = call.fields.get("pool_kernel");
+    params.page_size = call.fields.get("page_size");
+    params.prompt_length = call.sizes.get(kPromptLength);
+    params.prompt_budget = call.fields.get("prompt_budget");
+    params.capacity = call.fields.get("capacity");
+    return params;
+}
+
+KvcStatus workspace(const Call& call, uint64_t* bytes, KvcMessage* message) {
+    const KvcCompactTurnParams params = params_of(call);
+    return kvc_compact_turn_workspace(&params, bytes, message);
+}
+
+KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) {
+    KvcCompactTurnParams params = params_of(call);
+    params.q_window = buffers.inputs[0];
+    params.k = buffers.inputs[1];
+    params.v = buffers.inputs[2];
+    params.prompt_lengths = static_cast<const int64_t*>(buffers.inputs[3]);
+    params.window_lengths = static_cast<const int64_t*>(buffers.inputs[4]);
+    params.k_cache = buffers.outputs[0];
+    params.v_cache = buffers.outputs[1];
+    params.bounds = buffers.outputs[2];
+    params.cache_lengths = static_cast<int64_t*>(buffers.outputs[3]);
+    params.indices = static_cast<int32_t*>(buffers.outputs[4]);
+    return kvc_compact_turn(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
+}
+
+}  // namespace
+
+constinit const Operator kCompactTurn = {"KvcCompactTurn", kFields, kInputs, kOutputs, derive, workspace, launch};
+
+}  // namespace kvc::tensorrt

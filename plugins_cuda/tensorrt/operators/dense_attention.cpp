@@ -1,0 +1,69 @@
+// Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
+// KvcDenseAttention: Append one token, attend to every entry.
+// Its tables, and how a call of it becomes one of the C ABI.
+
+#include "kvc/kvc.h"
+#include "tensorrt/operators.h"
+
+namespace kvc::tensorrt {
+namespace {
+
+using enum Dim;
+using enum Element;
+
+constexpr FieldSpec kFields[] = {
+    {.name = "dense_until", .minimum = 0, .maximum = INT32_MAX},
+};
+
+constexpr TensorSpec kInputs[] = {
+    {"query", kCache, {kBatch, kHeads, kHeadSize}},
+    {"k_new", kCache, {kBatch, kKvHeads, kHeadSize}},
+    {"v_new", kCache, {kBatch, kKvHeads, kHeadSize}},
+    {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"cache_lengths", kInt64, {kBatch}},
+};
+
+// The number after a shape is the input whose buffer the output is.
+constexpr TensorSpec kOutputs[] = {
+    {"output", kCache, {kBatch, kHeads, kHeadSize}},
+    {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},
+    {"v_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 4},
+};
+
+void derive(const Fields&, Sizes&) {}
+
+KvcDenseAttentionParams params_of(const Call& call) {
+    KvcDenseAttentionParams params{};
+    params.struct_bytes = sizeof params;
+    params.dtype = call.dtype;
+    params.batch = call.sizes.get(kBatch);
+    params.heads = call.sizes.get(kHeads);
+    params.kv_heads = call.sizes.get(kKvHeads);
+    params.head_size = call.sizes.get(kHeadSize);
+    params.capacity = call.sizes.get(kCapacity);
+    return params;
+}
+
+KvcStatus workspace(const Call& call, uint64_t* bytes, KvcMessage* message) {
+    const KvcDenseAttentionParams params = params_of(call);
+    return kvc_dense_attention_workspace(&params, bytes, message);
+}
+
+KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) {
+    KvcDenseAttentionParams params = params_of(call);
+    params.query = buffers.inputs[0];
+    params.k_new = buffers.inputs[1];
+    params.v_new = buffers.inputs[2];
+    params.k_cache = buffers.outputs[1];
+    params.v_cache = buffers.outputs[2];
+    params.cache_lengths = static_cast<const int64_t*>(buffers.inputs[5]);
+    params.output = buffers.outputs[0];
+    return kvc_dense_attention(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
+}
+
+}  // namespace
+
+constinit const Operator kDenseAttention = {"KvcDenseAttention", kFields, kInputs, kOutputs, derive, workspace, launch};
+
+}  // namespace kvc::tensorrt

@@ -1,0 +1,100 @@
+// Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
+// KvcHybridAttention: Append one token, select the pages that matter, attend to their tokens.
+// Its tables, and how a call of it becomes one of the C ABI.
+#include <algorithm>
+
+#include "kvc/kvc.h"
+#include "tensorrt/operators.h"
+
+namespace kvc::tensorrt {
+namespace {
+
+using enum Dim;
+using enum Element;
+
+constexpr FieldSpec kFields[] = {
+    {.name = "page_size", .minimum = 1, .maximum = INT32_MAX},
+    {.name = "top_r", .minimum = 1, .maximum = 256},
+    {.name = "top_k", .minimum = 1, .maximum = 1048576},
+    {.name = "token_budget", .minimum = 0, .maximum = INT32_MAX},
+    {.name = "dense_until", .minimum = 0, .maximum = INT32_MAX},
+};
+
+constexpr TensorSpec kInputs[] = {
+    {"query", kCache, {kBatch, kHeads, kHeadSize}},
+    {"k_new", kCache, {kBatch, kKvHeads, kHeadSize}},
+    {"v_new", kCache, {kBatch, kKvHeads, kHeadSize}},
+    {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"bounds", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+    {"cache_lengths", kInt64, {kBatch}},
+};
+
+// The number after a shape is the input whose buffer the output is.
+constexpr TensorSpec kOutputs[] = {
+    {"output", kCache, {kBatch, kHeads, kHeadSize}},
+    {"k_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 3},
+    {"v_cache_out", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}, 4},
+    {"bounds_out", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 5},
+    {"selected", kInt32, {kBatch, kKvHeads, kSelectedWidth}},
+};
+
+void derive(const Fields& fields, Sizes& sizes) {
+    const int64_t top_k = fields.get("top_k");
+    const int64_t token_budget = fields.get("token_budget");
+    const int64_t dense_until = fields.get("dense_until");
+    const int64_t page_size = fields.get("page_size");
+    sizes.fix(kSelectedWidth, std::max({top_k, token_budget, dense_until}), "fields top_k, token_budget, dense_until");
+    if (sizes.known(kCapacity)) {
+        const int64_t C = sizes.get(kCapacity);
+        sizes.fix(kPages, (C + page_size - 1) / page_size, "field page_size");
+    }
+    if (sizes.known(kHeadSize)) {
+        const int64_t D = sizes.get(kHeadSize);
+        sizes.fix(kTwiceHeadSize, 2 * D, "bounds");
+    }
+}
+
+KvcHybridAttentionParams params_of(const Call& call) {
+    KvcHybridAttentionParams params{};
+    params.struct_bytes = sizeof params;
+    params.dtype = call.dtype;
+    params.batch = call.sizes.get(kBatch);
+    params.heads = call.sizes.get(kHeads);
+    params.kv_heads = call.sizes.get(kKvHeads);
+    params.head_size = call.sizes.get(kHeadSize);
+    params.page_size = call.fields.get("page_size");
+    params.top_r = call.fields.get("top_r");
+    params.capacity = call.sizes.get(kCapacity);
+    params.top_k = call.fields.get("top_k");
+    params.token_budget = call.fields.get("token_budget");
+    params.dense_until = call.fields.get("dense_until");
+    params.selected_width = call.sizes.get(kSelectedWidth);
+    return params;
+}
+
+KvcStatus workspace(const Call& call, uint64_t* bytes, KvcMessage* message) {
+    const KvcHybridAttentionParams params = params_of(call);
+    return kvc_hybrid_attention_workspace(&params, bytes, message);
+}
+
+KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) {
+    KvcHybridAttentionParams params = params_of(call);
+    params.query = buffers.inputs[0];
+    params.k_new = buffers.inputs[1];
+    params.v_new = buffers.inputs[2];
+    params.k_cache = buffers.outputs[1];
+    params.v_cache = buffers.outputs[2];
+    params.bounds = buffers.outputs[3];
+    params.cache_lengths = static_cast<const int64_t*>(buffers.inputs[6]);
+    params.output = buffers.outputs[0];
+    params.selected = static_cast<int32_t*>(buffers.outputs[4]);
+    return kvc_hybrid_attention(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
+}
+
+}  // namespace
+
+constinit const Operator kHybridAttention = {
+    "KvcHybridAttention", kFields, kInputs, kOutputs, derive, workspace, launch};
+
+}  // namespace kvc::tensorrt

@@ -1,0 +1,75 @@
+// Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
+// KvcJoinBlock: Stored and new tokens of a turn in one table.
+// Its tables, and how a call of it becomes one of the C ABI.
+
+#include "kvc/kvc.h"
+#include "tensorrt/operators.h"
+
+namespace kvc::tensorrt {
+namespace {
+
+using enum Dim;
+using enum Element;
+
+constexpr std::span<const FieldSpec> kFields;
+
+constexpr TensorSpec kInputs[] = {
+    {"k_new", kCache, {kBatch, kKvHeads, kBlock, kHeadSize}},
+    {"v_new", kCache, {kBatch, kKvHeads, kBlock, kHeadSize}},
+    {"k_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"v_cache", kCache, {kBatch, kKvHeads, kCapacity, kHeadSize}},
+    {"cache_lengths", kInt64, {kBatch}},
+    {"lengths", kInt64, {kBatch}},
+};
+
+// The number after a shape is the input whose buffer the output is.
+constexpr TensorSpec kOutputs[] = {
+    {"k", kCache, {kBatch, kKvHeads, kCapacityAndBlock, kHeadSize}},
+    {"v", kCache, {kBatch, kKvHeads, kCapacityAndBlock, kHeadSize}},
+    {"joined_lengths", kInt64, {kBatch}},
+};
+
+void derive(const Fields&, Sizes& sizes) {
+    if (sizes.known(kCapacity) && sizes.known(kBlock)) {
+        const int64_t C = sizes.get(kCapacity);
+        const int64_t M = sizes.get(kBlock);
+        sizes.fix(kCapacityAndBlock, C + M, "k");
+    }
+}
+
+KvcJoinBlockParams params_of(const Call& call) {
+    KvcJoinBlockParams params{};
+    params.struct_bytes = sizeof params;
+    params.dtype = call.dtype;
+    params.batch = call.sizes.get(kBatch);
+    params.kv_heads = call.sizes.get(kKvHeads);
+    params.head_size = call.sizes.get(kHeadSize);
+    params.capacity = call.sizes.get(kCapacity);
+    params.block = call.sizes.get(kBlock);
+    return params;
+}
+
+KvcStatus workspace(const Call& call, uint64_t* bytes, KvcMessage* message) {
+    const KvcJoinBlockParams params = params_of(call);
+    return kvc_join_block_workspace(&params, bytes, message);
+}
+
+KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) {
+    KvcJoinBlockParams params = params_of(call);
+    params.k_new = buffers.inputs[0];
+    params.v_new = buffers.inputs[1];
+    params.k_cache = buffers.inputs[2];
+    params.v_cache = buffers.inputs[3];
+    params.cache_lengths = static_cast<const int64_t*>(buffers.inputs[4]);
+    params.lengths = static_cast<const int64_t*>(buffers.inputs[5]);
+    params.k = buffers.outputs[0];
+    params.v = buffers.outputs[1];
+    params.joined_lengths = static_cast<int64_t*>(buffers.outputs[2]);
+    return kvc_join_block(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
+}
+
+}  // namespace
+
+constinit const Operator kJoinBlock = {"KvcJoinBlock", kFields, kInputs, kOutputs, derive, workspace, launch};
+
+}  // namespace kvc::tensorrt

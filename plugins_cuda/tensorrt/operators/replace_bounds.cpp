@@ -1,0 +1,55 @@
+// Generated from the operators' schemas (kvc_trt/operators) by `python -m plugins_cuda.generate`; edit those.
+// KvcReplaceBounds: Overwrite the bounds of a cache's pages.
+// Its tables, and how a call of it becomes one of the C ABI.
+
+#include "kvc/kvc.h"
+#include "tensorrt/operators.h"
+
+namespace kvc::tensorrt {
+namespace {
+
+using enum Dim;
+using enum Element;
+
+constexpr std::span<const FieldSpec> kFields;
+
+constexpr TensorSpec kInputs[] = {
+    {"bounds", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+    {"bounds_kept", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}},
+};
+
+// The number after a shape is the input whose buffer the output is.
+constexpr TensorSpec kOutputs[] = {
+    {"bounds_out", kCache, {kBatch, kKvHeads, kTwiceHeadSize, kPages}, 0},
+};
+
+void derive(const Fields&, Sizes&) {}
+
+KvcReplaceBoundsParams params_of(const Call& call) {
+    KvcReplaceBoundsParams params{};
+    params.struct_bytes = sizeof params;
+    params.dtype = call.dtype;
+    params.batch = call.sizes.get(kBatch);
+    params.kv_heads = call.sizes.get(kKvHeads);
+    params.channels = call.sizes.get(kTwiceHeadSize);
+    params.pages = call.sizes.get(kPages);
+    return params;
+}
+
+KvcStatus workspace(const Call& call, uint64_t* bytes, KvcMessage* message) {
+    const KvcReplaceBoundsParams params = params_of(call);
+    return kvc_replace_bounds_workspace(&params, bytes, message);
+}
+
+KvcStatus launch(const Call& call, const Buffers& buffers, KvcMessage* message) {
+    KvcReplaceBoundsParams params = params_of(call);
+    params.bounds = buffers.outputs[0];
+    params.bounds_kept = buffers.inputs[1];
+    return kvc_replace_bounds(&params, buffers.workspace, buffers.workspace_bytes, buffers.stream, message);
+}
+
+}  // namespace
+
+constinit const Operator kReplaceBounds = {"KvcReplaceBounds", kFields, kInputs, kOutputs, derive, workspace, launch};
+
+}  // namespace kvc::tensorrt
