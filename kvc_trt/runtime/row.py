@@ -126,6 +126,13 @@ class Row:
             return self.answer != NOT_FINITE
         return bool(np.isfinite(self.answer.max()))
 
+    def not_finite(self) -> InputError:
+        """Return the error of a row that is not finite."""
+        return InputError(
+            f"row {self.identity}: the engine's logits are not finite after {self.position} tokens",
+            hint="kvc-trt verify ENGINE_DIR",
+        )
+
     @property
     def physical_lengths(self) -> tuple[int, ...]:
         """Tokens stored in each cache."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.runtime.context import Context, Packing
 from kvc_trt.runtime.context_store import ContextStore
 from kvc_trt.runtime.executor import Executor
+from kvc_trt.runtime.generation import collected, stream
 from kvc_trt.runtime.joining import Joining
 from kvc_trt.runtime.places import Places
 from kvc_trt.runtime.reported_lists import ReportedLists
@@ -21,7 +20,7 @@ from kvc_trt.runtime.row import Row
 from kvc_trt.runtime.speculation import Drafting, Speculation
 from kvc_trt.runtime.steps import Steps
 from kvc_trt.runtime.timings import Timings
-from kvc_trt.runtime.turn import check_takes_turns, load_turns, take_turn, takes_turns
+from kvc_trt.runtime.turn import check_gives_all_logits, load_turns, take_turn, takes_turns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,15 +61,9 @@ class Session:
         self._places = Places(executor)
         self._rows = self._places.active
         self._joining = Joining(
-            executor,
-            tokenizer,
-            self._places,
-            self.contexts,
-            self.timings,
-            end_token_ids=end_token_ids,
-            lists=lists,
+            executor, tokenizer, self._places, self.contexts, self.timings, end_token_ids=end_token_ids, lists=lists,
             progress=progress or NullProgress(),
-        )
+        )  # fmt: skip
         self._drafting = None if speculation is None else Drafting(executor, speculation, self.timings)
         self._joining.keeps_text = self._drafting is not None
         self._steps = Steps(executor, self._drafting, self.timings, lists)
@@ -91,23 +84,16 @@ class Session:
     @property
     def failed(self) -> dict[int, InputError]:
         """The rows of which no token can be drawn, since their logits are not finite; `sample` raises the first."""
-        return {
-            row.identity: InputError(
-                f"row {row.identity}: the engine's logits are not finite after {row.position} tokens",
-                hint="kvc-trt verify ENGINE_DIR",
-            )
-            for row in self._ready()
-            if not row.is_finite
-        }
+        return {row.identity: row.not_finite() for row in self._ready() if not row.is_finite}
 
     def stored(self, row: int) -> tuple[int, tuple[int, ...]]:
         """Return how many tokens a row has fed, and how many of them each of its caches holds."""
-        found = self._find(row)
+        found = self._places.find(row)
         return found.position, found.physical_lengths
 
     def reused(self, row: int) -> int:
         """Return how many tokens of a stored context a row started from."""
-        return self._find(row).reused
+        return self._places.find(row).reused
 
     def grow(self, max_batch_size: int) -> None:
         """Make room for more rows in an idle session."""
@@ -128,9 +114,12 @@ class Session:
             raise ValueError(f"{len(requests)} rows cannot join: {self.free} of {self.max_batch_size} are free")
         return self._joining.add(requests)
 
-    def check(self, request: Request) -> int:
-        """Return the number of the prompt's tokens; InputError for an invalid request. Any thread may ask."""
-        return len(self._joining.check(request, "prompt").prompt)
+    def check(self, request: Request, what: str = "prompt") -> int:
+        """Return the number of the prompt's tokens; InputError, which opens with `what`, for an invalid request.
+
+        Any thread may ask.
+        """
+        return len(self._joining.check(request, what).prompt)
 
     def add_in_slices(self, request: Request, limit: float) -> Generator[None, None, int]:
         """Let one row join with a prefill that runs slice by slice, one per `next`; return the row's number.
@@ -154,7 +143,7 @@ class Session:
 
     def queued(self, row: int) -> int:
         """Return how many tokens a row has yet to feed before it samples."""
-        return len(self._find(row).forced)
+        return len(self._places.find(row).forced)
 
     def extend(self, row: int, token_ids: Iterable[int]) -> None:
         """Queue tokens that are fed to one row through decode (a question that arrives after compaction).
@@ -162,7 +151,7 @@ class Session:
         They follow everything the row has seen. Each `step` feeds one of them while the other rows go on. Once the
         queue is empty, the row samples from the logits after the last of them. InputError if they do not fit.
         """
-        found = self._find(row)
+        found = self._places.find(row)
         if found not in self._rows:
             raise ValueError(f"row {row} waits for a turn; active rows: {self.rows}")
         found.check_no_proof(f"row {row}")
@@ -190,12 +179,7 @@ class Session:
 
         Raises InputError as `turn` does, and for an engine that was built without `all_logits`.
         """
-        check_takes_turns(self.executor, f"row {row}")
-        if not self.executor.limits.all_logits:
-            raise InputError(
-                f"row {row}: the engine gives the logits after the last token of a turn alone",
-                hint="kvc-trt build --config ENGINE_DIR/config.json --all-logits -o ENGINE_DIR --force",
-            )
+        check_gives_all_logits(self.executor, f"row {row}")
         logits = self._turn(row, token_ids, max_new_tokens, feed_last=feed_last)
         assert logits is not None, "its limits promise them"
         return logits
@@ -231,7 +215,7 @@ class Session:
 
     def remove(self, row: int) -> None:
         """Remove a row before it is done, or while it waits for a turn."""
-        self._places.leave(self._find(row))
+        self._places.leave(self._places.find(row))
 
     def step(self) -> list[Event]:
         """Sample a token for every row with an empty queue, then run one decode step for the rows that are not done.
@@ -283,42 +267,14 @@ class Session:
         for an invalid request, and for one that stays, before anything runs. The session must be idle, and is idle
         again afterwards.
         """
-        outputs: dict[int, Output] = {}
-        with contextlib.closing(self.stream(requests)) as events:
-            for index, event in events:
-                if event.output is not None:
-                    outputs[index] = event.output
-                if on_token is not None:
-                    on_token(index, event)
-        return [outputs[i] for i in range(len(requests))]
+        return collected(self.stream(requests), len(requests), on_token)
 
     def stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Event], None, None]:
         """Yield (index of the request, event) token by token; otherwise like `generate`.
 
         Requests are checked at the call. Closing the iterator early ends the rows that are still active.
         """
-        for i, request in enumerate(requests):
-            what = f"prompt {i}" if len(requests) > 1 else "prompt"
-            if request.stay:
-                raise InputError(f"{what}: a row that stays for its next turn joins by Session.add")
-            self._joining.check(request, what)
-        return self._stream(requests)
-
-    def _stream(self, requests: Sequence[Request]) -> Generator[tuple[int, Event], None, None]:
-        self.check_idle("generate needs an idle session")
-        waiting = deque(enumerate(requests))
-        index_of: dict[int, int] = {}
-        try:
-            while waiting or self._rows:
-                batch = [waiting.popleft() for _ in range(min(self.free, len(waiting)))]
-                joined = self.add([request for _, request in batch])
-                index_of.update(zip(joined, (index for index, _ in batch), strict=True))
-                for event in self.sample():
-                    yield index_of[event.row], event
-                if not (waiting and self.free):  # otherwise the next request joins first
-                    self.advance()
-        finally:
-            self._places.leave_all(row for row in self._rows if row.identity in index_of)
+        return stream(self, requests)
 
     def check_idle(self, needed: str) -> None:
         """Raise ValueError, beginning with what is `needed`, unless there are no rows and none is joining."""
@@ -330,12 +286,9 @@ class Session:
         """Return the rows that have nothing to feed."""
         return [row for row in self._rows if not row.forced and row.next_token is None]
 
-    def _find(self, identity: int) -> Row:
-        return self._places.find(identity)
-
     def _settled(self, identity: int) -> Row:
         """Return a row whose caches hold what it has fed, and nothing of a draft."""
-        row = self._find(identity)
+        row = self._places.find(identity)
         if self._drafting is not None:
             self._drafting.take_back(row, self._places.place(row))
         return row

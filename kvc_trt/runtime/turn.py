@@ -72,6 +72,16 @@ def check_takes_turns(executor: Executor, what: str) -> None:
         raise InputError(f"{what}: this executor takes no turns", hint="run the engine with another --backend")
 
 
+def check_gives_all_logits(executor: Executor, what: str) -> None:
+    """Raise InputError, which opens with `what`, unless turns give the logits after each of their tokens."""
+    check_takes_turns(executor, what)
+    if not executor.limits.all_logits:
+        raise InputError(
+            f"{what}: the engine gives the logits after the last token of a turn alone",
+            hint="kvc-trt build --config ENGINE_DIR/config.json --all-logits -o ENGINE_DIR --force",
+        )
+
+
 def takes_turns(executor: Executor) -> bool:
     """Whether rows of this executor take turns."""
     return executor.limits.no_turns is None and isinstance(executor, TurnExecutor)
