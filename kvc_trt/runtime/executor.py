@@ -156,6 +156,33 @@ class Executor(Protocol):
         """
 
 
+class ExecutorBase:
+    """What the executors of all backends share: they set `_limits`, and count their steps in `_runs`.
+
+    Turns and drafts run on what prompts and steps have loaded, unless an executor loads more.
+    """
+
+    _limits: Limits
+    _runs = 0
+
+    @property
+    def limits(self) -> Limits:
+        """The engine's limits."""
+        return self._limits
+
+    @property
+    def runs(self) -> int:
+        """Number of decode steps run so far."""
+        return self._runs
+
+    def load_turns(self) -> object:
+        """Load what turns need besides."""
+        return None
+
+    def load_drafts(self) -> None:
+        """Load what passes over drafts need besides."""
+
+
 @runtime_checkable
 class GreedyExecutor(Executor, Protocol):
     """An executor that can return the best token of each row without copying the logits to the host."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvc_trt.backends.onnxruntime.binding import bind_input, bind_output, return_freed_memory, shrinking
 from kvc_trt.backends.onnxruntime.engine_sessions import EngineSessions
 from kvc_trt.errors import UnsupportedEnvironment
-from kvc_trt.runtime.executor import CheckedDraft, Extended, Limits, Prefilled
+from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefilled
 from kvc_trt.sizes import readable_size
 
 if TYPE_CHECKING:
@@ -24,22 +24,11 @@ if TYPE_CHECKING:
     from kvc_trt.graph.state import StateTensor
 
 
-class OnnxRuntimeExecutor(EngineSessions):
+class OnnxRuntimeExecutor(EngineSessions, ExecutorBase):
     """The `Executor` of one engine, or of a `Program` derived from one, over one buffer per state tensor."""
 
     _buffers: dict[str, NDArray[Any]]
-    _runs = 0
     _bound_rows = 0
-
-    @property
-    def limits(self) -> Limits:
-        """The engine's limits."""
-        return self._limits
-
-    @property
-    def runs(self) -> int:
-        """Number of decode steps run so far."""
-        return self._runs
 
     @cached_property
     def _drafts(self) -> DraftPass:

@@ -8,7 +8,7 @@ otherwise for the logits that it samples from, which are copied after the graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ from kvc_trt.backends.tensorrt.device import Graph, Stream, free_memory
 from kvc_trt.backends.tensorrt.loading import LoadedEngine, load, profiles_of
 from kvc_trt.backends.tensorrt.lowering.outputs import BEST, LOGITS
 from kvc_trt.backends.tensorrt.memory import STAGED, EngineBytes, check_fits, plan_memory, sizes_for
-from kvc_trt.backends.tensorrt.profiles import Profile, choose_profile, longest_turn
+from kvc_trt.backends.tensorrt.profiles import choose_profile, longest_turn
 from kvc_trt.backends.tensorrt.turns import Turns
 from kvc_trt.engine.program import Program, engine_program
-from kvc_trt.runtime.executor import Extended, Limits, Prefilled
+from kvc_trt.runtime.executor import ExecutorBase, Extended, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -42,7 +42,7 @@ class PreparedStep:
     """None until the step has run once, and if graphs are off."""
 
 
-class TensorRtExecutor:
+class TensorRtExecutor(ExecutorBase):
     """The `GreedyExecutor` of one engine directory, or of a `Program` whose engines are `loaded` already.
 
     A prefill works in the last rows of the state buffers: by the session's contract the active rows come first, and
@@ -60,7 +60,6 @@ class TensorRtExecutor:
         self._limits = self.program.limits
         self._cuda_graphs = cuda_graphs
         self._state_by_name = {tensor.name: tensor for tensor in self.program.state}
-        self._runs = 0
         self._stream: Stream | None = None
         self._buffers: Buffers | None = None
         self._steps: dict[int, PreparedStep] = {}
@@ -68,16 +67,6 @@ class TensorRtExecutor:
         self._staged: StagedRows | None = None
         self._turns: Turns | None = None
         self._exposed: dict[str, Array] = {}
-
-    @property
-    def limits(self) -> Limits:
-        """The engine's limits."""
-        return self._limits
-
-    @property
-    def runs(self) -> int:
-        """Number of decode steps run so far."""
-        return self._runs
 
     def load(self) -> LoadedEngine:
         """Load the plans onto the GPU, once."""
@@ -97,7 +86,7 @@ class TensorRtExecutor:
         self.release()
         turns = () if loaded.extend is None else profiles_of(loaded.extend, "input_ids")
         sizes = sizes_for(prefill, max_batch_size, longest_turn(turns))
-        engine = EngineBytes(0, 0, _activation_bytes(loaded, decode, max_batch_size), "engine")
+        engine = EngineBytes(0, 0, loaded.activation_bytes(max_batch_size), "engine")
         plan = plan_memory(self.program.model.vocab_size, self.program.state, engine, sizes)
         check_fits(plan, free_memory()[0], "what the engine needs beside its weights")
         self._stream = Stream()
@@ -302,15 +291,3 @@ class TensorRtExecutor:
         for name, value in extra_outputs.read(buffers.stream).items():
             seen.setdefault(name, []).append(value)
         extra_outputs.free()
-
-
-def _activation_bytes(loaded: LoadedEngine, decode: Sequence[Profile], rows: int) -> int:
-    """Return the bytes of the largest graph's largest run; they never run at the same time."""
-    step = loaded.decode.get_device_memory_size_for_profile_v2(choose_profile(decode, rows))
-    others = [
-        engine.get_device_memory_size_for_profile_v2(index)
-        for engine in (loaded.prefill, loaded.extend)
-        if engine is not None
-        for index in range(engine.num_optimization_profiles)
-    ]
-    return int(max(step, *others))

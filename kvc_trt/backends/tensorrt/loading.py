@@ -22,7 +22,7 @@ from kvc_trt.backends.tensorrt.machine import GpuMachine, inspect_machine
 from kvc_trt.backends.tensorrt.memory import BufferSizes, DevicePlan, EngineBytes, check_fits, plan_memory
 from kvc_trt.backends.tensorrt.module import Messages, TensorRT, load_tensorrt
 from kvc_trt.backends.tensorrt.plugins import PluginLibrary, load_plugins
-from kvc_trt.backends.tensorrt.profiles import Profile, Range, extend_profiles, longest_turn
+from kvc_trt.backends.tensorrt.profiles import Profile, Range, choose_profile, extend_profiles, longest_turn
 from kvc_trt.backends.tensorrt.requirements import BuiltFor, library_of, missing_for, refuse
 from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import UnsupportedEnvironment
@@ -51,6 +51,17 @@ class LoadedEngine:
     def tensorrt(self) -> TensorRT:
         """The TensorRT module that loaded them."""
         return self.toolkit.tensorrt
+
+    def activation_bytes(self, rows: int) -> int:
+        """Return the bytes of the largest graph's largest run, with steps of so many rows; they run one at a time."""
+        step = choose_profile(profiles_of(self.decode, "token"), rows)
+        others = [
+            engine.get_device_memory_size_for_profile_v2(index)
+            for engine in (self.prefill, self.extend)
+            if engine is not None
+            for index in range(engine.num_optimization_profiles)
+        ]
+        return int(max(self.decode.get_device_memory_size_for_profile_v2(step), *others))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from kvc_trt.backends.torch.weights import TorchWeights
 from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.graph.weights import HEAD, EngineWeights
-from kvc_trt.runtime.executor import CheckedDraft, Extended, Limits, Prefilled
+from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -40,7 +40,7 @@ SHORTER = "take shorter prompts, or fewer rows"
 SMALLER = "take a smaller batch, or build the engine with a smaller token budget or length"
 
 
-class TorchExecutor:
+class TorchExecutor(ExecutorBase):
     """The `Executor` of one engine, or of a `Program` derived from one.
 
     `device` is auto (that of the kernel library in use, or the CPU), cpu or cuda. `threads` is PyTorch's number of
@@ -72,19 +72,8 @@ class TorchExecutor:
         self._prefill_tokens, self._decoder_class, self._twin_of = prefill_tokens, decoder_class, twin_of
         self._buffers: dict[str, Tensor] = {}
         self._steps: dict[int, StaticStep] = {}
-        self._runs = 0
         if threads is not None:
             torch.set_num_threads(threads)
-
-    @property
-    def limits(self) -> Limits:
-        """The engine's limits."""
-        return self._limits
-
-    @property
-    def runs(self) -> int:
-        """Number of decode steps run so far."""
-        return self._runs
 
     @cached_property
     def weights(self) -> TorchWeights:
@@ -201,9 +190,6 @@ class TorchExecutor:
         """
         return self._step(tokens, positions, cache_lengths).best(len(tokens))
 
-    def load_turns(self) -> None:
-        """Turns run on the weights of prompts and steps; nothing else is needed."""
-
     def extend(
         self, first_row: int, input_ids: NDArray[np.int64], lengths: NDArray[np.int64], positions: NDArray[np.int64],
         cache_lengths: NDArray[np.int64],
@@ -220,9 +206,6 @@ class TorchExecutor:
         if not self._limits.all_logits:
             return Extended(found, after.numpy())
         return Extended(found[np.arange(len(lengths)), lengths - 1], after.numpy(), found)
-
-    def load_drafts(self) -> None:
-        """Passes run on the weights of steps; nothing else is needed."""
 
     def check_draft(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64], cache_lengths: NDArray[np.int64]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.backends.torch.parallel.messages import OPEN
-from kvc_trt.runtime.executor import CheckedDraft, Extended, Limits, Prefilled
+from kvc_trt.runtime.executor import CheckedDraft, ExecutorBase, Extended, Prefilled
 
 if TYPE_CHECKING:
     from kvc_trt.backends.torch.parallel.group import RankGroup
@@ -31,7 +31,7 @@ class OnRanks:
         self.number = group.number(self)
 
 
-class ParallelExecutor:
+class ParallelExecutor(ExecutorBase):
     """The executor of one program over the ranks of its weights. `expose` is that of `TorchExecutor`."""
 
     def __init__(self, program: Program, group: RankGroup, *, expose: Collection[str] = ()) -> None:
@@ -40,17 +40,6 @@ class ParallelExecutor:
         self._program = replace(program, prefill=program.weights_path, decode=program.weights_path)
         self._group, self._expose = group, tuple(sorted(expose))
         self._number: int | None = None
-        self._runs = 0
-
-    @property
-    def limits(self) -> Limits:
-        """The engine's limits."""
-        return self._limits
-
-    @property
-    def runs(self) -> int:
-        """Number of decode steps run so far."""
-        return self._runs
 
     @property
     def group(self) -> RankGroup:
@@ -106,18 +95,12 @@ class ParallelExecutor:
         found: Integers = self._call("decode_greedy", tokens, positions, cache_lengths)
         return found
 
-    def load_turns(self) -> None:
-        """Turns run on the weights of prompts and steps; nothing else is needed."""
-
     def extend(
         self, first_row: int, input_ids: Integers, lengths: Integers, positions: Integers, cache_lengths: Integers
     ) -> Extended:
         """Run a turn of the rows from `first_row` on."""
         found: Extended = self._call("extend", first_row, input_ids, lengths, positions, cache_lengths)
         return found
-
-    def load_drafts(self) -> None:
-        """Passes run on the weights of steps; nothing else is needed."""
 
     def check_draft(self, tokens: Integers, positions: Integers, cache_lengths: Integers) -> CheckedDraft:
         """Run a pass over `tokens` [1 + draft_tokens, rows] of the first rows."""
