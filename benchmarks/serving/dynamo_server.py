@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.serving.place import Place
 from benchmarks.serving.processes import Started, read_metric
 
-_ADDRESS = re.compile(r"at http://127\.0\.0\.1:(\d+)/")
+_ADDRESS = re.compile(r"at (http://127\.0\.0\.1:\d+)/")
 NAME = "model"
 """Under which requests ask for the engine."""
 
@@ -22,7 +22,8 @@ class DynamoServer:
         self._python, self._variables = place.dynamo / "bin" / "python", place.variables()
         self._variables["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
         self._directory, self._store = directory, directory / "store"
-        self.port = 0
+        self.url = ""
+        """Where it answers, once it is ready."""
         shutil.rmtree(self._store, ignore_errors=True)
         served = [f"{NAME}={engine}", "--rows", str(rows)]
         if apart:
@@ -41,14 +42,14 @@ class DynamoServer:
         frontend.until(lambda: _ADDRESS.search(frontend.log) is not None)
         found = _ADDRESS.search(frontend.log)
         assert found is not None, "it was there"
-        self.port = int(found[1])
+        self.url = found[1]
         for worker in workers:
             worker.until(lambda worker=worker: "worker is ready" in worker.log)
         frontend.until(self._is_healthy)
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's lines; 0 for one that it does not have."""
-        return read_metric(f"http://127.0.0.1:{self.port}/metrics", name)
+        return read_metric(f"{self.url}/metrics", name)
 
     def end(self) -> None:
         for one in reversed(self.started):
@@ -63,7 +64,7 @@ class DynamoServer:
     def _is_healthy(self) -> bool:
         """Whether the engine answers, through prefill and decode where they are apart."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60) as answer:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=60) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False

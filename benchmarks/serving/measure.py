@@ -51,9 +51,10 @@ def prepare(kind: Kind, place: Place) -> Prepared:
 
 @dataclass(frozen=True)
 class Behind:
-    """A server that answers: how its tool loads it, one request of the warm-up, and a figure of it."""
+    """A server that was started: how its tool loads it, one request of the warm-up, and a figure of it."""
 
     started: Sequence[Started]
+    wait_ready: Callable[[], None]
     load: Callable[[int, int], list[Answered]]
     """Given clients and requests."""
     ask: Callable[[Asked], None]
@@ -69,6 +70,7 @@ def measure(point: Point, place: Place, *, clients: int, seconds: float) -> dict
     others = Others()
     behind = (_triton if point.server == "triton" else _dynamo)(point, place, prepared, directory)
     try:
+        behind.wait_ready()
         rate = _warm_up(behind, prepared.asked)
         count = max(clients, math.ceil(rate * seconds))
         with Watch(behind.started, lambda: behind.metric(_RUNNING)) as watch:
@@ -89,7 +91,6 @@ def _triton(point: Point, place: Place, prepared: Prepared, directory: Path) -> 
     repository = directory / "repository"
     triton_server.export(place, prepared.engine, _MODEL, repository, options)
     server = triton_server.TritonServer(place, repository, directory)
-    server.wait_ready()
 
     def ask(asked: Asked) -> None:
         url = f"http://127.0.0.1:{server.http}/v2/models/{_MODEL}/generate"
@@ -101,26 +102,24 @@ def _triton(point: Point, place: Place, prepared: Prepared, directory: Path) -> 
             place, address, _MODEL, prepared.asked, clients=clients, count=count, directory=directory
         )
 
-    return Behind(server.started, by_tool, ask, server.metric, server.end)
+    return Behind(server.started, server.wait_ready, by_tool, ask, server.metric, server.end)
 
 
 def _dynamo(point: Point, place: Place, prepared: Prepared, directory: Path) -> Behind:
     apart = point.server == "apart"
     server = dynamo_server.DynamoServer(place, prepared.engine, directory, point.rows, apart=apart)
-    server.wait_ready()
-    url = f"http://127.0.0.1:{server.port}"
 
     def ask(asked: Asked) -> None:
         body = {"model": _MODEL, "prompt": list(asked.prompt), "max_tokens": asked.max_tokens, "ignore_eos": True}
-        _post(f"{url}/v1/completions", body)
+        _post(f"{server.url}/v1/completions", body)
 
     def by_tool(clients: int, count: int) -> list[Answered]:
         return aiperf.load(
-            place, url, _MODEL, prepared.asked,
+            place, server.url, _MODEL, prepared.asked,
             engine=prepared.engine, clients=clients, count=count, directory=directory,
         )  # fmt: skip
 
-    return Behind(server.started, by_tool, ask, server.metric, server.end)
+    return Behind(server.started, server.wait_ready, by_tool, ask, server.metric, server.end)
 
 
 def _warm_up(behind: Behind, asked: Sequence[Asked]) -> float:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from benchmarks.serving.place import Place
 from benchmarks.serving.processes import Started, free_ports, read_metric
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.serving.triton.installation import ENVIRONMENT, find_triton
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -19,16 +21,15 @@ class TritonServer:
     def __init__(self, place: Place, repository: Path, directory: Path) -> None:
         self.http, self.grpc, self._metrics = free_ports(3)
         self._prefix = f"kvc_bench_{self.http}_"
-        (site,) = (place.triton / "lib").glob("python3.*/site-packages")
-        server = site / "pytriton" / "tritonserver"
-        variables = place.variables()
-        variables["PATH"] = f"{place.triton / 'bin'}:/usr/bin:/bin"
-        variables["LD_LIBRARY_PATH"] = str(_shared_python(place))
+        shutil.rmtree(directory / "backends", ignore_errors=True)  # of an earlier run
+        try:
+            installation = find_triton({ENVIRONMENT: str(place.triton)})
+            command, variables = installation.arguments(directory), installation.variables(place.variables())
+        except UnsupportedEnvironment as error:
+            raise SystemExit(f"error: {error.message}; {error.hint}") from error
         self._started = Started(
             [
-                str(server / "bin" / "tritonserver"), f"--model-repository={repository}",
-                f"--backend-directory={_backends(directory, server, site)}",
-                "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
+                *command, f"--model-repository={repository}", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
                 f"--http-port={self.http}", f"--grpc-port={self.grpc}", f"--metrics-port={self._metrics}",
                 "--disable-auto-complete-config", "--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0",
                 "--exit-timeout-secs=30", f"--backend-config=python,shm-region-prefix-name={self._prefix}",
@@ -70,27 +71,3 @@ def export(place: Place, engine: Path, name: str, repository: Path, options: lis
     done = subprocess.run(command, env=place.variables(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"error: kvc-trt export triton: {done.stderr.strip()}")
-
-
-def _shared_python(place: Place) -> Path:
-    """Return the directory of the shared libpython of Triton's environment, without which it runs no Python model."""
-    asked = "import sysconfig as s; print(s.get_config_var('Py_ENABLE_SHARED'), s.get_config_var('LIBDIR'))"
-    shared, directory = subprocess.check_output([place.triton / "bin" / "python", "-c", asked], text=True).split()
-    if shared != "1":
-        raise SystemExit(f"error: the Python of {place.triton} has no shared libpython, which Triton needs")
-    return Path(directory)
-
-
-def _backends(directory: Path, server: Path, site: Path) -> Path:
-    """Make a directory with Triton's Python backend and its stub for the environment's Python."""
-    python = directory / "backends" / "python"
-    shutil.rmtree(python, ignore_errors=True)
-    python.mkdir(parents=True)
-    version = site.parent.name.removeprefix("python")
-    for file in (
-        server / "backends" / "python" / "libtriton_python.so",
-        server / "backends" / "python" / "triton_python_backend_utils.py",
-        server / "python_backend_stubs" / version / "triton_python_backend_stub",
-    ):
-        (python / file.name).symlink_to(file)
-    return python.parent

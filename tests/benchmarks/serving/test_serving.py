@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.serving import aiperf, page, perf_analyzer, plots
+from benchmarks.serving import aiperf, dynamo_server, measure, page, perf_analyzer, plots, triton_server
 from benchmarks.serving.answered import Answered, figures, quantile
 from benchmarks.serving.engines import Expected
 from benchmarks.serving.load import Asked
+from benchmarks.serving.place import Place
 from benchmarks.serving.points import POINTS, selected
 from benchmarks.serving.store import Store
 from benchmarks.serving.watch import memory_figures
@@ -48,6 +49,39 @@ def test_perf_analyzer_reads_shapes_without_a_batch_and_writes_nanoseconds():
     assert found.first_token_seconds == pytest.approx(0.5)
     assert found.seconds_per_token == pytest.approx(0.1)
     assert lost.error == "no response"
+
+
+class NeverReady:
+    """A server that was started and does not become ready."""
+
+    started = ()
+    ended = 0
+
+    def __init__(self, *arguments, **options):
+        pass
+
+    def wait_ready(self):
+        raise SystemExit("error: the server is not ready")
+
+    def metric(self, name):
+        return 0.0
+
+    def end(self):
+        type(self).ended += 1
+
+
+@pytest.mark.parametrize("server", ["triton", "dynamo", "apart"])
+def test_a_server_that_does_not_become_ready_is_ended(server, monkeypatch, tmp_path):
+    never = type("Never", (NeverReady,), {})
+    monkeypatch.setattr(measure, "prepare", lambda kind, place: measure.Prepared(tmp_path, 0, ASKED, EXPECTED))
+    monkeypatch.setattr(triton_server, "export", lambda *arguments: None)
+    monkeypatch.setattr(triton_server, "TritonServer", never)
+    monkeypatch.setattr(dynamo_server, "DynamoServer", never)
+    point = next(one for one in POINTS if one.server == server)
+    place = Place(tmp_path, tmp_path, tmp_path, tmp_path, None)
+    with pytest.raises(SystemExit, match="not ready"):
+        measure.measure(point, place, clients=1, seconds=1)
+    assert never.ended == 1
 
 
 def event(at, **fields):
