@@ -189,8 +189,6 @@ $(AIPERF)/.installed:
 	$(AIPERF)/bin/pip install --quiet --disable-pip-version-check aiperf==0.13.0
 	@touch $@
 
-# NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
-# nothing here needs.
 # Triton Inference Server, without root and without a GPU, from a wheel whose own dependencies the bare server does not
 # need. Its Python models run kvc-trt as it is here; with NumPy 2 this server reads no text.
 triton-env: $(TRITON)/.installed
@@ -202,6 +200,8 @@ $(TRITON)/.installed: pyproject.toml
 	$(TRITON)/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0
 	@touch $@
 
+# NVIDIA Dynamo in an environment of its own: it pins what others may not have. NIXL's own dependency is torch, which
+# nothing here needs.
 dynamo-env: $(DYNAMO)/.installed
 
 $(DYNAMO)/.installed: pyproject.toml

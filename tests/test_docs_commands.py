@@ -1,0 +1,96 @@
+"""Commands that the documentation shows exist, with the options shown: kvc-trt's, make's targets, Python modules."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from kvc_trt.cli.main import group
+from tests.test_docs import FENCED, PAGES, ROOT
+
+LINE = re.compile(r"^(?: {4}|\$ )((?:[^\n]*\\\n)*[^\n]*)$", flags=re.MULTILINE)
+"""A line that may be a command, with those that continue it."""
+SPAN = re.compile(r"`([^`]+)`")
+ENDS = re.compile(r"\s(?:&&|\|\||[|><#]|2>)(?:\s|$)|;\s")
+"""What ends a command in a line of a shell."""
+OURS = re.compile(r"(?:^|\s|/)kvc-trt ([a-z].*)$")
+MADE = re.compile(r"^make ([a-z].*)$")
+MODULE = re.compile(r"(?:^|\s|/)python3? -m ((?:benchmarks|plugins_cuda|plugins_cpu|training)\b(?!\.NAME).*)$")
+HASHED = {"kv", "lists", "lists,", "prompt", "continuation", "answer"}
+"""With these words after its name begins what the digests of a proof are of (docs/proof.md)."""
+TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every piece of a page that may be a command, on one line; what is optional loses its brackets."""
+    text = page.read_text()
+    for found in (*LINE.findall(text), *SPAN.findall(FENCED.sub("", text))):
+        yield re.sub(r"(?<!\S)\[|\](?!\S)", "", " ".join(found.replace("\\\n", " ").split()))
+
+
+def words(text: str) -> list[str]:
+    """The words of one command, up to what ends it."""
+    text = ENDS.split(text, maxsplit=1)[0]
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def options_of(found: list[str]) -> list[str]:
+    """Its options, without their values."""
+    return [word.partition("=")[0] for word in found if re.match(r"--?[a-zA-Z]", word)]
+
+
+def resolved(found: list[str]) -> tuple[click.Command, list[str]]:
+    """The command of kvc-trt that words begin with, and the words after it."""
+    command: click.Command = group
+    while isinstance(command, click.Group) and found and not found[0].startswith("-"):
+        inner = command.get_command(click.Context(command), found[0])
+        if inner is None:
+            break
+        command, found = inner, found[1:]
+    return command, found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_of_kvc_trt_have_the_options_shown(page: Path) -> None:
+    for text in commands(page):
+        found = OURS.search(text)
+        if found is None:
+            continue
+        command, rest = resolved(words(found[1]))
+        if command is group:
+            assert rest[0] in HASHED, f"{text}: no such command"
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        unknown = set(options_of(rest)) - known - {"--help", "-h"}
+        assert not unknown, f"{text}: {', '.join(sorted(unknown))} unknown"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_targets_of_make_exist(page: Path) -> None:
+    for text in commands(page):
+        found = MADE.match(text)
+        if found is not None:
+            named = [word for word in words(found[1]) if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
+            assert set(named) <= TARGETS, f"{text}: no such target"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_modules_exist_and_read_the_options_shown(page: Path) -> None:
+    for text in commands(page):
+        found = MODULE.search(text)
+        if found is None:
+            continue
+        name, *rest = words(found[1])
+        path = ROOT / name.replace(".", "/")
+        sources = [path.with_suffix(".py")] if path.with_suffix(".py").is_file() else sorted(path.glob("*.py"))
+        assert sources, f"{text}: no such module"
+        source = "\n".join(one.read_text() for one in sources)
+        unknown = {option for option in options_of(rest) if f'"{option}"' not in source}
+        assert not unknown, f"{text}: {', '.join(sorted(unknown))} unknown"
