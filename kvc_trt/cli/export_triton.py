@@ -89,9 +89,9 @@ def _start_line(repository: Path) -> str:
 
 
 def _summary(engine: EngineDirectory, model: Path, rows: int) -> str:
-    longest, policy = engine.parameters.max_input_len, engine.parameters.policy
     from kvc_trt.serving.example import example_text
 
+    longest, policy = engine.parameters.max_input_len, engine.parameters.policy
     prompt = {"input_ids": [1, 2]} if engine.tokenizer is None else {"text_input": example_text(engine.tokenizer)}
     body = shlex.quote(json.dumps({**prompt, "max_tokens": 8}))
     return "\n".join(

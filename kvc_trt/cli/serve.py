@@ -85,17 +85,17 @@ def command(
     With roles, prompts are read by some processes and answered by others, of engines that are equal or differ in their
     backend alone; what goes from one to the other is the compressed cache.
     """
-    import asyncio
-
-    from kvc_trt.serving.dynamo.deployment import Deployment, Running
-    from kvc_trt.serving.dynamo.environment import require_dynamo
-
     if on_triton:
         from kvc_trt.serving.engine import ServingSettings
 
         settings = ServingSettings(rows, queue, threads=threads, backend=backend, kv_proofs=kv_proofs)
         _serve_triton(engines, host, port, settings, apart=role != "aggregated" or store is not None)
         return
+    import asyncio
+
+    from kvc_trt.serving.dynamo.deployment import Deployment, Running
+    from kvc_trt.serving.dynamo.environment import require_dynamo
+
     key = os.environ.get(API_KEY) or None
     check_host(host, key)
     served = served_engines(engines, role)

@@ -117,11 +117,7 @@ class TorchBenchmark:
 
     def prefill_bytes(self, program: Program, rows: int, tokens: int) -> float:
         """Return the bound that is checked before a prefill."""
-        model, itemsize = program.model, self._weights.embedding.dtype.itemsize
-        needed = memory.prefill_bytes(model, program.state, rows, tokens, itemsize=itemsize)
-        if policy_path(model, program.parameters) is not None:
-            needed += memory.operation_bytes(model, rows, tokens)
-        return needed
+        return memory.prefill_bound(program, rows, tokens, itemsize=self._weights.embedding.dtype.itemsize)
 
     def watch(self, executor: TorchExecutor) -> AbstractContextManager[Peak]:
         """Report PyTorch's count on a GPU, the process's resident memory on a CPU."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
 
 State = Mapping[str, Tensor]
+"""The state tensors by name: k_cache.L, v_cache.L [B,G,C,D], bounds.L [B,G,2D,P] if the layer has pages,
+slot_positions.L [B,G,C] if turns compact it, and what else the policy's selection carries."""
 Projections = tuple[Tensor, Tensor, Tensor]
 Block = tuple[Tensor, Projections]
 """Many tokens of each row: their residual stream [T,hidden], their queries [B,S,H,D], keys and values [B,S,G,D]."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvc_trt.backends.torch.node_program import NodeProgram, Operators, Scope
+from kvc_trt.backends.torch.node_program import NodeProgram, Operators, Scope, Tensors
 from kvc_trt.graph.cache_graphs import ROTARY_TABLES, CacheGraphs
 from kvc_trt.graph.cache_nodes import layout_of
 from kvc_trt.graph.prune import read_names
@@ -22,7 +22,6 @@ from kvc_trt.graph.state import StateTensor, state_tensors
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-State = Mapping[str, Tensor]
 Given = Mapping[str, Callable[[], Tensor]]
 """Makes each value that nodes may read, by name; only those that are read are made."""
 
@@ -103,7 +102,7 @@ class CacheOperations:
         found = self._run(program, {**tokens.given(layer), "prompt_lengths": lambda: prompt_lengths})
         return dict(zip(names, found, strict=False)), found[len(names) : len(names) + len(lengths)]
 
-    def attend(self, layer: int, token: OneToken, positions: Tensor, cache_lengths: Tensor, state: State) -> Tensor:
+    def attend(self, layer: int, token: OneToken, positions: Tensor, cache_lengths: Tensor, state: Tensors) -> Tensor:
         """Append one token per row at `positions` [B] to the caches of a layer, in place, and attend: [B,H,D].
 
         `cache_lengths` [caches,B] are the entries before.
@@ -117,7 +116,7 @@ class CacheOperations:
         return found[0]
 
     def take_turn(
-        self, layer: int, tokens: ManyTokens, lengths: Tensor, positions: Tensor, cache_lengths: Tensor, state: State
+        self, layer: int, tokens: ManyTokens, lengths: Tensor, positions: Tensor, cache_lengths: Tensor, state: Tensors
     ) -> tuple[Tensor, list[Tensor]]:
         """Attend from a turn of `lengths` [B] tokens per row and store it in place.
 
@@ -147,7 +146,7 @@ class CacheOperations:
             self._programs[kind, layer] = NodeProgram(nodes, [*outputs, *exposed], operators, exposed=exposed)
         return self._programs[kind, layer]
 
-    def _run(self, program: NodeProgram, given: Given, state: State | None = None) -> list[Tensor]:
+    def _run(self, program: NodeProgram, given: Given, state: Tensors | None = None) -> list[Tensor]:
         tables = dict(zip(ROTARY_TABLES, self._rotary, strict=True))
         known = {**tables, **(state or {})}
         values = {name: known[name] if name in known else given[name]() for name in program.reads}
@@ -163,7 +162,7 @@ class CacheOperations:
         return [f"lengths.{site.name}" for site in self._graphs.of_layer(layer)]
 
 
-def _write_back(state: State, tensors: Sequence[StateTensor], found: Sequence[Tensor]) -> None:
+def _write_back(state: Tensors, tensors: Sequence[StateTensor], found: Sequence[Tensor]) -> None:
     """Copy what was not computed in place into the state."""
     for tensor, value in zip(tensors, found, strict=False):
         target = state[tensor.name]

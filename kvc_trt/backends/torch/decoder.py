@@ -9,14 +9,14 @@ the caches run by nodes (`cache_operations.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvc_trt.backends.torch.by_nodes import runs_by_nodes
+from kvc_trt.backends.torch.by_nodes import State, runs_by_nodes
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.backends.torch.memory import PREFILL_BLOCK
 from kvc_trt.backends.torch.projections import Projections
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
 
-State = Mapping[str, Tensor]
-"""The state tensors by name: k_cache.L, v_cache.L [B,G,C,D], bounds.L [B,G,2D,P] if the layer has pages,
-slot_positions.L [B,G,C] if turns compact it, and what else the policy's selection carries."""
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")

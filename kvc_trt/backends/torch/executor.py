@@ -262,10 +262,7 @@ class TorchExecutor(ExecutorBase):
         return self._steps[rows]
 
     def _require_prefill(self, rows: int, length: int) -> None:
-        model = self.program.model
-        needed = memory.prefill_bytes(model, self.program.state, rows, length, itemsize=self._dtype.itemsize)
-        if policy_path(model, self.program.parameters) is not None:
-            needed += memory.operation_bytes(model, rows, length)
+        needed = memory.prefill_bound(self.program, rows, length, itemsize=self._dtype.itemsize)
         what = f"prefill of {rows} x {length} tokens needs"
         memory.require(needed, what, self.device, SHORTER)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvc_trt.backends.torch.policy_path import policy_path
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.state import StateTensor
 from kvc_trt.models.weights import expected_tensors
@@ -20,6 +21,7 @@ from kvc_trt.sizes import readable_size
 if TYPE_CHECKING:
     import torch
 
+    from kvc_trt.engine.program import Program
     from kvc_trt.methods.parameters import PolicyParameters
     from kvc_trt.models.config import ModelConfig
     from kvc_trt.models.sharding import Shard
@@ -86,6 +88,14 @@ def operation_bytes(model: ModelConfig, rows: int, length: int) -> int:
     copies = 5 * heads * size + 8 * model.num_key_value_heads * size
     scores = 4 * heads * PROMPT_BLOCK * padded
     return rows * (padded * copies + scores) * FLOAT
+
+
+def prefill_bound(program: Program, rows: int, length: int, *, itemsize: int) -> int:
+    """Return the bytes of a prefill of a program, with what its policy's nodes need where kernels are missing."""
+    model = program.model
+    by_nodes = policy_path(model, program.parameters) is not None
+    needed = prefill_bytes(model, program.state, rows, length, itemsize=itemsize)
+    return needed + (operation_bytes(model, rows, length) if by_nodes else 0)
 
 
 def step_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvc_trt.operators.shapes import Layout
 
 Tensors = Mapping[str, Tensor]
+"""By name."""
 
 
 class Scope(dict[str, Tensor]):

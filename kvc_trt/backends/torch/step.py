@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvc_trt.backends.torch.decoder import State, TorchDecoder
+from kvc_trt.backends.torch.by_nodes import State
+from kvc_trt.backends.torch.decoder import TorchDecoder
 from kvc_trt.runtime.executor import NOT_FINITE
 
 log = logging.getLogger(__name__)

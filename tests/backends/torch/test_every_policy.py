@@ -176,8 +176,7 @@ def test_a_prefill_stays_below_its_bound(name, program):
     batch = batch_of([np.random.default_rng(n).integers(2, 97, n).tolist() for n in (256, 250, 9)])
     with LiveBytes() as live:
         decoder.prefill(torch.from_numpy(batch.input_ids), torch.from_numpy(batch.prompt_lengths))
-    bound = memory.prefill_bytes(made.model, made.state, 3, 256, itemsize=4)
-    assert live.most <= bound + memory.operation_bytes(made.model, 3, 256)
+    assert live.most <= memory.prefill_bound(made, 3, 256, itemsize=4)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
