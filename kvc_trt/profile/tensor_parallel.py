@@ -13,11 +13,11 @@ from kvc_trt.engine.resolved_build import check_backend_settings, compute_dtype
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.sharding import shards
-from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY, Accelerator
+from kvc_trt.profile.floor import ACCELERATORS, USABLE_MEMORY, Accelerator, largest_batch
 from kvc_trt.profile.model_size import cache_itemsize
+from kvc_trt.profile.plan import BATCHES
 from kvc_trt.profile.traffic import row_traffic
 
-BATCHES = (1, 8, 32)
 SIDES = ("full", "compressed")
 
 
@@ -63,8 +63,7 @@ def _fits(found: dict[str, Any], gpu: Accelerator) -> dict[str, Any]:
 
     def largest(side: str) -> int:
         """Return the rows that fit beside the work of one prefill."""
-        free = usable - fixed - found[side]["prefill_bytes"]
-        return max(0, int(free // found[side]["cache_bytes_per_row"]))
+        return largest_batch(gpu, fixed, found[side]["cache_bytes_per_row"], found[side]["prefill_bytes"])
 
     return {
         "gpu": gpu.name,
