@@ -15,6 +15,9 @@ from pathlib import Path
 _ARCHITECTURE = re.compile(r"^arch = (sm_\w+)")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)")
+_WAIT = "ACQBULK"
+"""griddepcontrol.wait, on sm_90 and later."""
+_GLOBAL = {"LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG"}
 _RESERVED_SHARED = 1024
 """Bytes that the linker counts into SHARED for the system, on sm_90 and later."""
 _TYPES = {"__nv_bfloat16": "bf16", "__half": "fp16", "float": "fp32", "(anonymous namespace)::": "", "kvc::": ""}
@@ -37,6 +40,8 @@ class KernelCode:
     max_threads: int = 0
     """Of __launch_bounds__; 0 where there is none."""
     instructions: Counter[str] = field(default_factory=Counter)
+    before_wait: Counter[str] = field(default_factory=Counter)
+    """Those that precede the wait for the launch before; all, where there is none."""
 
     @property
     def function(self) -> str:
@@ -50,6 +55,17 @@ class KernelCode:
             for instruction, number in self.instructions.items()
             if instruction.split(".")[0] == opcode and set(modifiers) <= set(instruction.split("."))
         )
+
+    @property
+    def waits(self) -> bool:
+        """Whether the kernel waits for the launch before it."""
+        return self.count(_WAIT) > 0
+
+    @property
+    def early_accesses(self) -> list[str]:
+        """Accesses to global memory that may not wait for the launch before: ahead of the wait, or read-only."""
+        ahead = [name for name in self.before_wait if name.split(".")[0] in _GLOBAL]
+        return ahead + [name for name in self.instructions if name.startswith("LDG") and "CONSTANT" in name.split(".")]
 
     @property
     def spills(self) -> int:
@@ -117,12 +133,15 @@ def _read_launch_bounds(text: str, kernel) -> None:
 def _read_instructions(text: str, kernel) -> None:
     heading = "\t\tFunction : "
     for architecture, symbol, line in _functions(text, heading):
-        instructions = kernel(architecture, symbol).instructions
+        code = kernel(architecture, symbol)
         if line == heading:
             # A template that two translation units instantiate is in the library twice, both times the same.
-            instructions.clear()
+            code.instructions.clear()
+            code.before_wait.clear()
         elif match := _INSTRUCTION.match(line):
-            instructions[match.group(1)] += 1
+            if not code.waits:
+                code.before_wait[match.group(1)] += 1
+            code.instructions[match.group(1)] += 1
 
 
 def _functions(text: str, heading: str) -> Iterator[tuple[str, str, str]]:

@@ -190,6 +190,14 @@ def compiler_version(build: Path) -> str:
 def problems(codes: Sequence[KernelCode], texts: Mapping[Path, str], compiler: str) -> list[str]:
     """Why --check fails: spilled registers, and a file that is not what the libraries say now."""
     found = [f"{code.name} ({code.architecture}) uses local memory" for code in codes if code.local or code.spills]
+    for code in (code for code in codes if code.architecture != "sm_80"):  # where launches begin early
+        if not code.waits:
+            found.append(f"{code.name} ({code.architecture}) does not wait for the launch before it")
+        elif code.early_accesses:
+            early = ", ".join(code.early_accesses)
+            found.append(
+                f"{code.name} ({code.architecture}) may access memory before the launch before it is over: {early}"
+            )
     for path, text in texts.items():
         committed = path.read_text(encoding="utf-8") if path.is_file() else ""
         if committed and f"nvcc {compiler}" not in committed:

@@ -49,6 +49,7 @@ class EmulatedLaunch(ctypes.Structure):
         ("dynamic_shared_bytes", ctypes.c_uint64),
         ("switches", ctypes.c_uint64),
         ("registers", ctypes.c_uint32),
+        ("begins_early", ctypes.c_uint32),
     )
 
 

@@ -3,6 +3,7 @@
 #include "emulation/devices.h"
 
 #include <bit>
+#include <cstdint>
 #include <cstring>
 
 uint3 threadIdx;
@@ -15,6 +16,8 @@ namespace kvc::emulation {
 Block* current_block = nullptr;
 
 namespace {
+
+constexpr const char* kEarly = "touches global memory before wait_for_previous_launch";
 
 bool same_site(Site a, Site b) {
     const bool same_file = a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0;
@@ -47,6 +50,7 @@ void Block::begin_launch(const Launch& launch, const SharedLimits& limits, Body 
 void Block::run(uint3 block_index) {
     blockIdx = block_index;
     error_ = nullptr;
+    early_ = nullptr;
     at_barrier_ = 0;
     predicates_ = 0;
     live_ = size_;
@@ -59,6 +63,7 @@ void Block::run(uint3 block_index) {
     at_warp_operation_.fill(0);
     for (int i = 0; i < size_; ++i) {
         threads_[i]->waits_for = "";
+        threads_[i]->has_waited = false;
         threads_[i]->copies.clear();
         threads_[i]->copy_groups = 0;
         wake(*threads_[i]);
@@ -68,6 +73,7 @@ void Block::run(uint3 block_index) {
         if (next < 0) throw LaunchError(place() + ": " + explain_deadlock());
         resume(*threads_[next]);
         running_ = nullptr;  // none until the next one, so that no access of the host counts as a thread's
+        if (early_ != nullptr) throw LaunchError(place_of(*early_) + ": " + kEarly);
         if (error_) std::rethrow_exception(error_);
         if (races_.found()) throw LaunchError(place() + ": " + explain_race(*races_.found()));
     }
@@ -81,6 +87,7 @@ void Block::thread_main(void* argument) {
         try {
             block.body_.call(block.body_.context);
             if (!thread.copies.empty()) block.fail("exits without a wait for what cp.async has started");
+            if (!thread.has_waited) block.fail("exits without wait_for_previous_launch");
         } catch (...) {
             block.error_ = std::current_exception();
         }
@@ -174,8 +181,37 @@ void Block::fence() {
     if (RaceDetector::instrumented) races_.fence(running_->number);
 }
 
+// What is no global memory of a device: shared memory, parameters, CUDA's built-in variables, and the emulation itself.
+bool Block::may_touch(const void* address, size_t bytes) const {
+    if (running_->has_waited || shared_.contains(address, bytes)) return true;
+    const struct {
+        const void* first;
+        size_t bytes;
+    } others[] = {{body_.context, body_.context_bytes},
+                  {&threadIdx, sizeof threadIdx},
+                  {&blockIdx, sizeof blockIdx},
+                  {&blockDim, sizeof blockDim},
+                  {&gridDim, sizeof gridDim},
+                  {&current_block, sizeof current_block},
+                  {this, sizeof *this},
+                  {running_, sizeof *running_}};
+    const auto at = reinterpret_cast<uintptr_t>(address);
+    for (const auto& other : others) {
+        const auto first = reinterpret_cast<uintptr_t>(other.first);
+        if (at >= first && at + bytes <= first + other.bytes) return true;
+    }
+    return false;
+}
+
+void Block::require_wait(const void* address, size_t bytes) const {
+    if (!may_touch(address, bytes)) fail(kEarly);
+}
+
+// The compiler's calls may not throw, nor make texts, whose functions may be instrumented too: run() does, once the thread
+// has paused.
 void Block::note_access(const void* address, size_t bytes, RaceDetector::Kind kind) {
     if (!RaceDetector::instrumented || running_ == nullptr || running_->fiber.owns(address)) return;
+    if (early_ == nullptr && !may_touch(address, bytes)) early_ = running_;
     races_.access(running_->number, address, bytes, kind, shared_.contains(address, bytes));
 }
 

@@ -67,6 +67,7 @@ struct Thread {
     uint32_t mask = 0;
     WarpOperation operation = nullptr;
     void* operand = nullptr;
+    bool has_waited = false;  // for the launch before this one
     std::vector<PendingCopy> copies;
     int copy_groups = 0;  // committed so far
     Fiber fiber;
@@ -79,7 +80,8 @@ struct Schedule {
 
 struct Body {
     void (*call)(const void* context);
-    const void* context;
+    const void* context;  // the kernel's parameters
+    size_t context_bytes;
 };
 
 class Block {
@@ -92,7 +94,9 @@ public:
     void warp_operation(const char* name, uint32_t mask, WarpOperation operation, void* operand, Site site);
     BarrierResult barrier(const char* name, bool predicate, Site site);
     void fence();
-    // For the race detector. Accesses to the thread's own stack do not count.
+    // Fails where these bytes are global memory and the thread has not waited for the launch before this one.
+    void require_wait(const void* address, size_t bytes) const;
+    // For the race detector, and so that every access is held to that. Those to the thread's own stack do not count.
     void note_access(const void* address, size_t bytes, RaceDetector::Kind kind);
     void note_copy(const void* to, const void* from, size_t bytes);
     [[noreturn]] void fail(const std::string& what) const;
@@ -107,7 +111,9 @@ private:
     void park(Thread::State state);
     void wake(Thread& thread);
     bool warp_complete(const Thread& arrived) const;
+    bool may_touch(const void* address, size_t bytes) const;
     std::string place() const;
+    std::string place_of(const Thread& thread) const;
     std::string describe(const Thread& thread) const;
     std::string explain_deadlock() const;
     std::string explain_missing_lane(const Thread& waiting) const;
@@ -129,6 +135,7 @@ private:
     int predicates_ = 0;
     BarrierResult barrier_result_{};
     std::exception_ptr error_;
+    const Thread* early_ = nullptr;  // the first of the block that touched global memory before it had waited
     uint64_t switches_ = 0;
 };
 

@@ -22,9 +22,9 @@ std::string text(Site site) {
 
 }  // namespace
 
-void Block::fail(const std::string& what) const {
-    throw LaunchError(place() + " thread " + text(running_->index) + ": " + what);
-}
+void Block::fail(const std::string& what) const { throw LaunchError(place_of(*running_) + ": " + what); }
+
+std::string Block::place_of(const Thread& thread) const { return place() + " thread " + text(thread.index); }
 
 std::string Block::place() const { return std::string("kernel ") + kernel_ + " block " + text(blockIdx); }
 

@@ -18,6 +18,7 @@ void check_alignment(const void* address, size_t bytes) {
 }
 
 void note_atomic(const void* address, size_t bytes) {
+    current_block->require_wait(address, bytes);
     current_block->note_access(address, bytes, RaceDetector::Kind::kAtomic);
 }
 

@@ -127,13 +127,6 @@ inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 
-// A read-only load. A type of 16 bytes is one access, which faults where it is not aligned.
-template <class T>
-T __ldg(const T* p) {
-    kvc::emulation::check_alignment(p, sizeof(T));
-    return *p;
-}
-
 // Integers only: a float sum would depend on the order of the threads. They run one at a time, so this is atomic.
 #define KVC_ATOMIC(name, T, expression)                                         \
     __attribute__((no_sanitize("thread"))) inline T name(T* address, T value) { \

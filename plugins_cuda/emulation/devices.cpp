@@ -59,6 +59,9 @@ size_t allowed_dynamic_bytes(const Launch& launch, size_t static_bytes) {
 
 SharedLimits check_launch(const Launch& launch) {
     check_sizes(launch);
+    if (launch.begins_early && !kDevices[launch.device].early_launches) {
+        refuse(launch.name, std::string("a launch that begins early, on ") + kDevices[launch.device].architecture);
+    }
     const auto resources = resources_of(*launch.kernel, launch.device);
     if (resources) check_registers(launch, resources->registers);
     const size_t static_bytes = resources ? resources->static_shared_bytes : 0;
@@ -81,6 +84,8 @@ SharedMemorySizes shared_memory_of(const char*, KernelEntry entry, int device) {
     const auto resources = emulation::resources_of(*entry, device);
     return {resources ? resources->static_shared_bytes : 0, kDevices[device].shared_bytes};
 }
+
+bool waits_for_previous_launch(const char*, KernelEntry, int device) { return kDevices[device].early_launches; }
 
 void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t bytes) {
     const int device = current_device(kernel);

@@ -12,10 +12,11 @@ namespace kvc::emulation {
 struct Device {
     const char* architecture;  // what nvcc compiles for
     size_t shared_bytes;       // of a block, static and dynamic together, where its kernel was allowed more than 48 KiB
+    bool early_launches;       // whether a launch may begin before the one before it has ended
 };
 
 inline constexpr std::array<Device, 3> kDevices = {
-    {{"sm_80", 163 * 1024}, {"sm_90a", 227 * 1024}, {"sm_100", 227 * 1024}}};
+    {{"sm_80", 163 * 1024, false}, {"sm_90a", 227 * 1024, true}, {"sm_100", 227 * 1024, true}}};
 
 // The same on all of them.
 inline constexpr size_t kSharedByDefault = 48 * 1024;  // of a block whose kernel was not allowed more
@@ -30,6 +31,7 @@ struct Launch {
     dim3 grid;
     dim3 block;
     size_t dynamic_shared_bytes;
+    bool begins_early;
 };
 
 // What the blocks of a launch may have, in bytes.

@@ -45,6 +45,7 @@ KvcEmulationLaunch& begin_record(Executor& all, const Launch& launch) {
     std::copy_n(&launch.grid.x, 3, record.grid);
     std::copy_n(&launch.block.x, 3, record.block);
     record.dynamic_shared_bytes = launch.dynamic_shared_bytes;
+    record.begins_early = launch.begins_early;
     if (const auto resources = resources_of(*launch.kernel, launch.device)) {
         record.static_shared_bytes = resources->static_shared_bytes;
         record.registers = static_cast<uint32_t>(resources->registers);
@@ -76,14 +77,14 @@ int kvc::platform::current_device(const char*) {
 }
 
 void kvc::platform::launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block,
-                                  size_t dynamic_shared_bytes, cudaStream_t, const void* params) {
+                                  size_t dynamic_shared_bytes, cudaStream_t, bool begins_early, const void* params) {
     Executor& all = executor();
     const std::lock_guard lock(all.mutex);
-    const Launch launch{kernel, entry, all.device, grid, block, dynamic_shared_bytes};
+    const Launch launch{kernel, entry, all.device, grid, block, dynamic_shared_bytes, begins_early};
     const SharedLimits limits = check_launch(launch);
     KvcEmulationLaunch& record = begin_record(all, launch);
     if (all.checks_only) return;
-    run_blocks(all, launch, limits, {entry->call, params});
+    run_blocks(all, launch, limits, {entry->call, params, entry->params_bytes});
     record.static_shared_bytes = std::max<uint64_t>(record.static_shared_bytes, all.block.shared().most_static_bytes());
     record.switches = all.block.switches();
 }

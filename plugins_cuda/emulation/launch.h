@@ -16,6 +16,7 @@ namespace emulation {
 struct Kernel {
     const char* signature;  // names it with its template arguments, in the compiler's words: see kernel_resources.h
     void (*call)(const void* params);
+    size_t params_bytes;
 };
 
 template <class Params>
@@ -30,8 +31,8 @@ using KernelEntry = const emulation::Kernel*;
 template <auto kKernel>
 KernelEntry kernel_entry() {
     using Params = decltype(emulation::parameters_of(kKernel));
-    static constexpr emulation::Kernel kernel{__PRETTY_FUNCTION__,
-                                              [](const void* params) { kKernel(*static_cast<const Params*>(params)); }};
+    static constexpr emulation::Kernel kernel{
+        __PRETTY_FUNCTION__, [](const void* params) { kKernel(*static_cast<const Params*>(params)); }, sizeof(Params)};
     return &kernel;
 }
 
@@ -39,11 +40,12 @@ KernelEntry kernel_entry() {
 int current_device(const char* kernel);
 
 SharedMemorySizes shared_memory_of(const char* kernel, KernelEntry entry, int device);
+bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int device);
 
 // These throw LaunchError where a device would refuse, and where the kernel does something wrong.
 void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t bytes);
 void launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block, size_t dynamic_shared_bytes,
-                   cudaStream_t, const void* params);
+                   cudaStream_t, bool begins_early, const void* params);
 
 }  // namespace platform
 }  // namespace kvc

@@ -64,9 +64,12 @@ void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint3
     mma<bfloat16_t>(c, a, b);
 }
 
+void wait_for_previous_launch() { current_block->self().has_waited = true; }
+
 void copy_async_16(void* to, const void* from) {
     emulation::check_alignment(to, 16);
     emulation::check_alignment(from, 16);
+    current_block->require_wait(from, 16);
     if (!current_block->shared().contains(to, 16)) current_block->fail("cp.async outside shared memory");
     current_block->note_access(to, 16, emulation::RaceDetector::Kind::kWrite);  // may happen now, or at the wait
     emulation::Thread& thread = current_block->self();

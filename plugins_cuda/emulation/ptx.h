@@ -1,5 +1,6 @@
 // kernels/ptx.cuh for the host: mma.sync with the register layout of the PTX manual, and cp.async. The wait that covers
-// a copy performs it, and nothing does so earlier: a missing wait shows.
+// a copy performs it, and nothing does so earlier: a missing wait shows. Launches run one after another; a thread that did
+// not wait for the one before is reported (Block::note_access, Block::thread_main).
 #pragma once
 
 #include "emulation/numeric_types.h"
@@ -13,6 +14,9 @@ using emulation::Site;
 // c += A B, A 16 x 16 and B 16 x 8, sums in fp32 by ascending k.
 void mma_m16n8k16(half_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+
+inline void start_next_launch() {}
+void wait_for_previous_launch();
 
 void copy_async_16(void* to, const void* from);
 void copy_async_commit();

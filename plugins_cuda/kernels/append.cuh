@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/attended_row.cuh"
+#include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 
@@ -60,6 +61,8 @@ struct AppendParams {
 // The append of the dense path, which keeps no bounds. Grid (G, B).
 template <class T>
 __global__ void __launch_bounds__(kAppendThreads) append(const AppendParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const int64_t head = int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;
     if (threadIdx.x == 0) {
         params.arrivals[head] = 0;

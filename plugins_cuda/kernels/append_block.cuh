@@ -16,6 +16,7 @@
 
 #include "kernels/append.cuh"
 #include "kernels/block_rows.cuh"
+#include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 
@@ -42,6 +43,8 @@ struct AppendBlockParams {
 // Grid (ceil(M / kTokensPerBlock), G, B).
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads) append_block(const AppendBlockParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const BlockRow row = block_row(params.cache_lengths, params.lengths, blockIdx.z, params.capacity, params.block);
     const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
     const int64_t first = int64_t{blockIdx.x} * kTokensPerBlock;
@@ -74,6 +77,8 @@ struct RaiseBoundsParams {
 // Grid (ceil(pages that M tokens can touch / kRaisedPages), G, B).
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads) raise_bounds(const RaiseBoundsParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const BlockRow row =
         block_row(params.cache_lengths, params.lengths, blockIdx.z, params.pages * params.page_size, params.block);
     const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;

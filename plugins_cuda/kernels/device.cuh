@@ -82,10 +82,27 @@ inline void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t b
     check(kernel, cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
+// Code for sm_80 does not wait, also where the driver compiles it for a later device.
+inline bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int) {
+    cudaFuncAttributes attributes{};
+    check(kernel, cudaFuncGetAttributes(&attributes, entry));
+    return attributes.ptxVersion >= 90;
+}
+
 inline void launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block, size_t dynamic_shared_bytes,
-                          cudaStream_t stream, const void* params) {
+                          cudaStream_t stream, bool begins_early, const void* params) {
     void* arguments[] = {const_cast<void*>(params)};
-    check(kernel, cudaLaunchKernel(entry, grid, block, arguments, dynamic_shared_bytes, stream));
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = dynamic_shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = begins_early ? 1 : 0;
+    check(kernel, cudaLaunchKernelExC(&config, entry, arguments));
 }
 
 }  // namespace platform

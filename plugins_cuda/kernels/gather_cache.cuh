@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/shared.cuh"
@@ -164,6 +165,8 @@ __device__ __forceinline__ void write_bounds(const GatherParams<T>& params, Shar
 // A work item is one segment of K or of V and one vector of channels: neighbouring threads read neighbouring bytes.
 template <class T>
 __global__ void __launch_bounds__(kGatherThreads, kGatherBlocks) gather_cache(const GatherParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const PageLayout layout = params.layout;
     const int32_t vectors = params.head_size / kVectorWidth<T>;
     const int32_t items = layout.columns() * vectors;

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/block_rows.cuh"
+#include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 
@@ -40,6 +41,8 @@ struct JoinBlockParams {
 // Grid (ceil((C + M) / kJoinedPerBlock), G, B).
 template <class T>
 __global__ void __launch_bounds__(kJoinThreads) join_block(const JoinBlockParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const BlockRow row = block_row(params.cache_lengths, params.lengths, blockIdx.z, params.capacity, params.block);
     const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
     const int64_t first = int64_t{blockIdx.x} * kJoinedPerBlock;

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 
@@ -41,6 +42,8 @@ struct MoveParams {
 // Grid (slices of K, then of V; G; B).
 template <class T>
 __global__ void __launch_bounds__(kMoveThreads) move_in_place(const MoveParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     constexpr int32_t kSlots = kMoveThreads / kSliceVectors;
     const int64_t head = int64_t{blockIdx.z} * params.kv_heads + blockIdx.y;
     const int32_t* indices = params.indices + head * params.capacity;

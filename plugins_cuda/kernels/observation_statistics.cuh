@@ -12,6 +12,7 @@
 // Determinism: every order is a function of n; a column's logits do not depend on its position.
 #pragma once
 
+#include "kernels/dependent_launch.cuh"
 #include "kernels/observation_row.cuh"
 
 namespace kvc {
@@ -105,6 +106,8 @@ __device__ __forceinline__ void store_partials(const ObservationParams<T>& param
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kWarps* kWarpSize, 2)
     observation_statistics(const ObservationParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const ObservedChunk<T> chunk(params);
     if (chunk.first >= chunk.n) {
         return;
@@ -137,6 +140,8 @@ constexpr int kMergeThreads = 256;
 // every vote of its KV head; so do logits of -inf alone (0 times 1 / 0). A row that does not vote weighs nothing.
 template <class T>
 __global__ void __launch_bounds__(kMergeThreads) observation_merge(const ObservationParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const int64_t row = (static_cast<int64_t>(blockIdx.x) * kMergeThreads + threadIdx.x) / kWarpSize;
     const int64_t b = row / (static_cast<int64_t>(params.heads) * params.window);
     if (b >= params.batch) {

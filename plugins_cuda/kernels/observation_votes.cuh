@@ -11,6 +11,7 @@
 // bit-equal votes.
 #pragma once
 
+#include "kernels/dependent_launch.cuh"
 #include "kernels/observation_row.cuh"
 
 namespace kvc {
@@ -65,6 +66,8 @@ __device__ __forceinline__ void store_votes(const float (&votes)[kGroups][2], fl
 // Grid (N, G, B).
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kWarps* kWarpSize, 2) observation_votes(const ObservationParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const ObservedChunk<T> chunk(params);
     const int64_t end = min(chunk.first + kChunkKeys, chunk.n - params.window + chunk.silent);
     if (chunk.first >= end) {

@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "kernels/append.cuh"
+#include "kernels/dependent_launch.cuh"
 #include "kernels/score_channels.cuh"
 #include "kernels/staged_bounds.cuh"
 
@@ -223,6 +224,8 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
 
 template <class T, int kHeads>
 __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
     KVC_SHARED(float, temperature, KVC_LARGEST_GROUP);
     const AppendParams<T>& token = params.token;

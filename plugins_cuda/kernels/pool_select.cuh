@@ -20,6 +20,7 @@
 
 #include <cstdint>
 
+#include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/radix_select.cuh"
@@ -88,6 +89,8 @@ __device__ __forceinline__ void pool_tile(uint32_t (&values)[kPoolPerThread], in
 // Grid (tiles of kPoolTile - (ks - 1) outputs, G, B).
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) pool_votes(const PoolSelectParams params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const int32_t n = clamped_length(params.prompt_lengths, blockIdx.z, params.prompt_length);
     const int32_t votes_count = n - window_length(params.window_lengths, blockIdx.z, params.window);
     const int32_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
@@ -129,6 +132,8 @@ __device__ __forceinline__ void select_by_votes(const uint32_t* keys, int32_t co
 // Grid (G, B).
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) select_prompt(const PoolSelectParams params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const int32_t n = clamped_length(params.prompt_lengths, blockIdx.y, params.prompt_length);
     const int32_t kept = static_cast<int32_t>(n < params.prompt_budget ? n : params.prompt_budget);
     const int64_t head = static_cast<int64_t>(blockIdx.y) * params.kv_heads + blockIdx.x;

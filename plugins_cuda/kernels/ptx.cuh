@@ -1,5 +1,6 @@
-// The only PTX of the kernels: mma.sync and cp.async (sm_80 and later). emulation/ptx.h has the same functions for the
-// host; kernels use them through kernels/mma.cuh and kernels/copy_async.cuh.
+// The only PTX of the kernels: mma.sync and cp.async (sm_80 and later), griddepcontrol (sm_90 and later). emulation/ptx.h
+// has the same functions for the host; kernels use them through kernels/mma.cuh, kernels/copy_async.cuh and
+// kernels/dependent_launch.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,6 +35,18 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Nothing on sm_80, where no launch begins early.
+__device__ __forceinline__ void start_next_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 }  // namespace kvc::platform

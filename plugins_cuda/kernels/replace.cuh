@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 
@@ -25,6 +26,8 @@ struct ReplaceParams {
 // Grid (ceil(vectors / (kReplaceThreads · kReplacedPerThread))); `elements` is a multiple of a vector's.
 template <class T>
 __global__ void __launch_bounds__(kReplaceThreads) replace_vectors(const ReplaceParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const int64_t first = int64_t{blockIdx.x} * kReplaceThreads * kReplacedPerThread + threadIdx.x;
 #pragma unroll
     for (int32_t j = 0; j < kReplacedPerThread; ++j) {
@@ -35,6 +38,8 @@ __global__ void __launch_bounds__(kReplaceThreads) replace_vectors(const Replace
 
 // The same for tensors of any length and alignment.
 inline __global__ void __launch_bounds__(kReplaceThreads) replace_integers(const ReplaceParams<int32_t> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const int64_t first = int64_t{blockIdx.x} * kReplaceThreads * kReplacedPerThread + threadIdx.x;
 #pragma unroll
     for (int32_t j = 0; j < kReplacedPerThread; ++j) {

@@ -28,6 +28,7 @@
 
 #include "kernels/append.cuh"
 #include "kernels/attended_row.cuh"
+#include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/radix_select.cuh"
@@ -231,6 +232,8 @@ __device__ __forceinline__ void fill_selected(int32_t* selected, int64_t first, 
 // Grid (G, B).
 template <class T, bool kSharedKeys>
 __global__ void __launch_bounds__(kTokenThreads) select_tokens(const SelectTokensParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
     const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
     const RaisedBound<T> bound = read_bound(params, row, head);

@@ -22,6 +22,7 @@
 #include "kernels/attention_fma.cuh"
 #include "kernels/attention_merge.cuh"
 #include "kernels/attention_tensor_core.cuh"
+#include "kernels/dependent_launch.cuh"
 
 namespace kvc {
 
@@ -149,6 +150,8 @@ __device__ __forceinline__ void attend_split(const SparseAttentionParams<T>& par
 template <class T, int kHeadSize>
 __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize <= 128 ? 2 : 1)
     sparse_attention(const SparseAttentionParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
     KVC_SHARED(SoftmaxPart, parts, kAttentionWarps * kWarpHeads);
     KVC_SHARED(float, weights, kAttentionWarps* kWarpHeads);
     KVC_SHARED(SoftmaxPart, totals, KVC_LARGEST_GROUP);

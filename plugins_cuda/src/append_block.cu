@@ -8,7 +8,7 @@ namespace {
 
 struct AppendBlock : WithoutScratch {
     template <class T>
-    static void run(const KvcAppendBlockParams& p, NoScratch, cudaStream_t stream) {
+    static void run(const KvcAppendBlockParams& p, NoScratch, Stream& stream) {
         AppendBlockParams<T> params{};
         params.k_new = static_cast<const T*>(p.k_new);
         params.v_new = static_cast<const T*>(p.v_new);
@@ -27,7 +27,7 @@ struct AppendBlock : WithoutScratch {
 
 struct RaiseBounds : WithoutScratch {
     template <class T>
-    static void run(const KvcRaiseBoundsParams& p, NoScratch, cudaStream_t stream) {
+    static void run(const KvcRaiseBoundsParams& p, NoScratch, Stream& stream) {
         RaiseBoundsParams<T> params{};
         params.k_new = static_cast<const T*>(p.k_new);
         params.bounds = static_cast<T*>(p.bounds);

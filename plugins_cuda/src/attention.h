@@ -84,8 +84,7 @@ struct TokenList {
 
 /// Queues the attention of every row; scratch.arrivals must be zero by then.
 template <class T, class Params>
-void launch_attention(const Params& params, const AttentionScratch& scratch, const TokenList& list,
-                      cudaStream_t stream) {
+void launch_attention(const Params& params, const AttentionScratch& scratch, const TokenList& list, Stream& stream) {
     SparseAttentionParams<T> attention{};
     attention.query = static_cast<const T*>(params.query);
     attention.k_cache = static_cast<const T*>(params.k_cache);

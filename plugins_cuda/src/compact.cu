@@ -41,7 +41,7 @@ PoolSelectParams pool_select_params(const KvcCompactParams& params, const int64_
 /// All launches; `window_lengths` [B] says how many queries of a row's window vote, null: all.
 template <class T>
 void compact(const KvcCompactParams& params, const int64_t* window_lengths, const CompactScratch& scratch,
-             cudaStream_t stream) {
+             Stream& stream) {
     if (may_evict(params)) {
         launch_observation<T>(params, window_lengths, scratch.observation, scratch.votes, stream);
     }
@@ -63,7 +63,7 @@ struct Compact {
     }
 
     template <class T>
-    static void run(const KvcCompactParams& params, const CompactScratch& scratch, cudaStream_t stream) {
+    static void run(const KvcCompactParams& params, const CompactScratch& scratch, Stream& stream) {
         compact<T>(params, nullptr, scratch, stream);
     }
 };
@@ -103,7 +103,7 @@ struct CompactTurn {
     }
 
     template <class T>
-    static void run(const KvcCompactTurnParams& params, const CompactScratch& scratch, cudaStream_t stream) {
+    static void run(const KvcCompactTurnParams& params, const CompactScratch& scratch, Stream& stream) {
         compact<T>(as_prompt(params), params.window_lengths, scratch, stream);
     }
 };

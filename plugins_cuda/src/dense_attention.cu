@@ -11,7 +11,7 @@ struct DenseAttention {
     }
 
     template <class T>
-    static void run(const KvcDenseAttentionParams& params, const AttentionScratch& scratch, cudaStream_t stream) {
+    static void run(const KvcDenseAttentionParams& params, const AttentionScratch& scratch, Stream& stream) {
         const dim3 grid = grid_of(params.kv_heads, params.batch);
         launch<append<T>>("append", grid, dim3(kAppendThreads), 0, stream, append_params<T>(params, scratch.arrivals));
         launch_attention<T>(params, scratch, TokenList{}, stream);

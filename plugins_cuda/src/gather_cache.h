@@ -27,7 +27,7 @@ inline PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bou
 
 /// Queues gather_cache: rows into their slots (unless they are there already), zeros past a row's end, page bounds.
 template <class T>
-void launch_gather(const KvcCompactParams& params, cudaStream_t stream) {
+void launch_gather(const KvcCompactParams& params, Stream& stream) {
     GatherParams<T> gather{};
     gather.batch = params.batch;
     gather.kv_heads = params.kv_heads;
@@ -53,7 +53,7 @@ void launch_gather(const KvcCompactParams& params, cudaStream_t stream) {
 
 /// Queues move_in_place: the kept rows to the front of the caches that hold them.
 template <class T>
-void launch_move_in_place(const KvcCompactParams& params, cudaStream_t stream) {
+void launch_move_in_place(const KvcCompactParams& params, Stream& stream) {
     MoveParams<T> move{};
     move.batch = params.batch;
     move.kv_heads = params.kv_heads;

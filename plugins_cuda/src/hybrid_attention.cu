@@ -51,7 +51,7 @@ void choose_row_vectors(const KvcHybridAttentionParams& p, PageScoresParams<T>& 
 }
 
 template <class T, int kHeads>
-void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratch, cudaStream_t stream) {
+void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
     PageScoresParams<T> params;
     params.query = static_cast<const T*>(p.query);
     params.token = append_params<T>(p, scratch.attention.arrivals);
@@ -69,7 +69,7 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
 }
 
 template <class T>
-void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scratch, cudaStream_t stream) {
+void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
     SelectTokensParams<T> params;
     params.scores = scratch.scores;
     params.k_new = static_cast<const T*>(p.k_new);
@@ -109,7 +109,7 @@ struct HybridAttention {
     }
 
     template <class T>
-    static void run(const KvcHybridAttentionParams& p, const Scratch& scratch, cudaStream_t stream) {
+    static void run(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
         switch (group_of(p)) {  // heads that share one pass over the staged bounds
             case 1: launch_page_scores<T, 1>(p, scratch, stream); break;
             case 2: launch_page_scores<T, 2>(p, scratch, stream); break;

@@ -8,7 +8,7 @@ namespace {
 
 struct JoinBlock : WithoutScratch {
     template <class T>
-    static void run(const KvcJoinBlockParams& p, NoScratch, cudaStream_t stream) {
+    static void run(const KvcJoinBlockParams& p, NoScratch, Stream& stream) {
         JoinBlockParams<T> params{};
         params.k_new = static_cast<const T*>(p.k_new);
         params.v_new = static_cast<const T*>(p.v_new);

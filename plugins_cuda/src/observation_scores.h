@@ -78,7 +78,7 @@ ObservationParams<T> observation_params(const KvcCompactParams& compact, const i
 }
 
 template <class T, class Tile>
-void launch_observation_tiles(ObservationParams<T> params, int32_t block_rows, cudaStream_t stream) {
+void launch_observation_tiles(ObservationParams<T> params, int32_t block_rows, Stream& stream) {
     params.block_rows = block_rows;
     const size_t shared = ObservationShared<T, Tile>::bytes(block_rows, params.head_size);
     const dim3 grid = grid_of(params.chunks, params.kv_heads, params.batch);
@@ -94,7 +94,7 @@ void launch_observation_tiles(ObservationParams<T> params, int32_t block_rows, c
 // `window_lengths` [B], or W where that is null.
 template <class T>
 void launch_observation(const KvcCompactParams& compact, const int64_t* window_lengths,
-                        const ObservationScratch& scratch, float* votes, cudaStream_t stream) {
+                        const ObservationScratch& scratch, float* votes, Stream& stream) {
     const auto params = observation_params<T>(compact, window_lengths, scratch, votes);
     const auto run = [&]<class Tile>(Tile*) {
         launch_observation_tiles<T, Tile>(params, observation_block_rows<T, Tile>(compact), stream);

@@ -2,7 +2,7 @@
 //
 // An `Operation` is a type with two static functions:
 //   Scratch lay_out(const Params&, Workspace&)                       cuts the scratch memory of a call into its parts
-//   void run<T>(const Params&, const Scratch&, cudaStream_t)         launches the kernels for caches of element type T
+//   void run<T>(const Params&, const Scratch&, Stream&)              launches the kernels for caches of element type T
 #pragma once
 
 #include "src/launch.h"
@@ -46,9 +46,10 @@ KvcStatus call(const Params* params, void* workspace, uint64_t bytes, void* stre
         validate_workspace(workspace, bytes, workspace_bytes<Operation>(*params));
         Workspace parts(workspace, bytes);
         const auto scratch = Operation::lay_out(*params, parts);
+        Stream launches(static_cast<cudaStream_t>(stream));
         dispatch_dtype(params->dtype, [&](auto tag) {
             using T = typename decltype(tag)::Type;
-            Operation::template run<T>(*params, scratch, static_cast<cudaStream_t>(stream));
+            Operation::template run<T>(*params, scratch, launches);
         });
     });
 }

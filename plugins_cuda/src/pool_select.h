@@ -7,14 +7,14 @@
 namespace kvc {
 
 template <int kThreads>
-void launch_pool_votes(const PoolSelectParams& params, cudaStream_t stream) {
+void launch_pool_votes(const PoolSelectParams& params, Stream& stream) {
     const int64_t outputs = kPoolTile<kThreads> - (params.pool_kernel - 1);
     const dim3 grid = grid_of(ceil_div(params.prompt_length, outputs), params.kv_heads, params.batch);
     launch<pool_votes<kThreads>>("pool_votes", grid, dim3(kThreads), kPoolSharedBytes<kThreads>, stream, params);
 }
 
 /// Queues both kernels; the first only where a prompt can exceed the budget.
-inline void launch_pool_select(const PoolSelectParams& params, cudaStream_t stream) {
+inline void launch_pool_select(const PoolSelectParams& params, Stream& stream) {
     // Small tiles spread a prompt over more blocks; of a wide kernel they would hold little but margins.
     constexpr int32_t kWideKernel = 1024;
     if (params.prompt_length > params.prompt_budget) {

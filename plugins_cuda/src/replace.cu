@@ -11,7 +11,7 @@ dim3 replace_grid(int64_t elements, int64_t width) {
 }
 
 template <class T>
-void launch_replace(void* state, const void* kept, int64_t elements, cudaStream_t stream) {
+void launch_replace(void* state, const void* kept, int64_t elements, Stream& stream) {
     const ReplaceParams<T> params{static_cast<T*>(state), static_cast<const T*>(kept), elements};
     launch<replace_vectors<T>>("replace_vectors", replace_grid(elements, kVectorWidth<T>), dim3(kReplaceThreads), 0,
                                stream, params);
@@ -19,7 +19,7 @@ void launch_replace(void* state, const void* kept, int64_t elements, cudaStream_
 
 struct ReplaceCache : WithoutScratch {
     template <class T>
-    static void run(const KvcReplaceCacheParams& p, NoScratch, cudaStream_t stream) {
+    static void run(const KvcReplaceCacheParams& p, NoScratch, Stream& stream) {
         const int64_t slots = int64_t{p.batch} * p.kv_heads * p.capacity;
         launch_replace<T>(p.k_cache, p.k_kept, slots * p.head_size, stream);
         launch_replace<T>(p.v_cache, p.v_kept, slots * p.head_size, stream);
@@ -31,7 +31,7 @@ struct ReplaceCache : WithoutScratch {
 
 struct ReplaceBounds : WithoutScratch {
     template <class T>
-    static void run(const KvcReplaceBoundsParams& p, NoScratch, cudaStream_t stream) {
+    static void run(const KvcReplaceBoundsParams& p, NoScratch, Stream& stream) {
         launch_replace<T>(p.bounds, p.bounds_kept, int64_t{p.batch} * p.kv_heads * p.channels * p.pages, stream);
     }
 };

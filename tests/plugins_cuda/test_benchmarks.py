@@ -97,7 +97,8 @@ Resource usage:
 SASS = """
 arch = sm_90a
 \t\tFunction : _ZN3kvc1kIfEEvNS_1PE
-        /*0050*/              @!P0 LDG.E.128.CONSTANT R4, desc[UR6][R2.64] ;   /* 0x00 */
+        /*0040*/                   ACQBULK ;                                   /* 0x00 */
+        /*0050*/              @!P0 LDG.E.128 R4, desc[UR6][R2.64] ;            /* 0x00 */
         /*0060*/                   LDG.E.LTC128B R0, desc[UR6][R2.64] ;        /* 0x00 */
         /*0070*/              @UP1 LDGSTS.E.BYPASS.128 [R8], desc[UR6][R2.64] ; /* 0x00 */
         /*0080*/                   STL [R1], R4 ;                              /* 0x00 */
@@ -124,6 +125,29 @@ def test_the_compilers_figures_are_read_and_named(monkeypatch: pytest.MonkeyPatc
     texts = {path: path.read_text() for path in (kernel_resources.DOCUMENT, kernel_resources.EMULATED)}
     (problem,) = kernel_resources.problems([code], texts, "0.0")
     assert "k<fp32> (sm_90a) uses local memory" in problem
+
+
+WAIT = "        /*0040*/                   ACQBULK ;                                   /* 0x00 */\n"
+READ_ONLY = SASS.replace("LDG.E.128", "LDG.E.128.CONSTANT")
+
+
+@pytest.mark.parametrize(
+    ("sass", "expected"),
+    [
+        (SASS, None),
+        (SASS.replace(WAIT, ""), "k<fp32> (sm_90a) does not wait for the launch before it"),
+        (SASS.replace(WAIT, "") + WAIT, "may access memory before the launch before it is over: LDG.E.128, LDG.E.LTC"),
+        (READ_ONLY, "may access memory before the launch before it is over: LDG.E.128.CONSTANT"),
+        (READ_ONLY.replace("sm_90a", "sm_80"), None),  # no launch begins early there
+    ],
+)
+def test_code_that_does_not_wait_for_the_launch_before_it_is_reported(
+    monkeypatch: pytest.MonkeyPatch, sass: str, expected: str | None
+) -> None:
+    sass = sass.replace("STL", "STS")
+    monkeypatch.setattr(cubin, "_dump", lambda option, _: {"-res-usage": "", "-sass": sass, "-elf": ""}[option])
+    found = kernel_resources.problems(cubin.read(Path("library.so")), {}, "0.0")
+    assert found == [] if expected is None else expected in found[0]
 
 
 def test_a_launch_finds_its_instantiation() -> None:

@@ -185,6 +185,10 @@ MISTAKES = {
     "copy_without_wait": r"thread \(9,0,0\): exits without a wait for what cp.async has started",
     "wait_without_commit": r"thread \(9,0,0\): exits without a wait for what cp.async has started",
     "copy_to_global": r"cp.async outside shared memory",
+    "exit_before_wait": r"thread \(37,0,0\): exits without wait_for_previous_launch",
+    "no_wait": r"thread \(0,0,0\): exits without wait_for_previous_launch",
+    "copy_before_wait": r"thread \(0,0,0\): touches global memory before wait_for_previous_launch",
+    "atomic_before_wait": r"thread \(0,0,0\): touches global memory before wait_for_previous_launch",
 }
 
 

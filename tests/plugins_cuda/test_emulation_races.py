@@ -25,6 +25,7 @@ RACES = {
     "merged": r"global memory: written by thread number \d+ of block number \d, then read by thread",
     "merged_by_arriver": r"global memory: written by thread number \d+ of block number \d, then read by thread",
 }
+EARLY = ("read_early", "written_early")
 
 
 def _run(name: str, schedule: str, right: bool) -> str:
@@ -42,6 +43,15 @@ def test_a_race_is_reported(name, schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", RACES)
+@pytest.mark.parametrize("name", EARLY)
+def test_global_memory_before_the_wait_is_reported(name, schedule):
+    """What the launch before may still write, or read."""
+    message = _run(name, schedule, right=False)
+    place = rf"kernel {name} block \([01],0,0\) thread \(\d+,0,0\)"
+    assert re.match(rf"{place}: touches global memory before wait_for_previous_launch", message), message
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", [*RACES, *EARLY])
 def test_what_is_in_order_passes(name, schedule):
     assert _run(name, schedule, right=True) == ""

@@ -33,6 +33,7 @@ FORBIDDEN = {
     "launches": ("<<<",),
     "unchecked shared memory": ("__shared__",),
     "approximate math": ("__expf", "__logf", "__fdividef", "__powf", "__sinf", "__cosf", "use_fast_math"),
+    "loads that may pass the wait for the launch before": ("__ldg", "ld.global.nc"),
     "libraries": ("cub::", "thrust::", "cooperative_groups", "wgmma", "tcgen05"),
 }
 
@@ -46,16 +47,17 @@ def test_kernels_are_the_same_for_both_compilers(rule: str) -> None:
 
 def test_only_platform_cuh_asks_for_the_compiler() -> None:
     for name in DEVICE_ONLY - {"kernels/platform.cuh"}:
-        assert not [word for word in FORBIDDEN["compiler macros"] if word in SOURCES[name]]
+        found = [word for word in FORBIDDEN["compiler macros"] if word in SOURCES[name]]
+        assert found == (["__CUDA_ARCH__"] if name == "kernels/ptx.cuh" else []), "griddepcontrol is not on sm_80"
     assert SOURCES["kernels/platform.cuh"].count("KVC_EMULATION") == 2, "the comment and the one #ifdef"
 
 
-def test_ptx_is_mma_and_cp_async_only() -> None:
+def test_ptx_is_mma_cp_async_and_the_order_of_launches_only() -> None:
     _, *statements = SOURCES["kernels/ptx.cuh"].split("asm")
     assert statements
     for statement in statements:
         instruction = statement.split('"')[1]
-        assert instruction.startswith(("mma.sync.", "cp.async.")), instruction
+        assert instruction.startswith(("mma.sync.", "cp.async.", "griddepcontrol.")), instruction
 
 
 def test_kernels_know_nothing_of_their_launchers() -> None:
@@ -72,6 +74,14 @@ def test_one_place_launches() -> None:
         name for name, text in SOURCES.items() if "platform::launch_kernel(" in text or "cudaLaunchKernel" in text
     ]
     assert callers == ["kernels/device.cuh", "src/launch_kernel.h"]
+
+
+def test_every_kernel_waits_for_the_launch_before_it() -> None:
+    """What comes before the wait, and every path that ends without one, the emulation reports."""
+    for name, text in SOURCES.items():
+        if name.startswith("kernels/") and "__global__" in text:
+            kernels = text.count("__global__")
+            assert text.count("    start_next_launch();\n    wait_for_previous_launch();\n") == kernels, name
 
 
 def test_no_denormal_is_flushed() -> None:

@@ -25,6 +25,9 @@ def without_barrier(name: str, file: str, context: str) -> Mutation:
 
 
 SUM_IS_WRITTEN, END = "sum;\n    }\n    ", "params.page_size + 1}"
+WAIT = "    wait_for_previous_launch();\n"
+LENGTH = "    const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);\n"
+HEAD = "    const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;\n"
 APPENDED = "if (i < query.channels) {\n        T& bound"
 MUTATIONS = (
     Mutation("nothing", CHANNELS, "sum > 0.0f ?", "0.0f < sum ?"),
@@ -52,6 +55,9 @@ MUTATIONS = (
     Mutation("the_last_page_is_not_selected", SELECT, END, END.replace(" + 1", "")),
     Mutation("nothing_past_the_end_of_selected", SELECT, "slot < width;", "slot < count;"),
     Mutation("bounds_are_not_raised", SELECT, "raised_bound(bound.before,", "raised_bound(bound.before * 2,"),
+    Mutation("page_scores_does_not_wait_for_the_launch_before_it", SCORES, WAIT, ""),
+    Mutation("select_tokens_waits_after_a_load", SELECT, WAIT + HEAD + LENGTH, HEAD + LENGTH + WAIT),
+    Mutation("select_tokens_does_not_wait_in_some_blocks", SELECT, WAIT, f"    if (blockIdx.x > 0)\n{WAIT}"),
     Mutation("minimum_of_the_key_itself", APPEND, ": -to_float", ": to_float"),
     Mutation("the_value_is_not_appended", APPEND, "(is_key ? k_new : v_new) + d", "k_new + d"),
 )

@@ -17,6 +17,7 @@ struct ReduceParams {
 };
 
 __global__ void __launch_bounds__(kThreads) reductions(const ReduceParams params) {
+    wait_for_previous_launch();
     const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     KVC_SHARED(float, warp_sums, kThreads / kWarpSize);
     const float sum = warp_sum(params.x[at]);
@@ -34,6 +35,7 @@ struct WarpParams {
 
 // Two warps; lane values are distinct, so that each result tells where it came from.
 __global__ void __launch_bounds__(64) warp_operations(const WarpParams params) {
+    wait_for_previous_launch();
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     int operation = 0;
@@ -70,6 +72,7 @@ struct AtomicParams {
 };
 
 __global__ void __launch_bounds__(64) atomics(const AtomicParams params) {
+    wait_for_previous_launch();
     KVC_SHARED(int32_t, count, 1);
     if (threadIdx.x == 0) count[0] = 0;
     __syncthreads();
@@ -90,6 +93,7 @@ struct OrderParams {
 };
 
 __global__ void sequence(const OrderParams params) {
+    wait_for_previous_launch();
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
     const unsigned threads = blockDim.x * blockDim.y * blockDim.z;
@@ -105,6 +109,7 @@ struct NeighbourParams {
 
 // out[0][i] = x[i - 1] by way of shared memory, then out[1][i] = x[i + 1] + 1 through the same memory.
 __global__ void __launch_bounds__(64) neighbours(const NeighbourParams params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, row, 64);
     const int i = static_cast<int>(threadIdx.x);
     row[i] = params.x[i];
@@ -122,6 +127,7 @@ struct FreshParams {
 };
 
 __global__ void fresh_memory(const FreshParams params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, words, 4);
     KVC_SHARED(half_t, halves, 4);
     KVC_SHARED(int32_t, numbers, 4);
@@ -145,33 +151,34 @@ extern "C" {
 
 const char* run_reductions(int blocks, const float* x, float* sums, float* maxima, int* before, int* total) {
     const ReduceParams params{x, sums, maxima, before, total};
-    return message_of([&] { launch<reductions>("reductions", blocks, kThreads, 0, nullptr, params); });
+    return message_of([&](Stream& stream) { launch<reductions>("reductions", blocks, kThreads, 0, stream, params); });
 }
 const char* run_warp_operations(int64_t* out) {
-    return message_of([&] { launch<warp_operations>("warp_operations", 1, 64, 0, nullptr, {out}); });
+    return message_of([&](Stream& stream) { launch<warp_operations>("warp_operations", 1, 64, 0, stream, {out}); });
 }
 const char* run_atomics(uint32_t* word, int32_t* shared) {
-    return message_of([&] { launch<atomics>("atomics", 4, 64, 0, nullptr, {word, shared}); });
+    return message_of([&](Stream& stream) { launch<atomics>("atomics", 4, 64, 0, stream, {word, shared}); });
 }
 const char* run_sequence(const uint32_t* grid, const uint32_t* block, int* ticket, int* out) {
-    return message_of([&] {
-        launch<sequence>("sequence", dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), 0, nullptr,
+    return message_of([&](Stream& stream) {
+        launch<sequence>("sequence", dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), 0, stream,
                          {ticket, out});
     });
 }
 const char* run_neighbours(const float* x, float* out, int write_barrier, int read_barrier) {
     const NeighbourParams params{x, out, write_barrier != 0, read_barrier != 0};
-    return message_of([&] { launch<neighbours>("neighbours", 1, 64, 0, nullptr, params); });
+    return message_of([&](Stream& stream) { launch<neighbours>("neighbours", 1, 64, 0, stream, params); });
 }
 const char* run_fresh_memory(float* as_float, int32_t* as_int) {
-    return message_of([&] { launch<fresh_memory>("fresh_memory", 3, 1, 16, nullptr, {as_float, as_int}); });
+    return message_of(
+        [&](Stream& stream) { launch<fresh_memory>("fresh_memory", 3, 1, 16, stream, {as_float, as_int}); });
 }
 const char* run_limits(const uint32_t* grid, const uint32_t* block, uint64_t dynamic_bytes) {
     static int ticket;
     ticket = 0;
-    return message_of([&] {
+    return message_of([&](Stream& stream) {
         launch<sequence>("sequence", dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]), dynamic_bytes,
-                         nullptr, {&ticket, nullptr});
+                         stream, {&ticket, nullptr});
     });
 }
 }

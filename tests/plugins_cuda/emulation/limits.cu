@@ -11,6 +11,7 @@ struct Params {
 };
 
 __global__ void with_static_memory(const Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, values, 1040);
     values[threadIdx.x] = 1.0f;
     params.out[threadIdx.x] = values[threadIdx.x];
@@ -19,6 +20,7 @@ __global__ void with_static_memory(const Params params) {
 // Under the name of one of the library's kernels, it counts as that one.
 template <class T, int kHeadSize>
 __global__ void sparse_attention(const Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, values, 16 * 1024 / sizeof(float));
     KVC_SHARED(float, more, 16 * 1024 / sizeof(float));
     values[0] = more[0] = 1.0f;
@@ -34,16 +36,19 @@ extern "C" {
 
 // Past kvc::launch, which would ask for the memory.
 const char* run_unasked(uint64_t dynamic_bytes, float* out) {
-    return message_of([&] {
+    return message_of([&](Stream&) {
         const Params params{out};
         const auto entry = platform::kernel_entry<with_static_memory>();
-        platform::launch_kernel("with_static_memory", entry, 1, 32, dynamic_bytes, nullptr, &params);
+        platform::launch_kernel("with_static_memory", entry, 1, 32, dynamic_bytes, nullptr, false, &params);
     });
 }
 const char* run_asked(uint64_t dynamic_bytes, float* out) {
-    return message_of([&] { launch<with_static_memory>("with_static_memory", 1, 32, dynamic_bytes, nullptr, {out}); });
+    return message_of(
+        [&](Stream& stream) { launch<with_static_memory>("with_static_memory", 1, 32, dynamic_bytes, stream, {out}); });
 }
 const char* run_counted(int threads, float* out) {
-    return message_of([&] { launch<sparse_attention<float, 256>>("sparse_attention", 1, threads, 0, nullptr, {out}); });
+    return message_of([&](Stream& stream) {
+        launch<sparse_attention<float, 256>>("sparse_attention", 1, threads, 0, stream, {out});
+    });
 }
 }

@@ -32,6 +32,7 @@ __device__ uint32_t pair(T low, T high) {
 
 template <class T>
 __global__ void __launch_bounds__(32) product(const MmaParams<T> params) {
+    wait_for_previous_launch();
     const int lane = static_cast<int>(threadIdx.x);
     const int group = lane / 4;
     const int t = lane % 4 * 2;
@@ -70,12 +71,15 @@ __global__ void __launch_bounds__(32) product(const MmaParams<T> params) {
 }  // namespace kvc
 
 template <class T>
-static void run(const uint16_t* a, const uint16_t* b, const uint16_t* b_columns, float* c, int wait) {
+static void run(kvc::Stream& stream, const uint16_t* a, const uint16_t* b, const uint16_t* b_columns, float* c,
+                int wait) {
     const auto typed = [](const uint16_t* p) { return reinterpret_cast<const T*>(p); };
-    kvc::launch<kvc::product<T>>("product", 1, 32, 0, nullptr, {typed(a), typed(b), typed(b_columns), c, wait != 0});
+    kvc::launch<kvc::product<T>>("product", 1, 32, 0, stream, {typed(a), typed(b), typed(b_columns), c, wait != 0});
 }
 
 extern "C" const char* run_product(int bfloat16, const uint16_t* a, const uint16_t* b, const uint16_t* b_columns,
                                    float* c, int wait) {
-    return message_of([&] { (bfloat16 ? run<kvc::bfloat16_t> : run<kvc::half_t>)(a, b, b_columns, c, wait); });
+    return message_of([&](kvc::Stream& stream) {
+        (bfloat16 ? run<kvc::bfloat16_t> : run<kvc::half_t>)(stream, a, b, b_columns, c, wait);
+    });
 }

@@ -24,6 +24,7 @@ struct VectorParams {
 
 template <class T>
 __global__ void vectors(const VectorParams<T> params) {
+    wait_for_previous_launch();
     float values[kVectorWidth<T>];
     load_vector(params.from, values);
     for (int i = 0; i < kVectorWidth<T>; ++i) params.converted[i] = from_float<T>(values[i]);
@@ -33,7 +34,7 @@ __global__ void vectors(const VectorParams<T> params) {
 template <class T>
 const char* run(const void* from, void* converted, void* copied) {
     const VectorParams<T> params{static_cast<const T*>(from), static_cast<T*>(converted), static_cast<T*>(copied)};
-    return message_of([&] { launch<vectors<T>>("vectors", 1, 1, 0, nullptr, params); });
+    return message_of([&](Stream& stream) { launch<vectors<T>>("vectors", 1, 1, 0, stream, params); });
 }
 
 }  // namespace

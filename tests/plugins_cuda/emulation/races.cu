@@ -19,6 +19,7 @@ __device__ int thread() { return static_cast<int>(threadIdx.x); }
 
 template <bool kBarrier>
 __global__ void written_then_read(Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, row, 64);
     row[thread()] = 1.0f;
     if (kBarrier) __syncthreads();
@@ -27,6 +28,7 @@ __global__ void written_then_read(Params params) {
 
 template <bool kBarrier>
 __global__ void read_then_written(Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, first, 1);
     if (thread() == 0) first[0] = 1.0f;
     __syncthreads();
@@ -37,12 +39,14 @@ __global__ void read_then_written(Params params) {
 
 template <bool kBarrier>
 __global__ void same_value_twice(Params) {
+    wait_for_previous_launch();
     KVC_SHARED(int, flag, 1);
     if (kBarrier ? thread() == 0 : true) flag[0] = 1;
 }
 
 template <bool kSyncwarp>
 __global__ void within_a_warp(Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, row, 64);
     row[thread()] = 1.0f;
     if (kSyncwarp) {
@@ -55,6 +59,7 @@ __global__ void within_a_warp(Params params) {
 
 template <bool kSyncwarp>
 __global__ void within_half_a_warp(Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, row, 64);
     row[thread()] = 1.0f;
     __syncwarp(thread() % 32 < 16 ? 0x0000ffffu : 0xffff0000u);
@@ -63,6 +68,7 @@ __global__ void within_half_a_warp(Params params) {
 
 template <bool kAtomics>
 __global__ void counted(Params) {
+    wait_for_previous_launch();
     KVC_SHARED(int, count, 1);
     if (thread() == 0) count[0] = 0;
     __syncthreads();
@@ -75,6 +81,7 @@ __global__ void counted(Params) {
 
 template <bool kBarrier>
 __global__ void copied(Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, row, 256);
     copy_async_16(&row[4 * thread()], params.values);
     copy_async_commit();
@@ -86,6 +93,7 @@ __global__ void copied(Params params) {
 // A vector of 16 bytes holds a neighbour's value, which the right variant does not read.
 template <bool kOwn>
 __global__ void copied_with_neighbour(Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(float, vector, 4);
     if (thread() != 0) return;
     copy_async_16(&vector[0], params.values);
@@ -96,12 +104,14 @@ __global__ void copied_with_neighbour(Params params) {
 
 template <bool kOwnRow>
 __global__ void one_row_per_block(Params params) {
+    wait_for_previous_launch();
     params.values[(kOwnRow ? blockIdx.x * 64 : 0) + thread()] = 1.0f;
 }
 
 // The last block to arrive adds what all have written.
 template <bool kFence, bool kFenceByArriver>
 __global__ void merged(Params params) {
+    wait_for_previous_launch();
     KVC_SHARED(uint32_t, place, 1);
     params.values[blockIdx.x * 64 + threadIdx.x] = 1.0f;
     if (kFence && !kFenceByArriver) __threadfence();
@@ -117,15 +127,33 @@ __global__ void merged(Params params) {
     params.total[threadIdx.x] = sum;
 }
 
+// Before it waits, a kernel may do what touches no global memory.
+template <bool kWait>
+__global__ void read_early(Params params) {
+    KVC_SHARED(float, row, 64);
+    row[threadIdx.x] = static_cast<float>(gridDim.x + blockDim.x);
+    if (kWait) wait_for_previous_launch();
+    row[threadIdx.x] += params.values[threadIdx.x];
+    wait_for_previous_launch();
+}
+
+template <bool kWait>
+__global__ void written_early(Params params) {
+    start_next_launch();
+    if (kWait) wait_for_previous_launch();
+    params.values[blockIdx.x * 64 + threadIdx.x] = 1.0f;
+    wait_for_previous_launch();
+}
+
 template <auto kKernel>
-void run(const char* name, const Params& params) {
-    launch<kKernel>(name, 2, 64, 0, nullptr, params);
+void run(const char* name, Stream& stream, const Params& params) {
+    launch<kKernel>(name, 2, 64, 0, stream, params);
 }
 
 struct Race {
     const char* name;
-    void (*wrong)(const char* name, const Params& params);
-    void (*right)(const char* name, const Params& params);
+    void (*wrong)(const char* name, Stream& stream, const Params& params);
+    void (*right)(const char* name, Stream& stream, const Params& params);
 };
 #define RACE(name) {#name, run<name<false>>, run<name<true>>}
 const Race kRaces[] = {
@@ -138,6 +166,8 @@ const Race kRaces[] = {
     RACE(copied),
     RACE(copied_with_neighbour),
     RACE(one_row_per_block),
+    RACE(read_early),
+    RACE(written_early),
     {"merged", run<merged<false, false>>, run<merged<true, false>>},
     {"merged_by_arriver", run<merged<false, true>>, run<merged<true, true>>},
 };
@@ -150,7 +180,7 @@ extern "C" const char* run_race(const char* name, int right, float* values, uint
     for (const kvc::Race& race : kvc::kRaces) {
         if (std::strcmp(race.name, name) != 0) continue;
         const auto run = right ? race.right : race.wrong;
-        return message_of([&] { run(name, {values, arrived, total}); });
+        return message_of([&](kvc::Stream& stream) { run(name, stream, {values, arrived, total}); });
     }
     return nullptr;
 }

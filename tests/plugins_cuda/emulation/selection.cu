@@ -18,6 +18,7 @@ struct RadixParams {
 
 template <int kThreads, int kCopies>
 __global__ void __launch_bounds__(kThreads) radix_select(const RadixParams params) {
+    wait_for_previous_launch();
     KVC_SHARED(uint32_t, histogram, kHistogramWords<kCopies>);
     KVC_SHARED(uint32_t, sums, kRadixBins);
     KVC_SHARED(int32_t, shares, kEmissionWords<kThreads>);
@@ -44,8 +45,8 @@ extern "C" const char* radix_select(int threads, const float* values, const int3
                                     uint32_t* threshold, int32_t* slots, int32_t* counts) {
     const kvc::RadixParams params = {values, weights, n, quota, threshold, slots, counts};
     const auto run = [&]<int kThreads, int kCopies>() {
-        return message_of([&] {
-            kvc::launch<kvc::radix_select<kThreads, kCopies>>("radix_select", dim3(1), dim3(kThreads), 0, nullptr,
+        return message_of([&](kvc::Stream& stream) {
+            kvc::launch<kvc::radix_select<kThreads, kCopies>>("radix_select", dim3(1), dim3(kThreads), 0, stream,
                                                               params);
         });
     };
@@ -60,5 +61,5 @@ extern "C" const char* pool_select(const float* votes, int heads, int window, in
                                    int32_t* indices) {
     const kvc::PoolSelectParams params = {1,     heads, window,  pool_kernel, length, budget, capacity,
                                           votes, &n,    nullptr, keys,        stored, indices};
-    return message_of([&] { kvc::launch_pool_select(params, nullptr); });
+    return message_of([&](kvc::Stream& stream) { kvc::launch_pool_select(params, stream); });
 }

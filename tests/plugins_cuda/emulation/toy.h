@@ -1,17 +1,19 @@
 // What the toy kernels of these tests share: a launch whose error becomes a string that Python reads.
 #pragma once
 
+#include "kernels/dependent_launch.cuh"
 #include "src/launch_kernel.h"
 
 #include <string>
 
-// "" where the call went well; valid until the next one.
+// "" where the call, which gets a stream, went well; valid until the next one.
 template <class Call>
 const char* message_of(Call call) {
     static std::string message;
     message.clear();
     try {
-        call();
+        kvc::Stream stream(nullptr);
+        call(stream);
     } catch (const kvc::LaunchError& error) {
         message = error.what();
     }
