@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvc_trt.methods.graph_pieces import PromptLayer, StepLayer
     from kvc_trt.methods.turn_pieces import TurnLayer
-    from kvc_trt.methods.verification import Array, ByPages, Found, RunnableAlone, StepCase, StepRun
+    from kvc_trt.methods.verification import Array, Found, RankingOfStep, RunnableAlone, StepCase, StepRun
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import LayerCache, Selection
 
@@ -95,7 +95,7 @@ class DecodeSelection(ABC):
         """Describe how a step chooses, following "a step reads N tokens"; only for kinds that read a part."""
         return ""
 
-    def ranking(self, rule: Constants) -> ByPages | None:
+    def ranking(self, rule: Constants) -> RankingOfStep | None:
         """Return how cached tokens are ranked, if verification can prove a near-tie of that ranking."""
         return None
 

@@ -34,6 +34,7 @@ from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.prompt_eviction import PromptEviction
 from kvc_trt.methods.verification import (
     Array,
+    ByExpectedQueries,
     Found,
     PromptCase,
     PromptRun,
@@ -144,6 +145,10 @@ class ExpectedAttention(PromptEviction):
     def describe(self, rule: Constants) -> str:
         """Describe how many tokens are sinks, and how far ahead queries are expected."""
         return f"{rule.sinks} first; queries expected {rule.future_positions} positions ahead"
+
+    def ranking(self, rule: Constants) -> ByExpectedQueries:
+        """Return the ranking by the attention of expected queries."""
+        return ByExpectedQueries(rule.sinks)
 
     def runs(self) -> Mapping[str, PromptRun]:
         """Return the isolated runs, with one for the expected queries."""

@@ -19,6 +19,7 @@ from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Policy
 from kvc_trt.methods.prompt_eviction import PromptEviction
+from kvc_trt.methods.verification import ByDirection
 from kvc_trt.operators.compact_keydiff import COMPACT_KEYDIFF
 from kvc_trt.operators.heavy_hitter_attention import SLOT_POSITIONS
 
@@ -61,6 +62,10 @@ class DistinctKeys(PromptEviction):
     def describe(self, rule: Constants) -> str:
         """Describe the choice by keys alone."""
         return "those of the most distinct keys"
+
+    def ranking(self, rule: Constants) -> ByDirection:
+        """Return the ranking by direction."""
+        return ByDirection()
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 
     from kvc_trt.methods.graph_pieces import CacheLayer, PromptLayer, StepLayer
     from kvc_trt.methods.turn_pieces import TurnLayer
-    from kvc_trt.methods.verification import Array, ByWindow, Found, PromptCase, PromptRun, RunnableAlone, TurnRun
+    from kvc_trt.methods.verification import (
+        Array,
+        Found,
+        PromptCase,
+        PromptRun,
+        RankingOfPrompt,
+        RunnableAlone,
+        TurnRun,
+    )
     from kvc_trt.operators.emitter import Value
     from kvc_trt.reference import Compacted, Turn
     from kvc_trt.reference.rules import PromptQueries
@@ -108,7 +116,7 @@ class PromptEviction(ABC):
         """Describe how prompt tokens are chosen, following their number; only for kinds that evict just prompts."""
         return ""
 
-    def ranking(self, rule: Constants) -> ByWindow | None:
+    def ranking(self, rule: Constants) -> RankingOfPrompt | None:
         """Return how prompt tokens are ranked, if verification can prove a near-tie of that ranking."""
         return None
 

@@ -23,6 +23,7 @@ from kvc_trt.methods.full import NOTHING
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
+from kvc_trt.methods.verification import ByPageBounds
 from kvc_trt.operators.quest_attention import QUEST_ATTENTION
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class PagesPerQueryHead(DecodeSelection):
     def describe(self, rule: Constants) -> str:
         """Describe the selection of whole pages."""
         return f"whole pages of {rule.page_size}, each query head its own"
+
+    def ranking(self, rule: Constants) -> ByPageBounds:
+        """Return the ranking of pages for each query head."""
+        return ByPageBounds(rule.page_size)
 
 
 def resolve(inputs: PolicyInputs) -> PolicyParameters:

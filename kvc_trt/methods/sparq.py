@@ -26,7 +26,7 @@ from kvc_trt.methods.graph_pieces import PromptLayer
 from kvc_trt.methods.inputs import EVERY_POLICY, PolicyInputs, constants
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.methods.policy import Formula, Policy
-from kvc_trt.methods.verification import Array
+from kvc_trt.methods.verification import Array, ByChannels
 from kvc_trt.operators.append_block import APPEND_CHANNELS
 from kvc_trt.operators.shapes import float32
 from kvc_trt.operators.sparq_attention import SPARQ_ATTENTION
@@ -91,6 +91,10 @@ class LargestChannels(DecodeSelection):
         """Describe the channels, and what happens to the attention of unread tokens."""
         mean = ", the mean value in place of the others" if rule.reallocate else ""
         return f"and the current one, scored by {rule.top_r} of each key's channels{mean}"
+
+    def ranking(self, rule: Constants) -> ByChannels:
+        """Return the ranking by the keys' values on the query's largest channels."""
+        return ByChannels(rule.top_r)
 
     @property
     def rebuilt(self) -> Mapping[str, Rebuild]:

@@ -131,6 +131,33 @@ class ByPages(NamedTuple):
     top_r: int
 
 
+@dataclass(frozen=True)
+class ByDirection:
+    """Prompt tokens ranked by how far their keys point away from the mean direction of all keys."""
+
+
+class ByExpectedQueries(NamedTuple):
+    """Prompt tokens after the `sinks`, which all stay, ranked by the attention that expected queries give them."""
+
+    sinks: int
+
+
+class ByChannels(NamedTuple):
+    """Cached tokens ranked by their keys on the query's largest channels; the current one is always read."""
+
+    top_r: int
+
+
+class ByPageBounds(NamedTuple):
+    """Whole pages ranked for each query head by the bounds of their keys; the newest one is always read."""
+
+    page_size: int
+
+
+RankingOfPrompt: TypeAlias = "ByWindow | ByDirection | ByExpectedQueries"
+RankingOfStep: TypeAlias = "ByPages | ByChannels | ByPageBounds"
+
+
 class ReadByStep(NamedTuple):
     """What a step read, to be judged by the rule's selection; the cache holds the current token."""
 

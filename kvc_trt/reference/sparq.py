@@ -58,6 +58,24 @@ def sparq_attention(
     return output, selected
 
 
+def reallocated(
+    attended: Tensor, query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, selected: Tensor, channels: Tensor,
+    *, dense_limit: int,
+) -> Tensor:  # fmt: skip
+    """Give the mean value what unread tokens would get, where exact attention over `selected` is known already.
+
+    attended, query [B,H,D]; keys, values [B,G,C,D]; lengths [B]; selected [B,G,k], -1 where a row has fewer; channels
+    [B,G,r] score the tokens. Rows of at most `dense_limit` tokens read all of them, and stay as they are.
+    """
+    output = attended.clone()
+    for b, m in enumerate(lengths.tolist()):
+        if m > dense_limit:
+            scores = row_scores(query[b], keys[b, :, :m], top_r=channels.shape[2], channels=channels[b])
+            chosen = selected[b][:, (selected[b] >= 0).all(dim=0)].long()
+            output[b] = _reallocated(attended[b], scores.heads, chosen, values[b, :, :m])
+    return output
+
+
 def row_scores(query: Tensor, keys: Tensor, *, top_r: int, channels: Tensor | None = None) -> SparqScores:
     """Score one row: query [H,D], keys [G,m,D].
 
@@ -71,6 +89,12 @@ def row_scores(query: Tensor, keys: Tensor, *, top_r: int, channels: Tensor | No
     products = q[:, :, None] * keys.gather(2, pick.expand(-1, length, -1))[:, None]
     heads = products.sum(dim=-1) / temperature(q, grouped)[..., None]
     return SparqScores(importance, chosen, heads, sum_in_order(heads, 1))
+
+
+def channels_of(query: Tensor, kv_heads: int, top_r: int) -> Tensor:
+    """Return the channels that score tokens for a query [B,H,D], where the group's |q| is largest: int64 [B,G,r]."""
+    grouped = query.reshape(len(query), kv_heads, -1, query.shape[-1])
+    return best(sum_in_order(grouped.abs(), 2), top_r)
 
 
 def _reallocated(attended: Tensor, scores: Tensor, chosen: Tensor, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One step of a method that has no proof of near-ties of its own: the reference runs twice, in float32 and float64.
+"""One step of a method that is judged by equality on equal inputs: the reference runs twice, in float32 and float64.
 
 A list that equals either of the two is right: where they differ, rounding decides. One that equals neither is wrong.
 """

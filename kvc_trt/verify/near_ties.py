@@ -42,7 +42,9 @@ class IndexComparison:
 
 
 @dataclass(frozen=True)
-class _Difference:
+class Difference:
+    """Tokens of a list that the expected one has not, and the reverse; as many of both."""
+
     extra: Int64
     missing: Int64
 
@@ -72,14 +74,14 @@ def compare_compaction(
     groups = keys.shape[1]
     queries = _grouped(q_window, groups)
 
-    def explain(row: int, head: int, difference: _Difference) -> str | None:
+    def explain(row: int, head: int, difference: Difference) -> str | None:
         length = int(prompt_lengths[row])
         if difference.extra.max() >= length:
             return f"kept position {difference.extra.max()} of a prompt of {length} tokens"
         stored = keys[row, head, :length].astype(np.float64)
         return _judge_compaction(queries[row, head], stored, pool_kernel, difference, slack)
 
-    return _compare(expected, actual, explain)
+    return compare_lists(expected, actual, explain)
 
 
 def compare_selection(
@@ -99,7 +101,7 @@ def compare_selection(
     """
     queries = _grouped(query[:, :, None], keys.shape[1])[:, :, :, 0]
 
-    def explain(row: int, head: int, difference: _Difference) -> str | None:
+    def explain(row: int, head: int, difference: Difference) -> str | None:
         length = int(lengths[row])
         if difference.extra.max() >= length:
             return f"read slot {difference.extra.max()} of {length} stored tokens"
@@ -110,12 +112,12 @@ def compare_selection(
         rule = _Rule(page_size, top_r, slack)
         return _judge_selection(queries[row, head], stored, rule, difference, chosen)
 
-    return _compare(expected, actual, explain)
+    return compare_lists(expected, actual, explain)
 
 
 def count_differences(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> IndexComparison:
     """Lists that differ, none of them judged: `near_ties` is their number."""
-    return _compare(expected, actual, lambda row, head, difference: None)
+    return compare_lists(expected, actual, lambda row, head, difference: None)
 
 
 def _grouped(queries: NDArray[np.floating], groups: int) -> Float64:
@@ -124,11 +126,12 @@ def _grouped(queries: NDArray[np.floating], groups: int) -> Float64:
     return queries.astype(np.float64).reshape(batch, groups, heads // groups, window, size)
 
 
-def _compare(
+def compare_lists(
     expected: NDArray[np.integer],
     actual: NDArray[np.integer],
-    explain: Callable[[int, int, _Difference], str | None],
+    explain: Callable[[int, int, Difference], str | None],
 ) -> IndexComparison:
+    """Compare lists `actual` [B, heads, .] with `expected`; `explain` says of one that differs what is wrong, if so."""
     result = IndexComparison()
     for row, head in np.ndindex(*expected.shape[:2]):
         found, problem = _difference(expected[row, head], actual[row, head])
@@ -141,12 +144,12 @@ def _compare(
     return result
 
 
-def _admitted(found: _Difference) -> IndexComparison:
+def _admitted(found: Difference) -> IndexComparison:
     upwards = int(found.extra.max() > found.missing.min())
     return IndexComparison(1, near_ties=1, swapped_tokens=found.extra.size, upwards=upwards)
 
 
-def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> tuple[_Difference | None, str | None]:
+def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> tuple[Difference | None, str | None]:
     wanted, got = expected[expected >= 0], actual[actual >= 0]
     if np.any(actual[: got.size] < 0) or np.any(np.diff(got) <= 0):
         return None, "the list is not ascending with -1 past its end"
@@ -154,11 +157,11 @@ def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> t
         return None, f"{got.size} tokens, expected {wanted.size}"
     if np.array_equal(wanted, got):
         return None, None
-    return _Difference(np.setdiff1d(got, wanted), np.setdiff1d(wanted, got)), None
+    return Difference(np.setdiff1d(got, wanted), np.setdiff1d(wanted, got)), None
 
 
 def _judge_compaction(
-    q_window: Float64, keys: Float64, pool_kernel: int, difference: _Difference, slack: float
+    q_window: Float64, keys: Float64, pool_kernel: int, difference: Difference, slack: float
 ) -> str | None:
     scores = prompt_scores(q_window, keys, pool_kernel)
     if max(difference.extra.max(), difference.missing.max()) >= scores.pooled.size:
@@ -166,7 +169,7 @@ def _judge_compaction(
     tolerance = slack * scores.tolerance
     problem = _outside_tolerance(scores.pooled[difference.extra], scores.pooled[difference.missing], tolerance)
     if problem is not None:
-        return f"kept {_few(difference.extra)} instead of {_few(difference.missing)}: {problem}"
+        return f"kept {few(difference.extra)} instead of {few(difference.missing)}: {problem}"
 
     contenders = {
         int(j): _contenders(scores.summed, scores.pooled, int(j), pool_kernel, tolerance)
@@ -187,7 +190,7 @@ def _contenders(summed: Float64, pooled: Float64, position: int, kernel: int, to
     return {first + int(j) for j in np.flatnonzero(near)}
 
 
-def _judge_selection(query: Float64, keys: Float64, rule: _Rule, difference: _Difference, chosen: Int64) -> str | None:
+def _judge_selection(query: Float64, keys: Float64, rule: _Rule, difference: Difference, chosen: Int64) -> str | None:
     """None if one admissible channel choice explains the list; else what is wrong under the exact choice."""
     first_problem: str | None = None
     for choice in channel_choices(query, rule.top_r, rule.slack):
@@ -196,7 +199,7 @@ def _judge_selection(query: Float64, keys: Float64, rule: _Rule, difference: _Di
         if problem is None:
             return None
         first_problem = first_problem or problem
-    return f"read {_few(difference.extra)} instead of {_few(difference.missing)}: {first_problem}"
+    return f"read {few(difference.extra)} instead of {few(difference.missing)}: {first_problem}"
 
 
 def _judge_pages(scores: PageScores, used_keys: Float64, rule: _Rule, chosen: Int64) -> str | None:
@@ -231,7 +234,7 @@ def _breaks_page_order(chosen: Int64, page_size: int, length: int) -> str | None
     if not_lowest.any():
         return f"page {pages[not_lowest][0]} did not give its lowest tokens: an exact tie, and the lower index wins"
     cut = counts < np.minimum(page_size, length - starts)
-    return f"pages {_few(pages[cut])} are cut, at most one may be" if cut.sum() > 1 else None
+    return f"pages {few(pages[cut])} are cut, at most one may be" if cut.sum() > 1 else None
 
 
 def _outside_tolerance(extra: Float64, missing: Float64, tolerance: float) -> str | None:
@@ -242,6 +245,7 @@ def _outside_tolerance(extra: Float64, missing: Float64, tolerance: float) -> st
     return f"float64 scores differ by {gap / highest:.1e} relative, a near-tie allows {tolerance:.1e}"
 
 
-def _few(values: NDArray[np.integer]) -> str:
+def few(values: NDArray[np.integer]) -> str:
+    """The first few of some tokens, for a message."""
     shown = ", ".join(str(v) for v in values[:4])
     return f"[{shown}{', ...' if values.size > 4 else ''}]"

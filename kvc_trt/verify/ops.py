@@ -15,6 +15,7 @@ from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.graph.state import CacheSite, cache_heads, cache_sites
 from kvc_trt.methods.operator_runs import prompt_runs, step_runs, turn_runs
 from kvc_trt.methods.verification import (
+    ByPages,
     Choice,
     ExactList,
     Found,
@@ -212,7 +213,7 @@ def compare_step(
     output in float64: real queries are larger than random ones, and float32's error grows with them on both sides.
     """
     ranking = parameters.selection.ranking(parameters)
-    if ranking is None:
+    if not isinstance(ranking, ByPages):
         return compare_either(query, keys, values, lengths, output, selected, parameters)
     q, k, v, m = float32(query), float32(keys), float32(values), torch.from_numpy(lengths)
     wanted, expected, *_ = parameters.selection.select(

@@ -146,7 +146,7 @@ class _Replay:
     def into(self, report: ProofReport) -> ProofReport:
         """Return the report with what the replay found."""
         places = list(_places(self._proof))
-        other = [place for place in places if digest_at(place.cache, place.step, self._expected(place)) != place.digest]
+        other = [place for place in places if self._differs(place)]
         choosing = sum(self._leaves_out(place) for place in places)
         report = replace(report, lists=len(places), equal=len(places) - len(other), choosing=choosing)
         if not other:
@@ -217,8 +217,10 @@ class _Replay:
                 return f"{_at(place)}, head {head}: the list does not ascend, or names tokens that are not there"
         return None
 
-    def _expected(self, place: _Place) -> bytes:
-        return encode(self._lists(place))
+    def _differs(self, place: _Place) -> bool:
+        """Whether a digest, or the lists beside it, are not those of the reference's own lists."""
+        expected = encode(self._lists(place))
+        return digest_at(place.cache, place.step, expected) != place.digest or place.lists not in (None, expected)
 
     def _lists(self, place: _Place) -> Lists:
         lists: Lists = self._own[place.cache][place.step][0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvc_trt import policies, reference
+from kvc_trt.graph.state import cache_sites
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
+from kvc_trt.reference.sparq import channels_of, reallocated
 from kvc_trt.runtime.batch import Batch
-from kvc_trt.verify.near_ties import IndexComparison, compare_compaction, compare_selection, count_differences
+from kvc_trt.verify.judged_choices import judge_kept, judge_read
+from kvc_trt.verify.near_ties import IndexComparison, count_differences
 from kvc_trt.verify.outcome import attend_selected
 
 if TYPE_CHECKING:
@@ -113,7 +116,8 @@ def replay(
     near-tie (None: differences are counted only); choices made before are forced, so that one near-tie is not counted
     again in all that follows from it.
     """
-    method = _Replay(chosen, parameters, slack)
+    choosing = [site.cache for site in cache_sites(config, parameters) if site.parameters.compresses]
+    method = _Replay({cache: chosen[cache] for cache in choosing}, parameters, slack)
     decoder = ForcedDecoder(config, weights, method=method, parameters=parameters, resident=False)
     run = decoder.forced(batch, tokens, progress)
     run.explained = method.compared
@@ -166,16 +170,20 @@ class _Replay:
         self._cache, self._step = 0, 0
 
     def compact(
-        self, q_window: Tensor, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
+        self, observed: Any, keys: Tensor, values: Tensor, prompt_lengths: Tensor, parameters: PolicyParameters
     ) -> reference.Compacted:
-        """Keep what the engine kept. Layers come in order, and each begins here."""
+        """Keep what the engine kept. Layers that compress come in order, and each begins here."""
         self._cache, given_lists = next(self._layers)
         self._current, self._step = list(given_lists), 0
         given = self._current.pop(0)
-        own = self._own.compact(q_window, keys, values, prompt_lengths, parameters).indices
+        own = self._own.compact(observed, keys, values, prompt_lengths, parameters).indices
         # A list per query head keeps from keys and values that are repeated.
         keys, values = (x.repeat_interleave(given.shape[1] // x.shape[1], dim=1) for x in (keys, values))
-        self.compared += self._located(self._judge_kept(q_window, keys, prompt_lengths, own, given, parameters))
+        if self._slack is None:
+            found = count_differences(own.numpy(), given)
+        else:
+            found = judge_kept(observed, keys, values, prompt_lengths, own, given, parameters, self._slack)
+        self.compared += self._located(found)
         indices = torch.from_numpy(np.ascontiguousarray(given))
         where = indices.clamp(min=0).long()[..., None].expand(-1, -1, -1, keys.shape[-1])
         empty = (indices < 0)[..., None]
@@ -194,35 +202,35 @@ class _Replay:
         self._step += 1
         own = self._own.select(query, cache, parameters).selected
         assert own is not None
-        self.compared += self._located(self._judge_read(query, cache.keys, cache.lengths, own, given, parameters))
+        channels = None
+        if self._slack is None:
+            found = count_differences(own.numpy(), given)
+        else:
+            found, channels = judge_read(query, cache.keys, cache.lengths, own, given, parameters, self._slack)
+        self.compared += self._located(found)
         selected = torch.from_numpy(np.ascontiguousarray(given))
-        return reference.Selection(attend_selected(query, cache.keys, cache.values, selected), selected)
+        return reference.Selection(_attended(query, cache, selected, channels, parameters), selected)
 
     def _located(self, found: IndexComparison) -> IndexComparison:
         """Say of what is wrong where it is; step 0 is the prompt's compaction."""
         return replace(found, wrong=tuple(f"cache {self._cache}, step {self._step}: {one}" for one in found.wrong))
 
-    def _judge_kept(
-        self, q_window: Tensor, keys: Tensor, prompt_lengths: Tensor, own: Tensor, given: NDArray[np.integer],
-        parameters: PolicyParameters,
-    ) -> IndexComparison:  # fmt: skip
-        if self._slack is None:
-            return count_differences(own.numpy(), given)
-        ranking = parameters.eviction.ranking(parameters)
-        pool_kernel = 1 if ranking is None else ranking.pool_kernel  # nothing is evicted: any difference is wrong
-        inputs = (q_window.numpy(), keys.numpy(), prompt_lengths.numpy(), own.numpy(), given)
-        return compare_compaction(*inputs, pool_kernel=pool_kernel, slack=self._slack)
 
-    def _judge_read(
-        self, query: Tensor, keys: Tensor, lengths: Tensor, own: Tensor, given: NDArray[np.integer],
-        parameters: PolicyParameters,
-    ) -> IndexComparison:  # fmt: skip
-        if self._slack is None:
-            return count_differences(own.numpy(), given)
-        ranking = parameters.selection.ranking(parameters)
-        assert ranking is not None
-        inputs = (query.numpy(), keys.numpy(), lengths.numpy(), own.numpy(), given)
-        return compare_selection(*inputs, page_size=ranking.page_size, top_r=ranking.top_r, slack=self._slack)
+def _attended(
+    query: Tensor, cache: reference.LayerCache, selected: Tensor, channels: Tensor | None, rule: PolicyParameters
+) -> Tensor:
+    """What a step of `rule` gives that reads `selected` [B,G,k] or [B,H,k]; `channels` [B,G,r] scored them, if any."""
+    shared = selected.shape[1] // cache.keys.shape[1]
+    keys, values = (table.repeat_interleave(shared, dim=1) for table in (cache.keys, cache.values))
+    attended = attend_selected(query, keys, values, selected)
+    if not rule.reallocate:
+        return attended
+    if channels is None:
+        channels = channels_of(query, cache.keys.shape[1], rule.top_r)
+    return reallocated(
+        attended, query, cache.keys, cache.values, cache.lengths, selected, channels,
+        dense_limit=max(rule.most_read, rule.dense_limit),
+    )  # fmt: skip
 
 
 def _list_of(chosen: Tensor | None) -> list[NDArray[np.integer]]:

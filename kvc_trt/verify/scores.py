@@ -71,10 +71,19 @@ class ChannelChoice:
 
 
 def channel_choices(query: Float64, top_r: int, slack: float = 1.0) -> Iterator[ChannelChoice]:
-    """Every channel set that float32 may have chosen for `query` [g, D]; the exact choice first.
+    """Every choice of channels and bounds that float32 may have made for `query` [g, D]; the exact choice first.
 
-    Channels whose sum of |q| equals the cut to 2^-20 may be swapped; a sum of q that is 0 to 2^-20 has either sign.
-    `slack` widens both. Channels with the same |q| in every head are exact copies: the lower index wins among them.
+    A sum of q that is 0 to 2^-20, widened by `slack`, has either sign.
+    """
+    for channels in channel_sets(query, top_r, slack):
+        yield from _sign_choices(query, channels, slack)
+
+
+def channel_sets(query: Float64, top_r: int, slack: float = 1.0) -> Iterator[Int64]:
+    """Every set of channels [r], ascending, that float32 may have chosen for `query` [g, D]; the exact one first.
+
+    Channels whose sum of |q| equals the cut to 2^-20, widened by `slack`, may be swapped. Channels with the same |q| in
+    every head are exact copies: the lower index wins among them.
     """
     weight = np.abs(query).sum(0)
     order = np.lexsort((np.arange(weight.size), -weight))
@@ -85,10 +94,8 @@ def channel_choices(query: Float64, top_r: int, slack: float = 1.0) -> Iterator[
 
     alternatives = combinations(contenders, top_r - certain.size)
     for chosen in islice(alternatives, _MOST_CHANNEL_CHOICES):
-        if _skips_a_copy(query, contenders, chosen):
-            continue
-        channels = np.sort(np.concatenate([certain, np.array(chosen, dtype=np.int64)])).astype(np.int64)
-        yield from _sign_choices(query, channels, slack)
+        if not _skips_a_copy(query, contenders, chosen):
+            yield np.sort(np.concatenate([certain, np.array(chosen, dtype=np.int64)])).astype(np.int64)
 
 
 def _skips_a_copy(query: Float64, contenders: list[int], chosen: tuple[int, ...]) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvc_trt import policies, reference
 from kvc_trt.backends.harness import Array, ObservedExecutor
+from kvc_trt.methods.verification import ByWindow
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime.batch import Batch, batch_of
 from kvc_trt.runtime.executor import Extended, TurnExecutor
@@ -178,7 +179,7 @@ class _ForcedTurns:
         self, queries: Any, keys: Tensor, lengths: Tensor, own: Array, given: Array, parameters: PolicyParameters
     ) -> None:
         ranking = parameters.eviction.ranking(parameters)
-        if ranking is None or self._slack is None or not isinstance(queries, Tensor):
+        if not isinstance(ranking, ByWindow) or self._slack is None:
             self.compared += count_differences(own, given)
             return
         inputs = queries.numpy(), keys.numpy(), lengths.numpy(), own, given

@@ -240,6 +240,18 @@ class TestChanged:
         assert problem in report.problems[0]
 
 
+@pytest.mark.parametrize("lists", [np.full((1, 4), 2**31 - 2), np.tile(np.arange(10**6, 10**6 + 143), (2, 1))])
+def test_lists_that_cannot_be_are_named_beside_a_true_digest_too(lists, engine, honest):
+    """Another list differs, so that all of them would be forced on the reference."""
+    other = with_lists(honest, 1, 2, swapped(lists_at(honest, 1, 2), 145))
+    first = dataclasses.replace(other.caches[0], kept_lists=encode(lists))
+    report = engine.replay(dataclasses.replace(other, caches=(first, other.caches[1])))
+    assert "cache 0, step 0: the lists are not those of the digest" in report.problems
+    named = [problem for problem in report.problems if problem.startswith("cache 0, step 0")]
+    assert len(named) == 2
+    assert "expected 2" in named[1] or "not there" in named[1]
+
+
 def test_a_policy_that_does_nothing_is_named_by_its_digest(engine, honest):
     everything = with_lists(honest, 1, 2, np.tile(np.arange(145), (2, 1)))
     report = engine.replay(only_digests(everything))

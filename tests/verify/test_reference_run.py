@@ -13,12 +13,19 @@ from kvc_trt.verify.prompts import prompt_lengths, random_prompts
 from kvc_trt.verify.reference_run import can_judge, different_rows, force_choices, reference_run, replay
 
 STEPS = 3
+CHANGES = {
+    "snapkv": {"window": 16, "pool_kernel": 7, "token_budget": 96},
+    "keydiff": {"token_budget": 96},
+    "expected-attention": {"token_budget": 96},
+    "quest": {"skip_layers": 0},
+}
 
 
 @pytest.fixture(params=["rocketkv"])
 def forced(request, make_engine, parameters_for):
-    changes = {"window": 16, "pool_kernel": 7, "token_budget": 96} if request.param == "snapkv" else {}
-    engine = make_engine(parameters_for(request.param, **changes))
+    policy, *changed = request.param.split()
+    changes = CHANGES.get(policy, {}) | {name: int(value) for name, value in (one.split("=") for one in changed)}
+    engine = make_engine(parameters_for(policy, **changes))
     batch = batch_of(random_prompts(engine.model, [200, 91, 5], seed=3))
     tokens = np.random.default_rng(1).integers(engine.model.vocab_size, size=(STEPS, len(batch)))
     return engine, batch, tokens
@@ -42,9 +49,13 @@ def test_it_equals_prefill_and_decode(forced):
     assert np.array_equal(run.choices[1][-1], last.numpy())
 
 
-@pytest.mark.parametrize("forced", ["rocketkv", "snapkv"], indirect=True)
+@pytest.mark.parametrize(
+    "forced",
+    ["rocketkv", "rocketkv skip_layers=1", "snapkv", "sparq", "quest", "keydiff", "expected-attention"],
+    indirect=True,
+)
 def test_replaying_its_own_choices_changes_nothing(forced):
-    """Of KV heads, and of query heads that keep tokens for themselves."""
+    """Of KV heads, of query heads that keep or read tokens for themselves, and where a layer chooses nothing."""
     run = reference_run(*arguments(*forced))
     again = replay(*arguments(*forced), run.choices, slack=1.0)
     np.testing.assert_allclose(again.logits, run.logits, atol=1e-5)
@@ -68,6 +79,19 @@ def test_a_replay_refuses_what_rounding_cannot_explain(forced):
 def test_choices_are_forced_only_where_one_budget_holds_for_all_prompts(parameters_for):
     assert can_judge([parameters_for(token_budget=40)])
     assert not can_judge([parameters_for(), parameters_for(token_budget=40, layer_budget="squeeze-online")])
+
+
+def test_what_is_forced_on_one_layer_is_not_taken_for_another_ones(make_engine, parameters_for):
+    """The first layer keeps everything, and has no choice that could be forced."""
+    engine = make_engine(parameters_for(skip_layers=1))
+    batch = batch_of(random_prompts(engine.model, [200], seed=3))
+    given = arguments(engine, batch, np.zeros((0, 1), np.int64))
+    chosen = {layer: [choice.copy() for choice in choices] for layer, choices in reference_run(*given).choices.items()}
+    kept = chosen[1][0][0, 0]
+    chosen[1][0][0, 0] = np.sort(np.append(kept[1:], np.setdiff1d(np.arange(150), kept)[0]))
+    wrong = replay(*given, chosen, slack=32.0).explained.wrong
+    assert len(wrong) == 1
+    assert wrong[0].startswith("cache 1, step 0: row 0, KV head 0: ")
 
 
 def test_only_rows_that_chose_otherwise_are_run_again(forced):
