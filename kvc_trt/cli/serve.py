@@ -56,6 +56,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
     "Engine",
     cloup.option("--rows", type=click.IntRange(min=1), help="Requests answered at once.  [default: max_batch_size]"),
     cloup.option("--queue", type=click.IntRange(min=1), help="Requests that may wait, not more.  [default: 64]"),
+    cloup.option(
+        "--prefill-slice-ms",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Longest time for which a newcomer's prompt holds up running answers.  [default: 100]",
+    ),
     cloup.option("--backend", type=click.Choice(names()), help="What runs it.  [default: what it was built for]"),
     cloup.option("--threads", type=click.IntRange(min=1), help="CPU threads of each engine.  [default: all cores]"),
     cloup.option(
@@ -73,6 +78,7 @@ def command(
     store: Path | None,
     rows: int | None,
     queue: int | None,
+    prefill_slice_ms: float | None,
     backend: str | None,
     threads: int | None,
     kv_proofs: bool,
@@ -88,7 +94,9 @@ def command(
     if on_triton:
         from kvc_trt.serving.engine import ServingSettings
 
-        settings = ServingSettings(rows, queue, threads=threads, backend=backend, kv_proofs=kv_proofs)
+        settings = ServingSettings(
+            rows, queue, prefill_slice_ms=prefill_slice_ms, threads=threads, backend=backend, kv_proofs=kv_proofs
+        )
         _serve_triton(engines, host, port, settings, apart=role != "aggregated" or store is not None)
         return
     import asyncio
@@ -109,6 +117,7 @@ def command(
         store=cache_root() / "serving" if store is None and role != "aggregated" else store,
         rows=rows,
         queue=queue,
+        prefill_slice_ms=prefill_slice_ms,
         backend=backend,
         threads=threads,
         kv_proofs=kv_proofs,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import http.client
 import signal
 import sys
 import time
+import urllib.request
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,18 @@ LAST_SECONDS = 40.0
 """How long a process may take to end: Dynamo gives a worker 30 seconds for the answers that it has begun."""
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def ask_here(url: str, body: bytes | None = None, *, seconds: float) -> tuple[int, bytes]:
+    """Return status and content of what a server on this machine answers; OSError where it does not.
+
+    No proxy is asked, whatever the environment says of them.
+    """
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, body, seconds) as answer:
+            return int(answer.status), answer.read()
+    except http.client.HTTPException as error:
+        raise OSError(f"{url}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -91,6 +105,8 @@ class Child:
                     start_new_session=True,  # Ctrl-C is for this process, which ends the others in their order
                     preexec_fn=_end_with_parent,
                 )
+            if self._stopping:  # asked while it began: nobody else knows of it yet
+                self.kill()
             code = await self._process.wait()
             if self._stopping:
                 return

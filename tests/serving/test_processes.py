@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import signal
+import socket
 import sys
+import threading
 
 import psutil
 import pytest
 
 from kvc_trt.errors import InputError, UnsupportedEnvironment
-from kvc_trt.serving.processes import Child, ended
+from kvc_trt.serving.processes import Child, ask_here, ended
 
 WAIT = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(60)"
@@ -70,6 +73,54 @@ def test_what_does_not_end_is_killed(tmp_path):
         await keeping
 
     asyncio.run(story())
+
+
+def test_what_is_stopped_while_it_begins_ends(tmp_path, monkeypatch):
+    """There is no process yet that could be asked to end."""
+    start = asyncio.create_subprocess_exec
+
+    async def story():
+        begins, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(*command, **options):
+            begins.set()
+            await goes_on.wait()
+            return await start(*command, **options)
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
+        one = child(tmp_path, WAIT)
+        keeping = asyncio.create_task(one.keep())
+        await begins.wait()
+        await one.stop()
+        goes_on.set()
+        await asyncio.wait_for(keeping, 10)
+        assert one.pid is None
+
+    asyncio.run(story())
+
+
+def test_no_proxy_is_asked_for_this_machine(monkeypatch):
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"here")
+
+        def log_message(self, *_):
+            pass
+
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert ask_here(f"http://127.0.0.1:{server.server_port}/", seconds=5) == (200, b"here")
+        thread.join()
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            with pytest.raises(OSError, match="refused"):
+                ask_here(f"http://127.0.0.1:{nobody.getsockname()[1]}/", seconds=5)
 
 
 def test_an_error_of_ours_is_passed_on(tmp_path):

@@ -16,8 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,8 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.dynamo.environment import process_environment, require_dynamo
 from kvc_trt.serving.dynamo.model_directory import TEMPLATE_FILE
+from kvc_trt.serving.dynamo.records import forget_dead, read_record, status_urls
 from kvc_trt.serving.example import QUESTION, example_text
-from kvc_trt.serving.processes import Child, asked_by_signals, until_asked
+from kvc_trt.serving.owners import own_directory, remove_abandoned
+from kvc_trt.serving.processes import Child, ask_here, asked_by_signals, until_asked
 
 if TYPE_CHECKING:
     from kvc_trt.serving.dynamo.gateway import Gateway
@@ -35,6 +36,7 @@ Role = Literal["aggregated", "frontend", "prefill", "decode"]
 FRONTEND_HOST = "127.0.0.1"
 """Whoever the gateway listens to: the frontend asks nobody for a key."""
 ASK_AGAIN_SECONDS = 0.1
+_STORE = "kvc-trt-serve-"
 _STATUS_PORTS = range(20000, 32768)
 """A worker's status port must not be above 32767."""
 
@@ -61,6 +63,8 @@ class Deployment:
     """Where processes find each other; None is a directory for these alone."""
     rows: int | None = None
     queue: int | None = None
+    prefill_slice_ms: float | None = None
+    """The longest time that running answers wait for a part of a newcomer's prompt; None is the scheduler's."""
     backend: str | None = None
     threads: int | None = None
     kv_proofs: bool = False
@@ -77,28 +81,36 @@ class Running:
 
     def __init__(self, deployment: Deployment, say: Callable[[str], None]) -> None:
         require_dynamo()
-        from kvc_trt.serving.dynamo.gateway import Gateway
-
         self._deployment, self._say = deployment, say
+        self._started, self._stop = time.monotonic(), asyncio.Event()
+        self._workers: dict[str, Child] = {}
         self._own_store = deployment.store is None
-        self._store = (deployment.store or Path(tempfile.mkdtemp(prefix="kvc-trt-serve-"))).absolute()
+        self._store = _new_store() if deployment.store is None else deployment.store.absolute()
+        try:
+            self._prepare(deployment)
+        except BaseException:
+            self._remove_store()
+            raise
+
+    def _prepare(self, deployment: Deployment) -> None:
         for name in ("found", "home", "models", "workers", "logs"):
             (self._store / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        forget_dead(self._store / "workers")
         self._frontend_port = _free_port()
         self._status_ports: dict[str, int] = {}
         self._gateway: Gateway | None = None
         self._frontend: Child | None = None
         self._workers = {one.name: self._worker(one) for one in deployment.served}
         if deployment.has_frontend:
+            from kvc_trt.serving.dynamo.gateway import Gateway
+
             self._gateway = Gateway(
                 f"http://{FRONTEND_HOST}:{self._frontend_port}",
                 deployment.api_key,
                 models=list(self._workers),
-                status=self._status_urls,
+                status=lambda: status_urls(self._store / "workers"),
             )
-            self._frontend = self._child("frontend", ["-m", "dynamo.frontend", *self._frontend_options()])
-        self._stop = asyncio.Event()
-        self._started = time.monotonic()
+            self._frontend = self._new_frontend()
 
     async def run(self) -> None:
         """Start everything, say when it answers, and end it when this process is asked to end.
@@ -169,8 +181,15 @@ class Running:
             await self._frontend.stop()
         if self._gateway is not None:
             await self._gateway.close()
+        self._remove_store()
+
+    def _remove_store(self) -> None:
         if self._own_store:
             shutil.rmtree(self._store, ignore_errors=True)
+            return
+        for child in self._workers.values():  # what others use stays
+            self._record(child.name).unlink(missing_ok=True)
+            child.log.unlink(missing_ok=True)
 
     def _ready(self, port: int) -> str:
         """Return what a user does next."""
@@ -178,7 +197,8 @@ class Running:
         if self._gateway is None:
             names = ", ".join(self._workers)
             return f"{names}: the {deployment.role} worker is ready after {seconds:.1f} s"
-        address = f"http://{deployment.host}:{port}/v1"
+        host = f"[{deployment.host}]" if ":" in deployment.host else deployment.host
+        address = f"http://{host}:{port}/v1"
         if not self._workers:
             return f"the frontend listens at {address}; it answers once workers have joined"
         lines = [f"{', '.join(self._workers)}: ready at {address} after {seconds:.1f} s"]
@@ -191,39 +211,43 @@ class Running:
         name = served.name if deployment.role == "aggregated" else f"{served.name}-{deployment.role}-{os.getpid()}"
         arguments = [str(served.engine.absolute()), "--name", served.name, "--role", deployment.role]
         arguments += ["--model", str(self._store / "models" / served.name), "--record", str(self._record(name))]
-        options = {"rows": deployment.rows, "queue": deployment.queue, "threads": deployment.threads}
-        for option, value in {**options, "backend": deployment.backend}.items():
+        for option in ("rows", "queue", "prefill_slice_ms", "threads", "backend"):
+            value = getattr(deployment, option)
             if value is not None:
-                arguments += [f"--{option}", str(value)]
+                arguments += [f"--{option.replace('_', '-')}", str(value)]
         arguments += ["--kv-proofs"] if deployment.kv_proofs else []
         port = self._status_ports[name] = _free_port(_STATUS_PORTS)
-        return self._child(name, ["-m", "kvc_trt.serving.dynamo.worker", *arguments], {"DYN_SYSTEM_PORT": str(port)})
+        environment = {**process_environment(self._store), "DYN_SYSTEM_PORT": str(port)}
+        command = [sys.executable, "-m", "kvc_trt.serving.dynamo.worker", *arguments]
+        log = self._store / "logs" / f"{name}.worker.log"  # an engine may be called "frontend"
+        return Child(name, command, environment, log, lambda said: self._died(name, said))
 
-    def _child(self, name: str, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> Child:
-        environment = {**process_environment(self._store), **(more or {})}
-        log = self._store / "logs" / f"{name}.log"
-        return Child(name, [sys.executable, *arguments], environment, log, lambda said: self._died(name, said))
+    def _new_frontend(self) -> Child:
+        command = [sys.executable, "-m", "dynamo.frontend", *self._frontend_options()]
+        log = self._store / "logs" / "frontend.log"
+        return Child("frontend", command, process_environment(self._store), log, self._say)
 
     def _died(self, name: str, said: str) -> None:
-        """Let nobody ask a process that has died: its record would stand for ten seconds more."""
+        """Let nobody ask a worker that has died: its record would stand for ten seconds more."""
         self._say(said)
-        written = self._record(name)
-        if written.exists():
-            number = int(written.read_text().split()[0])
-            for record in self._store.glob(f"found/*/*/*%2F{number:x}"):
+        written = read_record(self._record(name))
+        if written is not None:
+            for record in self._store.glob(f"found/*/*/*%2F{written.number:x}"):
                 record.unlink(missing_ok=True)
-            written.unlink()
+            self._record(name).unlink(missing_ok=True)
 
     def _record(self, name: str) -> Path:
         return self._store / "workers" / name
 
-    def _status_urls(self) -> list[str]:
-        """Return where the workers on this machine show their status, whoever started them."""
-        records = [record.read_text().split() for record in sorted((self._store / "workers").iterdir())]
-        return [f"http://127.0.0.1:{port}" for _, *ports in records for port in ports]
-
     def _frontend_options(self) -> list[str]:
         return ["--http-host", FRONTEND_HOST, "--http-port", str(self._frontend_port), "--router-mode", "round-robin"]
+
+
+def _new_store() -> Path:
+    """Make a directory for these processes alone, and remove those of deployments that were killed."""
+    parent = Path(tempfile.gettempdir())
+    remove_abandoned(parent, _STORE)
+    return own_directory(parent, _STORE)
 
 
 def curl(address: str, name: str, model: Path, *, api_key: bool) -> str:
@@ -242,8 +266,8 @@ def curl(address: str, name: str, model: Path, *, api_key: bool) -> str:
 
 def _is_live(port: int) -> bool:
     """Whether a worker serves its endpoint, as its status port says."""
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-        return bool(answer.status == 200)
+    with contextlib.suppress(OSError):
+        return ask_here(f"http://127.0.0.1:{port}/health", seconds=5)[0] == 200
     return False
 
 

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvc_trt.atomic_files import write_whole
 from kvc_trt.engine.files import read_bytes
 from kvc_trt.engine.format import TOKENIZER_DIRECTORY
 from kvc_trt.errors import InputError
@@ -33,7 +34,7 @@ def check_servable(engine: EngineDirectory) -> None:
 
 
 def write_model_directory(engine: EngineDirectory, directory: Path) -> None:
-    """Write the model directory of a checked engine into an existing, empty directory.
+    """Write the model directory of a checked engine into an existing directory, where an earlier one may be in use.
 
     Without a chat template there is none in it either: such a model is registered for completions alone.
     """
@@ -59,8 +60,10 @@ def write_model_directory(engine: EngineDirectory, directory: Path) -> None:
         settings.pop(name, None)
     _write(directory / "tokenizer_config.json", settings)
     template = engine.chat_template
-    if template is not None:
-        (directory / TEMPLATE_FILE).write_text(template.template, encoding="utf-8")
+    if template is None:
+        (directory / TEMPLATE_FILE).unlink(missing_ok=True)
+    else:
+        write_whole(directory / TEMPLATE_FILE, template.template.encode())
 
 
 def start_tokens(engine: EngineDirectory) -> tuple[int, ...]:
@@ -99,4 +102,4 @@ def _read(engine: EngineDirectory, name: str) -> dict[str, Any]:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+    write_whole(path, json.dumps(document, ensure_ascii=False).encode())

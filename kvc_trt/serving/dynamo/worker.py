@@ -23,7 +23,6 @@ from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import HttpError, InvalidArgument
 
 from kvc_trt.api.engine import Engine
-from kvc_trt.atomic_files import write_whole
 from kvc_trt.contexts.packing import fingerprint_of, packing_of
 from kvc_trt.engine import EngineDirectory
 from kvc_trt.errors import Busy, Cancelled, DeadlineMissed, HandoffRefused, InputError, KvcError
@@ -34,6 +33,7 @@ from kvc_trt.serving.dynamo.bodies import WANTS_ERRORS
 from kvc_trt.serving.dynamo.exposition import exposition
 from kvc_trt.serving.dynamo.handing_over import Decode, Prefill
 from kvc_trt.serving.dynamo.model_directory import start_tokens, write_model_directory
+from kvc_trt.serving.dynamo.records import write_record
 from kvc_trt.serving.dynamo.transfer import NixlTransfers
 
 log = logging.getLogger("kvc_trt.serving")
@@ -81,7 +81,7 @@ class Worker(LLMEngine):  # type: ignore[misc]
 
     async def start(self, worker_id: int) -> EngineConfig:
         """Load the engine."""
-        write_whole(self.settings.record, f"{worker_id} {os.environ.get('DYN_SYSTEM_PORT', '')}".encode())
+        write_record(self.settings.record, worker_id, os.environ.get("DYN_SYSTEM_PORT"))
         try:
             scheduler, start = await asyncio.to_thread(self._load)
         except KvcError as error:
@@ -99,7 +99,10 @@ class Worker(LLMEngine):  # type: ignore[misc]
         )
 
     def _load(self) -> tuple[Scheduler, tuple[int, ...]]:
-        scheduler = self._engine.scheduler(self.settings.rows, queue_limit=self.settings.queue)
+        settings = self.settings
+        scheduler = self._engine.scheduler(
+            settings.rows, queue_limit=settings.queue, prefill_slice_ms=settings.prefill_slice_ms
+        )
         scheduler.start()
         return scheduler, start_tokens(self._engine.directory)
 
@@ -189,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--role", choices=("aggregated", "prefill", "decode"), default="aggregated")
     parser.add_argument("--rows", type=int, help="Requests that are answered at once.")
     parser.add_argument("--queue", type=int, help="Requests that may wait.")
+    parser.add_argument("--prefill-slice-ms", type=float, help="The longest slice of a prompt between two steps.")
     parser.add_argument("--backend")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--kv-proofs", action="store_true", help="Whether requests may ask for proofs.")

@@ -13,9 +13,7 @@ import re
 import shlex
 import shutil
 import socket
-import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +23,8 @@ from kvc_trt.cache import cache_root
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.example import example_text
-from kvc_trt.serving.processes import Child, asked_by_signals, until_asked
+from kvc_trt.serving.owners import own_directory, remove_abandoned, runs
+from kvc_trt.serving.processes import Child, ask_here, asked_by_signals, until_asked
 from kvc_trt.serving.triton.installation import Installation
 
 ADDRESS = "127.0.0.1"
@@ -33,6 +32,7 @@ _ASK_AGAIN_SECONDS = 0.1
 _ASK_SECONDS = 30.0
 _DRAIN_SECONDS = 30
 """For how long answers that have begun may go on after Ctrl-C."""
+_DIRECTORY = "triton-"
 _SHARED_MEMORY = Path("/dev/shm")
 _REASONS = (
     re.compile(r"TritonModelException: (.*)"),
@@ -66,10 +66,13 @@ class RunningTriton:
         self._names = [name for name, _ in deployment.served]
         self._say, self._started = say, time.monotonic()
         self._ports = _ports(deployment.port)
-        self._prefix = f"kvc_{os.getpid()}_"
+        self._prefix = _shared_prefix(os.getpid())
         variables = installation.variables(os.environ)
+        for pid in remove_abandoned(cache_root(), _DIRECTORY):
+            if not runs(pid):
+                _remove_shared(_shared_prefix(pid))
         # In the cache, since files of an engine are linked where they are on the same disk, and copied elsewhere.
-        self._directory = Path(tempfile.mkdtemp(prefix="triton-", dir=cache_root()))
+        self._directory = own_directory(cache_root(), _DIRECTORY)
         try:
             self._questions = dict(self._export(deployment))
             command = [*installation.arguments(self._directory), *self._options()]
@@ -120,8 +123,8 @@ class RunningTriton:
         """Whether a model answers a request of one token."""
         url = f"http://{ADDRESS}:{self._ports.http}/v2/models/{name}/generate"
         body = json.dumps({"input_ids": [0], "max_tokens": 1, "ignore_eos": True}).encode()
-        with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(url, body, _ASK_SECONDS) as answer:
-            return "output_ids" in json.loads(answer.read())
+        with contextlib.suppress(OSError, ValueError):
+            return "output_ids" in json.loads(ask_here(url, body, seconds=_ASK_SECONDS)[1])
         return False
 
     def _ready(self) -> str:
@@ -173,8 +176,18 @@ class RunningTriton:
     def _remove(self) -> None:
         """Remove what only this server needs, also what it leaves where it was killed."""
         shutil.rmtree(self._directory, ignore_errors=True)
-        for left in _SHARED_MEMORY.glob(f"{self._prefix}*"):
-            left.unlink(missing_ok=True)
+        _remove_shared(self._prefix)
+
+
+def _shared_prefix(pid: int) -> str:
+    """Return what names of shared memory begin with that belongs to the server of a process."""
+    return f"kvc_{pid}_"
+
+
+def _remove_shared(prefix: str) -> None:
+    for left in _SHARED_MEMORY.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # another user's
+            left.unlink()
 
 
 def _ports(first: int) -> Ports:

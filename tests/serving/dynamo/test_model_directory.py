@@ -46,6 +46,14 @@ def test_prompts_are_neither_cut_nor_padded(demo_engine, directory):
     assert not (directory / "chat_template.jinja").exists()
 
 
+def test_nothing_is_left_of_an_earlier_model_of_that_name(chat_engine, demo_engine, directory):
+    write_model_directory(open_engine(chat_engine), directory)
+    write_model_directory(open_engine(demo_engine), directory)
+    assert not (directory / "chat_template.jinja").exists()
+    assert read(directory, "config.json")["eos_token_id"] == read(directory, "generation_config.json")["eos_token_id"]
+    assert [path.name for path in directory.iterdir() if path.name.startswith(".")] == []
+
+
 def test_an_engine_without_a_tokenizer_is_refused(tiny_engine, directory):
     with pytest.raises(InputError, match="has no tokenizer"):
         write_model_directory(open_engine(tiny_engine), directory)

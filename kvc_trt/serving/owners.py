@@ -1,0 +1,84 @@
+"""Directories that belong to a running process, which removes them; the next one removes what it could not.
+
+A process that is killed leaves its directories behind. Each of them says which process it belongs to: the boot of the
+machine, the namespace of process numbers, the number, and when the process began. Only where the first two are this
+process's own can it tell that the other one is gone, and only then is anything removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from kvc_trt.atomic_files import write_whole
+
+OWNER_FILE = "owner"
+_LONGEST = 256
+_PROC = Path("/proc")
+
+
+def owner() -> str:
+    """Return what tells this process from all others; empty where the system does not say it."""
+    return _described(os.getpid()) or ""
+
+
+def is_gone(described: str) -> bool:
+    """Whether the process that `owner` described has ended for certain."""
+    fields, own = described.split(), owner().split()
+    if len(fields) != len(own) or not own or fields[:2] != own[:2] or not fields[2].isdecimal():
+        return False
+    return _described(int(fields[2])) != " ".join(fields)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is a process of this number."""
+    return (_PROC / str(pid)).exists()
+
+
+def own_directory(parent: Path, prefix: str) -> Path:
+    """Make a private directory PARENT/PREFIX..., which this process removes when it ends."""
+    made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    write_whole(made / OWNER_FILE, owner().encode())
+    return made
+
+
+def remove_abandoned(parent: Path, prefix: str) -> list[int]:
+    """Remove the directories PARENT/PREFIX... of this user whose processes are gone; return these processes' numbers.
+
+    No link is followed, neither in place of a directory nor within one.
+    """
+    gone = []
+    for path in parent.glob(f"{prefix}*"):
+        described = _owner_of(path)
+        if described is not None and is_gone(described):
+            shutil.rmtree(path, ignore_errors=True)
+            gone.append(int(described.split()[2]))
+    return gone
+
+
+def _owner_of(path: Path) -> str | None:
+    """Return what a directory of this user says of its owner; None if it is none, or says nothing."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        found = path.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            descriptor = os.open(path / OWNER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return file.read(_LONGEST).decode("ascii")
+    return None
+
+
+def _described(pid: int) -> str | None:
+    """Describe a running process; None if there is none of this number, or the system does not say."""
+    try:
+        boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+        namespace = os.readlink(_PROC / "self" / "ns" / "pid")
+        # The name, which may hold anything, is in brackets; after it come the state and, as the 20th, the start.
+        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else f"{boot} {namespace} {pid} {fields[19]}"
