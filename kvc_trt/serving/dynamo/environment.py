@@ -41,6 +41,8 @@ _DEFAULTS = {
 """What a user may set otherwise."""
 _HARMFUL = ("DYN_ENGINE_REQUEST_LIMIT", "DYN_MIGRATION_LIMIT", "DYN_NAMESPACE", "DYN_NAMESPACE_PREFIX")
 """Set for other deployments, these exclude a worker for good, read prompts twice, or hide workers from the frontend."""
+_SECRET = "KVC_TRT_API_KEY"
+"""The gateway's own: no other process needs it."""
 
 
 def require_dynamo() -> None:
@@ -58,7 +60,7 @@ def process_environment(store: Path, given: Mapping[str, str] | None = None) -> 
     `given` is the user's environment (None: this process's), which decides only what is harmless.
     """
     chosen = dict(os.environ if given is None else given)
-    for name in _HARMFUL:
+    for name in (*_HARMFUL, _SECRET):
         chosen.pop(name, None)
     chosen = {**_DEFAULTS, **chosen, **ON_THIS_MACHINE}
     chosen["DYN_FILE_KV"] = str(store / "found")

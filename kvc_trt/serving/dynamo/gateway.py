@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, web
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
 
 from kvc_trt.errors import InputError
 from kvc_trt.serving.dynamo.bodies import checked_body, error_of_answer, error_of_status, error_of_stream
@@ -23,6 +23,11 @@ LARGEST_BODY = 64 << 20
 HEALTH_SECONDS = 30.0
 _ASKED = ("/v1/chat/completions", "/v1/completions")
 _SHOWN = ("/v1/models", "/v1/models/{name}", "/live")
+_REFUSED = {
+    404: "there is nothing at this path",
+    405: "this path takes requests of another method",
+    413: f"the body has more than {LARGEST_BODY >> 20} MiB",
+}
 _PASSED_ON = ("Content-Type", "Accept", "x-request-id")
 
 
@@ -48,14 +53,17 @@ class Gateway:
 
     async def listen(self, host: str, port: int) -> int:
         """Begin to listen, and return the port; OSError where it is taken."""
-        application = web.Application(client_max_size=LARGEST_BODY)
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_in_our_form])
         for path in _ASKED:
             application.router.add_post(path, self._ask)
         for path in _SHOWN:
             application.router.add_get(path, self._show)
         application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._metrics)
-        self._session = ClientSession(timeout=ClientTimeout(total=None, sock_connect=10))
+        # As many connections as clients: how many requests wait is for the workers to say, who refuse the others.
+        self._session = ClientSession(
+            timeout=ClientTimeout(total=None, sock_connect=10), connector=TCPConnector(limit=0)
+        )
         # A client that leaves ends its handler, which closes the connection to the frontend, which ends the request.
         self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
         await self._runner.setup()
@@ -106,7 +114,7 @@ class Gateway:
         if self._api_key is None or request.path == "/live":
             return None
         given = request.headers.get("Authorization", "")
-        if hmac.compare_digest(given.encode(), f"Bearer {self._api_key}".encode()):
+        if hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {self._api_key}".encode()):
             return None
         return _error(401, "this server wants its API key: Authorization: Bearer KEY")
 
@@ -153,19 +161,33 @@ class Gateway:
             return refused
         try:
             body = checked_body(await request.read())
+            content = json.dumps(body).encode()
         except InputError as error:
             return _error(400, error.message)
+        except RecursionError:
+            return _error(400, "the body is nested too deeply")
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         headers["Content-Type"] = "application/json"
         try:
-            async with self._client.post(
-                f"{self._upstream}{request.path}", data=json.dumps(body).encode(), headers=headers
-            ) as answer:
+            async with self._client.post(f"{self._upstream}{request.path}", data=content, headers=headers) as answer:
                 if body.get("stream") is True and answer.status == 200:
                     return await _stream(request, answer)
                 return await _whole(answer)
         except (ClientError, asyncio.TimeoutError):
             return _error(503, "the frontend does not answer")
+
+
+@web.middleware  # type: ignore[untyped-decorator]
+async def _in_our_form(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Give the refusals of the library, such as of a body that is too large, the form of ours."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _error(error.status, _REFUSED.get(error.status, error.reason))
 
 
 async def _whole(answer: ClientResponse) -> web.Response:

@@ -7,6 +7,7 @@ them as a local one would, with the same seed. It never reads a prompt again in 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import deque
@@ -25,14 +26,18 @@ from kvc_trt.serving.dynamo.answering import Answering
 from kvc_trt.serving.dynamo.answers import Chunk, chunk_of
 from kvc_trt.serving.dynamo.requests import prompt_of, request_of
 from kvc_trt.serving.dynamo.slots import Slots
-from kvc_trt.serving.dynamo.transfer import LOOK_AGAIN_SECONDS, Offer, Transfers
+from kvc_trt.serving.dynamo.transfer import FETCH_SECONDS, LOOK_AGAIN_SECONDS, Offer, Transfers
 from kvc_trt.validation import validated
+
+log = logging.getLogger("kvc_trt.serving")
 
 OFFER = "kvc"
 """Where an offer stands in Dynamo's `disaggregated_params`."""
 IDLE_SECONDS = 0.05
 SLOT_SECONDS = 10.0
 """How long a request waits for a piece of memory."""
+GIVE_UP_SECONDS = FETCH_SECONDS + 2
+"""How long a request waits for its context: longer than the transfer itself may take."""
 REMEMBERED = 4096
 """Offers that are known to be used up."""
 
@@ -76,11 +81,26 @@ class HandingOver(Answering):
 class Prefill(HandingOver):
     """Reads prompts, and offers what is kept of them."""
 
+    _unheard = False
+    """Whether NIXL did not answer when it was asked last, which is logged once."""
+
     async def watch(self) -> None:
         """Give back what has been read, or was not read in time, until it is cancelled."""
         while True:
-            self.slots.release(self.transfers.finished())
+            self.slots.release(self._finished())
             await asyncio.sleep(LOOK_AGAIN_SECONDS if self.slots.held else IDLE_SECONDS)
+
+    def _finished(self) -> list[str]:
+        """Return the tags of what was read. Where that cannot be told, pieces come back when their time is over."""
+        try:
+            found = self.transfers.finished()
+        except Exception:  # NIXL's own, of readers that have died
+            if not self._unheard:
+                log.exception("NIXL does not say what was read")
+            self._unheard = True
+            return []
+        self._unheard = False
+        return found
 
     @property
     def is_quiescent(self) -> bool:
@@ -168,13 +188,25 @@ class Decode(HandingOver):
                 yield chunk_of(event, len(prompt), moved, reused_tokens=0)
 
     async def _fetch(self, offer: Offer) -> Context:
+        """Return the context of an offer; HandoffRefused where it does not come in time, or is not what it says.
+
+        The piece of memory is free once nothing is written there any more, however long NIXL needs for that."""
         slot = await self.take_slot()
-        try:
-            into = self.slots.bytes_of(slot)
-            await self.transfers.fetch(offer, into)
-            return await asyncio.to_thread(read_handoff, offer.handoff, self.packing, into)
-        finally:
-            self.slots.give_back(slot)
+        fetching = asyncio.ensure_future(self._fetch_into(offer, self.slots.bytes_of(slot)))
+        fetching.add_done_callback(lambda done: self._fetched(slot, done))
+        await asyncio.wait({fetching}, timeout=GIVE_UP_SECONDS)
+        if not fetching.done():
+            raise HandoffRefused(f"the handoff was not read within {GIVE_UP_SECONDS:.0f} seconds")
+        return fetching.result()
+
+    async def _fetch_into(self, offer: Offer, into: Bytes) -> Context:
+        await self.transfers.fetch(offer, into)
+        return await asyncio.to_thread(read_handoff, offer.handoff, self.packing, into)
+
+    def _fetched(self, slot: int, done: asyncio.Future[Context]) -> None:
+        self.slots.give_back(slot)
+        if not done.cancelled():
+            done.exception()  # whoever asked for it may be gone
 
 
 def _record_of(offer: Offer) -> PromptRecord:

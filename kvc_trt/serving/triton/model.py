@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvc_trt.errors import InputError
-from kvc_trt.serving.answer import Answer, Piece
+from kvc_trt.serving.answer import Answer
 from kvc_trt.serving.engine import ServedEngine
-from kvc_trt.serving.errors import ServingError, invalid, serving_error
+from kvc_trt.serving.errors import LOG, ServingError, invalid, serving_error
 from kvc_trt.serving.request import ServedRequest
 from kvc_trt.serving.triton.errors import triton_error
 from kvc_trt.serving.triton.metrics import ModelMetrics
@@ -81,26 +81,34 @@ class ServedModel:
     async def _reply(self, asked: ServedRequest, write: WriteOutputs, answer: Answer, sender: Any) -> None:
         self._unanswered += 1
         watching = asyncio.create_task(_cancel_when_gone(sender, answer))
-        last: Piece | ServingError
+        failed: ServingError | None = None
         begun = False
         try:
             if asked.stream:
-                async for last in answer.pieces():
-                    if last.end is None:
-                        sender.send(response(self._pb_utils, write(last, answer.input_tokens)))
+                async for piece in answer.pieces():
+                    if piece.end is None:
+                        sender.send(response(self._pb_utils, write(piece, answer.input_tokens)))
                         begun = True
             else:
-                last = await answer.whole()
+                piece = await answer.whole()
+            last = response(self._pb_utils, write(piece, answer.input_tokens))
         except Exception as error:  # of its own request only
-            last = serving_error(error)
+            failed = serving_error(error)
         watching.cancel()
         if self._unanswered == 1:
-            self._metrics.show(self._served.metrics())
+            self._show()
         self._unanswered -= 1
-        if isinstance(last, ServingError):
-            await self._fail(sender, last, begun)
+        if failed is not None:
+            await self._fail(sender, failed, begun)
         else:
-            sender.send(response(self._pb_utils, write(last, answer.input_tokens)), flags=self._final)
+            sender.send(last, flags=self._final)
+
+    def _show(self) -> None:
+        """Show the figures. An answer does not wait for ever because they cannot be shown."""
+        try:
+            self._metrics.show(self._served.metrics())
+        except Exception:
+            LOG.exception("the metrics cannot be shown")
 
     async def _fail(self, sender: Any, error: ServingError, begun: bool) -> None:
         """End an answer that could not be finished; `begun` says whether a part of it was sent."""
@@ -118,7 +126,7 @@ class ServedModel:
         while True:
             await asyncio.sleep(_METRICS_SECONDS)
             if self._unanswered:
-                self._metrics.show(self._served.metrics())
+                self._show()
 
 
 async def _cancel_when_gone(sender: Any, answer: Answer) -> None:

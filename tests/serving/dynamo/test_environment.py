@@ -22,6 +22,10 @@ def test_nobody_can_be_talked_into_leaving_this_machine():
     assert "DYN_NAMESPACE" not in found
 
 
+def test_the_api_key_stays_in_the_gateway():
+    assert "KVC_TRT_API_KEY" not in process_environment(Path("/store"), {"KVC_TRT_API_KEY": "of mine"})
+
+
 def test_what_is_harmless_is_the_users_choice():
     assert process_environment(Path("/store"), {"DYN_LOG": "debug"})["DYN_LOG"] == "debug"
     assert process_environment(Path("/store"), {})["DYN_LOG"] == "warn"

@@ -251,6 +251,85 @@ def test_a_write_that_nobody_waits_for_keeps_its_memory_until_it_is_done(pair, n
     asyncio.run(story())
 
 
+def test_memory_comes_back_although_nixl_fails(pair, needle, monkeypatch, caplog):
+    """A reader that dies must not end the loop that gives memory back."""
+    prefill, _ = pair
+    prefill.slots._clock = clock = iter(range(0, 10_000, 20)).__next__
+    assert clock() == 0
+    failures = 0
+
+    def broken():
+        nonlocal failures
+        failures += 1
+        raise RuntimeError("nixlRemoteDisconnectError")
+
+    monkeypatch.setattr(prefill.transfers, "finished", broken)
+
+    async def story():
+        await all_of(prefill.answer(asked(needle, max_tokens=1), "p"))
+        assert prefill.slots.held == 1
+        watching = asyncio.create_task(prefill.watch())
+        while not prefill.slots.all_free:
+            await asyncio.sleep(0.01)
+        assert not watching.done()
+        watching.cancel()
+
+    asyncio.run(story())
+    assert failures > 1
+    assert caplog.text.count("NIXL does not say what was read") == 1
+
+
+def test_a_transfer_that_does_not_end_holds_its_memory_and_not_the_client(pair, needle, monkeypatch):
+    """Whoever asked is told in time; the piece is free only when nothing can be written there any more."""
+    monkeypatch.setattr(handing_over, "GIVE_UP_SECONDS", 0.05)
+    _, decode = pair
+
+    async def story():
+        ends = asyncio.Event()
+        at_once = decode.transfers.fetch
+
+        async def slow(offer, into):
+            await ends.wait()
+            await at_once(offer, into)
+
+        monkeypatch.setattr(decode.transfers, "fetch", slow)
+        with pytest.raises(HandoffRefused, match="was not read within"):
+            await whole(pair, asked(needle, max_tokens=2))
+        assert decode.slots.free == 1
+        assert decode.figures()["handoffs_refused"] == 1
+        ends.set()
+        while not decode.slots.all_free:
+            await asyncio.sleep(0.01)
+        assert len(tokens_of(await whole(pair, asked(needle, max_tokens=2)))) == 2
+
+    asyncio.run(story())
+
+
+def test_a_client_that_leaves_during_a_transfer_frees_no_memory_that_is_written(pair, needle, monkeypatch):
+    _, decode = pair
+
+    async def story():
+        begun, ends = asyncio.Event(), asyncio.Event()
+
+        async def slow(offer, into):
+            begun.set()
+            await ends.wait()
+            raise HandoffRefused("too late")
+
+        monkeypatch.setattr(decode.transfers, "fetch", slow)
+        going = asyncio.create_task(whole(pair, asked(needle, max_tokens=2)))
+        await begun.wait()
+        going.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await going
+        assert decode.slots.free == 1
+        ends.set()
+        while not decode.slots.all_free:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+
+
 def test_decode_reads_no_prompt_itself(pair, needle):
     _, decode = pair
     for message in (asked(needle), {**asked(needle), "prefill_result": {"disaggregated_params": {}}}):

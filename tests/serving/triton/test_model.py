@@ -11,6 +11,7 @@ import pytest
 import kvc_trt
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.proof.file import proof_of
+from kvc_trt.serving.triton import tensors
 from kvc_trt.serving.triton.config_schema import parsed
 from kvc_trt.serving.triton.loading import load_model
 from kvc_trt.serving.triton.repository import export_model
@@ -133,6 +134,31 @@ def test_what_fails_is_internal_and_says_nothing(model, monkeypatch):
     (response,) = ask(model)
     assert (response.error.code, "/secret" in response.error.message) == (TritonError.INTERNAL, False)
     assert any("/secret" in line for line in model._pb_utils.Logger.lines)
+
+
+@pytest.mark.parametrize("stream", [None, true()])
+def test_an_answer_that_cannot_be_written_ends_with_an_error(model, monkeypatch, stream):
+    """Otherwise its client would wait for ever."""
+
+    def read(request):
+        asked, _ = tensors.read_request(request)
+        return asked, lambda piece, input_tokens: [("text_output", None), *{}["/secret"]]
+
+    monkeypatch.setattr(model, "_read", read)
+    *_, response = ask(model, stream=stream)
+    assert (response.error.code, "/secret" in response.error.message) == (TritonError.INTERNAL, False)
+    assert model._unanswered == 0
+
+
+def test_figures_that_cannot_be_shown_keep_nobody_waiting(model, monkeypatch):
+    def broken(figures):
+        raise RuntimeError("no such metric")
+
+    monkeypatch.setattr(model._metrics, "show", broken)
+    (response,) = ask(model)
+    assert response.outputs["text_output"].item() == ANSWER
+    assert model._unanswered == 0
+    assert any("no such metric" in line for line in model._pb_utils.Logger.lines)
 
 
 def test_an_engine_that_was_changed_is_not_loaded(exported):
