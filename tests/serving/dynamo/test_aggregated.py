@@ -13,7 +13,7 @@ import pytest
 
 from kvc_trt import Sampling
 from tests.readable_model import text
-from tests.serving.dynamo.served import Served, eventually
+from tests.serving.dynamo.served import ROOT, Served, eventually
 
 pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 
@@ -212,6 +212,35 @@ def test_log_probabilities_of_a_chat(client):
     assert all(one["logprob"] <= 0 and len(one["top_logprobs"]) == 2 for one in found)
 
 
+VALUES = [
+    None, "", "x", "é", -1, 0, 1, 5.5, 1e300, 2**31, 2**64, -(2**63), 2**70, True, False, [], [1], ["a"], [[1]], [None],
+    {}, {"a": 1}, [5, "x"], "true",
+]  # fmt: skip
+FIELDS = (
+    "model max_tokens min_tokens temperature top_p top_k min_p seed repetition_penalty presence_penalty "
+    "frequency_penalty stop stop_token_ids ignore_eos logprobs top_logprobs stream stream_options n best_of echo "
+    "suffix logit_bias user nvext return_kv_proof tools response_format guided_json annotations metadata unknown"
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_no_value_of_any_field_is_the_servers_failure(client, path, stream):
+    """It is refused with a reason, or answered; a refusal is no answer of status 200, and tells no path."""
+    prompt = {"model": "demo", "prompt": [5, 6, 7]}
+    chat = {"model": "chat", "messages": [{"role": "user", "content": text(9, 10)}]}
+    own, given = ("prompt", prompt) if path == "completions" else ("messages", chat)
+    found = []
+    for field in (own, *FIELDS.split()):
+        for value in VALUES:
+            body = {**given, "max_tokens": 2, "stream": stream, field: value}
+            status, answer = client.ask(f"/v1/{path}", body)
+            said = json.dumps(answer)
+            if status >= 500 or (status == 200 and '"error"' in said) or "/tmp" in said or str(ROOT) in said:
+                found.append((field, value, status, said[:200]))
+    assert found == []
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"model": "demo", "prompt": "\xff"}', b"[" * 100_000])
 def test_what_is_no_request_is_refused(client, content):
     status, answer = client.ask("/v1/completions", content=content)
@@ -333,11 +362,19 @@ def test_what_cannot_be_served_is_one_line(demo_engine, tmp_path, tiny_engine):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="there are no process groups")
-def test_a_server_that_is_killed_leaves_nothing_behind(demo_engine):
-    one = Served(str(demo_engine), "--port", "0", "--threads", "1")
+def test_a_server_that_is_killed_leaves_nothing_behind(demo_engine, tmp_path):
+    """No process, and no directory once the next one has begun."""
+    temporary = {"TMPDIR": str(tmp_path)}
+    one = Served(str(demo_engine), "--port", "0", "--threads", "1", environment=temporary)
     one.until("ready at")
     below = psutil.Process(one.process.pid).children(recursive=True)
     assert len(below) == 2
     one.process.kill()
     _, left = psutil.wait_procs(below, timeout=40)
     assert left == []
+    (directory,) = tmp_path.glob("kvc-trt-serve-*")
+    other = Served(str(demo_engine), "--port", "0", "--threads", "1", environment=temporary)
+    other.until("ready at")
+    assert not directory.exists()
+    assert other.end() == 0
+    assert list(tmp_path.glob("kvc-trt-serve-*")) == []

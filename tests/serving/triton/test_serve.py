@@ -176,3 +176,23 @@ def test_a_server_that_dies_is_started_again(engine, cache):
         assert served.end(signal.SIGTERM) == 0
     finally:
         served.process.kill()
+
+
+def test_what_a_killed_server_leaves_is_removed_by_the_next(engine, cache):
+    """Its repository, with the engine's files, and its shared memory, where nobody was left to remove them."""
+    killed = Served(cache, str(engine), "--port", "0")
+    killed.ready()
+    below = psutil.Process(killed.process.pid).children(recursive=True)
+    for process in (killed.process, *below):
+        process.kill()
+    psutil.wait_procs(below, timeout=20)
+    (left,) = cache.glob("triton-*")
+    killed.process.wait(10)
+    served = Served(cache, str(engine), "--port", "0")
+    try:
+        served.ready()
+        assert not left.exists()
+        assert list(SHARED_MEMORY.glob(f"kvc_{killed.process.pid}_*")) == []
+        assert served.end(signal.SIGTERM) == 0
+    finally:
+        served.process.kill()
