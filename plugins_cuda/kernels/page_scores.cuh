@@ -4,7 +4,8 @@
 // e[h,j] = sum over the r chosen channels d of q[h,d] · bound[j,d]. score_channels.cuh says which channels, and bounds.
 //
 //   in   query [B,H,D], bounds [B,G,2D,P] (row d: page maxima of K, row D+d: of -K), k_new, v_new [B,G,D]
-//   out  scores fp32 [B,G,H/G,P], for pages that hold tokens of rows that do not read all their entries anyway;
+//   out  scores fp32 [B,G,H/G,8U], for pages that hold tokens of rows that do not read all their entries anyway, and
+//        statistics [B,G,H/G,U] of the units of such pages, 8 pages each (page_statistics.cuh);
 //        k_cache, v_cache [B,G,C,D] with the token in them; arrivals [B,G] = 0 for the attention's merge
 //
 // Grid (chunks of pages, G, B). The bounds of a chunk are staged in shared memory first (staged_bounds.cuh).
@@ -23,6 +24,7 @@
 
 #include "kernels/append.cuh"
 #include "kernels/dependent_launch.cuh"
+#include "kernels/page_statistics.cuh"
 #include "kernels/score_channels.cuh"
 #include "kernels/staged_bounds.cuh"
 
@@ -32,13 +34,15 @@ constexpr int kChannelParts = 4;                           // runs of channels, 
 constexpr int kPageLanes = kScoreThreads / kChannelParts;  // threads of one run
 constexpr int kPagesPerThread = 2;                         // pages that share one read of the query
 constexpr int kBlockPages = kPageLanes * kPagesPerThread;  // pages scored between two barriers
+static_assert(kBlockPages % kUnitPages == 0, "no unit is in two of them");
 
 template <class T>
 struct PageScoresParams {
-    const T* query;         // [B,H,D]
-    AppendParams<T> token;  // the new token, the caches, and the rows' lengths
-    const T* bounds;        // [B,G,2D,P], before the append
-    float* scores;          // [B,G,H/G,P]
+    const T* query;          // [B,H,D]
+    AppendParams<T> token;   // the new token, the caches, and the rows' lengths
+    const T* bounds;         // [B,G,2D,P], before the append
+    float* scores;           // [B,G,H/G,8U]
+    ScoreStatistics* units;  // [B,G,H/G,U]
     AttentionLimits limits;
     int32_t group;        // H/G
     int32_t page_size;    // p
@@ -46,8 +50,10 @@ struct PageScoresParams {
     int32_t top_r;        // r
     int32_t row_vectors;  // 16-byte vectors of a staged row: 16, 32 or 64, one thread each
 
-    // Pages per block: a vector less than are staged, for a row may start anywhere in its first one.
-    __host__ __device__ __forceinline__ int chunk() const { return (row_vectors - 1) * kVectorWidth<T>; }
+    // Pages per block, whole units: a vector less than are staged, for a row may start anywhere in its first one.
+    __host__ __device__ __forceinline__ int chunk() const {
+        return (row_vectors - 1) * kVectorWidth<T> / kUnitPages * kUnitPages;
+    }
 };
 
 // A tile of kHeads query heads on one channel, read as one vector.
@@ -137,39 +143,72 @@ __device__ __forceinline__ void add_channels(const StagedBounds<T>& staged, Shar
     }
 }
 
-// Adds the runs in order and writes the scores [g,P] of up to kBlockPages pages, for one tile of heads.
+// The sums of a thread's pages over one run, read as one vector.
+struct alignas(sizeof(float) * kPagesPerThread) PageTile {
+    float value[kPagesPerThread];
+};
+
+// The staged pages of a chunk that are scored, and where their scores go.
+struct ScoredChunk {
+    float* scores;           // [g,8U], from the first page of the chunk on
+    ScoreStatistics* units;  // [g,U], from the first unit of the chunk on
+    int64_t row_units;       // U
+    int count;               // pages to score
+    PageTokens tokens;       // by page of the chunk
+};
+
+// Adds the runs in order, and writes scores and statistics of up to kBlockPages pages of the chunk from first_page on, for
+// one tile of heads. Neighbouring threads have neighbouring pages of one head, kPagesPerThread each.
 template <int kHeads>
 __device__ __forceinline__ void write_scores(SharedSpan<float> partials, const GroupQuery& query, int first_head,
-                                             int count, int64_t pages, float* __restrict__ scores) {
-    constexpr int kHeadsAtOnce = kScoreThreads / kBlockPages;
-    const int page = static_cast<int>(threadIdx.x) % kBlockPages;
-    const int first = static_cast<int>(threadIdx.x) / kBlockPages;
+                                             const ScoredChunk& chunk, int first_page) {
+    static_assert(kHeads * kPageLanes <= kScoreThreads && kPageLanes % kWarpSize == 0, "a warp has one head");
+    const int own = static_cast<int>(threadIdx.x) / kPageLanes;
+    const int head = first_head + own;
+    if (own >= kHeads || head >= query.group) {
+        return;
+    }
+    const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
+    const int page = first_page + lane * kPagesPerThread;
+    const SharedSpan<PageTile> runs = partials.cast<PageTile>();
+    PageTile sum = runs[own * kPageLanes + lane];
 #pragma unroll
-    for (int head = first; head < kHeads; head += kHeadsAtOnce) {
-        if (first_head + head >= query.group || page >= count) {
-            return;
-        }
-        float sum = partials[head * kBlockPages + page];
+    for (int part = 1; part < kChannelParts; ++part) {
+        const PageTile run = runs[(part * kHeads + own) * kPageLanes + lane];
 #pragma unroll
-        for (int part = 1; part < kChannelParts; ++part) {
-            sum += partials[(part * kHeads + head) * kBlockPages + page];
+        for (int k = 0; k < kPagesPerThread; ++k) {
+            sum.value[k] += run.value[k];
         }
-        scores[(first_head + head) * pages + page] = sum / query.temperature[first_head + head];
+    }
+    float scores[kPagesPerThread];
+    float tokens[kPagesPerThread];
+#pragma unroll
+    for (int k = 0; k < kPagesPerThread; ++k) {
+        scores[k] = minus_infinity();
+        tokens[k] = chunk.tokens.of(page + k);
+        if (page + k < chunk.count) {
+            scores[k] = sum.value[k] / query.temperature[head];
+            chunk.scores[head * chunk.row_units * kUnitPages + page + k] = scores[k];
+        }
+    }
+    const ScoreStatistics unit = unit_statistics(scores, tokens);
+    if (page % kUnitPages == 0 && page < chunk.count) {
+        chunk.units[head * chunk.row_units + page / kUnitPages] = unit;
     }
 }
 
-// Scores `count` staged pages of a chunk for all heads of the group.
+// Scores the pages of a chunk for all heads of the group.
 template <class T, int kHeads>
 __device__ __forceinline__ void score_staged(const StagedBounds<T>& staged, const GroupQuery& query, int tiles,
-                                             SharedSpan<float> signed_query, SharedSpan<float> partials, int count,
-                                             int64_t pages, float* __restrict__ scores) {
+                                             SharedSpan<float> signed_query, SharedSpan<float> partials,
+                                             const ScoredChunk& chunk) {
     const SharedSpan<HeadTile<kHeads>> heads = signed_query.template cast<HeadTile<kHeads>>();
     for (int tile = 0; tile < tiles; ++tile) {
         const SharedSpan<HeadTile<kHeads>> part = heads.part(tile * query.channels, query.channels);
-        for (int page = 0; page < count; page += kBlockPages) {
-            add_channels<T, kHeads>(staged, part, query.channels, page, count, partials);
+        for (int page = 0; page < chunk.count; page += kBlockPages) {
+            add_channels<T, kHeads>(staged, part, query.channels, page, chunk.count, partials);
             __syncthreads();
-            write_scores<kHeads>(partials, query, tile * kHeads, count - page, pages, scores + page);
+            write_scores<kHeads>(partials, query, tile * kHeads, chunk, page);
             __syncthreads();
         }
     }
@@ -179,19 +218,21 @@ __device__ __forceinline__ void score_staged(const StagedBounds<T>& staged, cons
 struct ChunkTask {
     int start;
     int count;     // pages to score: 0 past the row's end, and where the row is read as a whole
-    int joined;    // page of the chunk that the new token joins: the last one to score
-    bool appends;  // whether there is such a page
+    int joined;    // page that the new token joins, from `start` on: the row's last one
+    int tokens;    // in that page
+    bool appends;  // whether it is in the chunk
 };
 
 __device__ __forceinline__ ChunkTask chunk_task(const AttendedRow& row, int page_size, int chunk) {
     const int start = static_cast<int>(blockIdx.x) * chunk;
     if (row.length == 0) {
-        return {start, 0, 0, false};
+        return {start, 0, 0, 0, false};
     }
-    const int joined = (row.length - 1) / page_size - start;
+    const int last = (row.length - 1) / page_size;
+    const int joined = last - start;
     const bool appends = joined >= 0 && joined < chunk;
     const int stored = joined < 0 ? 0 : appends ? joined + 1 : chunk;
-    return {start, row.all ? 0 : stored, joined, appends};
+    return {start, row.all ? 0 : stored, joined, row.length - last * page_size, appends};
 }
 
 // Stages and scores the pages of a task, which has some, of one KV head.
@@ -218,8 +259,15 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
         raise_staged(staged, query, task.joined, params.token.k_new + head * query.head_size);
         __syncthreads();
     }
-    float* scores = params.scores + head * query.group * params.pages + task.start;
-    score_staged<T, kHeads>(staged, query, layout.tiles, signed_query, partials, task.count, params.pages, scores);
+    const int64_t units = units_of(params.pages);
+    const ScoredChunk chunk = {
+        params.scores + head * query.group * units * kUnitPages + task.start,
+        params.units + head * query.group * units + task.start / kUnitPages,
+        units,
+        task.count,
+        {task.joined, static_cast<float>(task.tokens), static_cast<float>(params.page_size)},
+    };
+    score_staged<T, kHeads>(staged, query, layout.tiles, signed_query, partials, chunk);
 }
 
 template <class T, int kHeads>

@@ -5,23 +5,23 @@
 // first, of the softmax over tokens of e[h, page of x] / T[h]; top_k tokens by (f descending, x ascending). Tokens of a
 // page share one score, so pages are ranked by weight (radix_select.cuh) and the last one gives its lowest tokens.
 //
-//   in   scores fp32 [B,G,H/G,P] of page_scores.cuh, k_new [B,G,D]
+//   in   scores fp32 [B,G,H/G,8U] of page_scores.cuh and the statistics of their units [B,G,H/G,U], k_new [B,G,D]
 //   out  bounds [B,G,2D,P] raised by the new key;
 //        indices int32 [B,G,index_stride]: the top_k slots of a row that does not read all its entries, ascending;
 //        selected int32 [B,G,selected_width], or null: the same for the caller, 0..m-1 for other rows, -1 past the end
 //
 // One block per (row, KV head), grid (G, B): a softmax and a selection over 500 to 4300 pages is latency, not work.
-// Every warp belongs to one head for the maximum and the sum, every thread to one page for f. Keys stay in shared memory
-// up to kMostSharedPages pages, else in the workspace.
+// The softmax comes from statistics of units of pages (page_statistics.cuh), so scores are read once, every thread taking
+// pages of its own. Keys stay in shared memory up to kMostSharedPages pages, else in the workspace.
 //
-// A maximum of NaN or +inf makes the head's share NaN everywhere, hence f of every page: all rank equally low, and the
-// lowest slots are read.
+// A score of NaN or +inf makes the head's share NaN everywhere, hence f of every page: all rank equally low, and the
+// lowest slots are read. So do scores that are all -inf.
 //
-// Bytes per KV head: 3 · 4 g P read (from L1 after the first pass while they fit), 4 top_k written, twice with `selected`;
-// 2D sectors of 32 bytes of bounds, read while the selection runs and written at its end. Exponentials: 2 g P.
+// Bytes per KV head: 4 g P read, 4 top_k written, twice with `selected`; 2D sectors of 32 bytes of bounds, read while the
+// selection runs and written at its end. Exponentials: g P.
 //
-// Determinism: the sum over pages is split by warps and lanes as g alone says, and added in a fixed tree; pages past the
-// row's end take no part, so neither the capacity nor the batch changes a bit. Equal scores give equal keys.
+// Determinism: a row's pages and their statistics depend on the row alone; pages past its end take no part, so neither
+// the capacity nor the batch changes a bit. Equal scores give equal keys.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,7 @@
 #include "kernels/attended_row.cuh"
 #include "kernels/dependent_launch.cuh"
 #include "kernels/numeric.cuh"
+#include "kernels/page_statistics.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/radix_select.cuh"
 #include "kernels/reduce.cuh"
@@ -47,7 +48,8 @@ static_assert(kTokenThreads >= 2 * KVC_LARGEST_HEAD_SIZE, "every bound of a page
 
 template <class T>
 struct SelectTokensParams {
-    const float* scores;           // [B,G,H/G,P]
+    const float* scores;           // [B,G,H/G,8U]
+    const ScoreStatistics* units;  // [B,G,H/G,U] of the scores
     const T* k_new;                // [B,G,D]
     T* bounds;                     // [B,G,2D,P]
     const int64_t* cache_lengths;  // [B]: entries before the append
@@ -65,12 +67,13 @@ struct SelectTokensParams {
 
 // The scored pages of one row and KV head.
 struct ScoredPages {
-    const float* scores;  // [g,P]
-    int64_t stride;       // P
-    int32_t group;        // g
-    int32_t page_size;    // p
-    int32_t length;       // m
-    int32_t count;        // ceil(m / p)
+    const float* scores;           // [g,8U]
+    const ScoreStatistics* units;  // [g,U]
+    int64_t row_units;             // U
+    int32_t group;                 // g
+    int32_t page_size;             // p
+    int32_t length;                // m
+    int32_t count;                 // ceil(m / p)
 
     // Tokens in a page; the last one may be partial.
     __device__ __forceinline__ int32_t weight(int32_t page) const {
@@ -79,70 +82,9 @@ struct ScoredPages {
     }
 };
 
-// Maximum and sum of every head's softmax over the tokens.
-struct HeadSoftmax {
-    SharedSpan<float> maximum;  // [g]
-    SharedSpan<float> sum;      // [g]
-};
-
-// Each head has kTokenWarps / g warps, which walk its pages side by side; their results are combined in order.
-struct HeadShare {
-    int warps;  // per head
-    int head;   // of this warp; at least g for a warp that is left over
-    int first;  // page of this thread
-    int step;
-};
-
-__device__ __forceinline__ HeadShare head_share(int group) {
-    const int warps = kTokenWarps / group;
-    return {warps, warp_index() / warps, warp_index() % warps * kWarpSize + lane_index(), warps * kWarpSize};
-}
-
-// Fills `to`. Three barriers, the last one after the results are written.
-__device__ __forceinline__ void head_softmax(const ScoredPages& pages, const HeadSoftmax& to) {
-    KVC_SHARED(float, warp_maximum, kTokenWarps);
-    KVC_SHARED(float, warp_total, kTokenWarps);
-    const HeadShare share = head_share(pages.group);
-    const bool active = share.head < pages.group;
-    const int32_t end = active ? pages.count : 0;
-    const float* scores = pages.scores + (active ? share.head * pages.stride : 0);
-
-    float maximum = __uint_as_float(0xff800000u);  // -inf
-#pragma unroll 4
-    for (int32_t page = share.first; page < end; page += share.step) {
-        maximum = fmaxf(maximum, scores[page]);  // a NaN shows in the sum
-    }
-    maximum = warp_max(maximum);
-    if (lane_index() == 0) {
-        warp_maximum[warp_index()] = maximum;
-    }
-    __syncthreads();
-    for (int warp = 0; active && warp < share.warps; ++warp) {
-        maximum = fmaxf(maximum, warp_maximum[share.head * share.warps + warp]);
-    }
-
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int32_t page = share.first; page < end; page += share.step) {
-        sum += static_cast<float>(pages.weight(page)) * expf(scores[page] - maximum);
-    }
-    sum = warp_sum(sum);
-    if (lane_index() == 0) {
-        warp_total[warp_index()] = sum;
-    }
-    __syncthreads();
-    if (active && warp_index() % share.warps == 0 && lane_index() == 0) {
-        for (int warp = 1; warp < share.warps; ++warp) {
-            sum += warp_total[warp_index() + warp];
-        }
-        to.maximum[share.head] = maximum;
-        to.sum[share.head] = sum;
-    }
-    __syncthreads();
-}
-
 // f of a page as an order key. Scores of several heads are under way together.
-__device__ __forceinline__ uint32_t page_key(const ScoredPages& pages, const HeadSoftmax& softmax, int32_t page) {
+__device__ __forceinline__ uint32_t page_key(const ScoredPages& pages, SharedSpan<ScoreStatistics> heads,
+                                             int32_t page) {
     constexpr int kInFlight = 4;
     float total = 0.0f;
 #pragma unroll 1
@@ -150,12 +92,13 @@ __device__ __forceinline__ uint32_t page_key(const ScoredPages& pages, const Hea
         float scores[kInFlight];
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-            scores[i] = first + i < pages.group ? pages.scores[(first + i) * pages.stride + page] : 0.0f;
+            scores[i] =
+                first + i < pages.group ? pages.scores[(first + i) * pages.row_units * kUnitPages + page] : 0.0f;
         }
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
             if (first + i < pages.group) {
-                total += expf(scores[i] - softmax.maximum[first + i]) / softmax.sum[first + i];
+                total += expf(scores[i] - heads[first + i].maximum) / heads[first + i].sum;
             }
         }
     }
@@ -179,15 +122,13 @@ struct TokenLists {
 template <class Keys>
 __device__ __forceinline__ void select_best(const ScoredPages& pages, int32_t quota, Keys keys,
                                             const TokenLists& lists) {
-    KVC_SHARED(float, maximum, KVC_LARGEST_GROUP);
-    KVC_SHARED(float, sum, KVC_LARGEST_GROUP);
+    KVC_SHARED(ScoreStatistics, heads, KVC_LARGEST_GROUP);
     KVC_SHARED(uint32_t, histogram, kHistogramWords<kTokenCopies>);
     KVC_SHARED(uint32_t, sums, kRadixBins);
     KVC_SHARED(int32_t, shares, kEmissionWords<kTokenThreads>);
-    const HeadSoftmax softmax = {maximum, sum};
-    head_softmax(pages, softmax);
+    head_softmax<kTokenThreads>(pages.units, pages.row_units, units_of(pages.count), pages.group, heads);
     for (int32_t page = static_cast<int32_t>(threadIdx.x); page < pages.count; page += kTokenThreads) {
-        keys[page] = page_key(pages, softmax, page);
+        keys[page] = page_key(pages, heads, page);
     }
     const auto key_at = [&](int32_t page) { return keys[page]; };
     const auto weight_at = [&](int32_t page) { return pages.weight(page); };
@@ -239,8 +180,10 @@ __global__ void __launch_bounds__(kTokenThreads) select_tokens(const SelectToken
     const RaisedBound<T> bound = read_bound(params, row, head);
     int32_t* selected = params.selected == nullptr ? nullptr : params.selected + head * params.selected_width;
     if (!row.all) {
-        const ScoredPages pages = {params.scores + head * params.group * params.pages,
-                                   params.pages,
+        const int64_t units = units_of(params.pages);
+        const ScoredPages pages = {params.scores + head * params.group * units * kUnitPages,
+                                   params.units + head * params.group * units,
+                                   units,
                                    params.group,
                                    params.page_size,
                                    row.length,

@@ -25,9 +25,10 @@ constexpr int kMostSharedBytes = 64 * 1024;
 
 // The parts of the workspace.
 struct Scratch {
-    float* scores;     // [B,G,H/G,P]
-    uint32_t* keys;    // [B,G,P]
-    int32_t* indices;  // [B,G,top_k]
+    float* scores;           // [B,G,H/G,8U]
+    ScoreStatistics* units;  // [B,G,H/G,U]
+    uint32_t* keys;          // [B,G,P]
+    int32_t* indices;        // [B,G,top_k]
     AttentionScratch attention;
 };
 
@@ -57,6 +58,7 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
     params.token = append_params<T>(p, scratch.attention.arrivals);
     params.bounds = static_cast<const T*>(p.bounds);
     params.scores = scratch.scores;
+    params.units = scratch.units;
     params.limits = limits_of(p);
     params.group = group_of(p);
     params.page_size = p.page_size;
@@ -72,6 +74,7 @@ template <class T>
 void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
     SelectTokensParams<T> params;
     params.scores = scratch.scores;
+    params.units = scratch.units;
     params.k_new = static_cast<const T*>(p.k_new);
     params.bounds = static_cast<T*>(p.bounds);
     params.cache_lengths = p.cache_lengths;
@@ -98,10 +101,12 @@ struct HybridAttention {
     // An engine whose every row is read as a whole needs no scores and no lists.
     static Scratch lay_out(const KvcHybridAttentionParams& p, Workspace& workspace) {
         const bool any_sparse = most_attended(limits_of(p)) < p.capacity;
-        const int64_t scored_pages = any_sparse ? pages_of(p) : 0;
-        const int64_t listed_pages = scored_pages > kMostSharedPages ? scored_pages : 0;
+        const int32_t scored_pages = any_sparse ? pages_of(p) : 0;
+        const int32_t units = units_of(scored_pages);
+        const int32_t listed_pages = scored_pages > kMostSharedPages ? scored_pages : 0;
         Scratch scratch;
-        scratch.scores = workspace.take<float>({p.batch, p.heads, scored_pages});
+        scratch.scores = workspace.take<float>({p.batch, p.heads, units, kUnitPages});
+        scratch.units = workspace.take<ScoreStatistics>({p.batch, p.heads, units});
         scratch.keys = workspace.take<uint32_t>({p.batch, p.kv_heads, listed_pages});
         scratch.indices = workspace.take<int32_t>({p.batch, p.kv_heads, any_sparse ? p.top_k : 0});
         scratch.attention = take_attention_scratch(p, workspace);

@@ -131,6 +131,23 @@ def step_case(
     )
 
 
+def with_key(case: StepCase, slots: int | slice, channel: int, value: float) -> StepCase:
+    """The case with one channel of some keys replaced in the KV heads of row 0, and its bounds."""
+    keys = case.k_cache.clone()
+    keys[0, :, slots, channel] = value
+    bounds = reference_ops.channel_major(*page_bounds(keys.float(), case.cache_lengths, case.page_size), keys.dtype)
+    return replace(case, k_cache=keys, bounds=bounds)
+
+
+def without_pages(case: StepCase, pages: int) -> StepCase:
+    """The case, of fp32, in which the first pages of row 0 score minus infinity in every head.
+
+    Their keys are so low on channel 0, which every query chooses and rates 4, that the product overflows.
+    """
+    case.query[:, :, 0] = 4.0
+    return with_key(case, slice(pages * case.page_size), 0, torch.finfo(torch.float32).min)
+
+
 def dyadic(shape: tuple[int, ...], make: torch.Generator) -> Tensor:
     """Multiples of 1/2 in -2..2: their products and sums are exact in every type and order."""
     return torch.randint(-4, 5, shape, generator=make).float() / 2

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from kvc_trt.reference import page_bounds
-from tests.plugins_cuda.cases import DTYPES, StepCase, step_case
+from tests.plugins_cuda.cases import DTYPES, StepCase, step_case, with_key, without_pages
 from tests.plugins_cuda.checks import assert_same_bits, check_hybrid
 
 GROUPS = (1, 2, 3, 4, 5, 7, 8, 16)
@@ -158,18 +158,10 @@ def test_equal_channels_are_chosen_from_below(library: KernelLibrary, r: int) ->
 # ---- NaN and infinities
 
 
-def with_key(case: StepCase, slot: int, channel: int, value: float) -> StepCase:
-    """The case with one element of K replaced in both KV heads of row 0, and its bounds."""
-    keys = case.k_cache.clone()
-    keys[0, :, slot, channel] = value
-    bounds = reference_ops.channel_major(*page_bounds(keys.float(), case.cache_lengths, case.page_size), keys.dtype)
-    return replace(case, k_cache=keys, bounds=bounds)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_in_a_key_of_a_chosen_channel(scheduled_library: KernelLibrary, dtype: torch.dtype) -> None:
     """The page's bound is NaN, hence every share: all pages rank equally, the lowest tokens are read."""
-    case = with_key(small(top_r=64, dtype=dtype), slot=50, channel=7, value=math.nan)
+    case = with_key(small(top_r=64, dtype=dtype), slots=50, channel=7, value=math.nan)
     found = selected_tokens(scheduled_library, case)
     assert found == reference_tokens(case)
     assert found[0] == [list(range(16))] * 2
@@ -180,7 +172,7 @@ def test_nan_in_a_key_of_a_chosen_channel(scheduled_library: KernelLibrary, dtyp
 def test_nan_in_a_channel_that_is_not_chosen(library: KernelLibrary) -> None:
     case = small(top_r=8)
     case.query[:, :, 7] = 0.001
-    with_nan = with_key(case, slot=50, channel=7, value=math.nan)
+    with_nan = with_key(case, slots=50, channel=7, value=math.nan)
     assert selected_tokens(library, with_nan) == selected_tokens(library, case) == reference_tokens(with_nan)
 
 
@@ -201,8 +193,25 @@ def test_nan_in_what_arrives(library: KernelLibrary, where: str) -> None:
 @pytest.mark.parametrize("slot", [0, 49, 50, 51, 99])
 def test_infinite_keys(scheduled_library: KernelLibrary, slot: int, value: float) -> None:
     """An infinite score makes its head NaN and the lowest tokens win; minus infinity drops the page."""
-    case = with_key(small(top_r=64), slot=slot, channel=7, value=value)
+    case = with_key(small(top_r=64), slots=slot, channel=7, value=value)
     assert selected_tokens(scheduled_library, case) == reference_tokens(case)
+
+
+@pytest.mark.parametrize("pages", [1, 8, 17, 24])
+def test_pages_of_minus_infinity(scheduled_library: KernelLibrary, pages: int) -> None:
+    """Whole units of pages that nothing looks at leave the others' shares as they are."""
+    case = without_pages(small(), pages)
+    found = selected_tokens(scheduled_library, case)
+    assert found == reference_tokens(case)
+    assert all(head[0] >= 3 * pages for head in found[0])
+    check_hybrid(scheduled_library, case)
+
+
+def test_minus_infinity_in_every_page(library: KernelLibrary) -> None:
+    """No share is a number then: the lowest tokens are read."""
+    case = without_pages(small(), 34)
+    case.k_new[:, :, 0] = torch.finfo(torch.float32).min
+    assert selected_tokens(library, case)[0] == reference_tokens(case)[0] == [list(range(16))] * 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from kvc_trt.kernels.library import KernelLibrary
-from tests.plugins_cuda.cases import step_case
+from tests.plugins_cuda.cases import step_case, without_pages
 from tests.plugins_cuda.checks import check_hybrid
 from tests.plugins_cuda.mutants import Mutation, check_noticed
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
 STAGED, SELECT, APPEND = "kernels/staged_bounds.cuh", "kernels/select_tokens.cuh", "kernels/append.cuh"
+STATISTICS = "kernels/page_statistics.cuh"
 BARRIER = "__syncthreads();"
 
 
@@ -24,7 +25,7 @@ def without_barrier(name: str, file: str, context: str) -> Mutation:
     return Mutation(f"no_barrier_{name}", file, context, context.replace(BARRIER, ""))
 
 
-SUM_IS_WRITTEN, END = "sum;\n    }\n    ", "params.page_size + 1}"
+END = "params.page_size + 1}"
 WAIT = "    wait_for_previous_launch();\n"
 LENGTH = "    const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);\n"
 HEAD = "    const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;\n"
@@ -42,16 +43,22 @@ MUTATIONS = (
     without_barrier("after_the_copies", SCORES, f"wait<0>();\n    {BARRIER}"),
     without_barrier("after_the_raise", SCORES, f"head_size);\n        {BARRIER}\n    }}"),
     without_barrier("before_runs_are_added", SCORES, f"{BARRIER}\n            write"),
-    without_barrier("before_partials_are_written_again", SCORES, f"scores + page);\n            {BARRIER}"),
+    without_barrier("before_partials_are_written_again", SCORES, f"chunk, page);\n            {BARRIER}"),
     Mutation("rows_start_where_they_are_aligned", SCORES, "i * staged.row + (", "i * staged.row + 0 * ("),
     Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
     Mutation("the_appended_key_does_not_count", STAGED, APPENDED, APPENDED.replace("query.channels", "0")),
     Mutation("minimum_for_maximum", SCORES, "row < query.head_size ? q : -q", "q"),
-    without_barrier("after_the_maxima_of_warps", SELECT, f"= maximum;\n    }}\n    {BARRIER}"),
-    without_barrier("after_the_sums_of_warps", SELECT, f"warp_index()] = {SUM_IS_WRITTEN}{BARRIER}"),
-    without_barrier("after_the_softmax", SELECT, f"share.head] = {SUM_IS_WRITTEN}{BARRIER}"),
-    Mutation("a_partial_page_weighs_as_a_full_one", SELECT, "left < page_size ? left : page_size", "page_size"),
-    Mutation("pages_of_equal_weight_in_the_softmax", SELECT, "static_cast<float>(pages.weight(page)) * expf", "expf"),
+    Mutation("pages_past_the_end_count", SCORES, "scores[k] = minus_infinity();", "scores[k] = 9.0f;"),
+    Mutation("a_partial_page_counts_as_a_full_one", STATISTICS, "page == last ? in_last : in_others", "in_others"),
+    Mutation("pages_of_equal_weight_in_the_softmax", STATISTICS, "tokens[i] * expf", "expf"),
+    Mutation(
+        "a_unit_of_minus_infinities_is_nan", STATISTICS, "maximum == minus_infinity() ? 0.0f : maximum", "maximum"
+    ),
+    Mutation("sums_of_units_as_they_are", STATISTICS, "parts[i].sum * expf(parts[i].maximum - base)", "parts[i].sum"),
+    Mutation("the_last_unit_does_not_count", STATISTICS, "(pages + kUnitPages - 1) / kUnitPages", "pages / kUnitPages"),
+    without_barrier("after_the_statistics_of_warps", STATISTICS, f"{BARRIER}\n    const int thread"),
+    without_barrier("after_the_softmax", STATISTICS, f"1, maximum)}};\n    }}\n    {BARRIER}"),
+    Mutation("a_partial_page_gives_as_many_as_a_full_one", SELECT, "left < page_size ? left : page_size", "page_size"),
     Mutation("the_last_page_is_not_selected", SELECT, END, END.replace(" + 1", "")),
     Mutation("nothing_past_the_end_of_selected", SELECT, "slot < width;", "slot < count;"),
     Mutation("bounds_are_not_raised", SELECT, "raised_bound(bound.before,", "raised_bound(bound.before * 2,"),
@@ -79,6 +86,7 @@ def check(library: KernelLibrary) -> None:
     last = step_case(lengths=(192, 176, 160), heads=8, size=40, capacity=201, page=16, top_r=11, top_k=70, seed=5)
     last.k_new.copy_(2 * last.query[:, ::4])  # one head looks at the last page, where this is the only token
     steps.append(last)
+    steps.append(without_pages(step_case(lengths=(199,), capacity=201, page=3, top_r=11, token_budget=16, seed=6), 9))
     library.set_schedule("shuffled", seed=8)
     for step in steps:
         compared = check_hybrid(library, step)
@@ -92,7 +100,7 @@ def test_mistakes_are_noticed(mutation: Mutation) -> None:
 
 def test_barriers_are_all_tried() -> None:
     """Every barrier of the headers is removed by one of the mutations."""
-    for file in (CHANNELS, SCORES, SELECT):
+    for file in (CHANNELS, SCORES, STATISTICS, SELECT):
         there = (ROOT / "plugins_cuda" / file).read_text().count("__syncthreads();")
         removed = sum(BARRIER in mutation.right for mutation in MUTATIONS if mutation.file == file)
         assert there == removed, f"{file} has {there} barriers, {removed} are removed"

@@ -1,6 +1,8 @@
-// The selection of kernels/radix_select.cuh and kernels/pool_select.cuh on given keys and votes.
+// kernels/radix_select.cuh, kernels/pool_select.cuh and kernels/page_statistics.cuh on given keys, votes and scores.
 #include "emulation/toy.h"
+#include "kernels/page_statistics.cuh"
 #include "kernels/radix_select.cuh"
+#include "kvc/limits.h"
 #include "src/pool_select.h"
 
 namespace kvc {
@@ -37,8 +39,52 @@ __global__ void __launch_bounds__(kThreads) radix_select(const RadixParams param
     }
 }
 
+struct StatisticsParams {
+    const float* scores;  // [heads,pages]
+    int32_t group;
+    int32_t pages;
+    PageTokens tokens;
+    ScoreStatistics* units;  // [heads,units_of(pages)]
+    ScoreStatistics* heads;  // [heads]
+};
+
+constexpr int kStatisticsThreads = 512;
+
+__global__ void __launch_bounds__(kStatisticsThreads) page_statistics(const StatisticsParams params) {
+    wait_for_previous_launch();
+    constexpr int kPages = 2;
+    constexpr int32_t kAtOnce = kStatisticsThreads * kPages;
+    KVC_SHARED(ScoreStatistics, heads, KVC_LARGEST_GROUP);
+    const int32_t units = units_of(params.pages);
+    for (int32_t head = 0; head < params.group; ++head) {
+        for (int32_t first = 0; first < params.pages; first += kAtOnce) {
+            const int32_t page = first + static_cast<int32_t>(threadIdx.x) * kPages;
+            float scores[kPages], tokens[kPages];
+            for (int32_t k = 0; k < kPages; ++k) {
+                scores[k] = page + k < params.pages ? params.scores[head * params.pages + page + k] : minus_infinity();
+                tokens[k] = params.tokens.of(page + k);
+            }
+            const ScoreStatistics unit = unit_statistics(scores, tokens);
+            if (page % kUnitPages == 0 && page < params.pages) params.units[head * units + page / kUnitPages] = unit;
+        }
+    }
+    __syncthreads();
+    head_softmax<kStatisticsThreads>(params.units, units, units, params.group, heads);
+    if (static_cast<int32_t>(threadIdx.x) < params.group) params.heads[threadIdx.x] = heads[threadIdx.x];
+}
+
 }  // namespace
 }  // namespace kvc
+
+// Pages of `page_size` tokens, `in_last` in the last one; units [group,units_of(pages),2], heads [group,2].
+extern "C" const char* page_statistics(const float* scores, int group, int pages, int page_size, int in_last,
+                                       kvc::ScoreStatistics* units, kvc::ScoreStatistics* heads) {
+    const kvc::PageTokens tokens = {pages - 1, static_cast<float>(in_last), static_cast<float>(page_size)};
+    const kvc::StatisticsParams params = {scores, group, pages, tokens, units, heads};
+    return message_of([&](kvc::Stream& stream) {
+        kvc::launch<kvc::page_statistics>("page_statistics", dim3(1), dim3(kvc::kStatisticsThreads), 0, stream, params);
+    });
+}
 
 // threads: 64 (one histogram), 256 (four copies) or 1024 (one copy per lane).
 extern "C" const char* radix_select(int threads, const float* values, const int32_t* weights, int n, int quota,

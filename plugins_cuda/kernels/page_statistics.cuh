@@ -1,0 +1,133 @@
+// The softmax of page scores over the tokens of a row, in two steps: statistics of every unit of pages, by the blocks
+// that score them, and of all units, by the block that selects.
+//
+// Source: RocketKV (arXiv 2502.14051), section 3.3, step 7 of hybrid attention: a softmax over tokens, so that a page's
+// score counts once for each of its tokens.
+//
+//   unit_statistics   (page_scores.cuh)    maximum of a unit's scores, and sum of tokens · exp(score - maximum)
+//   head_softmax      (select_tokens.cuh)  the same of all units of a row, for every head
+//
+// A maximum ignores NaN, which shows in the sum. -inf adds nothing to a sum, nor does a unit that has nothing else. So
+// the sum of a head is NaN if a score is NaN or +inf; if all scores are -inf, its maximum is -inf and its sum 0.
+//
+// Bytes per KV head: 8 g P / kUnitPages, written once and read twice (L2, then L1). Exponentials: g P (1 + 1/kUnitPages).
+//
+// Determinism: a unit is pages u · kUnitPages to (u + 1) · kUnitPages - 1 of the row, whatever chunk of pages a block has,
+// and added in a fixed tree. How units are split between warps follows from their number and g. So the bits depend on
+// the row alone, not on the capacity or the batch.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/platform.cuh"
+#include "kernels/reduce.cuh"
+#include "kernels/shared.cuh"
+
+namespace kvc {
+
+// Divides the pages of every block that scores. Rows of scores are whole units, so that they start at a multiple of 32 bytes.
+constexpr int kUnitPages = 8;
+
+// Of one head's scores of some pages.
+struct alignas(8) ScoreStatistics {
+    float maximum;
+    float sum;  // of tokens · exp(score - maximum)
+};
+
+__host__ __device__ __forceinline__ int32_t units_of(int32_t pages) { return (pages + kUnitPages - 1) / kUnitPages; }
+
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
+
+// What exponents are relative to: the maximum, but never -inf, from which -inf would differ by NaN.
+__device__ __forceinline__ float exponent_base(float maximum) { return maximum == minus_infinity() ? 0.0f : maximum; }
+
+// Tokens in the pages of a row; the last one may be partial.
+struct PageTokens {
+    int32_t last;  // page
+    float in_last;
+    float in_others;
+
+    __device__ __forceinline__ float of(int32_t page) const { return page == last ? in_last : in_others; }
+};
+
+// Statistics of the unit whose pages are those of kUnitPages / kPages neighbouring lanes, kPages each; a page past the
+// row's end has the score -inf. By all lanes of a warp.
+template <int kPages>
+__device__ __forceinline__ ScoreStatistics unit_statistics(const float (&scores)[kPages],
+                                                           const float (&tokens)[kPages]) {
+    constexpr int kLanes = kUnitPages / kPages;
+    static_assert(kLanes * kPages == kUnitPages && kLanes <= kWarpSize, "lanes share a unit evenly");
+    float maximum = scores[0];
+#pragma unroll
+    for (int i = 1; i < kPages; ++i) {
+        maximum = fmaxf(maximum, scores[i]);
+    }
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+        maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, step));
+    }
+    const float base = exponent_base(maximum);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPages; ++i) {
+        sum += tokens[i] * expf(scores[i] - base);
+    }
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+        sum += __shfl_xor_sync(kFullWarp, sum, step);
+    }
+    return {maximum, sum};
+}
+
+// Largest maximum of the parts first, first + step, ... below `end`.
+template <class Parts>
+__device__ __forceinline__ float largest_maximum(const Parts& parts, int32_t first, int32_t end, int32_t step) {
+    float maximum = minus_infinity();
+#pragma unroll 4
+    for (int32_t i = first; i < end; i += step) {
+        maximum = fmaxf(maximum, parts[i].maximum);
+    }
+    return maximum;
+}
+
+// Sum of the same parts, relative to their `maximum`.
+template <class Parts>
+__device__ __forceinline__ float sum_of_parts(const Parts& parts, int32_t first, int32_t end, int32_t step,
+                                              float maximum) {
+    const float base = exponent_base(maximum);
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int32_t i = first; i < end; i += step) {
+        sum += parts[i].sum * expf(parts[i].maximum - base);
+    }
+    return sum;
+}
+
+// Statistics of the scores of every head, from those of its units [g, stride], of which a row has `count` -> heads [g].
+// Two barriers, the last one after the result is written.
+template <int kThreads>
+__device__ __forceinline__ void head_softmax(const ScoreStatistics* units, int64_t stride, int32_t count, int32_t group,
+                                             SharedSpan<ScoreStatistics> heads) {
+    constexpr int kWarps = kThreads / kWarpSize;
+    KVC_SHARED(ScoreStatistics, of_warps, kWarps);
+    const int warps = min(kWarps / group, (count + kWarpSize - 1) / kWarpSize);  // of one head
+    const int head = warp_index() / warps;
+    if (head < group) {
+        const ScoreStatistics* own = units + head * stride;
+        const int32_t first = warp_index() % warps * kWarpSize + lane_index();
+        const float maximum = warp_max(largest_maximum(own, first, count, warps * kWarpSize));
+        const float sum = warp_sum(sum_of_parts(own, first, count, warps * kWarpSize, maximum));
+        if (lane_index() == 0) {
+            of_warps[warp_index()] = {maximum, sum};
+        }
+    }
+    __syncthreads();
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < group) {
+        const float maximum = largest_maximum(of_warps, thread * warps, (thread + 1) * warps, 1);
+        heads[thread] = {maximum, sum_of_parts(of_warps, thread * warps, (thread + 1) * warps, 1, maximum)};
+    }
+    __syncthreads();
+}
+
+}  // namespace kvc
