@@ -157,8 +157,8 @@ struct ScoredChunk {
     PageTokens tokens;       // by page of the chunk
 };
 
-// Adds the runs in order, and writes scores and statistics of up to kBlockPages pages of the chunk from first_page on, for
-// one tile of heads. Neighbouring threads have neighbouring pages of one head, kPagesPerThread each.
+// Adds the runs in order, and writes scores and statistics of up to kBlockPages pages of the chunk from first_page on,
+// for one tile of heads. Neighbouring threads have neighbouring pages of one head, kPagesPerThread each.
 template <int kHeads>
 __device__ __forceinline__ void write_scores(SharedSpan<float> partials, const GroupQuery& query, int first_head,
                                              const ScoredChunk& chunk, int first_page) {

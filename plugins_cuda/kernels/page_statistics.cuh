@@ -5,16 +5,18 @@
 // score counts once for each of its tokens.
 //
 //   unit_statistics   (page_scores.cuh)    maximum of a unit's scores, and sum of tokens · exp(score - maximum)
-//   head_softmax      (select_tokens.cuh)  the same of all units of a row, for every head
+//   head_softmax      (select_tokens.cuh)  the maximum of all units of a row, and 1 / their sum, for every head
 //
 // A maximum ignores NaN, which shows in the sum. -inf adds nothing to a sum, nor does a unit that has nothing else. So
-// the sum of a head is NaN if a score is NaN or +inf; if all scores are -inf, its maximum is -inf and its sum 0.
+// the sum of a head is NaN if a score is NaN or +inf; if all scores are -inf, its maximum is -inf and its sum 0. In
+// both cases exp(score - maximum) · (1 / sum) is NaN for every page.
 //
-// Bytes per KV head: 8 g P / kUnitPages, written once and read twice (L2, then L1). Exponentials: g P (1 + 1/kUnitPages).
+// Bytes per KV head: 8 g P / kUnitPages, written once and read twice (L2, then L1). Exponentials: g P +
+// g P / kUnitPages.
 //
-// Determinism: a unit is pages u · kUnitPages to (u + 1) · kUnitPages - 1 of the row, whatever chunk of pages a block has,
-// and added in a fixed tree. How units are split between warps follows from their number and g. So the bits depend on
-// the row alone, not on the capacity or the batch.
+// Determinism: a unit is pages u · kUnitPages to (u + 1) · kUnitPages - 1 of the row, whatever chunk of pages a block
+// has, and added in a fixed tree. How units are split between warps follows from their number and g. So the bits depend
+// on the row alone, not on the capacity or the batch.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +27,20 @@
 
 namespace kvc {
 
-// Divides the pages of every block that scores. Rows of scores are whole units, so that they start at a multiple of 32 bytes.
+// Divides the pages of every block that scores. Rows of scores are whole units, so that they start at a multiple of 32
+// bytes.
 constexpr int kUnitPages = 8;
 
 // Of one head's scores of some pages.
 struct alignas(8) ScoreStatistics {
     float maximum;
     float sum;  // of tokens · exp(score - maximum)
+};
+
+// The softmax of one head over all tokens of a row: a token of a page has the share exp(score - maximum) · scale.
+struct alignas(8) HeadSoftmax {
+    float maximum;
+    float scale;  // 1 / sum
 };
 
 __host__ __device__ __forceinline__ int32_t units_of(int32_t pages) { return (pages + kUnitPages - 1) / kUnitPages; }
@@ -103,11 +112,11 @@ __device__ __forceinline__ float sum_of_parts(const Parts& parts, int32_t first,
     return sum;
 }
 
-// Statistics of the scores of every head, from those of its units [g, stride], of which a row has `count` -> heads [g].
+// The softmax of every head, from the statistics of its units [g, stride], of which a row has `count` -> heads [g].
 // Two barriers, the last one after the result is written.
 template <int kThreads>
 __device__ __forceinline__ void head_softmax(const ScoreStatistics* units, int64_t stride, int32_t count, int32_t group,
-                                             SharedSpan<ScoreStatistics> heads) {
+                                             SharedSpan<HeadSoftmax> heads) {
     constexpr int kWarps = kThreads / kWarpSize;
     KVC_SHARED(ScoreStatistics, of_warps, kWarps);
     const int warps = min(kWarps / group, (count + kWarpSize - 1) / kWarpSize);  // of one head
@@ -125,7 +134,7 @@ __device__ __forceinline__ void head_softmax(const ScoreStatistics* units, int64
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < group) {
         const float maximum = largest_maximum(of_warps, thread * warps, (thread + 1) * warps, 1);
-        heads[thread] = {maximum, sum_of_parts(of_warps, thread * warps, (thread + 1) * warps, 1, maximum)};
+        heads[thread] = {maximum, 1.0f / sum_of_parts(of_warps, thread * warps, (thread + 1) * warps, 1, maximum)};
     }
     __syncthreads();
 }

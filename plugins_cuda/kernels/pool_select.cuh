@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "kernels/dependent_launch.cuh"
+#include "kernels/emit_selected.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/radix_select.cuh"
@@ -124,9 +125,12 @@ __device__ __forceinline__ void select_by_votes(const uint32_t* keys, int32_t co
     KVC_SHARED(int32_t, shares, kEmissionWords<kThreads>);
     const auto key_at = [keys](int32_t i) { return keys[i]; };
     const auto emit = [indices](int32_t position, int32_t slot, int32_t) { indices[slot] = position; };
+    clear_histogram<kThreads, kSelectCopies>(histogram);
+    __syncthreads();
+    const auto keys_read = memory_keys<kThreads>(count, key_at);
     const Threshold threshold =
-        find_threshold<kThreads, kSelectCopies>(count, quota, key_at, UnitWeight(), histogram, sums);
-    emit_ascending<kThreads>(count, threshold, key_at, UnitWeight(), shares, emit);
+        find_threshold<kThreads, kSelectCopies>(keys_read, quota, UnitWeight(), histogram, sums);
+    emit_ascending<kThreads>(keys_read, threshold, UnitWeight(), shares, emit);
 }
 
 // Grid (G, B).

@@ -89,11 +89,18 @@ void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scra
     params.pages = pages_of(p);
     params.head_size = p.head_size;
     const dim3 grid = grid_of(p.kv_heads, p.batch);
-    if (params.pages <= kMostSharedPages) {
-        const size_t bytes = sizeof(uint32_t) * params.pages;
-        launch<select_tokens<T, true>>("select_tokens", grid, dim3(kTokenThreads), bytes, stream, params);
+    const auto launch_with = [&]<class Keys>(TypeTag<Keys>, size_t dynamic_shared_bytes) {
+        launch<select_tokens<T, Keys>>("select_tokens", grid, dim3(kTokenThreads), dynamic_shared_bytes, stream,
+                                       params);
+    };
+    if (params.pages <= KeysInRegisters<4>::kMostPages) {
+        launch_with(TypeTag<KeysInRegisters<4>>(), 0);
+    } else if (params.pages <= KeysInRegisters<8>::kMostPages) {
+        launch_with(TypeTag<KeysInRegisters<8>>(), 0);
+    } else if (params.pages <= KeysInShared::kMostPages) {
+        launch_with(TypeTag<KeysInShared>(), sizeof(uint32_t) * params.pages);
     } else {
-        launch<select_tokens<T, false>>("select_tokens", grid, dim3(kTokenThreads), 0, stream, params);
+        launch_with(TypeTag<KeysInWorkspace>(), 0);
     }
 }
 
@@ -103,7 +110,7 @@ struct HybridAttention {
         const bool any_sparse = most_attended(limits_of(p)) < p.capacity;
         const int32_t scored_pages = any_sparse ? pages_of(p) : 0;
         const int32_t units = units_of(scored_pages);
-        const int32_t listed_pages = scored_pages > kMostSharedPages ? scored_pages : 0;
+        const int32_t listed_pages = scored_pages > KeysInShared::kMostPages ? scored_pages : 0;
         Scratch scratch;
         scratch.scores = workspace.take<float>({p.batch, p.heads, units, kUnitPages});
         scratch.units = workspace.take<ScoreStatistics>({p.batch, p.heads, units});

@@ -369,9 +369,11 @@ def test_head_sizes(library: KernelLibrary, size: int) -> None:
         check_hybrid(library, small(size=size, top_r=r, dtype=dtype, lengths=(100, 40)))
 
 
-@pytest.mark.parametrize(("capacity", "page"), [(5000, 1), (16384, 1), (16385, 1), (40000, 2)])
+@pytest.mark.parametrize(
+    ("capacity", "page"), [(2048, 1), (2049, 1), (4096, 1), (4097, 1), (16384, 1), (16385, 1), (40000, 2)]
+)
 def test_many_pages(library: KernelLibrary, capacity: int, page: int) -> None:
-    """Above 16384 pages the keys of the selection move from shared memory into the workspace."""
+    """The selection's keys are in registers, 4 or 8 of each thread, then in shared memory, then in the workspace."""
     case = step_case(
         lengths=(capacity - 1, capacity // 3), heads=2, kv_heads=1, size=16, capacity=capacity, page=page, top_r=4,
         top_k=700, token_budget=100, dtype=torch.float16,

@@ -16,7 +16,8 @@ from tests.plugins_cuda.mutants import Mutation, check_noticed
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
 STAGED, SELECT, APPEND = "kernels/staged_bounds.cuh", "kernels/select_tokens.cuh", "kernels/append.cuh"
-STATISTICS = "kernels/page_statistics.cuh"
+STATISTICS, SHARES = "kernels/page_statistics.cuh", "kernels/page_shares.cuh"
+RADIX, EMIT = "kernels/radix_select.cuh", "kernels/emit_selected.cuh"
 BARRIER = "__syncthreads();"
 
 
@@ -58,7 +59,12 @@ MUTATIONS = (
     Mutation("the_last_unit_does_not_count", STATISTICS, "(pages + kUnitPages - 1) / kUnitPages", "pages / kUnitPages"),
     without_barrier("after_the_statistics_of_warps", STATISTICS, f"{BARRIER}\n    const int thread"),
     without_barrier("after_the_softmax", STATISTICS, f"1, maximum)}};\n    }}\n    {BARRIER}"),
-    Mutation("a_partial_page_gives_as_many_as_a_full_one", SELECT, "left < page_size ? left : page_size", "page_size"),
+    Mutation("a_partial_page_gives_as_many_as_a_full_one", SHARES, "left < page_size ? left : page_size", "page_size"),
+    Mutation("shares_of_the_first_head_alone", SHARES, "shares[j] +=", "shares[j] = first + i > 0 ? shares[j] :"),
+    Mutation("heads_of_equal_sums", SHARES, " * head.scale;", ";"),
+    Mutation("the_last_page_of_a_thread_is_lost", RADIX, "if (j < count) visit", "if (j + 1 < count) visit"),
+    Mutation("ties_of_a_thread_by_descending_index", EMIT, "__ffs(static_cast<int32_t>(left)) - 1", "31 - __clz(left)"),
+    without_barrier("before_keys_in_memory_are_counted", SELECT, BARRIER),
     Mutation("the_last_page_is_not_selected", SELECT, END, END.replace(" + 1", "")),
     Mutation("nothing_past_the_end_of_selected", SELECT, "slot < width;", "slot < count;"),
     Mutation("bounds_are_not_raised", SELECT, "raised_bound(bound.before,", "raised_bound(bound.before * 2,"),
@@ -87,6 +93,10 @@ def check(library: KernelLibrary) -> None:
     last.k_new.copy_(2 * last.query[:, ::4])  # one head looks at the last page, where this is the only token
     steps.append(last)
     steps.append(without_pages(step_case(lengths=(199,), capacity=201, page=3, top_r=11, token_budget=16, seed=6), 9))
+    many = step_case(
+        lengths=(4199,), heads=1, kv_heads=1, size=16, capacity=4200, page=1, top_r=1, top_k=20, token_budget=16, seed=9
+    )  # more pages than keys fit into registers
+    steps.append(many)
     library.set_schedule("shuffled", seed=8)
     for step in steps:
         compared = check_hybrid(library, step)

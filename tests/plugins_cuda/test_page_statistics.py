@@ -17,7 +17,7 @@ UNIT = 8
 def statistics(
     scores: NDArray[np.float32], page_size: int = 1, in_last: int = 1
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(maximum, sum) [g,U,2] of every unit of scores [g,P], and [g,2] of every head."""
+    """(maximum, sum) [g,U,2] of every unit of scores [g,P], and (maximum, 1 / sum) [g,2] of every head."""
     group, pages = scores.shape
     given_scores = aligned(scores.shape, np.float32)
     given_scores[...] = scores
@@ -27,7 +27,7 @@ def statistics(
     return units, heads
 
 
-def check_sum(found: NDArray[np.float32], scores: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
+def check_sum(found: NDArray[np.floating], scores: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
     """Whether (maximum, sum) of finite scores is what float64 says, to the rounding of the exponents."""
     exact = scores.astype(np.float64)
     assert found[0] == exact.max()
@@ -52,7 +52,7 @@ def test_any_scores(group: int, pages: int, page_size: int, seed: int, spread: f
     tokens[-1] = in_last
     units, heads = statistics(scores, page_size, in_last)
     for head in range(group):
-        check_sum(heads[head], scores[head], tokens)
+        check_sum(np.array([heads[head, 0], 1 / np.float64(heads[head, 1])]), scores[head], tokens)
         for unit in range(units.shape[1]):
             part = slice(unit * UNIT, (unit + 1) * UNIT)
             check_sum(units[head, unit], scores[head, part], tokens[part])
@@ -66,7 +66,7 @@ def test_a_nan_or_an_infinite_score_makes_its_head_nan(pages: int, value: float)
         scores[1, page] = value
         _, heads = statistics(scores)
         assert np.isnan(heads[:, 1]).tolist() == [False, True, False]
-        assert heads[0].tolist() == heads[2].tolist() == [0, pages]
+        assert heads[0].tolist() == heads[2].tolist() == [0, np.float32(1) / np.float32(pages)]
 
 
 def test_minus_infinity_adds_nothing() -> None:
@@ -76,9 +76,9 @@ def test_minus_infinity_adds_nothing() -> None:
     scores[1, 3] = np.nan
     units, heads = statistics(scores, page_size=3, in_last=1)
     assert units[0, 0].tolist() == [-np.inf, 0]
-    assert heads[0].tolist() == [2, 24]
+    assert heads[0].tolist() == [2, np.float32(1) / np.float32(24)]
     assert np.isnan(heads[1, 1])
-    assert heads[2].tolist() == [-np.inf, 0]
+    assert heads[2].tolist() == [-np.inf, np.inf]
 
 
 def test_exponentials_do_not_overflow() -> None:

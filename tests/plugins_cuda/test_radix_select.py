@@ -14,20 +14,31 @@ from kvc_trt.reference.selection import best_ascending
 from tests.plugins_cuda.toys import SCHEDULES, aligned, toys
 
 THREADS = (64, 256, 1024)
+IN_REGISTERS = (4, 8)
+"""Keys that a thread may hold."""
 INT32 = np.iinfo(np.int32)
 
 
 def select(
-    values: NDArray[np.float32], quota: int, weights: NDArray[np.int32] | None = None, *, threads: int = 256
+    values: NDArray[np.float32],
+    quota: int,
+    weights: NDArray[np.int32] | None = None,
+    *,
+    threads: int = 256,
+    in_registers: int = 0,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
-    """What every element gets, where its output starts (-1: it has none), and the threshold."""
+    """What every element gets, where its output starts (-1: it has none), and the threshold.
+
+    `in_registers` keys of each thread, or all of them in memory.
+    """
     n = len(values)
     weights = np.ones(n, np.int32) if weights is None else weights
     given_values, given_weights = aligned((n,), np.float32), aligned((n,), np.int32)
     given_values[...], given_weights[...] = values, weights
     slots, counts = aligned((n,), np.int32, -1), aligned((n,), np.int32)
     threshold = aligned((2,), np.uint32)
-    message = toys().run("radix_select", threads, given_values, given_weights, n, quota, threshold, slots, counts)
+    arrays = (given_values, given_weights, n, quota, threshold, slots, counts)
+    message = toys().run("radix_select", threads, in_registers, *arrays)
     assert not message, message
     return counts, slots, threshold
 
@@ -45,11 +56,12 @@ def expected_counts(values: NDArray[np.float32], quota: int, weights: NDArray[np
 
 
 def check(values: NDArray[np.float32], quota: int, weights: NDArray[np.int32], threads: int) -> None:
-    counts, slots, _ = select(values, quota, weights, threads=threads)
     expected = expected_counts(values, quota, weights)
-    np.testing.assert_array_equal(counts, expected)
     starts = np.cumsum(expected) - expected
-    np.testing.assert_array_equal(slots, np.where(expected > 0, starts, -1))
+    for in_registers in (0, *(keys for keys in IN_REGISTERS if len(values) <= keys * threads)):
+        counts, slots, _ = select(values, quota, weights, threads=threads, in_registers=in_registers)
+        np.testing.assert_array_equal(counts, expected)
+        np.testing.assert_array_equal(slots, np.where(expected > 0, starts, -1))
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +122,7 @@ def test_rule(data: st.DataObject, n: int, threads: int, distinct: int) -> None:
     check(values, quota, weights, threads)
 
 
-@pytest.mark.parametrize("n", [31, 32, 33, 1023, 1024, 1025, 8191, 8192, 8193])
+@pytest.mark.parametrize("n", [31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4096, 8191, 8192, 8193])
 def test_lengths_around_the_sizes_of_warps_blocks_and_batches(n: int) -> None:
     values = (np.arange(n) * 7919 % 101).astype(np.float32)
     for threads in THREADS:
@@ -134,10 +146,11 @@ def test_schedules_give_the_same_bits() -> None:
     random = np.random.default_rng(3)
     values = (random.integers(0, 60, 5000) / 8).astype(np.float32)
     weights = random.integers(0, 5, 5000).astype(np.int32)
-    for threads in THREADS:
+    for threads, in_registers in ((64, 0), (256, 0), (1024, 0), (1024, 8)):
         results = []
         for schedule in SCHEDULES:
             toys().set_schedule(schedule, seed=11)
-            results.append(np.concatenate([r.view(np.int32) for r in select(values, 2500, weights, threads=threads)]))
+            parts = select(values, 2500, weights, threads=threads, in_registers=in_registers)
+            results.append(np.concatenate([part.view(np.int32) for part in parts]))
         np.testing.assert_array_equal(results[0], results[1])
         np.testing.assert_array_equal(results[0], results[2])

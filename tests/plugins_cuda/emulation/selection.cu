@@ -1,5 +1,6 @@
-// kernels/radix_select.cuh, kernels/pool_select.cuh and kernels/page_statistics.cuh on given keys, votes and scores.
+// The kernels' selection on given keys and votes, and the softmax of given page scores.
 #include "emulation/toy.h"
+#include "kernels/emit_selected.cuh"
 #include "kernels/page_statistics.cuh"
 #include "kernels/radix_select.cuh"
 #include "kvc/limits.h"
@@ -18,7 +19,8 @@ struct RadixParams {
     int32_t* counts;      // [n]
 };
 
-template <int kThreads, int kCopies>
+// kKeys in the registers of each thread; 0: all in memory.
+template <int kThreads, int kCopies, int kKeys>
 __global__ void __launch_bounds__(kThreads) radix_select(const RadixParams params) {
     wait_for_previous_launch();
     KVC_SHARED(uint32_t, histogram, kHistogramWords<kCopies>);
@@ -30,12 +32,24 @@ __global__ void __launch_bounds__(kThreads) radix_select(const RadixParams param
         params.slots[i] = slot;
         params.counts[i] += count;
     };
-    const Threshold threshold =
-        find_threshold<kThreads, kCopies>(params.n, params.quota, key_at, weight_at, histogram, sums);
-    emit_ascending<kThreads>(params.n, threshold, key_at, weight_at, shares, emit);
-    if (threadIdx.x == 0) {
-        params.threshold[0] = threshold.key;
-        params.threshold[1] = static_cast<uint32_t>(threshold.ties);
+    const auto select = [&](const auto& keys) {
+        const Threshold threshold = find_threshold<kThreads, kCopies>(keys, params.quota, weight_at, histogram, sums);
+        emit_ascending<kThreads>(keys, threshold, weight_at, shares, emit);
+        if (threadIdx.x == 0) {
+            params.threshold[0] = threshold.key;
+            params.threshold[1] = static_cast<uint32_t>(threshold.ties);
+        }
+    };
+    clear_histogram<kThreads, kCopies>(histogram);
+    __syncthreads();
+    if constexpr (kKeys == 0) {
+        select(memory_keys<kThreads>(params.n, key_at));
+    } else {
+        RegisterKeys<kKeys> keys{};
+        keys.first = static_cast<int32_t>(threadIdx.x) * kKeys;
+        keys.count = params.n - keys.first;
+        for (int32_t j = 0; j < kKeys; ++j) keys.keys[j] = j < keys.count ? key_at(keys.first + j) : 0xffffffffu;
+        select(keys);
     }
 }
 
@@ -45,7 +59,7 @@ struct StatisticsParams {
     int32_t pages;
     PageTokens tokens;
     ScoreStatistics* units;  // [heads,units_of(pages)]
-    ScoreStatistics* heads;  // [heads]
+    HeadSoftmax* heads;      // [heads]
 };
 
 constexpr int kStatisticsThreads = 512;
@@ -54,7 +68,7 @@ __global__ void __launch_bounds__(kStatisticsThreads) page_statistics(const Stat
     wait_for_previous_launch();
     constexpr int kPages = 2;
     constexpr int32_t kAtOnce = kStatisticsThreads * kPages;
-    KVC_SHARED(ScoreStatistics, heads, KVC_LARGEST_GROUP);
+    KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
     const int32_t units = units_of(params.pages);
     for (int32_t head = 0; head < params.group; ++head) {
         for (int32_t first = 0; first < params.pages; first += kAtOnce) {
@@ -78,7 +92,7 @@ __global__ void __launch_bounds__(kStatisticsThreads) page_statistics(const Stat
 
 // Pages of `page_size` tokens, `in_last` in the last one; units [group,units_of(pages),2], heads [group,2].
 extern "C" const char* page_statistics(const float* scores, int group, int pages, int page_size, int in_last,
-                                       kvc::ScoreStatistics* units, kvc::ScoreStatistics* heads) {
+                                       kvc::ScoreStatistics* units, kvc::HeadSoftmax* heads) {
     const kvc::PageTokens tokens = {pages - 1, static_cast<float>(in_last), static_cast<float>(page_size)};
     const kvc::StatisticsParams params = {scores, group, pages, tokens, units, heads};
     return message_of([&](kvc::Stream& stream) {
@@ -86,15 +100,21 @@ extern "C" const char* page_statistics(const float* scores, int group, int pages
     });
 }
 
-// threads: 64 (one histogram), 256 (four copies) or 1024 (one copy per lane).
-extern "C" const char* radix_select(int threads, const float* values, const int32_t* weights, int n, int quota,
-                                    uint32_t* threshold, int32_t* slots, int32_t* counts) {
+// threads: 64 (one histogram), 256 (four copies) or 1024 (one copy per lane). in_registers: 4 or 8 keys of each thread,
+// which must be enough for n; 0: none.
+extern "C" const char* radix_select(int threads, int in_registers, const float* values, const int32_t* weights, int n,
+                                    int quota, uint32_t* threshold, int32_t* slots, int32_t* counts) {
     const kvc::RadixParams params = {values, weights, n, quota, threshold, slots, counts};
-    const auto run = [&]<int kThreads, int kCopies>() {
+    const auto launch = [&]<int kThreads, int kCopies, int kKeys>() {
         return message_of([&](kvc::Stream& stream) {
-            kvc::launch<kvc::radix_select<kThreads, kCopies>>("radix_select", dim3(1), dim3(kThreads), 0, stream,
-                                                              params);
+            kvc::launch<kvc::radix_select<kThreads, kCopies, kKeys>>("radix_select", dim3(1), dim3(kThreads), 0, stream,
+                                                                     params);
         });
+    };
+    const auto run = [&]<int kThreads, int kCopies>() {
+        if (in_registers == 4) return launch.template operator()<kThreads, kCopies, 4>();
+        if (in_registers == 8) return launch.template operator()<kThreads, kCopies, 8>();
+        return launch.template operator()<kThreads, kCopies, 0>();
     };
     if (threads == 64) return run.operator()<64, 1>();
     if (threads == 256) return run.operator()<256, 4>();

@@ -1,0 +1,98 @@
+// What pages are ranked by: their share of attention, as order keys.
+//
+// Source: RocketKV (arXiv 2502.14051), section 3.3, step 7 of hybrid attention: f[x] = mean over the group, head 0
+// first, of exp(score - maximum) / sum, the softmax over tokens of e[h, page of x] / T[h] (page_statistics.cuh).
+//
+// As in the ONNX body, exponentials are multiplied by 1 / sum, rounded once per head, and shares are not divided by the
+// group. No choice changes but a near-tie:
+//   - Pages whose scores have the same bits in every head get the same key: an exact tie stays one. The same holds for
+//     two pages of which one has the scores of the other in two heads exchanged, if these heads have equal sums.
+//   - Within a head, 1 / sum is a factor that all pages share. Rounding a product never turns an order; it may make
+//     neighbours equal, as rounding a quotient does.
+//   - Between heads, shares move by at most 2^-24 of themselves against each other for 1 / sum, and as much for the
+//     product; a near-tie may be apart by 2^-20 (1 + M).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/numeric.cuh"
+#include "kernels/page_statistics.cuh"
+#include "kernels/platform.cuh"
+#include "kernels/shared.cuh"
+
+namespace kvc {
+
+// The scored pages of one row and KV head.
+struct ScoredPages {
+    const float* scores;           // [g,8U]
+    const ScoreStatistics* units;  // [g,U]
+    int64_t row_units;             // U
+    int32_t group;                 // g
+    int32_t page_size;             // p
+    int32_t length;                // m
+    int32_t count;                 // ceil(m / p)
+
+    // Tokens in a page; the last one may be partial.
+    __device__ __forceinline__ int32_t weight(int32_t page) const {
+        const int32_t left = length - page * page_size;
+        return left < page_size ? left : page_size;
+    }
+};
+
+// Scores of kPages neighbouring pages, for as many heads as a thread reads together: 16 scores.
+template <int kPages>
+struct ScoreTile {
+    static_assert(kUnitPages % kVectorWidth<float> == 0 && kPages % kVectorWidth<float> == 0, "rows end with a vector");
+    static constexpr int kHeads = 16 / kPages;
+    float value[kHeads][kPages];
+
+    // Of pages from first_page on and heads from first_head on, where there are any; else whatever is there.
+    __device__ __forceinline__ void read(const ScoredPages& pages, int32_t first_page, int first_head) {
+        constexpr int kWidth = kVectorWidth<float>;
+#pragma unroll
+        for (int i = 0; i < kHeads; ++i) {
+            const float* row = pages.scores + (first_head + i) * pages.row_units * kUnitPages + first_page;
+#pragma unroll
+            for (int j = 0; j < kPages; j += kWidth) {
+                float vector[kWidth] = {};
+                if (first_head + i < pages.group && first_page + j < pages.count) {
+                    load_vector(row + j, vector);
+                }
+#pragma unroll
+                for (int k = 0; k < kWidth; ++k) {
+                    value[i][j + k] = vector[k];
+                }
+            }
+        }
+    }
+};
+
+// Order keys of the kPages pages from first_page on. `scores` holds those of the first heads, and is used up.
+template <int kPages>
+__device__ __forceinline__ void rank_pages(const ScoredPages& pages, SharedSpan<HeadSoftmax> heads, int32_t first_page,
+                                           ScoreTile<kPages>& scores, uint32_t (&keys)[kPages]) {
+    constexpr int kHeads = ScoreTile<kPages>::kHeads;
+    float shares[kPages] = {};
+#pragma unroll 1
+    for (int first = 0; first < pages.group; first += kHeads) {
+        if (first > 0) {
+            scores.read(pages, first_page, first);
+        }
+#pragma unroll
+        for (int i = 0; i < kHeads; ++i) {
+            if (first + i < pages.group) {
+                const HeadSoftmax head = heads[first + i];
+#pragma unroll
+                for (int j = 0; j < kPages; ++j) {
+                    shares[j] += expf(scores.value[i][j] - head.maximum) * head.scale;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < kPages; ++j) {
+        keys[j] = order_key(shares[j]);
+    }
+}
+
+}  // namespace kvc
