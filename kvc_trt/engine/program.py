@@ -169,6 +169,5 @@ def build_twin_prefill(config: ModelConfig, parameters: PolicyParameters, *, wei
 def build_twin_decode(config: ModelConfig, parameters: PolicyParameters, *, weights: GraphWeights) -> ModelProto:
     """The twin's decode graph: bit-identical to the engine's as long as every row fits the engine's dense limit."""
     from kvc_trt.graph.build import build_decode
-    from kvc_trt.graph.cache_nodes import slice_limit
 
-    return build_decode(config, parameters.keeping_everything(), weights=weights, slice_until=slice_limit(parameters))
+    return build_decode(config, parameters.keeping_everything(), weights=weights, slice_until=parameters.slice_limit)

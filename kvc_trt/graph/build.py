@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 from kvc_trt.errors import InputError
 from kvc_trt.graph import squeeze
 from kvc_trt.graph.assembly import assembled, by_layer, check, int64, state_values
-from kvc_trt.graph.cache_nodes import prompt_window, slice_limit, turn_window
+from kvc_trt.graph.cache_nodes import prompt_window, turn_window
 from kvc_trt.graph.decoder import decode_layer, extend_layer, prefill_layer
 from kvc_trt.graph.layers import Layers
 from kvc_trt.graph.state import cache_sites
@@ -82,7 +82,7 @@ def build_decode(
     check(config, parameters, weights)
     emit = Emitter()
     layers = Layers(emit, config, weights)
-    limit = slice_limit(parameters) if slice_until is None else slice_until
+    limit = parameters.slice_limit if slice_until is None else slice_until
     angles = layers.rotary(emit.Unsqueeze("positions", [1]))
     batch = DecodeBatch(angles, "cache_lengths", "positions", limit, layers.rotary_tables)
     x = layers.embed("token")
@@ -120,7 +120,7 @@ def build_draft(config: ModelConfig, parameters: PolicyParameters, *, weights: G
     places = emit.Add("positions", np.arange(tokens, dtype=np.int64)[:, None])
     angles = layers.rotary(emit.Reshape(places, [-1, 1]))
     batch = DecodeBatch(
-        angles, "cache_lengths", "positions", slice_limit(parameters), layers.rotary_tables, tokens=tokens
+        angles, "cache_lengths", "positions", parameters.slice_limit, layers.rotary_tables, tokens=tokens
     )
     x = layers.embed(emit.Reshape("token", [-1]))
     sites = cache_sites(config, parameters)

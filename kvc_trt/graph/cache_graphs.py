@@ -17,7 +17,6 @@ from kvc_trt.graph.cache_nodes import (
     Projected,
     attend_token,
     prompt_window,
-    slice_limit,
     store_prompt,
     take_turn,
     turn_window,
@@ -53,7 +52,7 @@ class CacheGraphs:
         self, config: ModelConfig, parameters: PolicyParameters, *, turns: bool = False, slice_until: int | None = None
     ) -> None:
         self.config, self.parameters, self._turns = config, parameters, turns
-        self._slice_until = slice_limit(parameters) if slice_until is None else slice_until
+        self._slice_until = parameters.slice_limit if slice_until is None else slice_until
 
     @cached_property
     def sites(self) -> tuple[CacheSite, ...]:

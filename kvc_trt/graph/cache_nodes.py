@@ -122,13 +122,6 @@ def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout
     return Layout(_head_shape(config, rule), capacity, pages, dtype, numbers)
 
 
-def slice_limit(parameters: PolicyParameters) -> int:
-    """Return the number of entries up to which an engine promises dense results and attends to a slice of the cache."""
-    if parameters.reads_a_part or parameters.evicts_while_decoding:
-        return parameters.dense_limit
-    return parameters.token_budget if parameters.eviction.evicts else 0
-
-
 def _head_shape(config: ModelConfig, parameters: PolicyParameters) -> HeadShape:
     """Return the attention shape that all caches of an engine share."""
     heads = {cache_heads(config, site) for site in cache_sites(config, parameters)}

@@ -55,6 +55,13 @@ class PolicyParameters(Constants):
         return self.eviction.keeps_whole
 
     @property
+    def slice_limit(self) -> int:
+        """Number of entries up to which an engine promises dense results and attends to a slice of the cache."""
+        if self.reads_a_part or self.evicts_while_decoding:
+            return self.dense_limit
+        return self.token_budget if self.eviction.evicts else 0
+
+    @property
     def no_turn(self) -> str | None:
         """Why the policy takes no turns; None if it does."""
         if self.squeeze_share is not None:

@@ -24,10 +24,8 @@ _MOST_STEPS = 8
 
 def dense_limit(parameters: PolicyParameters, layers: int) -> int:
     """Stored tokens up to which every row of a batch is promised the dense engine's bits."""
-    from kvc_trt.graph.cache_nodes import slice_limit
-
     rules = [group.parameters for layer in range(layers) for group in parameters.groups(layer)]
-    return min([slice_limit(parameters), *(_all_kept(rule) for rule in rules if rule.compresses)])
+    return min([parameters.slice_limit, *(_all_kept(rule) for rule in rules if rule.compresses)])
 
 
 def _all_kept(rule: PolicyParameters) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.methods.verification import Float, Int64, PromptCase, StepCase
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators import PROMPT_BLOCK
 from kvc_trt.policies import PolicyParameters
 
@@ -50,7 +51,7 @@ def prompt_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, 
             keys = np.broadcast_to(_normal(rng, (1, groups, 1, size)), shape)
         else:
             keys = repeated(rng, shape, run=1, distinct=max(2, longest // 7))
-        q_window, keys, values = (np.ascontiguousarray(array, dtype) for array in (q_window, keys, values))
+        q_window, keys, values = (np.ascontiguousarray(one, numpy_dtype(dtype)) for one in (q_window, keys, values))
         yield PromptCase(name, name != "random", q_window, keys, values, np.array(lengths, np.int64))
 
 
@@ -87,8 +88,9 @@ def _step_case(
         cache[np.broadcast_to(empty[:, None, :], shape[:3])] = 0
     k_new, v_new = _normal(rng, (batch, groups, size)), _normal(rng, (batch, groups, size))
     ties = name in ("zero query", "repeated pages")
-    query, k_new, v_new = (np.ascontiguousarray(array, dtype) for array in (query, k_new, v_new))
-    keys, values = (np.ascontiguousarray(array, dtype) for array in (keys, values))
+    kind = numpy_dtype(dtype)
+    query, k_new, v_new = (np.ascontiguousarray(array, kind) for array in (query, k_new, v_new))
+    keys, values = (np.ascontiguousarray(array, kind) for array in (keys, values))
     return StepCase(name, ties, query, k_new, v_new, keys, values, lengths - 1)
 
 
@@ -101,11 +103,11 @@ def attention_cases(
     """
     rng = np.random.default_rng(seed)
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_size
-    held = "bfloat16" if precision == "bf16" else dtype
+    held, kind = numpy_dtype("bfloat16" if precision == "bf16" else dtype), numpy_dtype(dtype)
     cases = []
     for blocks in (1, 3):
         shape = (1, groups, blocks * PROMPT_BLOCK, size)
-        q, k, v = (_normal(rng, s).astype(held).astype(dtype) for s in ((1, heads, *shape[2:]), shape, shape))
+        q, k, v = (_normal(rng, s).astype(held).astype(kind) for s in ((1, heads, *shape[2:]), shape, shape))
         cases.append(AttentionCase(f"{shape[2]} tokens", q, k, v))
     return cases
 

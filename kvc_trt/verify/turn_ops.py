@@ -15,6 +15,7 @@ from kvc_trt import reference
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.verification import Array, Found, RunnableAlone, TurnCase, TurnRun, float32, page_bounds
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators.append_block import APPEND_BLOCK, APPEND_CHANNELS, RAISE_BOUNDS
 from kvc_trt.operators.extend_attention import EXTEND_ATTENTION
 from kvc_trt.operators.join_block import JOIN_BLOCK, JOIN_IN_ORDER
@@ -44,7 +45,7 @@ def turn_cases(config: ModelConfig, parameters: PolicyParameters, dtype: str, se
         empty = (np.arange(slots) >= stored[:, None])[:, None, :, None]
         k_cache, v_cache = np.where(empty, 0, k_cache), np.where(empty, 0, v_cache)
         q, k_new, v_new, k_cache, v_cache = (
-            np.ascontiguousarray(table, dtype) for table in (q, k_new, v_new, k_cache, v_cache)
+            np.ascontiguousarray(table, numpy_dtype(dtype)) for table in (q, k_new, v_new, k_cache, v_cache)
         )
         yield TurnCase(name, name != "random", q, k_new, v_new, k_cache, v_cache, stored, lengths)
 

@@ -50,9 +50,7 @@ def makers(resolved: ResolvedBuild, source: ModelSource, progress: Progress) -> 
             _write_plan(path, resolved.dtype, lambda: define_prefill(layers(), parameters, batch))
 
     def decode(path: Path, *, finished: Path) -> None:
-        from kvc_trt.graph.cache_nodes import slice_limit
-
-        until = slice_limit(parameters)
+        until = parameters.slice_limit
         with progress.task("building the decode engine", None):
             _write_plan(path, resolved.dtype, lambda: define_decode(layers(), parameters, batch, until))
 

@@ -69,9 +69,8 @@ def runs_by_nodes(
         return ByNodes()
     from kvc_trt.backends.torch.cache_operations import CacheOperations
     from kvc_trt.graph.cache_graphs import CacheGraphs
-    from kvc_trt.graph.cache_nodes import slice_limit
 
-    until = slice_limit(twin_of or decoder.parameters)
+    until = (twin_of or decoder.parameters).slice_limit
     graphs = CacheGraphs(decoder.config, decoder.parameters, turns=turns, slice_until=until)
     operations = CacheOperations(
         graphs, decoder.cache_dtype, decoder.rotary_tables, turns=turns, kernels=engine.steps,

@@ -17,7 +17,6 @@ from kvc_trt.backends.tensorrt_llm.layers import NetworkLayers
 from kvc_trt.backends.tensorrt_llm.networks import define_decode, define_prefill
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.graph.build import build_decode, build_prefill
-from kvc_trt.graph.cache_nodes import slice_limit
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.config import RopeScaling
@@ -85,7 +84,7 @@ def runs(request, tmp_path_factory):
         **state,
     }
     stepped = onnx(build_decode, {name: value.copy() for name, value in step.items()})
-    until = slice_limit(parameters)
+    until = parameters.slice_limit
     decode, _ = _run(step, lambda api: define_decode(_layers(api, model, parameters), parameters, 2, until))
     return model, parameters, (expected, prefill), (stepped, decode)
 
