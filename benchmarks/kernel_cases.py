@@ -1,4 +1,4 @@
-"""The points of the kernels' sweep: one layer of Llama-3.1-8B under RocketKV, as `kvc_trt.policies` resolves it.
+"""The points of the kernels' sweep: one layer of Llama-3.1-8B under a policy, as `kvc_trt.policies` resolves it.
 
 Nothing here needs a GPU.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvc_trt import policies
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.parameters import DEFAULT, PolicyParameters
 from kvc_trt.models.presets import load_preset
 from kvc_trt.profile.traffic import entries_cached
 
@@ -28,6 +28,7 @@ class Case:
     """Prompt and answer together."""
     budget: int
     dtype: str = "bfloat16"
+    policy: str = DEFAULT
 
     @property
     def item_bytes(self) -> int:
@@ -41,9 +42,9 @@ class Case:
 
     @property
     def parameters(self) -> PolicyParameters:
-        """RocketKV's constants for prompts of this length and this token budget."""
+        """The policy's constants for prompts of this length and this token budget."""
         return policies.resolve(
-            "rocketkv", model=MODEL, token_budget=self.budget, max_input_len=self.prompt, max_output_len=NEW_TOKENS
+            self.policy, model=MODEL, token_budget=self.budget, max_input_len=self.prompt, max_output_len=NEW_TOKENS
         )
 
     @property

@@ -4,10 +4,11 @@
     python -m benchmarks.kernels --batches 1 --contexts 32768 --budgets 512 --operations hybrid dense
     KVC_TRT_KERNELS=$PWD/build/libkvc_kernels.so python -m benchmarks.kernels
 
-One layer of Llama-3.1-8B in bf16 under RocketKV; every constant comes from kvc_trt.policies. Calls run in a CUDA graph
-from a cold L2 cache (gpu_timing.py); bytes and floors are formulas (kernel_traffic.py), the floor by this GPU's own
-copy bandwidth. What does not fit the GPU's memory, and what the GPU throttled, is listed as not measured, with the
-reason. The result goes to benchmarks/results/kernels.json.
+One layer of Llama-3.1-8B in bf16 under RocketKV, and the step alone at `--points` under any policy; every constant
+comes from kvc_trt.policies. Calls run in a CUDA graph from a cold L2 cache (gpu_timing.py); bytes and floors are
+formulas (kernel_traffic.py), the floor by this GPU's own copy bandwidth. What does not fit the GPU's memory, and what
+the GPU throttled, is listed as not measured, with the reason, and what failed as failed; the exit status is then 1. The
+result goes to benchmarks/results/kernels.json, point by point (points.py).
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import torch
 
-from benchmarks import machine
+from benchmarks import gpu_timing, kernel_calls
+from benchmarks.gpu import Gpu, add_argument, chosen
 from benchmarks.kernel_cases import ITEM_BYTES, OPERATIONS, Case, tensor_bytes
 from benchmarks.kernel_traffic import Traffic, call_traffic
-from kvc_trt.errors import KvcError
-from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.kernels.loading import VARIABLE, current_library
+from benchmarks.points import Results, add_arguments, first_line
+from benchmarks.sweep import POINTS, count, point
 from kvc_trt.profile.floor import H200
 
 BATCHES = (1, 8, 32)
 CONTEXTS = (16384, 32768, 65536, 131072)
 BUDGETS = (256, 512, 1024, 2048)
 NEEDS_BUDGET = ("compact", "hybrid")
-BASELINES = ("sdpa_flash", "flashinfer")
-CANNOT = 3
+BASELINES = tuple(kernel_calls.BASELINES)
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,12 @@ class Point:
         return self.name if self.name in OPERATIONS else "dense"
 
     @property
-    def label(self) -> str:
-        budget = f" budget {self.case.budget}" if self.name in NEEDS_BUDGET else ""
-        return f"{self.name} batch {self.case.batch} context {self.case.context}{budget}"
+    def identity(self) -> dict[str, Any]:
+        """What tells its entry from the others."""
+        found = {"name": self.name, "batch": self.case.batch, "context": self.case.context}
+        if self.name in NEEDS_BUDGET:
+            found |= {"budget": self.case.budget, "policy": self.case.policy}
+        return found
 
 
 def points(options: argparse.Namespace) -> Iterator[Point]:
@@ -62,6 +66,8 @@ def points(options: argparse.Namespace) -> Iterator[Point]:
             budgets = options.budgets if name in NEEDS_BUDGET else options.budgets[:1]
             for budget in budgets:
                 yield Point(name, Case(batch, context, budget, options.dtype))
+    for single in options.points:
+        yield Point("hybrid", Case(single.batch, single.context, single.budget, options.dtype, single.policy))
 
 
 def figures(traffic: Traffic, median_us: float, bandwidth: float) -> dict[str, float]:
@@ -81,60 +87,49 @@ def memory_needed(point: Point, sets: int) -> int:
     return (sets + 1) * tensor_bytes(point.operation, point.case) * (2 if point.name == "hybrid" else 1)
 
 
-def measured(point: Point, library: KernelLibrary, bandwidth: float, options: argparse.Namespace) -> dict[str, Any]:
-    """One entry of the result: figures, or the reason why there are none."""
-    from benchmarks import gpu_timing, kernel_calls
-
-    entry: dict[str, Any] = {"name": point.name, "batch": point.case.batch, "context": point.case.context}
-    if point.name in NEEDS_BUDGET:
-        entry["budget"] = point.case.budget
+def measured(point: Point, gpu: Gpu, bandwidth: float, options: argparse.Namespace) -> Mapping[str, Any]:
+    """What an entry of the result holds beside its identity: figures, or the reason why there are none."""
     if reason := kernel_calls.unavailable(point.name):
-        return {**entry, "not_measured": reason}
+        return {"not_measured": reason}
     traffic = call_traffic(point.operation, point.case)
-    sets = gpu_timing.sets_needed(traffic.bytes, torch.cuda.get_device_properties(0).L2_cache_size)
-    free, wanted = torch.cuda.mem_get_info()[0], memory_needed(point, sets)
+    sets = gpu_timing.sets_needed(traffic.bytes, gpu.l2_bytes)
+    free, wanted = gpu.free_bytes, memory_needed(point, sets)
     if wanted > free:
-        return {**entry, "not_measured": f"needs {wanted >> 20} MiB of GPU memory, {free >> 20} MiB are free"}
-    calls = {**kernel_calls.KERNELS, **kernel_calls.BASELINES}[point.name](library, point.case, sets)
+        return {"not_measured": f"needs {wanted >> 20} MiB of memory, {free >> 20} MiB are free"}
     try:
-        timing = gpu_timing.measure(calls, options.samples)
-        kernels = gpu_timing.kernel_times(calls) if options.kernel_times else {}
+        calls = {**kernel_calls.KERNELS, **kernel_calls.BASELINES}[point.name](gpu.library, point.case, sets)
+        timing = gpu.measure(calls, options.samples)
+        kernels = gpu.kernel_times(calls) if options.kernel_times else {}
     except gpu_timing.Throttled as error:
-        return {**entry, "not_measured": f"the GPU was throttled: {error}"}
-    except RuntimeError as error:
-        # A baseline that this GPU or version lacks must not end the sweep; a failure of our own kernels must.
+        return {"not_measured": f"the GPU was throttled: {error}"}
+    except torch.OutOfMemoryError as error:
+        return {"not_measured": first_line(error)}
+    except Exception as error:
+        # A baseline that this GPU or version lacks is no failure; one of our own kernels is.
         if point.name not in BASELINES:
             raise
-        return {**entry, "not_measured": str(error).splitlines()[0]}
-    return {**entry, **asdict(timing), **figures(traffic, timing.median_us, bandwidth), "kernels_us": kernels}
+        return {"not_measured": first_line(error)}
+    return gpu.publishable({**asdict(timing), **figures(traffic, timing.median_us, bandwidth), "kernels_us": kernels})
 
 
-def sweep(library: KernelLibrary, options: argparse.Namespace) -> dict[str, Any]:
-    """The whole result."""
-    from benchmarks import gpu_timing
-
-    torch.cuda.init()
-    bandwidth = gpu_timing.copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e9:.0f} GB/s")
-    results = []
-    for point in points(options):
-        entry = measured(point, library, bandwidth, options)
-        results.append(entry)
-        torch.cuda.empty_cache()
-        print(f"{point.label}: {_line(entry)}", flush=True)
-    return {
-        "device": gpu_timing.device_record(),
-        "copy_bytes_per_second": bandwidth,
+def sweep(gpu: Gpu, options: argparse.Namespace) -> Results:
+    """The whole result, written as it grows."""
+    bandwidth = gpu.copy_bandwidth()
+    head = {
+        "device": gpu.record(),
+        **gpu.publishable({"copy_bytes_per_second": bandwidth}),
         "dtype": options.dtype,
         "l2": "cold",
         "cuda_graph": True,
-        "results": results,
     }
+    print(gpu.name)
+    results = Results(options.output, head, gpu, resume=options.resume, seconds=options.point_seconds)
+    measuring = ((one.identity, partial(measured, one, gpu, bandwidth, options)) for one in points(options))
+    results.measure("results", measuring, _line)
+    return results
 
 
-def _line(entry: dict[str, Any]) -> str:
-    if "not_measured" in entry:
-        return f"not measured: {entry['not_measured']}"
+def _line(entry: Mapping[str, Any]) -> str:
     return (
         f"{entry['median_us']:.1f} us (spread {entry['spread']:.1%}), {entry['gigabytes_per_second']:.0f} GB/s, "
         f"{entry['share_of_floor']:.0%} of its floor {entry['floor_us']:.1f} us"
@@ -143,51 +138,28 @@ def _line(entry: dict[str, Any]) -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=_count, nargs="+", default=list(BATCHES))
-    parser.add_argument("--contexts", type=_count, nargs="+", default=list(CONTEXTS), help="prompt and answer together")
-    parser.add_argument("--budgets", type=_count, nargs="+", default=list(BUDGETS))
+    parser.add_argument("--batches", type=count, nargs="+", default=list(BATCHES))
+    parser.add_argument("--contexts", type=count, nargs="+", default=list(CONTEXTS), help="prompt and answer together")
+    parser.add_argument("--budgets", type=count, nargs="+", default=list(BUDGETS))
+    parser.add_argument("--points", type=point, nargs="*", default=list(POINTS), metavar="POLICY/BATCH/CONTEXT/BUDGET",
+                        help="single steps beside those of the lists")  # fmt: skip
     parser.add_argument("--operations", nargs="*", choices=OPERATIONS, default=list(OPERATIONS))
     parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=list(BASELINES))
     parser.add_argument("--dtype", choices=[name for name in ITEM_BYTES if name != "float32"], default="bfloat16")
-    parser.add_argument("--samples", type=_count, default=30, help="replays of each graph")
+    parser.add_argument("--samples", type=count, default=30, help="replays of each graph")
     parser.add_argument("--kernel-times", action=argparse.BooleanOptionalAction, default=True,
                         help="also the time of every kernel, by torch's profiler")  # fmt: skip
     parser.add_argument("--output", default="kernels", help="benchmarks/results/OUTPUT.json")
+    add_argument(parser)
+    add_arguments(parser)
     return parser.parse_args(arguments)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
-
-def cuda_library() -> KernelLibrary:
-    """The library for this GPU; a SystemExit that says what is missing where there is none."""
-    if not torch.cuda.is_available():
-        _cannot("no GPU: the kernels were not run and nothing was timed")
-    try:
-        library = current_library()
-    except KvcError as error:
-        _cannot(str(error))
-    if library is None or library.executor != "cuda":
-        found = "no kernel library" if library is None else f"{library.path} is the emulation"
-        _cannot(f"{found}; `make plugins`, then {VARIABLE}=$PWD/build/libkvc_kernels.so")
-    return library
-
-
-def _cannot(reason: str) -> NoReturn:
-    print(f"error: {reason}", file=sys.stderr)
-    raise SystemExit(CANNOT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    library = cuda_library()
-    path = machine.write_result(options.output, sweep(library, options))
-    print(path)
-    return 0
+    results = sweep(chosen(options), options)
+    print(results.path)
+    return results.status
 
 
 if __name__ == "__main__":

@@ -14,12 +14,18 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 UNCOMMITTED = RESULTS / "uncommitted"
 """Where results of changed code go: git ignores it."""
+EMULATED = ROOT / "build" / "emulated"
+"""Where results of emulated kernels go: they are no measurements, and lie apart from them."""
+COMMIT = ROOT / "COMMIT"
+"""Holds the commit where the code was copied from a checkout without its history: in the bundle of a GPU's day."""
 WRITTEN = ("benchmarks/results", "docs/results", "docs/images")
 """What benchmarks themselves write: a change there does not change the code."""
 
 
 def commit() -> str | None:
-    """The commit the code was run from, with `-dirty` where tracked files differ from it; None outside a checkout."""
+    """The commit the code was run from, with `-dirty` where tracked files differ from it; None where nothing tells."""
+    if COMMIT.is_file():
+        return COMMIT.read_text(encoding="ascii").strip()
     found = _git("rev-parse", "--short=12", "HEAD")
     if found is None:
         return None
@@ -44,6 +50,12 @@ def result_path(name: str, machine: dict[str, Any]) -> Path:
     path = UNCOMMITTED / f"{name}.json"
     print(f"tracked files differ from commit {machine['commit']}: result in {path}", file=sys.stderr)
     return path
+
+
+def emulated_path(name: str) -> Path:
+    """Where NAME's result of emulated kernels belongs; its name says it too, wherever it is copied to."""
+    EMULATED.mkdir(parents=True, exist_ok=True)
+    return EMULATED / f"{name}-emulated.json"
 
 
 def write_result(name: str, result: dict[str, Any]) -> Path:

@@ -8,33 +8,36 @@ Llama-3.1-8B with random weights in bf16, caches filled synthetically. A step is
 CUDA graph, the sampled tokens down, measured on the host's clock. Dense is our own kernel, and FlashInfer's and
 PyTorch's flash kernels in its place; speed-ups are over the fastest of them. What does not fit is listed as not
 measured, with needed and free memory, and so is what `--seconds` left no time for. The result goes to
-benchmarks/results/torch_backend.json, anew after every cell: a run that is ended loses the cell it was at.
+benchmarks/results/torch_backend.json, point by point (points.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import machine, torch_baselines
+from benchmarks import gpu_timing, torch_baselines
+from benchmarks.gpu import Gpu, add_argument, chosen
 from benchmarks.kernel_calls import page_bounds
 from benchmarks.kernel_cases import MODEL
-from benchmarks.kernels import CANNOT, cuda_library
+from benchmarks.points import Point, Results, add_arguments, first_line
+from benchmarks.sweep import POINTS, count, point
 from benchmarks.torch_cases import FORMATS, Cell, against_dense, cells, figures
 from kvc_trt.backends.torch.benchmark import TimedDecoder
 from kvc_trt.backends.torch.elementwise import compiled
 from kvc_trt.backends.torch.executor import TorchExecutor
-from kvc_trt.backends.torch.memory import free_bytes
 from kvc_trt.backends.torch.weights import TorchWeights, joined_names
 from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.methods.parameters import DEFAULT
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.weights import expected_tensors
 
@@ -44,7 +47,8 @@ WARM_UP_STEPS = 5
 GROUPS = 10
 PREFILLS = 3
 OUT_OF_TIME = "the time given by --seconds was over"
-__all__ = ["CANNOT", "main"]
+NARROW = replace(MODEL, num_hidden_layers=2, hidden_size=256, intermediate_size=512, vocab_size=1000)
+"""What emulated kernels run in: their own sizes are the large model's."""
 
 
 def random_weights(model: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> TorchWeights:
@@ -112,117 +116,118 @@ def open_cell(cell: Cell, weights: TorchWeights) -> TorchExecutor:
     return executor
 
 
-def measured(cell: Cell, weights: TorchWeights, bandwidth: float, steps: int) -> dict[str, Any]:
-    """One entry of the result: figures, or the reason why there are none."""
-    from benchmarks import gpu_timing
-
-    entry: dict[str, Any] = {"name": cell.name, "batch": cell.batch, "context": cell.context, "budget": cell.budget}
+def measured(cell: Cell, weights: TorchWeights, gpu: Gpu, bandwidth: float, steps: int) -> dict[str, Any]:
+    """What an entry of the result holds beside its identity: figures, or the reason why there are none."""
     if reason := torch_baselines.unavailable(cell.name, cell.parameters.layer_capacity(0)):
-        return {**entry, "not_measured": reason}
-    free = free_bytes(weights.embedding.device)
+        return {"not_measured": reason}
+    free = gpu.free_bytes
     if cell.needed_bytes > free:
         needed = f"needs {cell.needed_bytes >> 20} MiB beside the weights, {free >> 20} MiB are free"
-        return {**entry, "not_measured": needed, "floor_ms": 1e3 * cell.floor_seconds(bandwidth)}
+        return {"not_measured": needed, "floor_ms": 1e3 * cell.floor_seconds(bandwidth)}
     try:
         executor = open_cell(cell, weights)
         times = step_seconds(executor, cell, steps)
-        clocks = gpu_timing.judge_clocks(gpu_timing.clock_reasons())
+        clocks = gpu.clocks()
     except UnsupportedEnvironment as error:
-        return {**entry, "not_measured": error.message}
+        return {"not_measured": error.message}
     except torch.OutOfMemoryError as error:
-        return {**entry, "not_measured": str(error).splitlines()[0]}
+        return {"not_measured": first_line(error)}
     except gpu_timing.Throttled as error:
-        return {**entry, "not_measured": f"the GPU was throttled: {error}"}
-    except RuntimeError as error:
-        # A baseline that this GPU or version lacks must not end the run; a failure of our own must.
+        return {"not_measured": f"the GPU was throttled: {error}"}
+    except Exception as error:
+        # A baseline that this GPU or version lacks is no failure; one of our own kernels is.
         if cell.name not in BASELINES:
             raise
-        return {**entry, "not_measured": str(error).splitlines()[0]}
+        return {"not_measured": first_line(error)}
     first, _, third = quantiles(times, n=4)
     seconds = median(times)
     graph = executor.capturer.refused
-    return {
-        **entry, **figures(cell, seconds, bandwidth), "spread": (third - first) / seconds, "clocks": clocks,
+    return gpu.publishable({
+        **figures(cell, seconds, bandwidth), "spread": (third - first) / seconds, "clocks": clocks,
         "cuda_graph": graph is None, **({} if graph is None else {"no_graph_because": graph}),
         "state_bytes": executor.state_bytes(),
-    }  # fmt: skip
+    })  # fmt: skip
 
 
-def decode_part(
-    weights: TorchWeights, bandwidth: float, options: argparse.Namespace, model: ModelConfig = MODEL
-) -> Iterator[dict[str, Any]]:
-    """Every cell in order; RocketKV's carry the ceiling, and the speed-up over the fastest dense one before them."""
-    fastest: dict[tuple[int, int], float] = {}
-    for cell in cells(options.batches, options.contexts, options.budgets, options.baselines, options.dtype, model):
-        if time.monotonic() > options.until:
-            entry: dict[str, Any] = {
-                "name": cell.name, "batch": cell.batch, "context": cell.context, "budget": cell.budget,
-                "not_measured": OUT_OF_TIME,
-            }  # fmt: skip
-        else:
-            entry = measured(cell, weights, bandwidth, options.steps)
-            release()
-        place = cell.batch, cell.context
-        if "step_ms" in entry and cell.budget is None:
-            fastest[place] = min(fastest.get(place, float("inf")), entry["step_ms"] / 1e3)
-        elif "step_ms" in entry:
-            entry |= against_dense(cell, entry["step_ms"] / 1e3, fastest.get(place))
-        print(f"{cell.label}: {line(entry)}", flush=True)
-        yield entry
+def fastest_dense(entries: Iterable[Mapping[str, Any]], cell: Cell) -> float | None:
+    """Seconds of the fastest dense step of the cell's batch and context; None where none was measured."""
+    place = cell.batch, cell.context
+    return min(
+        (
+            entry["step_ms"] / 1e3
+            for entry in entries
+            if "step_ms" in entry and entry["budget"] is None and (entry["batch"], entry["context"]) == place
+        ),
+        default=None,
+    )
 
 
-def prefill_peak(cell: Cell, weights: TorchWeights) -> dict[str, Any]:
-    """Time and peak memory of one prompt's prefill: peaks above what lay there before, which is the weights."""
-    dtype = getattr(torch, cell.dtype)
-    decoder = TimedDecoder(cell.model, cell.parameters, weights, cache_dtype=dtype, elementwise=compiled())
-    ids = torch.randint(0, cell.model.vocab_size, (cell.batch, cell.prompt), device="cuda")
-    lengths = torch.full((cell.batch,), cell.prompt, device="cuda")
-    decoder.prefill(ids, lengths)  # compiles, loads and tunes
-    seconds = []
-    for _ in range(PREFILLS):
-        release()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        decoder.marks.clear()
-        started = time.perf_counter()
-        decoder.prefill(ids, lengths)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    found = {"prefill_s": median(seconds), "peak_bytes": torch.cuda.max_memory_allocated() - before}
-    if decoder.marks:
-        taken = decoder.compaction_seconds()
-        found |= {"compaction_s": taken, "compaction_share": taken / seconds[-1]}
+def decode_point(
+    cell: Cell, weights: TorchWeights, gpu: Gpu, bandwidth: float, options: argparse.Namespace,
+    before: Iterable[Mapping[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """One cell; a sparse one carries the ceiling, and the speed-up over the fastest dense one among those `before`."""
+    if time.monotonic() > options.until:
+        return {"not_measured": OUT_OF_TIME}
+    found = measured(cell, weights, gpu, bandwidth, options.steps)
+    if "step_ms" in found and cell.budget is not None:
+        found |= against_dense(cell, found["step_ms"] / 1e3, fastest_dense(before, cell))
     return found
 
 
-def prefill_part(weights: TorchWeights, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def decode_points(
+    weights: TorchWeights, gpu: Gpu, bandwidth: float, options: argparse.Namespace, model: ModelConfig,
+    before: Iterable[Mapping[str, Any]],
+) -> Iterator[Point]:  # fmt: skip
+    """Every cell in order; `before` are the entries as they grow."""
+    lists = options.batches, options.contexts, options.budgets, options.points, options.baselines
+    for cell in cells(*lists, options.dtype, model):
+        yield cell.identity, partial(decode_point, cell, weights, gpu, bandwidth, options, before)
+
+
+def prefill_peak(cell: Cell, weights: TorchWeights, gpu: Gpu) -> dict[str, Any]:
+    """Time and peak memory of one prompt's prefill: peaks above what lay there before, which is the weights."""
+    dtype = getattr(torch, cell.dtype)
+    decoder = TimedDecoder(cell.model, cell.parameters, weights, cache_dtype=dtype, elementwise=compiled())
+    ids = torch.randint(0, cell.model.vocab_size, (cell.batch, cell.prompt), device=gpu.device)
+    lengths = torch.full((cell.batch,), cell.prompt, device=gpu.device)
+    decoder.prefill(ids, lengths)  # compiles, loads and tunes
+    seconds = []
+    for _ in range(PREFILLS):
+        gpu.release()
+        gpu.synchronize()
+        before = gpu.watch_memory()
+        decoder.marks.clear()
+        started = time.perf_counter()
+        decoder.prefill(ids, lengths)
+        gpu.synchronize()
+        seconds.append(time.perf_counter() - started)
+    found = {"prefill_s": median(seconds), "peak_bytes": gpu.peak_bytes() - before}
+    if decoder.marks:
+        taken = decoder.compaction_seconds()
+        found |= {"compaction_s": taken, "compaction_share": taken / seconds[-1]}
+    return gpu.publishable(found)
+
+
+def prefill_point(cell: Cell, weights: TorchWeights, gpu: Gpu, options: argparse.Namespace) -> dict[str, Any]:
+    """One prefill, or the reason why there is none."""
+    if time.monotonic() > options.until:
+        return {"not_measured": OUT_OF_TIME}
+    try:
+        return prefill_peak(cell, weights, gpu)
+    except torch.OutOfMemoryError as error:
+        return {"not_measured": first_line(error)}
+
+
+def prefill_points(weights: TorchWeights, gpu: Gpu, options: argparse.Namespace, model: ModelConfig) -> Iterator[Point]:
     """Prefill that compacts layer by layer, beside one that leaves every layer's whole cache."""
     for context in options.contexts:
-        for name, budget in (("rocketkv", 512), ("dense", None)):
-            cell = Cell(name, 1, context, budget, options.dtype)
-            entry: dict[str, Any] = {"name": name, "batch": 1, "context": context, "budget": budget}
-            try:
-                if time.monotonic() > options.until:
-                    entry["not_measured"] = OUT_OF_TIME
-                else:
-                    entry |= prefill_peak(cell, weights)
-            except torch.OutOfMemoryError as error:
-                entry["not_measured"] = str(error).splitlines()[0]
-                release()
-            print(f"prefill {cell.label}: {prefill_line(entry)}", flush=True)
-            yield entry
+        for name, budget in ((DEFAULT, options.prefill_budget), ("dense", None)):
+            cell = Cell(name, 1, context, budget, options.dtype, model)
+            yield cell.identity, partial(prefill_point, cell, weights, gpu, options)
 
 
-def release() -> None:
-    """Give freed memory back, so that the next cell sees what is really free."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def line(entry: dict[str, Any]) -> str:
-    if "not_measured" in entry:
-        return f"not measured: {entry['not_measured']}"
+def line(entry: Mapping[str, Any]) -> str:
     text = (
         f"{entry['step_ms']:.3f} ms (spread {entry['spread']:.1%}), {entry['tokens_per_second']:.0f} tokens/s, "
         f"{entry['share_of_floor']:.0%} of its floor {entry['floor_ms']:.3f} ms"
@@ -232,9 +237,7 @@ def line(entry: dict[str, Any]) -> str:
     return text
 
 
-def prefill_line(entry: dict[str, Any]) -> str:
-    if "not_measured" in entry:
-        return f"not measured: {entry['not_measured']}"
+def prefill_line(entry: Mapping[str, Any]) -> str:
     share = f", compaction {entry['compaction_share']:.1%}" if "compaction_share" in entry else ""
     return f"{entry['prefill_s']:.2f} s, peak {entry['peak_bytes'] / 1e9:.2f} GB above the weights{share}"
 
@@ -244,47 +247,44 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=count, nargs="+", default=list(BATCHES))
     parser.add_argument("--contexts", type=count, nargs="+", default=list(CONTEXTS), help="prompt and answer together")
     parser.add_argument("--budgets", type=count, nargs="+", default=list(BUDGETS))
+    parser.add_argument("--points", type=point, nargs="*", default=list(POINTS), metavar="POLICY/BATCH/CONTEXT/BUDGET",
+                        help="decode beside what the lists say")  # fmt: skip
     parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=list(BASELINES))
     parser.add_argument("--parts", nargs="+", choices=["decode", "prefill"], default=["decode", "prefill"])
+    parser.add_argument("--prefill-budget", type=count, default=512, help="token budget of the prefill that compacts")
     parser.add_argument("--dtype", choices=list(FORMATS), default="bfloat16")
     parser.add_argument("--steps", type=count, default=20, help=f"decode steps in each of {GROUPS} groups")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so long")
     parser.add_argument("--output", default="torch_backend", help="benchmarks/results/OUTPUT.json")
+    add_argument(parser)
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     options.until = time.monotonic() + options.seconds
     return options
 
 
-def count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    cuda_library()
-    from benchmarks import gpu_timing
-
-    bandwidth = gpu_timing.copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e9:.0f} GB/s")
-    release()
-    weights = random_weights(MODEL, getattr(torch, options.dtype), torch.device("cuda", torch.cuda.current_device()))
-    result: dict[str, Any] = {
-        "device": gpu_timing.device_record(),
-        "model": "llama3.1-8b, random weights",
+    gpu = chosen(options)
+    bandwidth = gpu.copy_bandwidth()
+    print(gpu.name)
+    gpu.release()
+    model, dtype = (NARROW, "float32") if gpu.emulated else (MODEL, options.dtype)
+    weights = random_weights(model, getattr(torch, dtype), gpu.device)
+    head: dict[str, Any] = {
+        "device": gpu.record(),
+        "model": "two narrow layers with the heads of llama3.1-8b" if gpu.emulated else "llama3.1-8b, random weights",
         "dtype": options.dtype,
-        "copy_bytes_per_second": bandwidth,
+        **gpu.publishable({"copy_bytes_per_second": bandwidth}),
     }
-    parts = {"prefill": prefill_part(weights, options), "decode": decode_part(weights, bandwidth, options)}
-    for name in (name for name in parts if name in options.parts):
-        result[name] = []
-        for entry in parts[name]:
-            result[name].append(entry)
-            path = machine.write_result(options.output, result)
-    print(path)
-    return 0
+    results = Results(options.output, head, gpu, resume=options.resume, seconds=options.point_seconds)
+    if "prefill" in options.parts:
+        results.measure("prefill", prefill_points(weights, gpu, options, model), prefill_line)
+    if "decode" in options.parts:
+        entries = results.entries("decode")
+        results.measure("decode", decode_points(weights, gpu, bandwidth, options, model, entries), line)
+    print(results.path)
+    return results.status
 
 
 if __name__ == "__main__":

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from benchmarks.kernel_cases import ITEM_BYTES, MODEL, NEW_TOKENS
+from benchmarks.sweep import SweepPoint
 from kvc_trt import policies
 from kvc_trt.backends.torch import memory
 from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
-from kvc_trt.methods.parameters import PolicyParameters
+from kvc_trt.methods.parameters import BASELINE, DEFAULT, PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.profile.floor import H200, StepCost, ceiling_speedup, floor_seconds
 from kvc_trt.profile.model_size import count_parameters, weight_bytes
@@ -33,7 +35,7 @@ class Cell:
     """One throughput to measure."""
 
     name: str
-    """rocketkv, dense (our kernel), sdpa_flash or flashinfer."""
+    """A policy, or one of DENSE: our kernel or another's over the whole cache."""
     batch: int
     context: int
     budget: int | None
@@ -42,9 +44,9 @@ class Cell:
     model: ModelConfig = MODEL
 
     @property
-    def label(self) -> str:
-        budget = "" if self.budget is None else f" budget {self.budget}"
-        return f"{self.name} batch {self.batch} context {self.context}{budget}"
+    def identity(self) -> dict[str, Any]:
+        """What tells its entry from the others."""
+        return {"name": self.name, "batch": self.batch, "context": self.context, "budget": self.budget}
 
     @property
     def prompt(self) -> int:
@@ -52,7 +54,7 @@ class Cell:
 
     @cached_property
     def parameters(self) -> PolicyParameters:
-        policy = "full" if self.budget is None else "rocketkv"
+        policy = BASELINE if self.budget is None else self.name
         return policies.resolve(
             policy, model=self.model, token_budget=self.budget or 512, max_input_len=self.prompt,
             max_output_len=NEW_TOKENS,
@@ -100,15 +102,18 @@ class Cell:
 
 
 def cells(
-    batches: Sequence[int], contexts: Sequence[int], budgets: Sequence[int], baselines: Sequence[str], dtype: str,
-    model: ModelConfig = MODEL,
+    batches: Sequence[int], contexts: Sequence[int], budgets: Sequence[int], points: Sequence[SweepPoint],
+    baselines: Sequence[str], dtype: str, model: ModelConfig = MODEL,
 ) -> Iterator[Cell]:  # fmt: skip
     """The dense ones of a batch and context come first: what follows is set against the fastest of them."""
-    for batch, context in itertools.product(batches, contexts):
+    product = itertools.product(batches, contexts, budgets)
+    wanted = [*(SweepPoint(DEFAULT, *numbers) for numbers in product), *points]
+    for batch, context in dict.fromkeys((point.batch, point.context) for point in wanted):
         for name in ("dense", *baselines):
             yield Cell(name, batch, context, None, dtype, model)
-        for budget in budgets:
-            yield Cell("rocketkv", batch, context, budget, dtype, model)
+        for point in dict.fromkeys(wanted):
+            if (point.batch, point.context) == (batch, context):
+                yield Cell(point.policy, batch, context, point.budget, dtype, model)
 
 
 def figures(cell: Cell, seconds: float, bandwidth: float) -> dict[str, float]:

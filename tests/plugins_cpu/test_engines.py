@@ -17,8 +17,8 @@ from kvc_trt.backends.onnxruntime.native import VARIABLE
 from kvc_trt.engine.program import Program
 from kvc_trt.operators import KVC_DOMAIN
 from kvc_trt.operators.quantised_linear import CONTRIBUTED_PRODUCT, QUANTISED_LINEAR
-from tests.backends.onnxruntime.test_executor import filled
 from tests.backends.onnxruntime.test_turns import settings_of, tokens_of, with_turns
+from tests.backends.prompts import filled
 
 POLICIES = ("full", "rocketkv", "snapkv++", "hybrid", "quest", "duo-attention", "streaming-llm", "h2o", "sparq")
 STEPS = 12

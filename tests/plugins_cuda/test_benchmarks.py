@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import cubin, gpu_timing, kernel_calls, kernel_cases, kernel_launches, kernel_resources, kernels
+from benchmarks.emulated_gpu import EmulatedGpu
 from benchmarks.kernel_cases import Case
 from benchmarks.kernel_launches import Launch
 from benchmarks.kernel_traffic import Traffic, call_traffic, kernel_traffic
@@ -196,7 +197,34 @@ def test_synthetic_bounds_are_the_references(emulation: KernelLibrary) -> None:
 def test_the_sweep_measures_each_point_once() -> None:
     options = kernels.parse([])
     points = list(kernels.points(options))
-    assert len(points) == len({point.label for point in points}) == 3 * 4 * (2 * 4 + 3)
+    identities = {tuple(point.identity.items()) for point in points}
+    assert len(points) == len(identities) == 3 * 4 * (2 * 4 + 3) + 1
+
+
+def test_a_single_point_is_a_step_under_its_own_policy(emulation: KernelLibrary) -> None:
+    """quest-matched scores the pages of the whole context, and reads what its own rule says."""
+    options = kernels.parse(
+        ["--batches", "1", "--contexts", "512", "--budgets", "64", "--points", "quest-matched/1/512/64"]
+    )
+    *_, single = kernels.points(options)
+    assert (single.identity["policy"], single.case.entries) == ("quest-matched", single.case.dense_entries)
+    assert single.case.parameters.top_r == kernel_cases.HEAD_SIZE
+    (call,) = kernel_calls.hybrid(emulation, single.case, 1)
+    assert bool(call()[0].isfinite().all())
+
+
+def test_what_the_kernels_cannot_do_is_a_failure_and_a_baselines_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> list[object]:
+        raise RuntimeError("no kernel image\nis available")
+
+    options = kernels.parse([])
+    gpu = EmulatedGpu(None)
+    ours, baseline = (kernels.Point(name, Case(1, 512, 64)) for name in ("dense", "sdpa_flash"))
+    monkeypatch.setitem(kernel_calls.KERNELS, "dense", refused)
+    monkeypatch.setitem(kernel_calls.BASELINES, "sdpa_flash", refused)
+    assert kernels.measured(baseline, gpu, 1.0, options) == {"not_measured": "RuntimeError: no kernel image"}
+    with pytest.raises(RuntimeError):
+        kernels.measured(ours, gpu, 1.0, options)
 
 
 def test_baselines_are_judged_by_dense_attention() -> None:

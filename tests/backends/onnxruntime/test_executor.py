@@ -11,21 +11,7 @@ from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.runtime.executor import Prefilled
-
-LENGTHS = (200, 1, 31)
-
-
-def padded(prompts):
-    length = -(-max(map(len, prompts)) // 128) * 128
-    ids = np.zeros((len(prompts), length), np.int64)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = prompt
-    return ids, np.array([len(prompt) for prompt in prompts], np.int64)
-
-
-def prompts(lengths=LENGTHS):
-    random = np.random.default_rng(0)
-    return [random.integers(2, 97, length).tolist() for length in lengths]
+from tests.backends.prompts import LENGTHS, filled, padded, prompts
 
 
 @pytest.fixture
@@ -33,15 +19,6 @@ def executor(rocketkv):
     executor = OnnxRuntimeExecutor(rocketkv, threads=1)
     executor.allocate(4)
     return executor
-
-
-def filled(executor, rows=3):
-    """Prefill the prompts into the first rows; returns the arguments of the next decode."""
-    ids, lengths = padded(prompts(LENGTHS[:rows]))
-    prefilled = executor.prefill(ids, lengths)
-    for row in range(rows):
-        executor.insert(prefilled, row, row)
-    return prefilled.logits.argmax(axis=1), lengths.copy(), prefilled.cache_lengths.copy()
 
 
 def test_limits_and_bytes_follow_from_the_state_list(executor, rocketkv):

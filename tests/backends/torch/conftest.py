@@ -12,8 +12,8 @@ from kvc_trt.engine.program import Program
 from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import GraphWeights, write_weights
 from kvc_trt.models.random_weights import RandomWeights
-from tests.backends.onnxruntime.conftest import MODEL
 from tests.plugins_cuda.conftest import emulation, gpu, no_chosen_library, one_thread
+from tests.small_model import SMALL as MODEL
 
 __all__ = ["emulation", "engine", "gpu", "make_program", "no_chosen_library", "one_thread"]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from kvc_trt import policies
 from kvc_trt.backends.torch.policy_path import policy_path
+from kvc_trt.engine.program import Program
+from kvc_trt.graph.state import state_tensors
 from kvc_trt.methods.parameters import PolicyParameters
 from tests.small_model import SMALL
 
@@ -42,4 +46,16 @@ def case(name: str) -> tuple[str, dict[str, Any]]:
 
 TAKING_TURNS = tuple(name for name in CASES if parameters_of(name).no_turn is None)
 CHECKING_DRAFTS = tuple(name for name in CASES if parameters_of(name).no_drafts is None)
-WITHOUT_KERNELS = tuple(name for name in EVERY if policy_path(SMALL, parameters_of(name)) is not None)
+
+
+def with_turns(program: Program) -> Program:
+    """The program with what turns need, where its policy takes them."""
+    turns = program.parameters.no_turn is None
+    state = state_tensors(program.model, program.parameters, program.dtype, turns=turns)
+    return replace(program, state=state, extend=program.prefill if turns else None)
+
+
+@cache
+def without_kernels() -> tuple[str, ...]:
+    """The policies that run as PyTorch operations in some part, which needs the package onnx."""
+    return tuple(name for name in EVERY if policy_path(SMALL, parameters_of(name)) is not None)

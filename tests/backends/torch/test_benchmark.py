@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks import kernel_cases, torch_backend, torch_baselines, torch_cases, torch_engine
+from benchmarks import gpu, kernel_cases, machine, torch_backend, torch_baselines, torch_cases, torch_engine
+from benchmarks.emulated_gpu import EmulatedGpu
+from benchmarks.points import Results
+from benchmarks.sweep import SweepPoint
 from benchmarks.torch_cases import Cell
 from kvc_trt import reference
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.kernels.ops import kvc
 from kvc_trt.kernels.reference_ops import page_major
 from kvc_trt.profile.floor import H200
-from tests.backends.onnxruntime.conftest import MODEL
+from tests.small_model import SMALL as MODEL
 
 CPU = torch.device("cpu")
 SMALL = replace(MODEL, num_hidden_layers=2)
@@ -23,14 +25,28 @@ SMALL = replace(MODEL, num_hidden_layers=2)
 
 def everything():
     options = torch_backend.parse([])
-    return list(torch_cases.cells(options.batches, options.contexts, options.budgets, options.baselines, options.dtype))
+    lists = options.batches, options.contexts, options.budgets, options.points, options.baselines
+    return list(torch_cases.cells(*lists, options.dtype))
 
 
 def test_the_cells_are_those_of_the_requirement():
-    found = {(cell.name, cell.batch, cell.context, cell.budget) for cell in everything()}
+    found = [(cell.name, cell.batch, cell.context, cell.budget) for cell in everything()]
     places = [(batch, context) for batch in (1, 8, 32) for context in (32768, 131072)]
     sparse = {("rocketkv", *place, budget) for place in places for budget in (256, 512, 1024, 2048)}
-    assert found == sparse | {(name, *place, None) for place in places for name in torch_cases.DENSE}
+    dense = {(name, *place, None) for place in places for name in torch_cases.DENSE}
+    assert set(found) == sparse | dense | {("quest-matched", 1, 32768, 512)}
+    assert len(found) == len(set(found))
+
+
+def test_a_single_point_comes_after_the_dense_cells_of_its_place():
+    """Those are measured once, whether or not the lists name the place."""
+    points = [SweepPoint("quest-matched", 1, 512, 64), SweepPoint("rocketkv", 8, 1024, 96)]
+    found = torch_cases.cells([1], [512], [64], [*points, points[0]], ["sdpa_flash"], "bfloat16")
+    named = [(cell.name, cell.batch, cell.budget) for cell in found]
+    assert named == [
+        ("dense", 1, None), ("sdpa_flash", 1, None), ("rocketkv", 1, 64), ("quest-matched", 1, 64),
+        ("dense", 8, None), ("sdpa_flash", 8, None), ("rocketkv", 8, 96),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -67,7 +83,7 @@ def test_without_a_gpu_it_refuses_in_one_line(script, capsys):
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit) as refusal:
         script.main([])
-    assert refusal.value.code == script.CANNOT == 3
+    assert refusal.value.code == gpu.CANNOT == 3
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -79,40 +95,84 @@ def weights():
     return torch_backend.random_weights(SMALL, torch.float32, CPU)
 
 
-def test_the_whole_loop_runs_small_on_a_cpu(weights, capsys):
+class TimedCpu(EmulatedGpu):
+    """Publishes the seconds of this CPU, which mean nothing, for tests of what is made of seconds."""
+
+    free_bytes = 1 << 40
+
+    def publishable(self, figures):
+        return dict(figures)
+
+
+CPU_TIMED = TimedCpu(None)
+
+
+def test_the_whole_loop_runs_small_on_a_cpu(weights, monkeypatch, tmp_path, capsys):
     """Seconds mean nothing here; that every entry is made, filled and compared does."""
-    options = Namespace(
-        batches=[2], contexts=[512], budgets=[256], baselines=["sdpa_flash", "flashinfer"], dtype="bfloat16", steps=1,
-        until=float("inf"),
-    )  # fmt: skip
-    dense, sdpa, flashinfer, sparse = torch_backend.decode_part(weights, 1e9, options, SMALL)
-    assert [entry["name"] for entry in (dense, sdpa, flashinfer, sparse)] == [*torch_cases.DENSE, "rocketkv"]
+    monkeypatch.setattr(machine, "EMULATED", tmp_path)
+    options = torch_backend.parse(
+        [
+            "--batches",
+            "2",
+            "--contexts",
+            "512",
+            "--budgets",
+            "256",
+            "--points",
+            "quest-matched/2/512/128",
+            "--steps",
+            "1",
+        ]
+    )
+    results = Results("torch_backend", {}, CPU_TIMED, resume=False, seconds=60)
+    entries = results.entries("decode")
+    points = torch_backend.decode_points(weights, CPU_TIMED, 1e9, options, SMALL, entries)
+    results.measure("decode", points, torch_backend.line)
+    dense, sdpa, flashinfer, sparse, quest = entries
+    assert [entry["name"] for entry in entries] == [*torch_cases.DENSE, "rocketkv", "quest-matched"]
     fastest = min(dense["step_ms"], sdpa["step_ms"])
     assert sparse["speedup"] == pytest.approx(fastest / sparse["step_ms"])
+    assert quest["speedup"] == pytest.approx(fastest / quest["step_ms"])
     assert dense["tokens_per_second"] == pytest.approx(2e3 / dense["step_ms"])
     assert flashinfer["not_measured"]
     assert dense["state_bytes"] == 2 * 2 * 2 * 2 * 512 * 16 * 2
     assert "x dense of at most" in capsys.readouterr().out
 
 
+def test_a_prefill_has_its_time_its_peak_and_the_share_of_compaction(weights, capsys):
+    options = torch_backend.parse(["--contexts", "512", "--prefill-budget", "64"])
+    (identity, compacted), _ = torch_backend.prefill_points(weights, CPU_TIMED, options, SMALL)
+    entry = {**identity, **compacted()}
+    assert 0 < entry["compaction_share"] < 1
+    assert "compaction" in torch_backend.prefill_line(entry)
+
+
 def test_what_there_is_no_time_for_is_listed(weights):
     options = torch_backend.parse(["--batches", "2", "--contexts", "512", "--budgets", "256", "--seconds", "0"])
-    for part in (torch_backend.decode_part(weights, 1e9, options, SMALL), torch_backend.prefill_part(weights, options)):
-        assert {entry["not_measured"] for entry in part} == {torch_backend.OUT_OF_TIME}
+    points = [
+        *torch_backend.decode_points(weights, CPU_TIMED, 1e9, options, SMALL, []),
+        *torch_backend.prefill_points(weights, CPU_TIMED, options, SMALL),
+    ]
+    assert {measured()["not_measured"] for _, measured in points} == {torch_backend.OUT_OF_TIME}
 
 
 def test_an_engine_is_built_verified_and_reported(tmp_path):
-    options = torch_engine.parse(["--levels", "ops", "--steps", "2", "--no-profile"])
-    entry = torch_engine.measured(torch_engine.build(tmp_path / "bf16", "bf16", options), options)
-    (report,) = entry["verify"]
-    assert (entry["weights"], report["passed"], report["engine"]) == ("bf16", True, "bf16")
-    assert report["description"]["backend"].startswith("torch ")
+    """Built at its first point, or beforehand."""
+    options = torch_engine.parse(["--weights", "bf16", "--levels", "ops", "--steps", "2", "--no-profile"])
+    ((identity, measured),) = torch_engine.points(tmp_path, CPU_TIMED, options)
+    entry = {**identity, **measured()}
+    assert (entry["weights"], entry["level"], entry["passed"], entry["engine"]) == ("bf16", "ops", True, "bf16")
+    assert entry["description"]["backend"].startswith("torch ")
+    assert torch_engine.line(entry) == "passed"
+    options = torch_engine.parse(["--weights", "bf16", "--levels", "ops", "--no-profile", "--engines", str(tmp_path)])
+    ((_, measured),) = torch_engine.points(tmp_path / "none", CPU_TIMED, options)
+    assert measured()["passed"]
 
 
 def test_what_does_not_fit_is_listed_with_needed_and_free(weights, monkeypatch):
-    monkeypatch.setattr(torch_backend, "free_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr(TimedCpu, "free_bytes", 1 << 20)
     cell = Cell("dense", 32, 4096, None, "bfloat16", SMALL)
-    entry = torch_backend.measured(cell, weights, 1e9, 1)
+    entry = torch_backend.measured(cell, weights, CPU_TIMED, 1e9, 1)
     assert entry["not_measured"].startswith("needs ")
     assert entry["not_measured"].endswith("MiB beside the weights, 1 MiB are free")
     assert entry["floor_ms"] > 0

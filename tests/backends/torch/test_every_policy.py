@@ -16,7 +16,7 @@ from kvc_trt.backends.torch import device as device_module
 from kvc_trt.backends.torch import memory
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.policy_path import policy_path
-from kvc_trt.graph.state import cache_sites, state_tensors
+from kvc_trt.graph.state import cache_sites
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import use_library
 from kvc_trt.methods.registry import method
@@ -24,7 +24,15 @@ from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session, Speculation
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import run
-from tests.backends.torch.every_policy import CASES, CHECKING_DRAFTS, EVERY, TAKING_TURNS, WITHOUT_KERNELS, case
+from tests.backends.torch.every_policy import (
+    CASES,
+    CHECKING_DRAFTS,
+    EVERY,
+    TAKING_TURNS,
+    case,
+    with_turns,
+    without_kernels,
+)
 from tests.backends.torch.meta import LiveBytes
 from tests.contexts.test_continuing import session_of, steps, through_a_file
 from tests.runtime.test_speculation import Always
@@ -41,10 +49,7 @@ def program(make_program):
     @cache
     def make(name, precision="fp32"):
         policy, changes = case(name)
-        made = make_program(policy, precision, max_output_len=40, **changes)
-        turns = made.parameters.no_turn is None
-        state = state_tensors(made.model, made.parameters, made.dtype, turns=turns)
-        return replace(made, state=state, extend=made.prefill if turns else None)
+        return with_turns(make_program(policy, precision, max_output_len=40, **changes))
 
     return make
 
@@ -157,7 +162,7 @@ def test_drafts_change_no_answer(name, program, monkeypatch):
     assert session.timings.draft_runs > 0
 
 
-@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+@pytest.mark.parametrize("name", without_kernels())
 def test_a_row_goes_on_from_a_stored_context_bit_for_bit(name, program, tmp_path):
     made, executor = program(name), partial(TorchExecutor, device="cpu")
     running, restored = (session_of(made, executor=executor) for _ in range(2))
@@ -169,7 +174,7 @@ def test_a_row_goes_on_from_a_stored_context_bit_for_bit(name, program, tmp_path
     assert [seen[again] for seen in steps(restored, 4)] == [seen[row] for seen in steps(running, 4)]
 
 
-@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+@pytest.mark.parametrize("name", without_kernels())
 def test_a_prefill_stays_below_its_bound(name, program):
     made = program(name)
     decoder = TorchExecutor(made, device="cpu").decoder
@@ -236,15 +241,3 @@ def test_every_policy_is_on_one_of_the_paths(program):
     assert {kinds[name] for name in ("snapkv", "rocketkv-mt")} == {(True, True, False)}
     evicting = ("streaming-llm", "sliding-window", "h2o", "tova", "duo-attention")
     assert {kinds[name] for name in evicting} == {(False, False, False)}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", CASES)
-def test_a_gpu_gives_what_the_cpu_gives(name, program, gpu):
-    made = program(name, "fp16")
-    batch = batch_of([np.random.default_rng(1).integers(2, 97, n).tolist() for n in (250, 40)])
-    on_cpu = run(TorchExecutor(made, device="cpu"), batch, 0)
-    with use_library(gpu.library.path):
-        found = run(TorchExecutor(made, device=gpu.device), batch, STEPS)
-    assert np.abs(found.logits[0] - on_cpu.logits[0]).max() <= 2e-2 * max(1.0, np.abs(on_cpu.logits).max())
-    assert np.isfinite(found.logits).all()

@@ -24,8 +24,8 @@ from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import run
 from tests.backends.onnxruntime.conftest import MODEL
-from tests.backends.onnxruntime.test_executor import filled, padded, prompts
 from tests.backends.onnxruntime.test_rows import assert_same_where_clear, margin, requests
+from tests.backends.prompts import filled, padded, prompts
 from tests.kernels.double import compile_double
 
 FAMILIES = {

@@ -16,7 +16,7 @@ from kvc_trt.graph.state import state_tensors
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.sizes import readable_size
 from tests.backends.onnxruntime.conftest import MODEL
-from tests.backends.onnxruntime.test_executor import padded, prompts
+from tests.backends.prompts import padded, prompts
 from tests.backends.torch import meta
 
 CPU = torch.device("cpu")

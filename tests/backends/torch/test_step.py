@@ -10,9 +10,8 @@ import torch
 
 from kvc_trt.backends.torch.executor import TorchExecutor
 from kvc_trt.backends.torch.step import Capturer, StaticStep, rows_captured
-from kvc_trt.kernels import use_library
 from kvc_trt.runtime.executor import NOT_FINITE, GreedyExecutor
-from tests.backends.onnxruntime.test_executor import filled
+from tests.backends.prompts import filled
 from tests.backends.torch import meta
 from tests.gpu import StandInCapturer
 
@@ -173,24 +172,3 @@ def test_a_failed_capture_falls_back_once_and_for_all(caplog, monkeypatch):
     assert len(attempts) == 1
     assert capturer.refused == "operation not permitted when stream is capturing"
     assert caplog.text.count("operation not permitted") == 1
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("policy", ["full", "rocketkv"])
-def test_a_replayed_graph_is_the_eager_step(policy, make_program, gpu):
-    """Over several steps and two numbers of rows, one of which a larger graph serves; who watches never captures."""
-    program = make_program(policy, "bf16")
-    with use_library(gpu.library.path):
-        captured = TorchExecutor(program, device=gpu.device)
-        eager = TorchExecutor(program, device=gpu.device, expose=["query.2"])
-        captured.capturer = gpu.capturer()
-        for executor in (captured, eager):
-            executor.allocate(4)
-        step, _ = [filled(executor) for executor in (captured, eager)]
-        for offset in range(3):
-            for rows in (3, 2):
-                fed = step[0][:rows], step[1][:rows] + offset, np.ascontiguousarray(step[2][:, :rows] + offset)
-                found, expected = captured.decode(*fed), eager.decode(*fed)
-                assert np.abs(found - expected).max() <= 2e-2 * np.abs(expected).max()
-    assert captured.capturer.captures
-    assert not eager.capturer.captures

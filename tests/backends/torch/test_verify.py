@@ -14,7 +14,7 @@ from kvc_trt.cli.main import run
 from kvc_trt.errors import InputError
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.verify.ladder import verify
-from tests.backends.torch.every_policy import WITHOUT_KERNELS, case
+from tests.backends.torch.every_policy import case, without_kernels
 from tests.kernels.double import compile_double
 from tests.plugins_cuda.build import broken_emulation
 from tests.verify.conftest import make_engine, parameters_for
@@ -60,7 +60,7 @@ def test_the_other_policies_pass_through_the_emulated_kernels(policy, emulation,
     assert passed_rungs(report) >= {"ops", "logits", "tokens"}
 
 
-@pytest.mark.parametrize("policy", WITHOUT_KERNELS)
+@pytest.mark.parametrize("policy", without_kernels())
 def test_policies_without_kernels_pass_by_their_nodes(policy, make_engine, parameters_for):
     """The dense twin of steps without a kernel runs the same bodies, so that it can be compared bit for bit."""
     settings = case(policy)[1] | {"max_output_len": 40}

@@ -16,7 +16,7 @@ import pytest
 from kvc_trt.backends.torch.parallel.group import RankError, RankGroup
 from kvc_trt.errors import UnsupportedEnvironment
 from kvc_trt.kernels import loading
-from tests.backends.onnxruntime.test_executor import padded, prompts
+from tests.backends.prompts import padded, prompts
 from tests.kernels.double import compile_double
 
 SECONDS = 20.0

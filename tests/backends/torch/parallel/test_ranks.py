@@ -17,8 +17,8 @@ from kvc_trt.runtime.batch import batch_of
 from kvc_trt.verify.engine_run import judge_compaction, run
 from kvc_trt.verify.ops import compare_step
 from tests.backends.onnxruntime.conftest import MODEL
-from tests.backends.onnxruntime.test_executor import filled, padded, prompts
 from tests.backends.onnxruntime.test_rows import CLEAR_MARGIN, requests
+from tests.backends.prompts import filled, padded, prompts
 from tests.backends.torch.test_executor import alone
 
 STEPS = 12
