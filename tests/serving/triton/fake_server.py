@@ -6,6 +6,8 @@ import json
 import threading
 from types import SimpleNamespace
 
+from kvc_trt.serving.triton.config_schema import parsed
+
 
 class Tensor:
     def __init__(self, name, array):
@@ -114,3 +116,10 @@ def pb_utils(directory):
         Logger=SimpleNamespace(log_error=log.append, lines=log),
         get_model_dir=lambda: str(directory),
     )
+
+
+def model_arguments(directory):
+    """What Triton gives to `initialize` of the exported model in `directory`."""
+    config = parsed((directory / "config.pbtxt").read_text())
+    parameters = {name: {"string_value": value.string_value} for name, value in config.parameters.items()}
+    return {"model_config": json.dumps({"parameters": parameters}), "model_name": directory.name, "model_version": "1"}

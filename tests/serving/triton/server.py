@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -19,8 +18,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.serving.processes import free_ports
+from kvc_trt.errors import UnsupportedEnvironment
+from kvc_trt.serving.triton.installation import ENVIRONMENT as VARIABLE
+from kvc_trt.serving.triton.installation import Installation, find_triton
+
 ROOT = Path(__file__).resolve().parents[3]
-ENVIRONMENT = Path(os.environ.get("KVC_TRT_TRITON", ROOT / "build" / "triton"))
+ENVIRONMENT = Path(os.environ.get(VARIABLE, ROOT / "build" / "triton"))
 PYTHON = ENVIRONMENT / "bin" / "python"
 START_SECONDS, STOP_SECONDS = 90.0, 45.0
 _FAILED = re.compile(r"error while loading shared libraries|failed to load|^error", re.MULTILINE)
@@ -42,15 +46,13 @@ class TritonServer:
     def __init__(self, repository: Path, directory: Path, *options: str) -> None:
         self.killed = False
         """Whether it has been ended by force."""
-        self.http, self.grpc, self._metrics = _free_ports(3)
+        self.http, self.grpc, self._metrics = free_ports(3)
         self._prefix = f"kvc_{os.getpid()}_{self.http}_"
         self._log = directory / "server.log"
-        server = _site_packages() / "pytriton" / "tritonserver"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    str(server / "bin" / "tritonserver"), f"--model-repository={repository}",
-                    f"--backend-directory={_backends(directory, server)}",
+                    *_installation().arguments(directory), f"--model-repository={repository}",
                     "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
                     f"--http-port={self.http}", f"--grpc-port={self.grpc}", f"--metrics-port={self._metrics}",
                     "--disable-auto-complete-config", "--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0",
@@ -151,12 +153,13 @@ class TritonServer:
 
 def check_environment() -> None:
     """Skip where Python has no shared library, which the server cannot do without; fail where `make` was not run."""
-    library = _library()
-    if library is None:
-        pytest.skip(
-            "SKIPPED ALL TESTS OF TRITON: this Python has no shared libpython, which Triton's Python models need"
-        )
     assert PYTHON.exists(), f"{ENVIRONMENT} is missing: make triton-env"
+    try:
+        _variables()
+    except UnsupportedEnvironment as error:
+        if "shared libpython" not in error.message:
+            raise
+        pytest.skip(f"SKIPPED ALL TESTS OF TRITON: {error.message}")
 
 
 @contextlib.contextmanager
@@ -200,50 +203,11 @@ def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def _library() -> Path | None:
-    """Return the directory of the environment's shared libpython."""
-    asked = "import sysconfig as s; print(s.get_config_var('Py_ENABLE_SHARED'), s.get_config_var('LIBDIR'))"
-    python = PYTHON if PYTHON.exists() else "python3"
-    shared, directory = subprocess.check_output([python, "-c", asked], text=True).split()
-    return Path(directory) if shared == "1" else None
-
-
-def _site_packages() -> Path:
-    (found,) = (ENVIRONMENT / "lib").glob("python3.*/site-packages")
-    return found
-
-
-def _backends(directory: Path, server: Path) -> Path:
-    """Make a directory with Triton's Python backend and its stub for the environment's Python."""
-    python = directory / "backends" / "python"
-    python.mkdir(parents=True)
-    version = _site_packages().parent.name.removeprefix("python")
-    for file in (
-        server / "backends" / "python" / "libtriton_python.so",
-        server / "backends" / "python" / "triton_python_backend_utils.py",
-        server / "python_backend_stubs" / version / "triton_python_backend_stub",
-    ):
-        (python / file.name).symlink_to(file)
-    return python.parent
+def _installation() -> Installation:
+    return find_triton({VARIABLE: str(ENVIRONMENT)})
 
 
 def _variables() -> dict[str, str]:
-    """The environment's Python first in PATH and its library: what Triton's stub then runs."""
+    """What a server needs, and nothing else of this process's environment."""
     kept = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
-    return {
-        **kept,
-        "PATH": f"{PYTHON.parent}:/usr/bin:/bin",
-        "LD_LIBRARY_PATH": str(_library()),
-        "OMP_NUM_THREADS": "1",
-        "KVC_TRT_CPU_KERNELS": "none",
-    }
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    return {**_installation().variables(kept), "OMP_NUM_THREADS": "1", "KVC_TRT_CPU_KERNELS": "none"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,25 +9,20 @@ import pytest
 
 import kvc_trt
 from kvc_trt.backends.registry import open_engine
-from kvc_trt.cli.main import run
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.ensemble import export_ensemble
+from tests.serving.triton.prompts import ANSWER, LAMP, PROMPTS, answered_alone, answered_by_run, talkative_engine
 from tests.serving.triton.server import check_environment, grpc, serving, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
-LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
-ANSWER = "scarlet tiger lagos eight"
-PROMPTS = [LAMP.replace("<query>", "amber " * count + "<query>") for count in (0, 3, 40, 200, 700, 1500)]
 ENDLESS = {"text_input": LAMP, "max_tokens": 8000, "end_id": -1, "stream": True}
 
 
 @pytest.fixture(scope="module")
 def talkative(tmp_path_factory):
     """An engine with answers so long that a client is gone before they end: text is made more slowly than tokens."""
-    path = tmp_path_factory.mktemp("engines") / "talkative"
-    kvc_trt.build("retrieval-tiny", token_budget=64, prompt_budget=64, max_output_len=8000, output=path, verify=False)
-    return path
+    return talkative_engine(tmp_path_factory, 8000)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +46,7 @@ def server(talkative, tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(talkative):
     """What the engine answers to each prompt by itself."""
-    engine = kvc_trt.Engine.open(talkative)
-    return [engine.generate(prompt, max_new_tokens=40, ignore_eos=True).text for prompt in PROMPTS]
+    return [output.text for output in answered_alone(talkative)]
 
 
 def ended(server, kind):
@@ -61,8 +54,7 @@ def ended(server, kind):
 
 
 def test_it_answers_as_kvc_trt_run_does(server, talkative, capfd):
-    assert run(["run", str(talkative), "--prompt", PROMPTS[4], "--json"]) == 0
-    (expected,) = json.loads(capfd.readouterr().out)["outputs"]
+    expected = answered_by_run(talkative, PROMPTS[4], capfd)
     wanted = dict.fromkeys(("finish_reason", "num_input_tokens", "num_output_tokens", "kv_cache_tokens"), True)
     fields = {"text_input": PROMPTS[4], "max_tokens": 100, "bad_words": "", "stop_words": ""}
     reply = server.generate("ensemble", **fields, **{f"return_{name}": value for name, value in wanted.items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import numpy as np
@@ -20,10 +19,17 @@ from kvc_trt.serving.triton.config_schema import parsed
 from kvc_trt.serving.triton.engine_step import StepOutputs
 from kvc_trt.serving.triton.ensemble import ensemble_config, export_ensemble
 from kvc_trt.serving.triton.loading import load_model
-from tests.serving.triton.fake_server import Request, Tensor, TritonError, TritonModelException, pb_utils
+from tests.serving.triton.fake_server import (
+    Request,
+    Tensor,
+    TritonError,
+    TritonModelException,
+    model_arguments,
+    pb_utils,
+)
+from tests.serving.triton.prompts import ANSWER, LAMP
 from tests.serving.triton.server import wait_until
 
-LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
 STEPS = (family.PREPROCESSING, family.ENGINE_STEP, family.POSTPROCESSING)
 
 
@@ -33,10 +39,7 @@ def repository(retrieval_engine, tmp_path_factory):
 
 
 def loaded(directory):
-    config = parsed((directory / "config.pbtxt").read_text())
-    parameters = {name: {"string_value": value.string_value} for name, value in config.parameters.items()}
-    args = {"model_config": json.dumps({"parameters": parameters}), "model_name": directory.name, "model_version": "1"}
-    return load_model(pb_utils(directory / "1"), args)
+    return load_model(pb_utils(directory / "1"), model_arguments(directory))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,7 @@ def test_the_steps_together_answer_as_the_engine_does(steps, retrieval_engine, s
 def test_the_prompt_goes_before_the_answer_if_wanted(steps):
     asked = prompt(steps)
     (one,) = ask(steps[family.ENGINE_STEP], **asked, exclude_input_in_output=np.array([[False]]))
-    assert shown(steps, one) == LAMP + "scarlet tiger lagos eight"
+    assert shown(steps, one) == LAMP + ANSWER
     assert one.outputs["output_ids"].reshape(-1)[: asked["input_ids"].size].tolist() == asked["input_ids"][0].tolist()
 
 

@@ -12,20 +12,19 @@ import kvc_trt
 from kvc_trt.backends.registry import open_engine
 from kvc_trt.proof.file import proof_of
 from kvc_trt.serving.triton import tensors
-from kvc_trt.serving.triton.config_schema import parsed
 from kvc_trt.serving.triton.loading import load_model
 from kvc_trt.serving.triton.repository import export_model
 from kvc_trt.serving.triton.tensors import INPUTS, OUTPUTS, tensors_of
-from tests.serving.triton.fake_server import FAMILIES, Request, Tensor, TritonError, TritonModelException, pb_utils
-
-LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
-ANSWER = b"scarlet tiger lagos eight"
-
-
-def model_config(directory):
-    config = parsed((directory / "config.pbtxt").read_text())
-    parameters = {name: {"string_value": value.string_value} for name, value in config.parameters.items()}
-    return {"model_config": json.dumps({"parameters": parameters}), "model_name": "tiny", "model_version": "1"}
+from tests.serving.triton.fake_server import (
+    FAMILIES,
+    Request,
+    Tensor,
+    TritonError,
+    TritonModelException,
+    model_arguments,
+    pb_utils,
+)
+from tests.serving.triton.prompts import ANSWER, LAMP
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def exported(retrieval_engine, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(exported):
-    one = load_model(pb_utils(exported / "1"), model_config(exported))
+    one = load_model(pb_utils(exported / "1"), model_arguments(exported))
     yield one
     one.close()
 
@@ -58,13 +57,13 @@ def true():
 
 def test_one_response_by_default(model):
     (response,) = ask(model)
-    assert (response.outputs["text_output"].tolist(), set(response.outputs)) == ([[ANSWER]], {"text_output"})
+    assert (response.outputs["text_output"].tolist(), set(response.outputs)) == ([[ANSWER.encode()]], {"text_output"})
 
 
 def test_a_stream_is_pieces_and_every_output_has_its_type(model):
     names = ("finish_reason", "num_input_tokens", "num_output_tokens", "kv_cache_tokens", "output_ids", "log_probs")
     responses = ask(model, stream=true(), **{f"return_{name}": true() for name in names})
-    assert b"".join(one.outputs["text_output"].item() for one in responses) == ANSWER
+    assert b"".join(one.outputs["text_output"].item() for one in responses) == ANSWER.encode()
     assert set(responses[-1].outputs) == set(OUTPUTS) - {"kv_proof"}
     expected = {"STRING": np.object_, "INT32": np.int32, "UINT32": np.uint32, "FP32": np.float32}
     for response in responses:
@@ -156,13 +155,13 @@ def test_figures_that_cannot_be_shown_keep_nobody_waiting(model, monkeypatch):
 
     monkeypatch.setattr(model._metrics, "show", broken)
     (response,) = ask(model)
-    assert response.outputs["text_output"].item() == ANSWER
+    assert response.outputs["text_output"].item() == ANSWER.encode()
     assert model._unanswered == 0
     assert any("no such metric" in line for line in model._pb_utils.Logger.lines)
 
 
 def test_an_engine_that_was_changed_is_not_loaded(exported):
-    args = model_config(exported)
+    args = model_arguments(exported)
     config = json.loads(args["model_config"])
     config["parameters"]["engine_sha256"]["string_value"] = "0000"
     with pytest.raises(TritonModelException, match=r"^engine is another engine .*expected 0000") as refused:
@@ -180,7 +179,7 @@ def test_an_engine_that_was_changed_is_not_loaded(exported):
     ],
 )
 def test_parameters_of_the_model_are_checked(exported, parameters, message):
-    args = model_config(exported)
+    args = model_arguments(exported)
     config = json.loads(args["model_config"])
     for name, value in parameters.items():
         if value is None:
@@ -207,7 +206,7 @@ def test_metrics_grow_by_what_the_scheduler_has_counted(model):
 
 @pytest.fixture(scope="module")
 def proving(exported):
-    args = model_config(exported)
+    args = model_arguments(exported)
     config = json.loads(args["model_config"])
     config["parameters"]["kv_proofs"] = {"string_value": "True"}
     one = load_model(pb_utils(exported / "1"), {**args, "model_config": json.dumps(config)})

@@ -17,12 +17,10 @@ import psutil
 import pytest
 
 import kvc_trt
+from tests.serving.triton.prompts import ANSWER, LAMP
 from tests.serving.triton.server import ENVIRONMENT, ROOT, SHARED_MEMORY, check_environment, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
-
-LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
-ANSWER = "scarlet tiger lagos eight"
 
 
 class Served:

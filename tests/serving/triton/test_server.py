@@ -11,28 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import kvc_trt
 from kvc_trt.backends.registry import open_engine
-from kvc_trt.cli.main import run
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.repository import export_model
+from tests.serving.triton.prompts import ANSWER, LAMP, PROMPTS, answered_alone, answered_by_run, talkative_engine
 from tests.serving.triton.server import check_environment, grpc, serving, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
-LAMP = "<record> lamp scarlet tiger lagos eight <query> lamp"
-ANSWER = "scarlet tiger lagos eight"
 LONG = "amber " * 600 + LAMP
 ENDLESS = {"text_input": LAMP, "ignore_eos": True, "max_tokens": 1500}
-PROMPTS = [LAMP.replace("<query>", "amber " * count + "<query>") for count in (0, 3, 40, 200, 700, 1500)]
 
 
 @pytest.fixture(scope="module")
 def talkative(tmp_path_factory):
     """An engine whose answers can be long enough to be cancelled."""
-    path = tmp_path_factory.mktemp("engines") / "talkative"
-    kvc_trt.build("retrieval-tiny", token_budget=64, prompt_budget=64, max_output_len=1500, output=path, verify=False)
-    return path
+    return talkative_engine(tmp_path_factory, 1500)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +63,7 @@ def server(repository, tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(talkative):
     """What the engine answers to each prompt by itself."""
-    engine = kvc_trt.Engine.open(talkative)
-    return [engine.generate(prompt, max_new_tokens=40, ignore_eos=True) for prompt in PROMPTS]
+    return answered_alone(talkative)
 
 
 def ids_of(body):
@@ -84,8 +77,7 @@ def ended(server, kind, model="tiny"):
 
 
 def test_it_answers_as_kvc_trt_run_does(server, talkative, capfd):
-    assert run(["run", str(talkative), "--prompt", LONG, "--json"]) == 0
-    (expected,) = json.loads(capfd.readouterr().out)["outputs"]
+    expected = answered_by_run(talkative, LONG, capfd)
     reply = server.generate(
         "tiny", text_input=LONG, return_output_ids=True, return_finish_reason=True, return_num_input_tokens=True,
         return_num_output_tokens=True, return_kv_cache_tokens=True,
