@@ -35,6 +35,7 @@ class RankProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ending = threading.Event()
         self._death: str | None = None
+        self._watch: threading.Thread | None = None
         try:
             for _ in range(ranks):
                 self._start(threads)
@@ -51,7 +52,8 @@ class RankProcesses:
 
     def death(self, seconds: float) -> str | None:
         """Return which rank has died and how, in one line, waiting so long for one; None if none has."""
-        self._watch.join(seconds)
+        if self._watch is not None:
+            self._watch.join(seconds)
         return self._death
 
     def end(self) -> None:
@@ -60,6 +62,9 @@ class RankProcesses:
         self._kill()
         for process in self._processes:
             process.wait()
+        # It waits for sockets, whose numbers other files may get once they are closed, and reads what a rank has said.
+        if self._watch is not None and self._watch is not threading.current_thread():
+            self._watch.join(SECONDS_TO_DIE)
         for connection in (*self.commands, *self._lives):
             with contextlib.suppress(OSError):
                 connection.close()

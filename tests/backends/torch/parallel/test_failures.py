@@ -114,6 +114,7 @@ def test_ranks_that_were_ended_are_not_asked_again(executor):
     ids = executor.group.process_ids
     executor.close()
     assert gone(ids)
+    assert not executor.group._processes._watch.is_alive(), "it reads what `close` removes"
     with pytest.raises(ValueError, match="the ranks have been ended"):
         step(executor)
 
