@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import cache_sites
+from kvc_trt.methods.verification import ByExpectedQueries, ByPages
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.reference.sparq import channels_of, reallocated
@@ -130,9 +131,16 @@ def can_judge(rules: Iterable[PolicyParameters]) -> bool:
 
 
 def _can_judge(rule: PolicyParameters) -> bool:
-    """Whether all that is chosen is chosen once, by rankings whose near-ties can be proven."""
-    kept = not rule.eviction.evicts or rule.eviction.ranking(rule) is not None
-    read = not rule.reads_a_part or rule.selection.ranking(rule) is not None
+    """Whether all that is chosen is chosen once, by rankings whose near-ties can be proven.
+
+    Pages of what expected queries have left are not judged: in fp16 an honest list was found there whose scores differ
+    by more than the bound of pages admits.
+    """
+    of_prompt, of_step = rule.eviction.ranking(rule), rule.selection.ranking(rule)
+    kept = not rule.eviction.evicts or of_prompt is not None
+    read = not rule.reads_a_part or of_step is not None
+    if isinstance(of_prompt, ByExpectedQueries) and isinstance(of_step, ByPages):
+        return False
     return kept and read and not rule.evicts_while_decoding and rule.squeeze_share is None
 
 

@@ -81,6 +81,11 @@ def test_choices_are_forced_only_where_one_budget_holds_for_all_prompts(paramete
     assert not can_judge([parameters_for(), parameters_for(token_budget=40, layer_budget="squeeze-online")])
 
 
+def test_pages_of_what_expected_queries_have_left_are_not_judged(parameters_for):
+    assert can_judge([parameters_for("expected-attention", token_budget=96), parameters_for("hybrid")])
+    assert not can_judge([parameters_for("expected-attention-hybrid", token_budget=96)])
+
+
 def test_what_is_forced_on_one_layer_is_not_taken_for_another_ones(make_engine, parameters_for):
     """The first layer keeps everything, and has no choice that could be forced."""
     engine = make_engine(parameters_for(skip_layers=1))
