@@ -24,7 +24,7 @@ SANITIZED := KVC_TRT_KERNELS="$(abspath $(BUILD))/libkvc_emulation_sanitized.so"
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate
+.PHONY: help env demo demo-chat transcript transcript-chat smollm2 test test-all test-sanitized lint types types-tensorrt format native emulation emulation-plain plugins predict gpu gpu-bundle bench bench-accuracy bench-accuracy-smollm2 bench-accuracy-turns bench-peers bench-serving peers-env dynamo-env triton-env aiperf-env serve clean generate
 
 help:
 	@echo "make demo       build, verify, run and profile a RocketKV engine of the shipped model (under ten minutes)"
@@ -38,6 +38,7 @@ help:
 	@echo "make native     the operators for ONNX Runtime on this processor, into $(BUILD)/: decode and prefill run them instead of the bodies"
 	@echo "make plugins    the CUDA kernels by nvcc (from wheels where there is none) and all else that builds here, into $(BUILD)/"
 	@echo "make types-tensorrt  the TensorRT code against stubs generated from NVIDIA's bindings"
+	@echo "make predict    times on an H100 and H200, predicted from the kernels' machine code, into docs/kernels.md (no GPU)"
 	@echo "make gpu        on a GPU: build, compare, verify and profile an engine, timings, compute-sanitizer (under ten minutes)"
 	@echo "make gpu-bundle  a folder under 60 MB that does the same on a machine with a GPU, torch and no internet (docs/gpu-day.md)"
 	@echo "make bench      the CPU benchmarks; results go to benchmarks/results/"
@@ -125,6 +126,12 @@ plugins: $(VENV)/.cuda-build
 	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON -DKVC_CUDA=ON
 	$(NATIVE) cmake --build $(BUILD)
 	$(NATIVE) python -m benchmarks.kernel_resources $(BUILD)
+
+# What the kernels' machine code promises on a GPU, into benchmarks/results/ and docs/kernels.md: no GPU is needed.
+predict: $(VENV)/.cuda-build
+	$(NATIVE) cmake -S . -B $(BUILD) -DKVC_SANITIZE=ON
+	$(NATIVE) cmake --build $(BUILD) --target kvc_emulation_executions
+	$(NATIVE) python -m benchmarks.predict $(BUILD) $(ARGUMENTS)
 
 $(VENV)/.cuda-build: $(VENV)/.installed
 	@if command -v nvcc && command -v cuobjdump && command -v nvdisasm; then :; \

@@ -20,7 +20,15 @@ _WAIT = "ACQBULK"
 _GLOBAL = {"LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG"}
 _RESERVED_SHARED = 1024
 """Bytes that the linker counts into SHARED for the system, on sm_90 and later."""
-_TYPES = {"__nv_bfloat16": "bf16", "__half": "fp16", "float": "fp32", "(anonymous namespace)::": "", "kvc::": ""}
+_TYPES = {
+    "__nv_bfloat16": "bf16",
+    "bfloat16_t": "bf16",
+    "__half": "fp16",
+    "half_t": "fp16",
+    "float": "fp32",
+    "(anonymous namespace)::": "",
+    "kvc::": "",
+}
 
 
 class ToolMissing(Exception):
@@ -91,11 +99,12 @@ def read(library: Path) -> list[KernelCode]:
 
 def demangled(symbols: list[str]) -> dict[str, str]:
     """Readable names: `sparse_attention<bf16, 128>`, without namespaces and parameters."""
-    done = subprocess.run([_tool("c++filt")], input="\n".join(symbols), capture_output=True, text=True, check=True)
-    return {symbol: _short(name) for symbol, name in zip(symbols, done.stdout.splitlines(), strict=True)}
+    done = subprocess.run([tool("c++filt")], input="\n".join(symbols), capture_output=True, text=True, check=True)
+    return {symbol: short_name(name) for symbol, name in zip(symbols, done.stdout.splitlines(), strict=True)}
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """A demangled name without namespaces and parameters, types as bf16, fp16 and fp32."""
     for long, short in _TYPES.items():
         name = name.replace(long, short)
     name = name.replace("> >", ">>")
@@ -164,14 +173,14 @@ def _generation(architecture: str) -> int:
 
 
 def _dump(option: str, library: Path) -> str:
-    tool = _tool("cuobjdump")
+    program = tool("cuobjdump")
     # cuobjdump calls nvdisasm by name.
-    path = os.pathsep.join([str(Path(_tool("nvdisasm")).parent), os.environ.get("PATH", "")])
-    command = [tool, option, str(library)]
+    path = os.pathsep.join([str(Path(tool("nvdisasm")).parent), os.environ.get("PATH", "")])
+    command = [program, option, str(library)]
     return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}).stdout
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     """The program on PATH, beside nvcc in /usr/local/cuda, or in the wheels of this Python."""
     folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *_wheel_folders()]
     found = shutil.which(name, path=os.pathsep.join(folders))

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu_timing import Call
-from benchmarks.kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
+from benchmarks.kernel_cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
 from kvc_trt.operators.compact import COMPACT
 
@@ -30,8 +30,8 @@ def compact(library: KernelLibrary, case: Case, sets: int) -> list[Call]:
     numbers = {"capacity": parameters.capacity, "page_size": parameters.page_size}
 
     def call() -> Call:
-        queries = _random(device, case, case.batch, HEADS, parameters.window, HEAD_SIZE)
-        keys, values = (_random(device, case, case.batch, KV_HEADS, case.prompt, HEAD_SIZE) for _ in range(2))
+        queries = _random(device, case, case.batch, case.heads, parameters.window, HEAD_SIZE)
+        keys, values = (_random(device, case, case.batch, case.kv_heads, case.prompt, HEAD_SIZE) for _ in range(2))
         inputs = {"q_window": queries, "k": keys, "v": values, "prompt_lengths": lengths}
         out = CompactResult(**empty_outputs(COMPACT, {**inputs, **numbers}))
         return lambda: library.compact(
@@ -100,13 +100,13 @@ def flashinfer(_: KernelLibrary, case: Case, sets: int) -> list[Call]:
     )  # fmt: skip
     kind = getattr(torch, case.dtype)
     wrapper.plan(
-        starts, indices, last, HEADS, KV_HEADS, HEAD_SIZE, page, q_data_type=kind, kv_data_type=kind,
+        starts, indices, last, case.heads, case.kv_heads, HEAD_SIZE, page, q_data_type=kind, kv_data_type=kind,
         sm_scale=1 / math.sqrt(HEAD_SIZE),
     )  # fmt: skip
 
     def call() -> Call:
-        query = _random("cuda", case, case.batch, HEADS, HEAD_SIZE)
-        cache = tuple(_random("cuda", case, case.batch * pages, KV_HEADS, page, HEAD_SIZE) for _ in range(2))
+        query = _random("cuda", case, case.batch, case.heads, HEAD_SIZE)
+        cache = tuple(_random("cuda", case, case.batch * pages, case.kv_heads, page, HEAD_SIZE) for _ in range(2))
         return lambda: wrapper.run(query, cache)
 
     return [call() for _ in range(sets)]
@@ -135,8 +135,8 @@ def page_bounds(keys: Tensor, entries: int, page_size: int) -> Tensor:
 
 
 def _step(device: str, case: Case, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, new = (_random(device, case, case.batch, heads, HEAD_SIZE) for heads in (HEADS, KV_HEADS))
-    keys, values = (_random(device, case, case.batch, KV_HEADS, capacity, HEAD_SIZE) for _ in range(2))
+    query, new = (_random(device, case, case.batch, heads, HEAD_SIZE) for heads in (case.heads, case.kv_heads))
+    keys, values = (_random(device, case, case.batch, case.kv_heads, capacity, HEAD_SIZE) for _ in range(2))
     return query, new, keys, values
 
 

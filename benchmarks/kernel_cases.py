@@ -29,6 +29,13 @@ class Case:
     budget: int
     dtype: str = "bfloat16"
     policy: str = DEFAULT
+    kv_heads: int = KV_HEADS
+    """Fewer than the model's where heads are alike and one stands for all."""
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * (HEADS // KV_HEADS)
 
     @property
     def item_bytes(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
+from benchmarks.kernel_cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import KernelLibrary
 
 
@@ -23,13 +23,21 @@ class Launch:
     ctas: int
     threads: int
     dynamic_shared: int
+    begins_early: bool = False
+    """Whether it may begin before the launch before it has ended (programmatic dependent launch)."""
 
 
 def record(library: KernelLibrary, operation: str, case: Case) -> list[Launch]:
     """Launches of one call of `compact`, `hybrid` or `dense` on the case's sizes."""
     calls = {"compact": _compact, "hybrid": _hybrid, "dense": _dense}
     return [
-        Launch(entry.name.decode(), _product(entry.grid), _product(entry.block), entry.dynamic_shared_bytes)
+        Launch(
+            entry.name.decode(),
+            _product(entry.grid),
+            _product(entry.block),
+            entry.dynamic_shared_bytes,
+            bool(entry.begins_early),
+        )
         for entry in library.checked_launches_of(lambda: calls[operation](library, case))
     ]
 
@@ -40,9 +48,9 @@ def emulation(build: Path) -> KernelLibrary:
 
 def _compact(library: KernelLibrary, case: Case) -> None:
     parameters = case.parameters
-    keys = _empty(case, case.batch, KV_HEADS, case.prompt, HEAD_SIZE)
+    keys = _empty(case, case.batch, case.kv_heads, case.prompt, HEAD_SIZE)
     library.compact(
-        _empty(case, case.batch, HEADS, parameters.window, HEAD_SIZE), keys, torch.empty_like(keys),
+        _empty(case, case.batch, case.heads, parameters.window, HEAD_SIZE), keys, torch.empty_like(keys),
         torch.zeros(case.batch, dtype=torch.int64), prompt_budget=parameters.prompt_budget,
         capacity=parameters.capacity, pool_kernel=parameters.pool_kernel, page_size=parameters.page_size,
     )  # fmt: skip
@@ -51,7 +59,7 @@ def _compact(library: KernelLibrary, case: Case) -> None:
 def _hybrid(library: KernelLibrary, case: Case) -> None:
     parameters = case.parameters
     query, new, cache, lengths = _step(case, parameters.capacity)
-    bounds = _empty(case, case.batch, KV_HEADS, 2 * HEAD_SIZE, parameters.num_pages())
+    bounds = _empty(case, case.batch, case.kv_heads, 2 * HEAD_SIZE, parameters.num_pages())
     library.hybrid_attention(
         query, new, new, cache, torch.empty_like(cache), bounds, lengths, page_size=parameters.page_size,
         top_r=parameters.top_r, top_k=parameters.top_k, token_budget=parameters.token_budget,
@@ -65,9 +73,9 @@ def _dense(library: KernelLibrary, case: Case) -> None:
 
 
 def _step(case: Case, capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    query = _empty(case, case.batch, HEADS, HEAD_SIZE)
-    new = _empty(case, case.batch, KV_HEADS, HEAD_SIZE)
-    cache = _empty(case, case.batch, KV_HEADS, capacity, HEAD_SIZE)
+    query = _empty(case, case.batch, case.heads, HEAD_SIZE)
+    new = _empty(case, case.batch, case.kv_heads, HEAD_SIZE)
+    cache = _empty(case, case.batch, case.kv_heads, capacity, HEAD_SIZE)
     return query, new, cache, torch.zeros(case.batch, dtype=torch.int64)
 
 

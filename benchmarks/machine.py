@@ -26,11 +26,11 @@ def commit() -> str | None:
     """The commit the code was run from, with `-dirty` where tracked files differ from it; None where nothing tells."""
     if COMMIT.is_file():
         return COMMIT.read_text(encoding="ascii").strip()
-    found = _git("rev-parse", "--short=12", "HEAD")
+    found = git("rev-parse", "--short=12", "HEAD")
     if found is None:
         return None
     others = [f":!{path}" for path in WRITTEN]
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
     return f"{found}-dirty" if changed else found
 
 
@@ -66,7 +66,8 @@ def write_result(name: str, result: dict[str, Any]) -> Path:
     return target
 
 
-def _git(*arguments: str) -> str | None:
+def git(*arguments: str) -> str | None:
+    """What git prints in the repository; None where there is no git or no checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True, timeout=10

@@ -10,16 +10,19 @@ import ctypes
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvc_trt.errors import KvcError, UnsupportedEnvironment
-from kvc_trt.kernels.structs import ABI_VERSION, EmulatedLaunch, Message, Parameters, Status
+from kvc_trt.kernels.structs import ABI_VERSION, EmulatedExecutions, EmulatedLaunch, Message, Parameters, Status
 
 EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
 """Executor name reported by a library -> device type of the pointers it takes."""
 SCHEDULES = ("forward", "reverse", "shuffled")
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 """GPUs whose limits the emulation can hold."""
+
+
+_Record = TypeVar("_Record", EmulatedExecutions, EmulatedLaunch)
 
 
 class KernelLibraryError(UnsupportedEnvironment):
@@ -108,9 +111,21 @@ class CLibrary:
         """Return the launches of one call of the emulation, in order."""
         self._bind("kvc_emulation_clear_launches", None)()
         call()
-        launches = self._bind("kvc_emulation_launches", ctypes.c_int64)
-        records = (EmulatedLaunch * launches(None, ctypes.c_int64(0)))()
-        launches(records, ctypes.c_int64(len(records)))
+        return self._records("kvc_emulation_launches", EmulatedLaunch)
+
+    def executions_of(self, call: Callable[[], object]) -> tuple[list[EmulatedExecutions], list[EmulatedLaunch]]:
+        """Return what the warps of one call ran, piece by piece, and its launches.
+
+        Pieces are counted by the library kvc_emulation_executions alone; of others there are none.
+        """
+        launches = self.launches_of(call)
+        return self._records("kvc_emulation_executions", EmulatedExecutions), launches
+
+    def _records(self, symbol: str, record: type[_Record]) -> list[_Record]:
+        """Return all that the emulation has recorded of one kind."""
+        read = self._bind(symbol, ctypes.c_int64)
+        records = (record * read(None, ctypes.c_int64(0)))()
+        read(records, ctypes.c_int64(len(records)))
         return list(records)
 
     def _call(self, symbol: str, *arguments: Any) -> None:

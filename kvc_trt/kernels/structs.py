@@ -50,6 +50,20 @@ class EmulatedLaunch(ctypes.Structure):
         ("switches", ctypes.c_uint64),
         ("registers", ctypes.c_uint32),
         ("begins_early", ctypes.c_uint32),
+        ("products", ctypes.c_uint64),
+        ("exchanges", ctypes.c_uint64),
+        ("barriers", ctypes.c_uint64),
+    )
+
+
+class EmulatedExecutions(ctypes.Structure):
+    """KvcEmulationExecutions: a straight piece of a kernel, and how often the warps of a launch ran it."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_char * 64),
+        ("address", ctypes.c_uint64),
+        ("warps", ctypes.c_uint64),
+        ("longest", ctypes.c_uint64),
     )
 
 

@@ -24,6 +24,8 @@ bool same_site(Site a, Site b) {
     return same_file && a.line() == b.line() && a.column() == b.column();
 }
 
+bool is_product(const char* operation) { return std::strncmp(operation, "mma", 3) == 0; }
+
 }  // namespace
 
 void Block::begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule) {
@@ -44,7 +46,9 @@ void Block::begin_launch(const Launch& launch, const SharedLimits& limits, Body 
     }
     shared_.begin_launch(launch.dynamic_shared_bytes, limits);
     races_.begin_launch();
+    executions_.begin_launch(launch.name);
     switches_ = 0;
+    collectives_ = {};
 }
 
 void Block::run(uint3 block_index) {
@@ -77,6 +81,7 @@ void Block::run(uint3 block_index) {
         if (error_) std::rethrow_exception(error_);
         if (races_.found()) throw LaunchError(place() + ": " + explain_race(*races_.found()));
     }
+    executions_.end_block(size_);
 }
 
 // A fiber lives through all blocks of a launch: when its thread ends, the next resume() begins the next block's.
@@ -133,6 +138,7 @@ void Block::warp_operation(const char* name, uint32_t mask, WarpOperation operat
         operands[lane] = threads_[first + lane]->operand;
     }
     operation(operands);
+    if (operation != synchronize) ++(is_product(name) ? collectives_.products : collectives_.exchanges);
     if (RaceDetector::instrumented && operation == synchronize) races_.warp_barrier(first, mask);
     for (uint32_t left = mask; left != 0; left &= left - 1) {
         Thread& lane = *threads_[first + std::countr_zero(left)];
@@ -168,6 +174,7 @@ BarrierResult Block::barrier(const char* name, bool predicate, Site site) {
         return barrier_result_;  // the next barrier completes only after everybody has read this
     }
     races_.barrier();
+    ++collectives_.barriers;
     barrier_result_ = {predicates_, size_};
     at_barrier_ = 0;
     predicates_ = 0;
@@ -213,6 +220,10 @@ void Block::note_access(const void* address, size_t bytes, RaceDetector::Kind ki
     if (!RaceDetector::instrumented || running_ == nullptr || running_->fiber.owns(address)) return;
     if (early_ == nullptr && !may_touch(address, bytes)) early_ = running_;
     races_.access(running_->number, address, bytes, kind, shared_.contains(address, bytes));
+}
+
+void Block::note_execution(const void* address) {
+    if (running_ != nullptr) executions_.note(running_->number, address);
 }
 
 void Block::note_copy(const void* to, const void* from, size_t bytes) {

@@ -8,6 +8,7 @@
 //   - two threads of one barrier must be at the same source line.
 #pragma once
 
+#include "emulation/executions.h"
 #include "emulation/fiber.h"
 #include "emulation/race_detector.h"
 #include "emulation/ready_set.h"
@@ -73,6 +74,13 @@ struct Thread {
     Fiber fiber;
 };
 
+// Collective operations of a launch: of warps, and of whole blocks.
+struct Collectives {
+    uint64_t products = 0;   // mma.sync
+    uint64_t exchanges = 0;  // shuffles and votes
+    uint64_t barriers = 0;
+};
+
 struct Schedule {
     Order order = Order::kForward;
     Random random{0};
@@ -99,11 +107,14 @@ public:
     // For the race detector, and so that every access is held to that. Those to the thread's own stack do not count.
     void note_access(const void* address, size_t bytes, RaceDetector::Kind kind);
     void note_copy(const void* to, const void* from, size_t bytes);
+    void note_execution(const void* address);
     [[noreturn]] void fail(const std::string& what) const;
     Thread& self() { return *running_; }
     SharedMemory& shared() { return shared_; }
 
     uint64_t switches() const { return switches_; }
+    const Collectives& collectives() const { return collectives_; }
+    Executions& executions() { return executions_; }
 
 private:
     static void thread_main(void* thread);
@@ -128,6 +139,7 @@ private:
     ReadySet ready_;
     SharedMemory shared_;
     RaceDetector races_;
+    Executions executions_;
     std::array<uint32_t, kMaxThreads / kWarpSize> at_warp_operation_{};  // lanes, by warp
     int live_ = 0;
     int at_barrier_ = 0;
@@ -137,6 +149,7 @@ private:
     std::exception_ptr error_;
     const Thread* early_ = nullptr;  // the first of the block that touched global memory before it had waited
     uint64_t switches_ = 0;
+    Collectives collectives_;
 };
 
 // The block that runs: one at a time in the process.

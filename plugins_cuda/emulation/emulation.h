@@ -34,12 +34,27 @@ typedef struct KvcEmulationLaunch {
     uint64_t switches;     /* times that a thread was resumed: what the emulation of the launch cost */
     uint32_t registers;    /* of a thread, as nvcc counts them; 0 for a test's kernel */
     uint32_t begins_early; /* 1 where the launch may begin before the one before it has ended */
+    uint64_t products;     /* mma.sync of all warps */
+    uint64_t exchanges;    /* shuffles and votes of all warps */
+    uint64_t barriers;     /* __syncthreads of all blocks */
 } KvcEmulationLaunch;
 
 /* Copies the launches since the last clear, oldest first, into records[0..capacity); returns how many there were.
    A process that never clears them does not grow for ever: they are cleared at 65536. */
 KVC_API int64_t kvc_emulation_launches(KvcEmulationLaunch* records, int64_t capacity);
 KVC_API void kvc_emulation_clear_launches(void);
+
+/* A straight piece of a launched kernel, by where its code continues (relative to the library's beginning), and how often
+   it was run: by all warps together, and by the warp of each block that ran it most, added over the blocks. */
+typedef struct KvcEmulationExecutions {
+    char kernel[64];
+    uint64_t address;
+    uint64_t warps;
+    uint64_t longest;
+} KvcEmulationExecutions;
+
+/* As kvc_emulation_launches, and cleared with them. Empty but for the library kvc_emulation_executions. */
+KVC_API int64_t kvc_emulation_executions(KvcEmulationExecutions* records, int64_t capacity);
 
 #ifdef __cplusplus
 }

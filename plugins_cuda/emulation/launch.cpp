@@ -53,6 +53,13 @@ KvcEmulationLaunch& begin_record(Executor& all, const Launch& launch) {
     return record;
 }
 
+template <class Record>
+int64_t copy_out(const std::vector<Record>& all, Record* records, int64_t capacity) {
+    const auto count = static_cast<int64_t>(all.size());
+    if (records != nullptr) std::copy_n(all.begin(), std::min(count, std::max<int64_t>(capacity, 0)), records);
+    return count;
+}
+
 void run_blocks(Executor& all, const Launch& launch, const SharedLimits& limits, Body body) {
     const dim3 grid = launch.grid;
     current_block = &all.block;
@@ -87,6 +94,9 @@ void kvc::platform::launch_kernel(const char* kernel, KernelEntry entry, dim3 gr
     run_blocks(all, launch, limits, {entry->call, params, entry->params_bytes});
     record.static_shared_bytes = std::max<uint64_t>(record.static_shared_bytes, all.block.shared().most_static_bytes());
     record.switches = all.block.switches();
+    record.products = all.block.collectives().products;
+    record.exchanges = all.block.collectives().exchanges;
+    record.barriers = all.block.collectives().barriers;
 }
 
 KvcStatus kvc_emulation_set_schedule(int32_t order, uint64_t seed) {
@@ -113,13 +123,16 @@ void kvc_emulation_set_checks_only(int32_t checks_only) {
 
 int64_t kvc_emulation_launches(KvcEmulationLaunch* records, int64_t capacity) {
     const std::lock_guard lock(executor().mutex);
-    const auto& all = executor().records;
-    const auto count = static_cast<int64_t>(all.size());
-    if (records != nullptr) std::copy_n(all.begin(), std::min(count, std::max<int64_t>(capacity, 0)), records);
-    return count;
+    return copy_out(executor().records, records, capacity);
 }
 
 void kvc_emulation_clear_launches(void) {
     const std::lock_guard lock(executor().mutex);
     executor().records.clear();
+    executor().block.executions().clear();
+}
+
+int64_t kvc_emulation_executions(KvcEmulationExecutions* records, int64_t capacity) {
+    const std::lock_guard lock(executor().mutex);
+    return copy_out(executor().block.executions().records(), records, capacity);
 }

@@ -282,3 +282,32 @@ def test_launches_are_recorded(toy_library):
     assert (first.static_shared_bytes, first.dynamic_shared_bytes) == (16, 0)
     assert (second.name, list(second.grid), list(second.block)) == (b"sequence", [3, 2, 2], [4, 3, 5])
     assert second.switches == 12 * 60, "a thread that waits for no other runs in one go"
+
+
+def test_collective_operations_are_counted(toy_library):
+    toy_library.clear_launches()
+    test_reductions_give_every_thread_the_same_bits_in_every_schedule(toy_library)
+    (launch,) = toy_library.launches()
+    blocks = launch.grid[0]
+    # Of each of three warps: a sum and a maximum of five shuffles each, a scan of five and one for its total.
+    assert (launch.products, launch.exchanges, launch.barriers) == (0, 16 * 3 * blocks, blocks)
+
+
+def test_executions_are_those_of_the_lane_with_most():
+    counting = toys.executions()
+    rounds = np.array([[0] * 40 + [7] + [2] * 23, [3] * 64], np.int32)
+    sums = np.zeros_like(rounds)
+    counting.clear_launches()
+    assert counting.run("run_rounds", 2, 64, rounds, sums) == ""
+    counts = [(one.warps, one.longest) for one in counting.executions() if one.kernel == b"rounds"]
+    # The loop: none and 7 rounds in the warps of the first block, 3 and 3 in those of the second.
+    assert (7 + 3 + 3, 7 + 3) in counts
+    assert max(counts) <= (4 + 7 + 3 + 3, 2 + 7 + 3), "the test of the loop runs once more than its body"
+    counting.clear_launches()
+    assert counting.executions() == []
+
+
+def test_executions_are_counted_only_where_the_compiler_was_asked(toy_library):
+    toy_library.clear_launches()
+    _sequence(toy_library, (3, 2, 2), (4, 3, 5))
+    assert toy_library.executions() == []

@@ -13,7 +13,8 @@ from kvc_trt.operators.registry import KERNEL_OPERATORS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROL = {
-    f"kvc_emulation_{name}" for name in ("set_schedule", "set_device", "set_checks_only", "launches", "clear_launches")
+    f"kvc_emulation_{name}"
+    for name in ("set_schedule", "set_device", "set_checks_only", "launches", "clear_launches", "executions")
 }
 OPERATIONS = {one.kernel.operation for one in KERNEL_OPERATORS if one.kernel is not None}
 ABI = {"kvc_abi_version", "kvc_executor", *OPERATIONS, *(f"{one}_workspace" for one in OPERATIONS)}

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from kvc_trt.kernels.c_library import SCHEDULES as ORDERS
-from kvc_trt.kernels.structs import EmulatedLaunch
+from kvc_trt.kernels.structs import EmulatedExecutions, EmulatedLaunch
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins_cuda"
 TOYS = Path(__file__).parent / "emulation"
 FLAGS = ("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off")
+INSTRUMENTED = {"races": ("-fsanitize=thread",), "executions": ("-fsanitize-coverage=trace-pc",)}
+"""Toys that the compiler makes report their accesses, or the pieces that they run."""
 SCHEDULES = {name: number for number, name in enumerate(ORDERS)}
 _directory = tempfile.TemporaryDirectory(prefix="kvc-toys-")
 
@@ -52,23 +54,29 @@ class Toys:
         self.library.kvc_emulation_launches(records, ctypes.c_int64(count))
         return list(records)
 
+    def executions(self) -> list[EmulatedExecutions]:
+        count = self.library.kvc_emulation_executions(None, ctypes.c_int64(0))
+        records = (EmulatedExecutions * count)()
+        self.library.kvc_emulation_executions(records, ctypes.c_int64(count))
+        return list(records)
+
     def clear_launches(self) -> None:
         self.library.kvc_emulation_clear_launches()
 
 
 def compile_toys(directory: Path, *flags: str) -> None:
-    """Compile toys and emulation into `directory`: libtoys.so, and libraces.so for the race detector."""
+    """Compile toys and emulation into `directory`: libtoys.so, and a library of its own for each of INSTRUMENTED."""
     jobs = {"toys": [TOYS / f"{name}.cu" for name in ("blocks", "limits", "mistakes", "mma", "numeric", "selection")]}
     jobs["emulation"] = sorted((PLUGINS / "emulation").glob("*.cpp"))
-    jobs["races"] = [TOYS / "races.cu"]
+    jobs |= {name: [TOYS / f"{name}.cu"] for name in INSTRUMENTED}
     running = []
     for job, units in jobs.items():
         (directory / job).mkdir()
-        running.append(_start(units, directory / job, (*flags, "-fsanitize=thread") if job == "races" else flags))
+        running.append(_start(units, directory / job, (*flags, *INSTRUMENTED.get(job, ()))))
     for process in running:
         output = process.communicate()[0]
         assert process.returncode == 0, output
-    for kernels in ("toys", "races"):
+    for kernels in ("toys", *INSTRUMENTED):
         objects = [*(directory / kernels).glob("*.o"), *(directory / "emulation").glob("*.o")]
         command = ["g++", "-shared", *flags, *map(str, objects), "-o", str(directory / f"lib{kernels}.so")]
         subprocess.run(command, check=True)
@@ -91,6 +99,12 @@ def toys() -> Toys:
 def races() -> Toys:
     """The toys with races, with the race detector."""
     return Toys(compiled() / "libraces.so")
+
+
+@functools.cache
+def executions() -> Toys:
+    """The toy whose executions are counted."""
+    return Toys(compiled() / "libexecutions.so")
 
 
 def aligned(shape: Sequence[int], dtype: object, fill: object = 0) -> np.ndarray:

@@ -1,0 +1,110 @@
+"""The bars that only a GPU can prove, and what the predictions say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.kernel_cases import MODEL, NEW_TOKENS, Case
+from benchmarks.predict.hardware import COPY_SHARE, EDGE_MICROSECONDS
+from kvc_trt.profile.floor import ACCELERATORS, Accelerator, StepCost, floor_seconds
+from kvc_trt.profile.model_size import prefill_operations, weight_bytes
+from kvc_trt.profile.traffic import row_traffic
+
+OTHER_LAUNCHES = 8
+"""ASSUMED launches of a layer beside attention: four products, two norms, rotation, activation."""
+KERNELS = "python -m benchmarks.kernels"
+STEP = "python -m benchmarks.torch_backend"
+Snapshot = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar at one case, on one GPU."""
+
+    text: str
+    case: str
+    gpu: str
+    limit: float
+    at_most: bool
+    unit: str
+    """"us" or "%"."""
+    predicted: float
+    command: str
+    """What measures it."""
+
+    @property
+    def met(self) -> bool:
+        """By the prediction, which is no proof."""
+        return self.predicted <= self.limit if self.at_most else self.predicted >= self.limit
+
+
+def bars(snapshot: Snapshot) -> Iterator[Bar]:
+    """Every bar at the cases of the snapshot, on every GPU."""
+    for gpu in ACCELERATORS:
+        for call in snapshot["calls"]:
+            yield from {"hybrid": _step_bars, "dense": _dense_bars, "compact": _compaction_bars}[call["operation"]](
+                snapshot, call, gpu
+            )
+
+
+def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
+    case = _case(call)
+    trio = call["gpus"][gpu.name]["predicted_us"]
+    if case.batch <= 8:
+        yield Bar("score + select + attend, CUDA graph", _text(call), gpu.name, 15, True, "us", trio, KERNELS)
+        selection = _kernel(snapshot, call, "select_tokens")["gpus"][gpu.name]["predicted_us"]
+        yield Bar("of which top-k", _text(call), gpu.name, 5, True, "us", selection, KERNELS)
+    share = 100 * floor_of_step(case, gpu) / predicted_step(case, gpu, trio)
+    limit = 60 if case.batch == 1 else 75
+    yield Bar("sparse decode step, share of its floor", _text(call), gpu.name, limit, False, "%", share, STEP)
+
+
+def floor_of_step(case: Case, gpu: Accelerator) -> float:
+    """The floor of the whole model's step in microseconds."""
+    cache = row_traffic(MODEL, case.parameters, case.item_bytes, case.prompt, NEW_TOKENS // 2)
+    cost = StepCost(weight_bytes(MODEL, "bf16").per_step, cache.bytes)
+    return 1e6 * floor_seconds(cost, case.batch, gpu.bandwidth)
+
+
+def predicted_step(case: Case, gpu: Accelerator, trio: float) -> float:
+    """Weights at the bandwidth of a long copy, the trio, and the edges of the other launches, in microseconds."""
+    weights = 1e6 * weight_bytes(MODEL, "bf16").per_step / (COPY_SHARE * gpu.bandwidth)
+    return weights + MODEL.num_hidden_layers * (trio + OTHER_LAUNCHES * EDGE_MICROSECONDS)
+
+
+def _dense_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
+    case = _case(call)
+    if case.batch * case.context >= 65536:
+        share = 100 * call["gpus"][gpu.name]["share_of_floor"]
+        yield Bar("dense attention, share of its floor", _text(call), gpu.name, 85, False, "%", share, KERNELS)
+
+
+def _compaction_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
+    case, times = _case(call), call["gpus"][gpu.name]
+    share = 100 * times["share_of_floor"] / COPY_SHARE
+    yield Bar("compaction, share of copy bandwidth", _text(call), gpu.name, 70, False, "%", share, KERNELS)
+    if case.batch == 1:
+        prefill = 1e6 * prefill_operations(MODEL, case.prompt) / gpu.flops_16bit / MODEL.num_hidden_layers
+        share = 100 * times["predicted_us"] / prefill
+        yield Bar("compaction, share of prefill at its floor", _text(call), gpu.name, 3, True, "%", share, KERNELS)
+
+
+def _case(call: Snapshot) -> Case:
+    from benchmarks.predict.snapshot import BUDGETS, CONTEXT
+
+    return Case(call["batch"], CONTEXT, call["budget"] or BUDGETS[0])
+
+
+def _text(call: Snapshot) -> str:
+    budget = f", budget {call['budget']}" if call["budget"] else ""
+    return f"batch {call['batch']}{budget}"
+
+
+def _kernel(snapshot: Snapshot, call: Snapshot, name: str) -> Snapshot:
+    """The entry of that kernel in a call."""
+    keys = ("operation", "batch", "budget")
+    same = (one for one in snapshot["kernels"] if all(one[key] == call[key] for key in keys))
+    found: Snapshot = next(one for one in same if one["kernel"] == name)
+    return found

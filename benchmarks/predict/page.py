@@ -1,0 +1,166 @@
+"""docs/kernels.md: its predicted part, written between two marks from the result alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.predict.bars import Bar, bars
+from kvc_trt.profile.floor import ACCELERATORS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "kernels.md"
+RESULT = ROOT / "benchmarks" / "results" / "predicted" / "kernels.json"
+BEGIN = "<!-- predicted: begin (python -m benchmarks.predict writes this part) -->"
+END = "<!-- predicted: end -->"
+Entry = Mapping[str, Any]
+
+
+def read() -> dict[str, Any]:
+    """The result as it was written."""
+    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
+    return found
+
+
+def whole(page: str, result: Entry) -> str:
+    """The page with the predicted part that follows from the result."""
+    before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
+    return f"{page[:before]}\n{predicted(result)}\n{page[after:]}"
+
+
+def predicted(result: Entry) -> str:
+    """What stands between the marks."""
+    now, before = result["now"], result["before"]
+    gpus = " / ".join(gpu.name for gpu in ACCELERATORS)
+    return "\n".join([
+        "## Bars",
+        "",
+        "*Measured* is filled by the command beside it, on a GPU. *Predicted* comes from the model: the bar would be",
+        f"met, or missed. Llama-3.1-8B, bf16, context 32K, on {gpus}.",
+        "",
+        *_bar_table(now),
+        "",
+        "## Predicted times",
+        "",
+        _origin("Now", now),
+        _origin("Before", before),
+        f"One layer; times in microseconds on {gpus}, without the edge of the CUDA graph before each kernel.",
+        "Instructions are those of whole warps, per page scored, token read or token of the prompt, of one KV head.",
+        "*Rounds*: of blocks that are resident together. *Bound by*: what decides the time on the H200. An arrow leads",
+        "from before to now.",
+        "",
+        *_kernel_table(now, before),
+        "",
+        "Whole calls, with their edges, beside the floor:",
+        "",
+        *_call_table(now, before),
+        "",
+        "How well the instruction counts agree with what the emulation counted for itself, operation by operation:",
+        "",
+        *_check_table(now),
+    ])  # fmt: skip
+
+
+def _origin(title: str, snapshot: Entry) -> str:
+    return (
+        f"*{title}*: commit {snapshot['commit']}, sources {snapshot['sources']}, nvcc {snapshot['nvcc']}, "
+        f"{snapshot['architecture']}; nothing was measured.  "
+    )
+
+
+def _bar_table(now: Entry) -> list[str]:
+    """One row for each bar and case; both GPUs in a cell."""
+    found: dict[tuple[str, str], list[Bar]] = {}
+    for bar in bars(now):
+        found.setdefault((bar.text, bar.case), []).append(bar)
+    rows = []
+    for text, case in sorted(found, key=lambda key: list(dict.fromkeys(one[0] for one in found)).index(key[0])):
+        same = found[text, case]
+        limit = f"{'<=' if same[0].at_most else '>='} {same[0].limit:g} {same[0].unit}"
+        values = " / ".join(f"{bar.predicted:.1f} {bar.unit} ({'met' if bar.met else 'missed'})" for bar in same)
+        rows.append([text, case, limit, f"not run: `{same[0].command}`", values])
+    return _table(("bar", "case", "limit", "measured", "predicted"), rows)
+
+
+def _kernel_table(now: Entry, before: Entry) -> list[str]:
+    earlier = {_key(one): one for one in before["kernels"]}
+    rows = []
+    for one in now["kernels"]:
+        old = earlier.get(_key(one), {})
+        rows.append([
+            f"`{one['kernel']}`",
+            _text(one),
+            _change(old, one, lambda entry: f"{entry['instructions_per_unit']:g}") + f" / {one['unit']}",
+            _change(old, one, lambda entry: str(entry["registers"])),
+            _change(old, one, lambda entry: str(entry["static_shared"] + entry["dynamic_shared"])),
+            _change(old, one, lambda entry: f"{entry['code_bytes'] / 1024:.1f}"),
+            f"{one['ctas']} ({one['rounds']})",
+            _change(old, one, lambda entry: _pair(entry, "predicted_us", ".2f")),
+            _pair(one, "floor_us", ".2f"),
+            one["gpus"][ACCELERATORS[-1].name]["bound_by"],
+        ])  # fmt: skip
+    heading = "kernel|case|instructions|registers|shared, bytes|code, KiB|CTAs (rounds)|predicted|floor|bound by"
+    return _table(heading.split("|"), rows)
+
+
+def _call_table(now: Entry, before: Entry) -> list[str]:
+    earlier = {_key(one): one for one in before["calls"]}
+    rows = []
+    for one in now["calls"]:
+        old = earlier.get(_key(one), {})
+        rows.append([
+            one["operation"],
+            _text(one),
+            _change(old, one, lambda entry: str(entry["launches"])),
+            _change(old, one, lambda entry: _pair(entry, "predicted_us", ".1f")),
+            _pair(one, "floor_us", ".1f"),
+            _change(old, one, lambda entry: _pair(entry, "share_of_floor", ".0%")),
+        ])  # fmt: skip
+    return _table(("call", "case", "launches", "predicted", "floor", "predicted share of the floor"), rows)
+
+
+def _check_table(now: Entry) -> list[str]:
+    rows = [
+        [
+            f"`{one['kernel']}`",
+            one["operation"],
+            *(_agreement(one[name]) for name in ("products", "exchanges", "barriers")),
+        ]
+        for one in now["checks"]
+    ]
+    return _table(("kernel", "call", "products on tensor cores", "shuffles and votes", "barriers"), rows)
+
+
+def _agreement(pair: Sequence[float]) -> str:
+    model, emulation = pair
+    return f"{model:.0f} of {emulation:.0f}" if model or emulation else "-"
+
+
+def _key(entry: Entry) -> tuple[Any, ...]:
+    return tuple(entry.get(name) for name in ("operation", "kernel", "batch", "budget"))
+
+
+def _text(entry: Entry) -> str:
+    budget = f", budget {entry['budget']}" if entry["budget"] else ""
+    return (
+        f"{entry['operation']}, batch {entry['batch']}{budget}"
+        if "kernel" in entry
+        else f"batch {entry['batch']}{budget}"
+    )
+
+
+def _pair(entry: Entry, name: str, form: str) -> str:
+    return " / ".join(format(entry["gpus"][gpu.name][name], form) for gpu in ACCELERATORS)
+
+
+def _change(before: Entry, now: Entry, text: Any) -> str:
+    """The value, and where it has changed the one before it."""
+    new = text(now)
+    old = text(before) if before else new
+    return str(new) if old == new else f"{old} -> {new}"
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(line) + " |" for line in (heading, ["---"] * len(heading), *rows)]

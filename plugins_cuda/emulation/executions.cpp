@@ -1,0 +1,71 @@
+#include "emulation/executions.h"
+
+#include "emulation/block.h"
+
+#include <algorithm>
+#include <cstdio>
+
+// Where this library begins in memory: addresses are told relative to it, as debug information has them.
+extern "C" const char __ehdr_start __attribute__((visibility("hidden")));
+
+namespace kvc::emulation {
+
+void Executions::begin_launch(const char* kernel) {
+    kernel_ = kernel;
+    first_ = static_cast<uint32_t>(records_.size());
+    pieces_.assign(pieces_.size(), kNone);
+    counts_.clear();
+    was_touched_.clear();
+    touched_.clear();
+}
+
+void Executions::note(int thread, const void* address) {
+    const auto place = static_cast<size_t>(static_cast<const char*>(address) - &__ehdr_start);
+    if (place >= pieces_.size()) pieces_.resize(place + 1, kNone);
+    uint32_t& piece = pieces_[place];
+    if (piece == kNone) {
+        piece = static_cast<uint32_t>(records_.size()) - first_;
+        KvcEmulationExecutions& record = records_.emplace_back();
+        std::snprintf(record.kernel, sizeof record.kernel, "%s", kernel_);
+        record.address = place;
+        counts_.resize(counts_.size() + kMaxThreads, 0);
+        was_touched_.push_back(false);
+    }
+    if (!was_touched_[piece]) {
+        was_touched_[piece] = true;
+        touched_.push_back(piece);
+    }
+    ++counts_[size_t{piece} * kMaxThreads + thread];
+}
+
+void Executions::end_block(int threads) {
+    for (const uint32_t piece : touched_) {
+        uint32_t* const counts = counts_.data() + size_t{piece} * kMaxThreads;
+        KvcEmulationExecutions& record = records_[first_ + piece];
+        uint32_t longest = 0;
+        for (int first = 0; first < threads; first += kWarpSize) {
+            const uint32_t warp = *std::max_element(counts + first, counts + std::min(first + kWarpSize, threads));
+            record.warps += warp;
+            longest = std::max(longest, warp);
+        }
+        record.longest += longest;
+        std::fill_n(counts, threads, 0);
+        was_touched_[piece] = false;
+    }
+    touched_.clear();
+}
+
+void Executions::clear() {
+    records_.clear();
+    pieces_.clear();
+    first_ = 0;
+}
+
+}  // namespace kvc::emulation
+
+// What the compiler calls as a piece begins, in host code too, where no thread of a block runs. The name is its own.
+extern "C" __attribute__((visibility("hidden"))) void __sanitizer_cov_trace_pc() {
+    if (kvc::emulation::current_block != nullptr) {
+        kvc::emulation::current_block->note_execution(__builtin_return_address(0));
+    }
+}

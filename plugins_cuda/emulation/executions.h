@@ -1,0 +1,38 @@
+// How often the warps of a launch run each straight piece of a kernel: what a model of its time on a GPU counts with
+// (benchmarks/predict). A kernel compiled with -fsanitize-coverage=trace-pc reports every such piece as it begins one.
+//
+// A warp runs a piece as often as the lane does that runs it most: lanes that take a branch together count once. A
+// library without instrumented code pays nothing.
+#pragma once
+
+#include "emulation/emulation.h"
+#include "emulation/vector_types.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace kvc::emulation {
+
+class Executions {
+public:
+    void begin_launch(const char* kernel);
+    // A thread of the block begins the piece whose code continues at `address`.
+    void note(int thread, const void* address);
+    void end_block(int threads);
+
+    const std::vector<KvcEmulationExecutions>& records() const { return records_; }
+    void clear();
+
+private:
+    static constexpr uint32_t kNone = ~uint32_t{0};
+
+    const char* kernel_ = "";
+    std::vector<uint32_t> pieces_;  // by address in the library: which of records_; of the current launch
+    std::vector<KvcEmulationExecutions> records_;
+    uint32_t first_ = 0;             // record of the current launch
+    std::vector<uint32_t> counts_;   // [record of the launch][kMaxThreads]: of the current block
+    std::vector<bool> was_touched_;  // by record of the launch
+    std::vector<uint32_t> touched_;  // records of the launch that the block has run
+};
+
+}  // namespace kvc::emulation
