@@ -20,7 +20,7 @@ from kvc_trt.profile.request import (
 if TYPE_CHECKING:
     from kvc_trt.accuracy.report import AccuracyReport
     from kvc_trt.proof import Proof
-    from kvc_trt.verify.proof_replay import ProofReport
+    from kvc_trt.verify.proof_report import ProofReport
     from kvc_trt.verify.report import Report
 
 

@@ -9,9 +9,9 @@ round too coarsely, or choose by scores whose near-ties have no rule: then the e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,68 +25,13 @@ from kvc_trt.proof.lists import Lists, decode, digest_at, encode
 from kvc_trt.runtime.batch import batch_of
 from kvc_trt.runtime.request import check_token_ids
 from kvc_trt.verify.engine_replay import replay_by_engine
+from kvc_trt.verify.proof_report import ProofReport
 from kvc_trt.verify.reference_run import Choices, can_judge, reference_run, replay
 from kvc_trt.verify.thresholds import thresholds_for
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.proof import Proof
-
-
-@dataclass(frozen=True)
-class ProofReport:
-    """What a replay found."""
-
-    engine: str
-    policy: str
-    kind: str
-    root: str
-    prompt_tokens: int
-    steps: int
-    lists: int = 0
-    """Digests in the proof: of a cache's lists at one step."""
-    equal: int = 0
-    """Those that the reference's own lists have."""
-    choosing: int = 0
-    """Lists of the reference that leave out a token that was there; where there are none, nothing was compressed."""
-    near_ties: int = 0
-    """Lists (one per cache, step and head) that differ, and are proven to differ by rounding alone."""
-    reproduced: int = 0
-    """Digests that the engine's own lists have, where it was run again."""
-    problems: tuple[str, ...] = ()
-    """What is wrong."""
-    differences: tuple[str, ...] = ()
-    """What differs and may be rounding alone, with the reason why that cannot be told."""
-    other_engine: bool = False
-    """Whether another engine of the same weights and policy answered."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether the proof is whole and true."""
-        return not self.problems and not self.differences
-
-    def as_text(self) -> str:
-        """Return the report for people."""
-        lines = [
-            f"KV proof of {self.policy}: {self.prompt_tokens} prompt tokens, {self.steps} steps, root {self.root}",
-            f"replayed by the reference: {self.equal} of {self.lists} {self.kind} entries equal, "
-            f"{self.near_ties} lists differ at near-ties",
-        ]
-        if self.reproduced:
-            lines.append(f"run again here, the engine itself chooses {self.reproduced} of them")
-        if self.choosing:
-            lines.append(f"{self.choosing} of the reference's lists leave tokens out")
-        else:
-            lines.append("nothing was compressed: the whole text fits the policy's budget")
-        if self.other_engine:
-            lines.append("another engine of the same weights and policy answered")
-        lines += [f"WRONG: {problem}" for problem in self.problems]
-        return "\n".join([*lines, *(f"DIFFERS: {difference}" for difference in self.differences)])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        lists = {"problems": list(self.problems), "differences": list(self.differences)}
-        return {"passed": self.passed, **asdict(self), **lists}
 
 
 class _Place(NamedTuple):
@@ -135,6 +80,12 @@ class _Replay:
         return thresholds_for(stored, self._proof.made_by.prefill_precision).choice_slack
 
     @property
+    def _rounds_finely(self) -> bool:
+        """Whether the bound alone may refute: in half precision one honest list of hundreds can leave it."""
+        finest = thresholds_for("fp32").choice_slack
+        return self._slack is not None and finest is not None and self._slack <= finest
+
+    @property
     def _unjudged(self) -> str | None:
         """Why a difference cannot be judged, and may be no error; None if it can be."""
         if self._slack is None:
@@ -156,7 +107,12 @@ class _Replay:
             if wrong:
                 return _with(report, *wrong)
             if self._unjudged is None:
-                return self._judged(report, {place: decode(place.lists) for place in places if place.lists is not None})
+                claimed = {place: decode(place.lists) for place in places if place.lists is not None}
+                judged = self._judged(report, claimed)
+                if judged.passed or self._rounds_finely:
+                    return judged
+                again = self._by_engine(report, places, other)
+                return again if again.passed else judged
         elif (nothing := self._chooses_nothing(other[0])) is not None:
             return _with(report, nothing)
         return self._by_engine(report, places, other)
@@ -192,7 +148,10 @@ class _Replay:
             return replace(report, differences=(f"{differs} ({why})",))
         if found.judged.wrong:
             return _with(report, f"the engine does not choose by its policy's rule: {found.judged.wrong[0]}")
-        return report if self._unjudged is not None else self._judged(report, chosen)
+        if self._unjudged is not None:
+            return report
+        judged = self._judged(report, chosen)
+        return judged if judged.passed or self._rounds_finely else report
 
     def _chooses_nothing(self, place: _Place) -> str | None:
         """Return that a digest is of a list that leaves nothing out; None if it is of another."""

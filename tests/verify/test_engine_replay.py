@@ -178,3 +178,21 @@ def test_digests_of_lists_that_come_again_are_judged_like_lists(make, monkeypatc
     strict = proof_replay.thresholds_for("fp32")
     monkeypatch.setattr(proof_replay, "thresholds_for", lambda *given: dataclasses.replace(strict, choice_slack=1e-9))
     assert "float64 scores differ" in engine.replay(proofs[tied]).problems[0]
+
+
+def test_in_half_precision_the_bound_alone_refutes_nothing(make, monkeypatch):
+    """What it does not explain is wrong only if the engine, run again, does not choose it either."""
+    engine = Engine.open(make("rocketkv", "fp16"), proofs=True, threads=1)
+    proofs = [proof_from(engine, "lists", PROMPT[first:], max_new_tokens=12) for first in range(6)]
+    tied = next(proof for proof in proofs if engine.replay(proof).near_ties)
+    strict = proof_replay.thresholds_for("fp32")
+    slack = {"fp32": 1e-9, "fp16": 1e-6}
+    monkeypatch.setattr(
+        proof_replay, "thresholds_for", lambda kind, *_: dataclasses.replace(strict, choice_slack=slack[kind])
+    )
+    for proof in (tied, only_digests(tied)):
+        report = engine.replay(proof)
+        assert report.passed, report.problems
+        assert report.reproduced == report.lists
+    changed = with_lists(tied, 1, 0, swapped(lists_at(tied, 1, 0), len(tied.prompt_token_ids)))
+    assert any(problem.startswith("cache 1, step 0: row 0") for problem in engine.replay(changed).problems)
