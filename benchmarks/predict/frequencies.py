@@ -150,7 +150,7 @@ class Counts:
             body = [piece for _, in_test, piece in same if not in_test] or [piece for _, _, piece in same]
             own = [getattr(piece, of) for piece in body if self.places.knows(piece.frames)]
             others = [getattr(piece, of) for piece in body if not self.places.knows(piece.frames)]
-            direct = max(own, default=0.0) or (median(others) if others else 0.0)
+            direct = _agreed(own) or (median(others) if others else 0.0)
             self._loops[occurrence, of] = max(direct, self._rounds_by_inner(occurrence, of))
         return self._loops[occurrence, of]
 
@@ -163,6 +163,12 @@ class Counts:
             and (place := around.index(occurrence)) + 1 < len(around)
         }
         return max((self._rounds(one, of) / one[0].trips for one in inner if one[0].trips), default=0.0)
+
+
+def _agreed(counts: Sequence[float]) -> float:
+    """The largest count that two pieces have, else the largest: one alone may be of a call that its lines leave out."""
+    repeated = [count for count in counts if count and counts.count(count) > 1]
+    return max(repeated or counts, default=0.0)
 
 
 @dataclass

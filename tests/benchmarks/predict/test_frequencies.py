@@ -99,3 +99,10 @@ def test_what_the_host_does_not_inline_is_found_by_its_own_lines(places: Places)
     assert counts.at(((FILE, 5), ("caller.cuh", 30))) == WARPS * ROUNDS
     assert counts.at((("cuda_bf16.hpp", 1), (FILE, 7))) == WARPS * ROUNDS / 2
     assert counts.at((("cuda_bf16.hpp", 1),)) is None
+
+
+def test_one_count_alone_does_not_outvote_two(places: Places) -> None:
+    """A piece whose lines do not say all calls around it may be of a loop further in."""
+    pieces = [*PIECES, Piece(_line(6), WARPS * ROUNDS, ROUNDS), Piece((("kernel.cuh", 8),), 1000, 1000)]
+    ((loop, calls),) = places.around(_line(5))
+    assert Counts(places, pieces, WARPS, "warps").rounds((loop, calls)) == WARPS * ROUNDS
