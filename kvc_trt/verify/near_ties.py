@@ -54,6 +54,7 @@ class _Rule:
     page_size: int
     top_r: int
     slack: float
+    score_slack: float
 
 
 def compare_compaction(
@@ -94,10 +95,12 @@ def compare_selection(
     page_size: int,
     top_r: int,
     slack: float = 1.0,
+    score_slack: float = 1.0,
 ) -> IndexComparison:
     """Tokens read by one step, `actual` [B, G, .] against the reference's `expected`; `slack` as for compaction.
 
-    query [B, H, D]; keys [B, G, C, D] with the current token stored; lengths [B] after the append.
+    `score_slack` widens that of page scores further, which a GPU's tensor cores add in their own way. query [B, H, D];
+    keys [B, G, C, D] with the current token stored; lengths [B] after the append.
     """
     queries = _grouped(query[:, :, None], keys.shape[1])[:, :, :, 0]
 
@@ -109,7 +112,7 @@ def compare_selection(
         if (broken := _breaks_page_order(chosen, page_size, length)) is not None:
             return broken
         stored = keys[row, head, :length].astype(np.float64)
-        rule = _Rule(page_size, top_r, slack)
+        rule = _Rule(page_size, top_r, slack, score_slack)
         return _judge_selection(queries[row, head], stored, rule, difference, chosen)
 
     return compare_lists(expected, actual, explain)
@@ -211,7 +214,7 @@ def _judge_pages(scores: PageScores, used_keys: Float64, rule: _Rule, chosen: In
     extra, missing = np.setdiff1d(chosen, best), np.setdiff1d(best, chosen)
     if not extra.size:
         return None
-    problem = _outside_tolerance(weight[extra], weight[missing], rule.slack * scores.tolerance)
+    problem = _outside_tolerance(weight[extra], weight[missing], rule.slack * rule.score_slack * scores.tolerance)
     if problem is not None:
         return problem
     for kept in np.unique(extra // page_size):

@@ -10,6 +10,28 @@ using emulation::Lanes;
 
 namespace {
 
+struct LoadedMatrices {
+    uint32_t* to;
+    const void* row;
+};
+
+// PTX manual, "ldmatrix" with .trans: register m is elements M[2t, 2t+1][group] of matrix m.
+void load_matrices(const Lanes& operands) {
+    const auto of = [&](int lane) -> const LoadedMatrices& {
+        return *static_cast<const LoadedMatrices*>(operands[lane]);
+    };
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+        for (int matrix = 0; matrix < 4; ++matrix) {
+            uint16_t pair[2];
+            for (int i = 0; i < 2; ++i) {
+                const void* const row = of(8 * matrix + 2 * (lane % 4) + i).row;
+                std::memcpy(&pair[i], static_cast<const uint16_t*>(row) + lane / 4, sizeof pair[i]);
+            }
+            of(lane).to[matrix] = pair[0] | uint32_t{pair[1]} << 16;
+        }
+    }
+}
+
 struct MmaOperands {
     float* c;
     const uint32_t* a;
@@ -65,6 +87,14 @@ void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint3
 }
 
 void wait_for_previous_launch() { current_block->self().has_waited = true; }
+
+void load_matrices_transposed(uint32_t (&to)[4], const void* row) {
+    emulation::check_alignment(row, 16);
+    if (!current_block->shared().contains(row, 16)) current_block->fail("ldmatrix outside shared memory");
+    current_block->note_access(row, 16, emulation::RaceDetector::Kind::kRead);
+    LoadedMatrices mine{to, row};
+    current_block->warp_operation("ldmatrix", kFullWarp, load_matrices, &mine, Site::current());
+}
 
 void copy_async_16(void* to, const void* from) {
     emulation::check_alignment(to, 16);

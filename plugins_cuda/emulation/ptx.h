@@ -1,6 +1,6 @@
-// kernels/ptx.cuh for the host: mma.sync with the register layout of the PTX manual, and cp.async. The wait that covers
-// a copy performs it, and nothing does so earlier: a missing wait shows. Launches run one after another; a thread that did
-// not wait for the one before is reported (Block::note_access, Block::thread_main).
+// kernels/ptx.cuh for the host: mma.sync and ldmatrix with the register layout of the PTX manual, and cp.async. The wait
+// that covers a copy performs it, and nothing does so earlier: a missing wait shows. Launches run one after another; a
+// thread that did not wait for the one before is reported (Block::note_access, Block::thread_main).
 #pragma once
 
 #include "emulation/numeric_types.h"
@@ -17,6 +17,9 @@ void mma_m16n8k16(bfloat16_t, float (&c)[4], const uint32_t (&a)[4], const uint3
 
 inline void start_next_launch() {}
 void wait_for_previous_launch();
+
+// Registers 2t, 2t+1 of column `group` of four 8 x 8 matrices; lane 8 m + i gives row i of matrix m.
+void load_matrices_transposed(uint32_t (&to)[4], const void* row);
 
 void copy_async_16(void* to, const void* from);
 void copy_async_commit();

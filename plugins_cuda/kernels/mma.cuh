@@ -23,14 +23,28 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
     platform::mma_m16n8k16(T{}, c, a, b);
 }
 
-// Two numbers rounded to T in one register, as a fragment holds them.
+// Four 8 x 8 matrices of 16-bit elements from shared memory, each as half of the B operand: to[m] = M[2t, 2t+1][group].
+// Lane 8 m + i gives the start of row i of matrix m, at a multiple of 16 bytes. (PTX manual, ldmatrix with .trans.)
 template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], const T& row) {
     static_assert(sizeof(T) == 2);
-    const T pair[2] = {from_float<T>(low), from_float<T>(high)};
+    platform::load_matrices_transposed(to, &row);
+}
+
+// Two numbers in one register, as a fragment holds them.
+template <class T>
+__device__ __forceinline__ uint32_t join_pair(T low, T high) {
+    static_assert(sizeof(T) == 2);
+    const T pair[2] = {low, high};
     uint32_t bits;
     memcpy(&bits, pair, sizeof bits);
     return bits;
+}
+
+// The same of two numbers that are rounded to T.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+    return join_pair(from_float<T>(low), from_float<T>(high));
 }
 
 }  // namespace kvc

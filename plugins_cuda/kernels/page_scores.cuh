@@ -8,33 +8,30 @@
 //        statistics [B,G,H/G,U] of the units of such pages, 8 pages each (page_statistics.cuh);
 //        k_cache, v_cache [B,G,C,D] with the token in them; arrivals [B,G] = 0 for the attention's merge
 //
-// Grid (chunks of pages, G, B). The bounds of a chunk are staged in shared memory first (staged_bounds.cuh).
+// Grid (chunks of pages, G, B). The bounds of a chunk are staged in shared memory first (staged_bounds.cuh); then tensor
+// cores sum those of 16 bit (page_scores_tensor_core.cuh), multiply-adds those of fp32 (page_scores_fma.cuh).
 //
 // The block whose chunk holds the new token's page writes its key and value, and raises its staged copy of the page's
 // bounds. Those in memory are raised by the next launch (append.cuh).
 //
 // Bytes per KV head: r P s (s bytes per element), g D s, 4 D s for the token; flops 2 g r P.
 //
-// Determinism: channels are added in kChannelParts runs, best first within a run, the runs in order. The order is the
-// same for every page, chunk size and batch, so equal bounds give equal bits. The sum is divided by T last: exact sums stay
-// exact ties. e is an fp32 sum of products with fp32 rounding each; nvcc may fuse them.
+// Determinism: channels are added in an order that is the same for every page, chunk size and batch, so equal bounds
+// give equal bits. The sum is multiplied by 1/T last: exact sums stay exact ties. e is a sum in fp32.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/append.cuh"
 #include "kernels/dependent_launch.cuh"
-#include "kernels/page_statistics.cuh"
+#include "kernels/page_scores_fma.cuh"
+#include "kernels/page_scores_tensor_core.cuh"
 #include "kernels/score_channels.cuh"
+#include "kernels/scored_chunk.cuh"
 #include "kernels/staged_bounds.cuh"
 
 namespace kvc {
-
-constexpr int kChannelParts = 4;                           // runs of channels, summed by different threads
-constexpr int kPageLanes = kScoreThreads / kChannelParts;  // threads of one run
-constexpr int kPagesPerThread = 2;                         // pages that share one read of the query
-constexpr int kBlockPages = kPageLanes * kPagesPerThread;  // pages scored between two barriers
-static_assert(kBlockPages % kUnitPages == 0, "no unit is in two of them");
 
 template <class T>
 struct PageScoresParams {
@@ -56,161 +53,45 @@ struct PageScoresParams {
     }
 };
 
-// A tile of kHeads query heads on one channel, read as one vector.
-template <int kHeads>
-struct alignas(sizeof(float) * kHeads) HeadTile {
-    float value[kHeads];
-};
+// How the bounds of T are summed for kHeads query heads at a time: 1, 2 or 4 in fp32, the group rounded up to 4, 8 or
+// 16 in 16 bit.
+template <class T, int kHeads>
+using PageScorer = std::conditional_t<sizeof(T) == 2, TensorCoreScorer<T, kHeads>, FmaScorer<kHeads>>;
 
 // Layout of the dynamic shared memory; offsets in bytes, multiples of 16. The staged bounds come first.
 struct ScoreLayout {
-    int row;           // elements of a staged row
-    int tiles;         // tiles of kHeads query heads
-    int query;         // float [g,D]
-    int signed_query;  // HeadTile [tiles,r]
-    int partials;      // float [kChannelParts,kHeads,kBlockPages]
+    int row;     // elements from one staged row to the next
+    int rows;    // staged
+    int query;   // float [g,D]
+    int scorer;  // what the scorer needs
     int total;
 };
 
 template <class T, int kHeads>
 __host__ __device__ __forceinline__ ScoreLayout score_layout(int row_vectors, int channels, int group, int head_size) {
-    constexpr int kFloat = static_cast<int>(sizeof(float));
+    using Scorer = PageScorer<T, kHeads>;
     ScoreLayout layout;
-    layout.row = row_vectors * kVectorWidth<T>;
-    layout.tiles = (group + kHeads - 1) / kHeads;
-    layout.query = channels * layout.row * static_cast<int>(sizeof(T));
-    layout.signed_query = layout.query + group * head_size * kFloat;
-    const int queries_end = layout.signed_query + channels * layout.tiles * kHeads * kFloat;
-    layout.partials = (queries_end + 15) / 16 * 16;
-    layout.total = layout.partials + kChannelParts * kHeads * kBlockPages * kFloat;
+    layout.row = (row_vectors + Scorer::kSpareVectors) * kVectorWidth<T>;
+    layout.rows = Scorer::rows(channels);
+    layout.query = layout.rows * layout.row * static_cast<int>(sizeof(T));
+    layout.scorer = layout.query + group * head_size * static_cast<int>(sizeof(float));
+    layout.total = layout.scorer + Scorer::shared_bytes(channels, group);
     return layout;
 }
 
-// What a chosen channel contributes: the query on it, negated where a minimum is read as a negated maximum, zero past the
-// last head; and where its staged row starts. One thread per channel.
-template <class T, int kHeads>
-__device__ __forceinline__ void describe_channels(const GroupQuery& query, int pages, int start, int tiles,
-                                                  SharedSpan<float> signed_query, const StagedBounds<T>& staged) {
+// Where a staged row starts, and what its channel contributes: the query on it, negated where a minimum is read as a
+// negated maximum, nothing for a row of zeros. One thread per row.
+template <class T, class Scorer>
+__device__ __forceinline__ void describe_rows(const GroupQuery& query, int pages, int start,
+                                              const StagedBounds<T>& staged, const Scorer& scorer) {
     const int i = static_cast<int>(threadIdx.x);
-    if (i >= query.channels) {
-        return;
-    }
-    const int row = query.chosen[i];
-    const int channel = query.channel_of(row);
-    staged.first[i] = i * staged.row + ((row * pages + start) & (kVectorWidth<T> - 1));
-    for (int tile = 0; tile < tiles; ++tile) {
-#pragma unroll
-        for (int j = 0; j < kHeads; ++j) {
-            const int head = tile * kHeads + j;
-            const float q = head < query.group ? query.values[head * query.head_size + channel] : 0.0f;
-            signed_query[(tile * query.channels + i) * kHeads + j] = row < query.head_size ? q : -q;
-        }
-    }
-}
-
-// This thread's run of channels for its pages from first_page on, for one tile of heads -> partials.
-template <class T, int kHeads>
-__device__ __forceinline__ void add_channels(const StagedBounds<T>& staged, SharedSpan<HeadTile<kHeads>> query,
-                                             int channels, int first_page, int count, SharedSpan<float> partials) {
-    const int part = static_cast<int>(threadIdx.x) / kPageLanes;
-    const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
-    const int run = (channels + kChannelParts - 1) / kChannelParts;
-    const int end = (part + 1) * run < channels ? (part + 1) * run : channels;
-    const int elements = channels * staged.row;
-    const int low = first_page + lane < count ? first_page + lane : count - 1;
-    const int high = low + kPageLanes < count ? low + kPageLanes : count - 1;
-    const SharedSpan<T> pages[] = {staged.values.part(low, elements - low), staged.values.part(high, elements - high)};
-    float sum[kPagesPerThread][kHeads] = {};
-#pragma unroll 4
-    for (int i = part * run; i < end; ++i) {
-        const HeadTile<kHeads> q = query[i];
-        const int first = staged.first[i];
-#pragma unroll
-        for (int k = 0; k < kPagesPerThread; ++k) {
-            const float bound = to_float(pages[k][first]);
-#pragma unroll
-            for (int head = 0; head < kHeads; ++head) {
-                sum[k][head] += q.value[head] * bound;
-            }
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < kPagesPerThread; ++k) {
-#pragma unroll
-        for (int head = 0; head < kHeads; ++head) {
-            partials[(part * kHeads + head) * kBlockPages + lane + k * kPageLanes] = sum[k][head];
-        }
-    }
-}
-
-// The sums of a thread's pages over one run, read as one vector.
-struct alignas(sizeof(float) * kPagesPerThread) PageTile {
-    float value[kPagesPerThread];
-};
-
-// The staged pages of a chunk that are scored, and where their scores go.
-struct ScoredChunk {
-    float* scores;           // [g,8U], from the first page of the chunk on
-    ScoreStatistics* units;  // [g,U], from the first unit of the chunk on
-    int64_t row_units;       // U
-    int count;               // pages to score
-    PageTokens tokens;       // by page of the chunk
-};
-
-// Adds the runs in order, and writes scores and statistics of up to kBlockPages pages of the chunk from first_page on,
-// for one tile of heads. Neighbouring threads have neighbouring pages of one head, kPagesPerThread each.
-template <int kHeads>
-__device__ __forceinline__ void write_scores(SharedSpan<float> partials, const GroupQuery& query, int first_head,
-                                             const ScoredChunk& chunk, int first_page) {
-    static_assert(kHeads * kPageLanes <= kScoreThreads && kPageLanes % kWarpSize == 0, "a warp has one head");
-    const int own = static_cast<int>(threadIdx.x) / kPageLanes;
-    const int head = first_head + own;
-    if (own >= kHeads || head >= query.group) {
-        return;
-    }
-    const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
-    const int page = first_page + lane * kPagesPerThread;
-    const SharedSpan<PageTile> runs = partials.cast<PageTile>();
-    PageTile sum = runs[own * kPageLanes + lane];
-#pragma unroll
-    for (int part = 1; part < kChannelParts; ++part) {
-        const PageTile run = runs[(part * kHeads + own) * kPageLanes + lane];
-#pragma unroll
-        for (int k = 0; k < kPagesPerThread; ++k) {
-            sum.value[k] += run.value[k];
-        }
-    }
-    float scores[kPagesPerThread];
-    float tokens[kPagesPerThread];
-#pragma unroll
-    for (int k = 0; k < kPagesPerThread; ++k) {
-        scores[k] = minus_infinity();
-        tokens[k] = chunk.tokens.of(page + k);
-        if (page + k < chunk.count) {
-            scores[k] = sum.value[k] / query.temperature[head];
-            chunk.scores[head * chunk.row_units * kUnitPages + page + k] = scores[k];
-        }
-    }
-    const ScoreStatistics unit = unit_statistics(scores, tokens);
-    if (page % kUnitPages == 0 && page < chunk.count) {
-        chunk.units[head * chunk.row_units + page / kUnitPages] = unit;
-    }
-}
-
-// Scores the pages of a chunk for all heads of the group.
-template <class T, int kHeads>
-__device__ __forceinline__ void score_staged(const StagedBounds<T>& staged, const GroupQuery& query, int tiles,
-                                             SharedSpan<float> signed_query, SharedSpan<float> partials,
-                                             const ScoredChunk& chunk) {
-    const SharedSpan<HeadTile<kHeads>> heads = signed_query.template cast<HeadTile<kHeads>>();
-    for (int tile = 0; tile < tiles; ++tile) {
-        const SharedSpan<HeadTile<kHeads>> part = heads.part(tile * query.channels, query.channels);
-        for (int page = 0; page < chunk.count; page += kBlockPages) {
-            add_channels<T, kHeads>(staged, part, query.channels, page, chunk.count, partials);
-            __syncthreads();
-            write_scores<kHeads>(partials, query, tile * kHeads, chunk, page);
-            __syncthreads();
-        }
+    if (i < query.channels) {
+        const int row = query.chosen[i];
+        staged.first[i] = i * staged.row + ((row * pages + start) & (kVectorWidth<T> - 1));
+        scorer.store_query(query, i, query.channel_of(row), row < query.head_size ? 1.0f : -1.0f);
+    } else if (i < staged.rows) {
+        staged.first[i] = i * staged.row;
+        scorer.store_query(query, i, 0, 0.0f);
     }
 }
 
@@ -242,16 +123,15 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
     const ScoreLayout layout =
         score_layout<T, kHeads>(params.row_vectors, query.channels, query.group, query.head_size);
     KVC_SHARED(int32_t, first, KVC_LARGEST_HEAD_SIZE);
-    const StagedBounds<T> staged = {dynamic_shared<T>(0, query.channels * layout.row), first, layout.row};
-    const SharedSpan<float> signed_query =
-        dynamic_shared<float>(layout.signed_query, query.channels * layout.tiles * kHeads);
-    const SharedSpan<float> partials = dynamic_shared<float>(layout.partials, kChannelParts * kHeads * kBlockPages);
+    const StagedBounds<T> staged = {dynamic_shared<T>(0, layout.rows * layout.row), first, layout.row, layout.rows,
+                                    params.pages % kVectorWidth<T> == 0};
+    const PageScorer<T, kHeads> scorer(query, layout.scorer);
 
     choose_channels(own, query);
     __syncthreads();
     const T* table = params.bounds + head * 2 * query.head_size * params.pages;
     stage_bounds(table, params.pages, params.row_vectors, query, task.start, task.count, staged);
-    describe_channels<T, kHeads>(query, params.pages, task.start, layout.tiles, signed_query, staged);
+    describe_rows(query, params.pages, task.start, staged, scorer);
     find_temperatures(query);
     copy_async_wait<0>();
     __syncthreads();
@@ -267,7 +147,7 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
         task.count,
         {task.joined, static_cast<float>(task.tokens), static_cast<float>(params.page_size)},
     };
-    score_staged<T, kHeads>(staged, query, layout.tiles, signed_query, partials, chunk);
+    scorer.score(staged, query, chunk);
 }
 
 template <class T, int kHeads>
@@ -275,12 +155,12 @@ __global__ void __launch_bounds__(kScoreThreads) page_scores(const PageScoresPar
     start_next_launch();
     wait_for_previous_launch();
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
-    KVC_SHARED(float, temperature, KVC_LARGEST_GROUP);
+    KVC_SHARED(float, inverse_temperature, KVC_LARGEST_GROUP);
     const AppendParams<T>& token = params.token;
     const int size = token.head_size, group = params.group;
     const int query_start = score_layout<T, kHeads>(params.row_vectors, params.top_r, group, size).query;
     const GroupQuery query = {
-        dynamic_shared<float>(query_start, group * size), chosen, temperature, group, size, params.top_r};
+        dynamic_shared<float>(query_start, group * size), chosen, inverse_temperature, group, size, params.top_r};
     const int64_t head = int64_t{blockIdx.z} * token.kv_heads + blockIdx.y;
     const int64_t cache_length = token.cache_lengths[blockIdx.z];
     if (blockIdx.x == 0 && threadIdx.x == 0) {

@@ -1,6 +1,6 @@
-// The only PTX of the kernels: mma.sync and cp.async (sm_80 and later), griddepcontrol (sm_90 and later). emulation/ptx.h
-// has the same functions for the host; kernels use them through kernels/mma.cuh, kernels/copy_async.cuh and
-// kernels/dependent_launch.cuh.
+// The only PTX of the kernels: mma.sync, ldmatrix and cp.async (sm_80 and later), griddepcontrol (sm_90 and later).
+// emulation/ptx.h has the same functions for the host; kernels use them through kernels/mma.cuh, kernels/copy_async.cuh
+// and kernels/dependent_launch.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,6 +26,13 @@ __device__ __forceinline__ void mma_m16n8k16(__nv_bfloat16, float (&c)[4], const
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
 }
 
 __device__ __forceinline__ void copy_async_16(void* to, const void* from) {

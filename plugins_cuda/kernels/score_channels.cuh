@@ -28,12 +28,12 @@ static_assert(kScoreThreads >= KVC_LARGEST_HEAD_SIZE, "one thread per channel");
 
 // The query of one KV head's group, and what follows from it; in shared memory.
 struct GroupQuery {
-    SharedSpan<float> values;       // [g,D]
-    SharedSpan<int32_t> chosen;     // [r]: rows of the bounds that the chosen channels read, best channel first
-    SharedSpan<float> temperature;  // [g]
-    int group;                      // g
-    int head_size;                  // D
-    int channels;                   // r
+    SharedSpan<float> values;               // [g,D]
+    SharedSpan<int32_t> chosen;             // [r]: rows of the bounds that the chosen channels read, best channel first
+    SharedSpan<float> inverse_temperature;  // [g]: 1/T
+    int group;                              // g
+    int head_size;                          // D
+    int channels;                           // r
 
     // The channel of which `row` of the bounds is the maximum or the negated minimum.
     __device__ __forceinline__ int channel_of(int row) const { return row < head_size ? row : row - head_size; }
@@ -151,7 +151,7 @@ __device__ __forceinline__ void choose_channels(const QueryChannel& own, const G
     }
 }
 
-// Fills `query.temperature`; one warp per head. No barrier.
+// Fills `query.inverse_temperature`; one warp per head. No barrier.
 __device__ __forceinline__ void find_temperatures(const GroupQuery& query) {
     for (int head = warp_index(); head < query.group; head += kScoreThreads / kWarpSize) {
         const int start = head * query.head_size;
@@ -169,7 +169,7 @@ __device__ __forceinline__ void find_temperatures(const GroupQuery& query) {
         part = warp_sum(part);
         if (lane_index() == 0) {
             const float share = part == 0.0f ? 1.0f : part / whole;
-            query.temperature[head] = sqrtf(static_cast<float>(query.head_size) * share);
+            query.inverse_temperature[head] = 1.0f / sqrtf(static_cast<float>(query.head_size) * share);
         }
     }
 }

@@ -19,18 +19,22 @@ template <class T>
 struct StagedBounds {
     SharedSpan<T> values;
     SharedSpan<int32_t> first;
-    int row;
+    int row;       // elements from one row to the next
+    int rows;      // of channels, best first, and of zeros behind them
+    bool aligned;  // whether P is a multiple of a vector: first[i] is i * row then
 };
 
-// Starts the copies of pages [start, start + count) of one KV head's table [2D,P]: one vector per thread and row.
+// Starts the copies of pages [start, start + count) of one KV head's table [2D,P], one vector per thread and row, and
+// writes the rows of zeros.
 template <class T>
 __device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, int row_vectors,
                                              const GroupQuery& query, int start, int count, const StagedBounds<T>& to) {
     constexpr int kWidth = kVectorWidth<T>;
     const int place = static_cast<int>(threadIdx.x) % row_vectors * kWidth;  // of this thread's vector in its rows
     const int rows = kScoreThreads / row_vectors;
+    int i = static_cast<int>(threadIdx.x) / row_vectors;
 #pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x) / row_vectors; i < query.channels; i += rows) {
+    for (; i < query.channels; i += rows) {
         const int element = query.chosen[i] * pages + start;  // below 512 · 2^20
         const int shift = element & (kWidth - 1);
         if (place < shift + count) {
@@ -38,6 +42,10 @@ __device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pa
         }
     }
     copy_async_commit();
+#pragma unroll 1
+    for (; i < to.rows; i += rows) {
+        to.values.template cast<uint4>()[(i * to.row + place) / kWidth] = uint4{0, 0, 0, 0};
+    }
 }
 
 // Raises the staged bounds of the appended token's page, which is `page` of the chunk; one thread per channel.

@@ -70,6 +70,21 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
     launch<page_scores<T, kHeads>>("page_scores", grid, dim3(kScoreThreads), bytes, stream, params);
 }
 
+// Query heads that share one pass over the staged bounds: see PageScorer.
+template <class T>
+void launch_page_scores_of(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
+    const int32_t group = group_of(p);
+    if constexpr (sizeof(T) == 2) {
+        if (group <= 4) return launch_page_scores<T, 4>(p, scratch, stream);
+        if (group <= 8) return launch_page_scores<T, 8>(p, scratch, stream);
+        launch_page_scores<T, 16>(p, scratch, stream);
+    } else {
+        if (group == 1) return launch_page_scores<T, 1>(p, scratch, stream);
+        if (group == 2) return launch_page_scores<T, 2>(p, scratch, stream);
+        launch_page_scores<T, 4>(p, scratch, stream);
+    }
+}
+
 template <class T>
 void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
     SelectTokensParams<T> params;
@@ -122,11 +137,7 @@ struct HybridAttention {
 
     template <class T>
     static void run(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
-        switch (group_of(p)) {  // heads that share one pass over the staged bounds
-            case 1: launch_page_scores<T, 1>(p, scratch, stream); break;
-            case 2: launch_page_scores<T, 2>(p, scratch, stream); break;
-            default: launch_page_scores<T, 4>(p, scratch, stream);
-        }
+        launch_page_scores_of<T>(p, scratch, stream);
         launch_select_tokens<T>(p, scratch, stream);
         launch_attention<T>(p, scratch.attention, TokenList{scratch.indices, p.top_k}, stream);
     }

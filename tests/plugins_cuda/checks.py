@@ -31,6 +31,11 @@ def logit_slack(library: KernelLibrary, dtype: torch.dtype, head_size: int) -> f
     return 1 + 2 * 10 * head_size / 8 * 2.0**-23 / 2.0**-20
 
 
+def score_slack(library: KernelLibrary, dtype: torch.dtype, top_r: int) -> float:
+    """How many times 2^-20 (1+M) the scores of pages may be off: as `logit_slack`, of sums over r channels."""
+    return logit_slack(library, dtype, -(-top_r // 16) * 16)
+
+
 def run_compact(library: KernelLibrary, case: CompactCase) -> CompactResult:
     """The library's answer, on the CPU; results are written over NaN and -7."""
     moved = case.to(library.device_type)
@@ -84,7 +89,7 @@ def check_hybrid(library: KernelLibrary, case: StepCase) -> IndexComparison:
         one = compare_selection(
             case.query[b : b + 1].float().numpy(), mine.k_cache[b : b + 1, :, :m].float().numpy(),
             case.cache_lengths[b : b + 1].numpy() + 1, expected[b : b + 1].numpy(), selected[b : b + 1].numpy(),
-            page_size=case.page_size, top_r=case.top_r,
+            page_size=case.page_size, top_r=case.top_r, score_slack=score_slack(library, case.query.dtype, case.top_r),
         )  # fmt: skip
         total = total + one
         exact = attend_exactly(case.query[b], mine.k_cache[b], mine.v_cache[b], selected[b])

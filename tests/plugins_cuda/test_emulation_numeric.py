@@ -121,7 +121,7 @@ def test_fragments_multiply_as_matrices(toy_library, name):
     b[:] = random.integers(-8, 9, b.shape)
     columns[:] = b.T
     expected = a.astype(np.float32) @ b.astype(np.float32)
-    products = np.full((2, 16, 8), np.nan, np.float32)
+    products = np.full((3, 16, 8), np.nan, np.float32)
     assert toy_library.run("run_product", int(name == "bfloat16"), a, b, columns, products, 1) == ""
     for product in products:
         np.testing.assert_array_equal(product, expected)

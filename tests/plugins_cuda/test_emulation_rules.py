@@ -52,12 +52,12 @@ def test_only_platform_cuh_asks_for_the_compiler() -> None:
     assert SOURCES["kernels/platform.cuh"].count("KVC_EMULATION") == 2, "the comment and the one #ifdef"
 
 
-def test_ptx_is_mma_cp_async_and_the_order_of_launches_only() -> None:
+def test_ptx_is_of_tensor_cores_cp_async_and_the_order_of_launches_only() -> None:
     _, *statements = SOURCES["kernels/ptx.cuh"].split("asm")
     assert statements
     for statement in statements:
         instruction = statement.split('"')[1]
-        assert instruction.startswith(("mma.sync.", "cp.async.", "griddepcontrol.")), instruction
+        assert instruction.startswith(("mma.sync.", "ldmatrix.sync.", "cp.async.", "griddepcontrol.")), instruction
 
 
 def test_kernels_know_nothing_of_their_launchers() -> None:

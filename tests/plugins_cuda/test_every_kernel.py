@@ -26,9 +26,10 @@ def test_compaction_in_place(library: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_step(library: KernelLibrary, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("heads", [2, 4, 8, 16, 32])
+def test_step(library: KernelLibrary, heads: int, dtype: torch.dtype) -> None:
     """Page scores, selection, attention: a sparse row, a dense one, an inactive one."""
-    checks.check_hybrid(library, cases.step_case(lengths=[200, 10, -1], heads=8, size=64, dtype=dtype, seed=2))
+    checks.check_hybrid(library, cases.step_case(lengths=[200, 10, -1], heads=heads, size=64, dtype=dtype, seed=2))
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)

@@ -15,6 +15,8 @@ from tests.plugins_cuda.mutants import Mutation, check_noticed
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
+FMA, TENSOR_CORE = "kernels/page_scores_fma.cuh", "kernels/page_scores_tensor_core.cuh"
+CHUNK = "kernels/scored_chunk.cuh"
 STAGED, SELECT, APPEND = "kernels/staged_bounds.cuh", "kernels/select_tokens.cuh", "kernels/append.cuh"
 STATISTICS, SHARES = "kernels/page_statistics.cuh", "kernels/page_shares.cuh"
 RADIX, EMIT = "kernels/radix_select.cuh", "kernels/emit_selected.cuh"
@@ -43,13 +45,21 @@ MUTATIONS = (
     Mutation("no_wait_for_the_copies", SCORES, "    copy_async_wait<0>();\n", ""),
     without_barrier("after_the_copies", SCORES, f"wait<0>();\n    {BARRIER}"),
     without_barrier("after_the_raise", SCORES, f"head_size);\n        {BARRIER}\n    }}"),
-    without_barrier("before_runs_are_added", SCORES, f"{BARRIER}\n            write"),
-    without_barrier("before_partials_are_written_again", SCORES, f"chunk, page);\n            {BARRIER}"),
+    without_barrier("before_runs_are_added", FMA, f"{BARRIER}\n                write"),
+    without_barrier("before_partials_are_written_again", FMA, f"chunk, page);\n                {BARRIER}"),
     Mutation("rows_start_where_they_are_aligned", SCORES, "i * staged.row + (", "i * staged.row + 0 * ("),
+    Mutation("no_rows_of_zeros", STAGED, "i < to.rows; i += rows", "i < query.channels; i += rows"),
+    Mutation("halves_of_a_step_change_places", TENSOR_CORE, "after * 2 + head", "(1 - after) * 2 + head"),
+    Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "word * 2 + in_half % 2", "word * 2 + 1 - in_half % 2"),
+    Mutation("a_small_group_writes_one_unit", TENSOR_CORE, "second ? sums[1][0] : sums[0][0]", "sums[0][0]"),
+    Mutation("the_upper_half_of_a_large_group_twice", TENSOR_CORE, "group + half * kRows", "group"),
+    Mutation("half_of_a_step_twice", TENSOR_CORE, "% kStepChannels;\n        uint32_t", "% 8;\n        uint32_t"),
+    Mutation("rows_of_any_p_are_aligned", SCORES, "params.pages % kVectorWidth<T> == 0", "true"),
+    Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kTilePages", "page = 0"),
     Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
     Mutation("the_appended_key_does_not_count", STAGED, APPENDED, APPENDED.replace("query.channels", "0")),
-    Mutation("minimum_for_maximum", SCORES, "row < query.head_size ? q : -q", "q"),
-    Mutation("pages_past_the_end_count", SCORES, "scores[k] = minus_infinity();", "scores[k] = 9.0f;"),
+    Mutation("minimum_for_maximum", SCORES, "row < query.head_size ? 1.0f : -1.0f", "1.0f"),
+    Mutation("pages_past_the_end_count", CHUNK, "scores[i] = minus_infinity();", "scores[i] = 9.0f;"),
     Mutation("a_partial_page_counts_as_a_full_one", STATISTICS, "page == last ? in_last : in_others", "in_others"),
     Mutation("pages_of_equal_weight_in_the_softmax", STATISTICS, "tokens[i] * expf", "expf"),
     Mutation(
@@ -78,7 +88,7 @@ MUTATIONS = (
 
 def check(library: KernelLibrary) -> None:
     """The reference's results: rows that select and rows that do not, ties of pages and of channels, pages at every
-    alignment, a page's first token, a partial page; groups of one tile of heads and of two."""
+    alignment, a page's first token, a partial page; groups of one tile of heads and of two, of one half and of two."""
     steps = [
         step_case(
             lengths=(199, 64, 10), heads=4 if ties else 10, size=40, capacity=201, page=page, top_r=11, top_k=20,
@@ -92,6 +102,9 @@ def check(library: KernelLibrary) -> None:
     last = step_case(lengths=(192, 176, 160), heads=8, size=40, capacity=201, page=16, top_r=11, top_k=70, seed=5)
     last.k_new.copy_(2 * last.query[:, ::4])  # one head looks at the last page, where this is the only token
     steps.append(last)
+    steps.append(
+        step_case(lengths=(399,), heads=9, kv_heads=1, capacity=400, page=2, top_r=19, dtype=torch.bfloat16, seed=7)
+    )
     steps.append(without_pages(step_case(lengths=(199,), capacity=201, page=3, top_r=11, token_budget=16, seed=6), 9))
     many = step_case(
         lengths=(4199,), heads=1, kv_heads=1, size=16, capacity=4200, page=1, top_r=1, top_k=20, token_budget=16, seed=9
@@ -110,7 +123,7 @@ def test_mistakes_are_noticed(mutation: Mutation) -> None:
 
 def test_barriers_are_all_tried() -> None:
     """Every barrier of the headers is removed by one of the mutations."""
-    for file in (CHANNELS, SCORES, STATISTICS, SELECT):
+    for file in (CHANNELS, SCORES, FMA, TENSOR_CORE, CHUNK, STATISTICS, SELECT):
         there = (ROOT / "plugins_cuda" / file).read_text().count("__syncthreads();")
         removed = sum(BARRIER in mutation.right for mutation in MUTATIONS if mutation.file == file)
         assert there == removed, f"{file} has {there} barriers, {removed} are removed"

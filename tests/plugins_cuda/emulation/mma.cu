@@ -11,7 +11,7 @@ struct MmaParams {
     const T* a;          // [16, 16]
     const T* b;          // [16, 8]
     const T* b_columns;  // [8, 16]: the transpose of b
-    float* c;            // [2, 16, 8]: with b, with b_columns
+    float* c;            // [3, 16, 8]: with b, with b_columns, with b by ldmatrix
     bool wait;           // false: b_columns is used before it has arrived
 };
 
@@ -66,6 +66,12 @@ __global__ void __launch_bounds__(32) product(const MmaParams<T> params) {
     mma_m16n8k16<T>(from_columns, first, of_columns);
     write<T>(params.c + 128, from_columns);
     copy_async_wait<0>();
+
+    uint32_t loaded[4];  // the two halves of b, twice
+    load_matrices_transposed(loaded, b[lane % 16 * 8]);
+    float from_loaded[4] = {};
+    mma_m16n8k16<T>(from_loaded, first, {loaded[0], loaded[3]});
+    write<T>(params.c + 256, from_loaded);
 }
 
 }  // namespace kvc

@@ -1,0 +1,143 @@
+// Page scores of fp32 bounds, by multiply-adds: kChannelParts runs of channels side by side, kPageLanes threads each.
+//
+// Determinism: channels are added best first within a run, the runs in order. The order is the same for every page.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/scored_chunk.cuh"
+#include "kernels/staged_bounds.cuh"
+
+namespace kvc {
+
+constexpr int kChannelParts = 4;                           // runs of channels, summed by different threads
+constexpr int kPageLanes = kScoreThreads / kChannelParts;  // threads of one run
+constexpr int kBlockPages = kPageLanes * kLanePages;       // pages scored between two barriers
+static_assert(kBlockPages % kUnitPages == 0, "no unit is in two of them");
+
+// A tile of kHeads query heads on one channel, read as one vector.
+template <int kHeads>
+struct alignas(sizeof(float) * kHeads) HeadTile {
+    float value[kHeads];
+};
+
+// The sums of a thread's pages over one run, read as one vector.
+struct alignas(sizeof(float) * kLanePages) PageTile {
+    float value[kLanePages];
+};
+
+template <int kHeads>
+class FmaScorer {
+public:
+    static constexpr int kSpareVectors = 0;  // at the end of a staged row
+    static constexpr __host__ __device__ int rows(int channels) { return channels; }
+
+    // Of shared memory, beside the staged bounds and the query.
+    static constexpr __host__ __device__ int shared_bytes(int channels, int group) {
+        return signed_bytes(channels, group) + kChannelParts * kHeads * kBlockPages * static_cast<int>(sizeof(float));
+    }
+
+    // `shared_start`: where those bytes start.
+    __device__ __forceinline__ FmaScorer(const GroupQuery& query, int shared_start)
+        : tiles_(tiles(query.group)),
+          signed_query_(dynamic_shared<float>(shared_start, query.channels * tiles_ * kHeads)),
+          partials_(dynamic_shared<float>(shared_start + signed_bytes(query.channels, query.group),
+                                          kChannelParts * kHeads * kBlockPages)) {}
+
+    // Stores what the channel of staged row i contributes, `sign` times the query on it; by the row's own thread.
+    __device__ __forceinline__ void store_query(const GroupQuery& query, int i, int channel, float sign) const {
+        for (int tile = 0; tile < tiles_; ++tile) {
+#pragma unroll
+            for (int j = 0; j < kHeads; ++j) {
+                const int head = tile * kHeads + j;
+                const float q = head < query.group ? query.values[head * query.head_size + channel] : 0.0f;
+                signed_query_[(tile * query.channels + i) * kHeads + j] = sign * q;
+            }
+        }
+    }
+
+    // Scores the pages of a chunk for all heads of the group.
+    __device__ __forceinline__ void score(const StagedBounds<float>& staged, const GroupQuery& query,
+                                          const ScoredChunk& chunk) const {
+        const SharedSpan<HeadTile<kHeads>> heads = signed_query_.template cast<HeadTile<kHeads>>();
+        for (int tile = 0; tile < tiles_; ++tile) {
+            const SharedSpan<HeadTile<kHeads>> part = heads.part(tile * query.channels, query.channels);
+            for (int page = 0; page < chunk.count; page += kBlockPages) {
+                add_channels(staged, part, query.channels, page, chunk.count);
+                __syncthreads();
+                write_sums(query, tile * kHeads, chunk, page);
+                __syncthreads();
+            }
+        }
+    }
+
+private:
+    static constexpr __host__ __device__ int tiles(int group) { return (group + kHeads - 1) / kHeads; }
+    static constexpr __host__ __device__ int signed_bytes(int channels, int group) {
+        return (channels * tiles(group) * kHeads * static_cast<int>(sizeof(float)) + 15) / 16 * 16;
+    }
+
+    // This thread's run of channels for its pages from first_page on, for one tile of heads -> partials.
+    __device__ __forceinline__ void add_channels(const StagedBounds<float>& staged, SharedSpan<HeadTile<kHeads>> query,
+                                                 int channels, int first_page, int count) const {
+        const int part = static_cast<int>(threadIdx.x) / kPageLanes;
+        const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
+        const int run = (channels + kChannelParts - 1) / kChannelParts;
+        const int end = (part + 1) * run < channels ? (part + 1) * run : channels;
+        const int elements = channels * staged.row;
+        const int low = first_page + lane < count ? first_page + lane : count - 1;
+        const int high = low + kPageLanes < count ? low + kPageLanes : count - 1;
+        const SharedSpan<float> pages[] = {staged.values.part(low, elements - low),
+                                           staged.values.part(high, elements - high)};
+        float sum[kLanePages][kHeads] = {};
+#pragma unroll 4
+        for (int i = part * run; i < end; ++i) {
+            const HeadTile<kHeads> q = query[i];
+            const int first = staged.first[i];
+#pragma unroll
+            for (int k = 0; k < kLanePages; ++k) {
+                const float bound = pages[k][first];
+#pragma unroll
+                for (int head = 0; head < kHeads; ++head) {
+                    sum[k][head] += q.value[head] * bound;
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < kLanePages; ++k) {
+#pragma unroll
+            for (int head = 0; head < kHeads; ++head) {
+                partials_[(part * kHeads + head) * kBlockPages + lane + k * kPageLanes] = sum[k][head];
+            }
+        }
+    }
+
+    // Adds the runs in order and writes up to kBlockPages pages from first_page on, for one tile of heads. Neighbouring
+    // threads have neighbouring pages of one head, kLanePages each.
+    __device__ __forceinline__ void write_sums(const GroupQuery& query, int first_head, const ScoredChunk& chunk,
+                                               int first_page) const {
+        static_assert(kHeads * kPageLanes <= kScoreThreads && kPageLanes % kWarpSize == 0, "a warp has one head");
+        const int own = static_cast<int>(threadIdx.x) / kPageLanes;
+        if (own >= kHeads) {
+            return;
+        }
+        const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
+        const SharedSpan<PageTile> runs = partials_.template cast<PageTile>();
+        PageTile sum = runs[own * kPageLanes + lane];
+#pragma unroll
+        for (int part = 1; part < kChannelParts; ++part) {
+            const PageTile run = runs[(part * kHeads + own) * kPageLanes + lane];
+#pragma unroll
+            for (int k = 0; k < kLanePages; ++k) {
+                sum.value[k] += run.value[k];
+            }
+        }
+        write_page_scores(chunk, query, first_head + own, first_page + lane * kLanePages, sum.value);
+    }
+
+    int tiles_;                       // of kHeads query heads
+    SharedSpan<float> signed_query_;  // HeadTile [tiles,r]
+    SharedSpan<float> partials_;      // [kChannelParts,kHeads,kBlockPages]
+};
+
+}  // namespace kvc

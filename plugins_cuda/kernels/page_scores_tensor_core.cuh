@@ -1,0 +1,158 @@
+// Page scores of fp16 and bf16 bounds on tensor cores: S[heads, pages] = Q[heads, channels] bounds[channels, pages], the
+// query negated where a minimum is read as a negated maximum, which is exact in 16 bit.
+//
+// Heads are the 16 rows of a product, pages its 8 columns, a unit of the statistics (page_statistics.cuh). A warp
+// scores two units at a time and needs no other warp: no barrier, no partial sums. A group of up to 4 heads fills a
+// quarter of the rows; rows 4 to 7 repeat them, so that their lanes write the second unit while the others write the
+// first.
+//
+// The query is in shared memory in operand order, one read for both units. Where P is a multiple of 8, staged rows
+// start at a multiple of 16 bytes, and one ldmatrix takes the bounds of a step for both units. Elsewhere a row may start
+// at any element, and bounds are read one by one. Rows are 16 bytes further apart than a multiple of 128
+// (kSpareVectors): eight rows of 16 bytes, and four rows of eight elements at any alignment, are in different banks.
+//
+// Channels are taken kStepChannels at a time. Past the last one are rows of zeros, and a query of zeros.
+//
+// Determinism: a score is one chain of products, best channels first. The chain is the same for every page, chunk size
+// and batch, so equal bounds give equal bits, if a tensor core treats its columns alike. It cuts where an fp32 addition
+// rounds (docs/kernels/decode-selection.md).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/mma.cuh"
+#include "kernels/scored_chunk.cuh"
+#include "kernels/staged_bounds.cuh"
+
+namespace kvc {
+
+// kHeads is the group rounded up to 4, 8 or 16.
+template <class T, int kHeads>
+class TensorCoreScorer {
+    static constexpr int kStepChannels = 16;
+    static constexpr int kUnits = 2;  // of a warp's tile
+    static constexpr int kTilePages = kUnits * kUnitPages;
+    static constexpr int kHalves = kHeads == 16 ? 2 : 1;  // of a product's rows that are heads
+    static constexpr int kRows = kHeads / kHalves;        // heads in a half
+    static constexpr int kQuad = 4;                       // lanes that share a row of the query
+    static constexpr int kStepOperands = kRows * kQuad;   // 16-byte operands
+    static_assert(kHeads == 4 || kHeads == 8 || kHeads == 16);
+
+public:
+    static constexpr int kSpareVectors = 1;  // at the end of a staged row; a tile of pages may reach into them
+    static constexpr __host__ __device__ int rows(int channels) {
+        return (channels + kStepChannels - 1) / kStepChannels * kStepChannels;
+    }
+
+    // Of shared memory, beside the staged bounds and the query.
+    static constexpr __host__ __device__ int shared_bytes(int channels, int) {
+        return rows(channels) / kStepChannels * kStepOperands * static_cast<int>(sizeof(uint4));
+    }
+
+    // `shared_start`: where those bytes start.
+    __device__ __forceinline__ TensorCoreScorer(const GroupQuery& query, int shared_start)
+        : operands_(dynamic_shared<uint4>(shared_start, rows(query.channels) / kStepChannels * kStepOperands)) {}
+
+    // Stores what the channel of staged row i contributes, `sign` times the query on it; by the row's own thread. Zero
+    // for a row of zeros (sign 0) and past the last head.
+    __device__ __forceinline__ void store_query(const GroupQuery& query, int i, int channel, float sign) const {
+        const SharedSpan<T> elements = operands_.template cast<T>();
+        const int step = i / kStepChannels, in_half = i % 8, after = i % kStepChannels / 8;
+#pragma unroll
+        for (int head = 0; head < 2 * kRows; ++head) {
+            const int operand = step * kStepOperands + head % kRows * kQuad + in_half / 2;
+            const int word = operand * 4 + after * 2 + head / kRows;
+            const float q = head < query.group && sign != 0.0f ? query.values[head * query.head_size + channel] : 0.0f;
+            elements[word * 2 + in_half % 2] = from_float<T>(sign < 0.0f ? -q : q);
+        }
+    }
+
+    // Scores the pages of a chunk for all heads of the group.
+    __device__ __forceinline__ void score(const StagedBounds<T>& staged, const GroupQuery& query,
+                                          const ScoredChunk& chunk) const {
+        for (int page = warp_index() * kTilePages; page < chunk.count; page += kScoreWarps * kTilePages) {
+            float sums[kUnits][4] = {};
+            if (staged.aligned) {
+                add_channels<true>(staged, page, sums);
+            } else {
+                add_channels<false>(staged, page, sums);
+            }
+            write_tile(query, chunk, page, sums);
+        }
+    }
+
+private:
+    template <bool kAligned>
+    __device__ __forceinline__ void add_channels(const StagedBounds<T>& staged, int page,
+                                                 float (&sums)[kUnits][4]) const {
+        int own = lane_index() % kStepOperands;
+#pragma unroll 4
+        for (int channel = 0; channel < staged.rows; channel += kStepChannels) {
+            const uint4 heads = operands_[own];
+            uint32_t bounds[kUnits][2];
+            if constexpr (kAligned) {
+                load_aligned(staged, channel, page, bounds);
+            } else {
+                load_elements(staged, channel, page, bounds);
+            }
+#pragma unroll
+            for (int unit = 0; unit < kUnits; ++unit) {
+                mma_m16n8k16<T>(sums[unit], {heads.x, heads.y, heads.z, heads.w}, bounds[unit]);
+            }
+            own += kStepOperands;
+        }
+    }
+
+    // The bounds of the step's channels for both units. Each lane gives one row of the four matrices: channels 0..7 and
+    // 8..15 for the first unit, then for the second.
+    __device__ __forceinline__ void load_aligned(const StagedBounds<T>& staged, int channel, int page,
+                                                 uint32_t (&bounds)[kUnits][2]) const {
+        const int row = channel + lane_index() % kStepChannels;
+        uint32_t loaded[2 * kUnits];
+        load_matrices_transposed(loaded,
+                                 staged.values[row * staged.row + page + lane_index() / kStepChannels * kUnitPages]);
+#pragma unroll
+        for (int i = 0; i < 2 * kUnits; ++i) {
+            bounds[i / 2][i % 2] = loaded[i];
+        }
+    }
+
+    // The same where rows start at any element.
+    __device__ __forceinline__ void load_elements(const StagedBounds<T>& staged, int channel, int page,
+                                                  uint32_t (&bounds)[kUnits][2]) const {
+        const int t = lane_index() % kQuad;
+        const SharedSpan<int2> first = staged.first.template cast<int2>();
+        const int2 before = first[channel / 2 + t], after = first[channel / 2 + t + kQuad];
+#pragma unroll
+        for (int unit = 0; unit < kUnits; ++unit) {
+            const int own_page = page + unit * kUnitPages + lane_index() / kQuad;
+            bounds[unit][0] = join_pair(staged.values[before.x + own_page], staged.values[before.y + own_page]);
+            bounds[unit][1] = join_pair(staged.values[after.x + own_page], staged.values[after.y + own_page]);
+        }
+    }
+
+    // Lane 4 group + t has the sums of head `group` (and group + 8) and of pages 2t, 2t+1 of each unit.
+    __device__ __forceinline__ void write_tile(const GroupQuery& query, const ScoredChunk& chunk, int page,
+                                               const float (&sums)[kUnits][4]) const {
+        const int group = lane_index() / kQuad, own_page = page + lane_index() % kQuad * kLanePages;
+        if constexpr (kHeads == 4) {
+            const bool second = group >= kRows;
+            const float own[kLanePages] = {second ? sums[1][0] : sums[0][0], second ? sums[1][1] : sums[0][1]};
+            write_page_scores(chunk, query, group % kRows, own_page + (second ? kUnitPages : 0), own);
+        } else {
+#pragma unroll
+            for (int unit = 0; unit < kUnits; ++unit) {
+#pragma unroll
+                for (int half = 0; half < kHalves; ++half) {
+                    const float own[kLanePages] = {sums[unit][2 * half], sums[unit][2 * half + 1]};
+                    write_page_scores(chunk, query, group + half * kRows, own_page + unit * kUnitPages, own);
+                }
+            }
+        }
+    }
+
+    // [steps, kRows, kQuad]: what lane 4 row + t multiplies. Without heads in it, the lower half of the rows is zero.
+    SharedSpan<uint4> operands_;
+};
+
+}  // namespace kvc
