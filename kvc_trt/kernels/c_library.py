@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvc_trt.errors import KvcError, UnsupportedEnvironment
-from kvc_trt.kernels.structs import ABI_VERSION, EmulatedExecutions, EmulatedLaunch, Message, Parameters, Status
+from kvc_trt.kernels.structs import (
+    ABI_VERSION,
+    EmulatedExecutions,
+    EmulatedLaunch,
+    Message,
+    Parameters,
+    PrefetchParameters,
+    Status,
+)
 
 EXECUTORS = {"cuda": "cuda", "emulation": "cpu"}
 """Executor name reported by a library -> device type of the pointers it takes."""
@@ -81,6 +89,10 @@ class CLibrary:
             ctypes.c_uint64(workspace_bytes),
             ctypes.c_void_p(stream),
         )
+
+    def prefetch(self, first: int, count: int, stream: int | None = None) -> None:
+        """Start to read `count` bytes from the address `first` on into the L2 cache, a hint; both multiples of 16."""
+        self._call("kvc_prefetch", ctypes.byref(PrefetchParameters(bytes=count, first=first)), ctypes.c_void_p(stream))
 
     def set_schedule(self, order: str, seed: int = 0) -> None:
         """Set the order in which the emulation runs blocks and threads; a result that depends on it lacks a barrier."""

@@ -74,6 +74,12 @@ class Parameters(ctypes.Structure):
         super().__init__(struct_bytes=ctypes.sizeof(type(self)), **fields)
 
 
+class PrefetchParameters(Parameters):
+    """KvcPrefetchParams."""
+
+    _fields_ = (("struct_bytes", ctypes.c_uint64), ("bytes", ctypes.c_int64), ("first", ctypes.c_void_p))
+
+
 _C_TYPES = {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32}
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 namespace kvc::platform {
 
@@ -94,6 +95,13 @@ void load_matrices_transposed(uint32_t (&to)[4], const void* row) {
     current_block->note_access(row, 16, emulation::RaceDetector::Kind::kRead);
     LoadedMatrices mine{to, row};
     current_block->warp_operation("ldmatrix", kFullWarp, load_matrices, &mine, Site::current());
+}
+
+void prefetch_to_l2(const void* from, uint32_t bytes) {
+    emulation::check_alignment(from, 16);
+    if (bytes % 16 != 0) current_block->fail("prefetch of " + std::to_string(bytes) + " bytes, no multiple of 16");
+    current_block->require_wait(from, bytes);
+    for (uint32_t i = 0; i < bytes; ++i) static_cast<void>(static_cast<const volatile char*>(from)[i]);
 }
 
 void copy_async_16(void* to, const void* from) {

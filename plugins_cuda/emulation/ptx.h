@@ -21,6 +21,9 @@ void wait_for_previous_launch();
 // Registers 2t, 2t+1 of column `group` of four 8 x 8 matrices; lane 8 m + i gives row i of matrix m.
 void load_matrices_transposed(uint32_t (&to)[4], const void* row);
 
+// Reads the bytes, so that an address that does not exist shows.
+void prefetch_to_l2(const void* from, uint32_t bytes);
+
 void copy_async_16(void* to, const void* from);
 void copy_async_commit();
 void copy_async_wait_for(int pending);

@@ -56,4 +56,11 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 #endif
 }
 
+// A hint that nothing waits for; a multiple of 16 bytes, 16-byte aligned. Nothing on sm_80.
+__device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes));
+#endif
+}
+
 }  // namespace kvc::platform

@@ -115,6 +115,13 @@ void validate(const KvcJoinBlockParams* params) { check_all(params); }
 void validate(const KvcReplaceCacheParams* params) { check_all(params); }
 void validate(const KvcReplaceBoundsParams* params) { check_all(params); }
 
+void validate(const KvcPrefetchParams* params) {
+    check_struct(params, "KvcPrefetchParams");
+    check_ranges({{"bytes", params->bytes, 16, int64_t{1} << 40}});
+    check_multiple("bytes", params->bytes, kDataAlignment);
+    check_address({"first", params->first, static_cast<uint64_t>(params->bytes), kDataAlignment, false, false});
+}
+
 void validate_workspace(const void* workspace, uint64_t bytes, uint64_t needed) {
     if (needed == 0) {
         return;

@@ -31,6 +31,7 @@ void validate(const KvcRaiseBoundsParams* params);
 void validate(const KvcJoinBlockParams* params);
 void validate(const KvcReplaceCacheParams* params);
 void validate(const KvcReplaceBoundsParams* params);
+void validate(const KvcPrefetchParams* params);
 
 /// A scratch buffer of `bytes` bytes where `needed` are wanted.
 void validate_workspace(const void* workspace, uint64_t bytes, uint64_t needed);

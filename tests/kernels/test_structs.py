@@ -15,6 +15,7 @@ from tests.kernels.double import INCLUDE, compiler
 STRUCTS = {
     **{operator.kernel.struct: structs.struct_of(operator) for operator in KERNEL_OPERATORS},
     "KvcMessage": structs.Message,
+    "KvcPrefetchParams": structs.PrefetchParameters,
 }
 ENUMS = {"KvcStatus": structs.Status, "KvcDtype": structs.Dtype}
 

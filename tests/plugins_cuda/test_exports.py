@@ -17,8 +17,8 @@ CONTROL = {
     for name in ("set_schedule", "set_device", "set_checks_only", "launches", "clear_launches", "executions")
 }
 OPERATIONS = {one.kernel.operation for one in KERNEL_OPERATORS if one.kernel is not None}
-ABI = {"kvc_abi_version", "kvc_executor", *OPERATIONS, *(f"{one}_workspace" for one in OPERATIONS)}
-"""Two functions of the library, and two of every operation."""
+ABI = {"kvc_abi_version", "kvc_executor", "kvc_prefetch", *OPERATIONS, *(f"{one}_workspace" for one in OPERATIONS)}
+"""Two functions of the library, a hint, and two of every operation."""
 
 
 def exported(library: Path) -> set[str]:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from kvc_trt.backends.torch.by_nodes import State, runs_by_nodes
 from kvc_trt.backends.torch.elementwise import AS_WRITTEN, Elementwise
 from kvc_trt.backends.torch.memory import PREFILL_BLOCK
+from kvc_trt.backends.torch.prefetch import weight_prefetch
 from kvc_trt.backends.torch.projections import Projections
 from kvc_trt.backends.torch.prompt_attention import last_queries, prefill_attention
 from kvc_trt.backends.torch.turn import take_turns
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """query [B,H,D], k_new, v_new [B,G,D], k_cache, v_cache (written), cache_lengths [B] -> [B,H,D]."""
+AFTER_ATTENTION = ("self_attn.o_proj", "mlp.gate_up_proj")
+"""The products whose matrices a step reads next, while attention runs."""
 OBSERVABLE = ("q_window", "keys", "values", "indices", "query", "attended", "selected")
 
 
@@ -74,6 +77,7 @@ class TorchDecoder(Projections):
         self._hybrid_numbers = numbers_of(HYBRID_ATTENTION, parameters)
         self.on_gpu = weights.embedding.device.type == "cuda"
         self.caches = len(cache_sites(config, parameters))
+        self._ahead = weight_prefetch(weights.embedding.device)
         self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
 
     @property
@@ -119,6 +123,8 @@ class TorchDecoder(Projections):
         x = self._norm(hidden, layers[0]["input_layernorm.weight"])
         for layer, next_norm in enumerate(norms):
             made = self._split(layer, x, cos, sin)
+            if self._ahead is not None:
+                self._ahead.start(*(layers[layer][f"{name}.weight"] for name in AFTER_ATTENTION))
             if self._by_nodes.steps is not None:
                 outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
             else:
@@ -131,7 +137,10 @@ class TorchDecoder(Projections):
             update = self._output(layer, attended.to(x.dtype).flatten(1))
             hidden, x = self._add(hidden, update, layers[layer]["post_attention_layernorm.weight"])
             hidden, x = self._add(hidden, self._feed_forward(layer, x), next_norm)
-        return self._logits(x)
+        logits = self._logits(x)
+        if self._ahead is not None:
+            self._ahead.end()
+        return logits
 
     @torch.inference_mode()
     def extend(

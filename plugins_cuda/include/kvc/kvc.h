@@ -6,6 +6,7 @@
 #include "kvc/compact.h"
 #include "kvc/limits.h"
 #include "kvc/parameters.h"
+#include "kvc/prefetch.h"
 #include "kvc/turn.h"
 #include "kvc/types.h"
 
