@@ -118,6 +118,15 @@ unsigned __match_any_sync(unsigned mask, T value, kvc::emulation::Site site = kv
 }
 inline unsigned __activemask() = delete;  // what it returns is up to the scheduler: no kernel may depend on it
 
+// Four of the eight bytes of `low` and `high`, by the lower three bits of the selector's four nibbles.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const uint64_t bytes = uint64_t{high} << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        result |= static_cast<unsigned>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    }
+    return result;
+}
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }

@@ -110,6 +110,7 @@ void copy_async_16(void* to, const void* from) {
     current_block->require_wait(from, 16);
     if (!current_block->shared().contains(to, 16)) current_block->fail("cp.async outside shared memory");
     current_block->note_access(to, 16, emulation::RaceDetector::Kind::kWrite);  // may happen now, or at the wait
+    emulation::SharedMemory::poison(to, 16);                                    // undefined until the wait
     emulation::Thread& thread = current_block->self();
     thread.copies.push_back({to, from, thread.copy_groups});
 }

@@ -28,8 +28,9 @@ void SharedMemory::begin_block() {
     poison(storage_.get(), dynamic_bytes_);
 }
 
-void SharedMemory::poison(Granule* first, size_t bytes) {
-    std::fill_n(first, round_up(bytes) / kSharedAlignment, Granule{{kPattern, kPattern, kPattern, kPattern}});
+void SharedMemory::poison(void* first, size_t bytes) {
+    std::fill_n(static_cast<Granule*>(first), round_up(bytes) / kSharedAlignment,
+                Granule{{kPattern, kPattern, kPattern, kPattern}});
 }
 
 void* SharedMemory::static_array(const void* key, const char* name, size_t bytes) {

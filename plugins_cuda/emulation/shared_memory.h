@@ -23,6 +23,9 @@ public:
     void* static_array(const void* key, const char* name, size_t bytes);
     void* dynamic_array(size_t offset, size_t bytes);
 
+    // Fills what starts at `first`, a multiple of kSharedAlignment, with the pattern; whole granules.
+    static void poison(void* first, size_t bytes);
+
     bool contains(const void* address, size_t bytes) const;
     // "row byte 12" of an array declared as row, or "dynamic shared memory byte 12".
     std::string describe(const void* address) const;
@@ -40,7 +43,6 @@ private:
     struct alignas(kSharedAlignment) Granule {
         uint32_t words[4];
     };
-    static void poison(Granule* first, size_t bytes);
 
     std::unique_ptr<Granule[]> storage_;  // kMostShared bytes and a granule: dynamic first, then static
     std::vector<Array> arrays_;

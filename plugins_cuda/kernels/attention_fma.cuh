@@ -16,12 +16,13 @@ namespace kvc {
 template <int kHeadSize>
 class FmaWarp {
 public:
-    // Floats of shared memory that a warp needs from its start until store_block.
-    static constexpr int kScratch = 0;
+    // Floats of shared memory of one tile: keys and values are in registers.
+    static constexpr int kTileFloats = 0;
 
     // The warp's query heads [heads,D], at most 8.
-    __device__ __forceinline__ FmaWarp(const float* query, int heads, int head_size, SharedSpan<float>)
-        : scale_(1.0f / sqrtf(static_cast<float>(head_size))), heads_(heads), head_size_(head_size) {
+    __device__ __forceinline__ FmaWarp(const float* query, int heads, int head_size, float scale, SharedSpan<float>,
+                                       int)
+        : scale_(scale), heads_(heads), head_size_(head_size) {
 #pragma unroll
         for (int head = 0; head < kWarpHeads; ++head) {
             maximum_[head] = -INFINITY;
@@ -52,8 +53,8 @@ public:
         }
     }
 
-    // Outputs of channels 64 block .. 64 block + 63 as [8][kBlockStride].
-    __device__ __forceinline__ void store_block(int block, SharedSpan<float> to) const {
+    // Outputs as [8][kOutputStride].
+    __device__ __forceinline__ void store_output(SharedSpan<float> to) const {
         const SharedSpan<float4> vectors = to.template cast<float4>();
 #pragma unroll
         for (int head = 0; head < kWarpHeads; ++head) {
@@ -64,9 +65,8 @@ public:
                 sum.y = sum_rows(output_[head][i][1]);
                 sum.z = sum_rows(output_[head][i][2]);
                 sum.w = sum_rows(output_[head][i][3]);
-                const int d = channel(i) - block * kBlockChannels;
-                if (row_of_lane() == 0 && d >= 0 && d < kBlockChannels) {
-                    vectors[(head * kBlockStride + d) / 4] = sum;
+                if (row_of_lane() == 0) {
+                    vectors[(head * kOutputStride<kHeadSize> + channel(i)) / 4] = sum;
                 }
             }
         }
@@ -96,11 +96,11 @@ private:
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             tokens[j] = first + j * kRows + row_of_lane();
-            const uint32_t offset = rows.offset(rows.slot(tokens[j]));
+            const float *key = rows.row(rows.keys, tokens[j], 0), *value = rows.row(rows.values, tokens[j], 0);
 #pragma unroll
             for (int i = 0; i < kVectors; ++i) {
-                load(true, rows.keys + offset, i, keys[j][i]);
-                load(true, rows.values + offset, i, values[j][i]);
+                load(true, key, i, keys[j][i]);
+                load(true, value, i, values[j][i]);
             }
         }
 #pragma unroll

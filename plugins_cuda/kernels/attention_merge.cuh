@@ -19,20 +19,24 @@ inline constexpr int kMostSplits = 64;
 
 // Shared memory of one block.
 struct MergeBuffers {
-    SharedSpan<SoftmaxPart> parts;   // [warp][8 heads]
-    SharedSpan<float> weights;       // [warp][8 heads]
-    SharedSpan<SoftmaxPart> totals;  // [head of the group]
-    SharedSpan<float> outputs;       // [warp][8 heads][kBlockStride]; then [split][head of the group]: weights
-    SharedSpan<int> splits;          // [1]: of the row. Over the loop of tiles every register counts
-    SharedSpan<int> is_last;         // [1]
+    SharedSpan<SoftmaxPart> parts;  // [warp][8 heads]
+    SharedSpan<float> outputs;      // [warp][warp_floats]: [8 heads][kOutputStride]; then [split][head]: weights
+    int warp_floats;
+    SharedSpan<int> is_last;  // [1]
+
+    __device__ __forceinline__ SharedSpan<SoftmaxPart> parts_of(int warp) const {
+        return parts.part(warp * kWarpHeads, kWarpHeads);
+    }
+    __device__ __forceinline__ SharedSpan<float> outputs_of(int warp) const {
+        return outputs.part(warp * warp_floats, warp_floats);
+    }
 };
-inline constexpr int kWarpOutputs = kWarpHeads * kBlockStride;
-static_assert(kAttentionWarps * kWarpOutputs >= kMostSplits * KVC_LARGEST_GROUP);
+static_assert(kAttentionWarps * kWarpOutputs<64> >= kMostSplits * KVC_LARGEST_GROUP);
 
 // Results of the splits of one row and KV head.
 struct SplitResults {
-    const SoftmaxPart* parts;  // [split][head of the group]
-    const float* outputs;      // [split][head of the group][D], to be divided by the sum
+    SoftmaxPart* parts;  // [split][head of the group]
+    float* outputs;      // [split][head of the group][D], to be divided by the sum
 };
 
 // Four elements of an output row; d is a multiple of 4.
@@ -52,77 +56,56 @@ struct WarpShare {
     __device__ __forceinline__ explicit WarpShare(int group) : head_tiles(group > kWarpHeads ? 2 : 1) {}
     __device__ __forceinline__ int head_tile(int warp) const { return head_tiles == 2 ? warp % 2 : 0; }
     __device__ __forceinline__ int token_tile(int warp) const { return head_tiles == 2 ? warp / 2 : warp; }
-    __device__ __forceinline__ TileRange tiles(int first, int end) const {
-        return {first + token_tile(warp_anew()) * kTileTokens, token_tile(kAttentionWarps) * kTileTokens, end};
+    __device__ __forceinline__ TileRange tiles(int warp, int first, int end) const {
+        return {first + token_tile(warp) * kTileTokens, token_tile(kAttentionWarps) * kTileTokens, end};
     }
 };
 
-// Weight of every warp's part, and the totals of every head. Ends before the barrier that its reader needs.
-__device__ __forceinline__ void weigh_warps(const MergeBuffers& buffers, const WarpShare& share) {
-    __syncthreads();
+// The block's result from those of its warps, after a barrier; store(head, d, sums, part) takes four channels at a time.
+// Every thread weighs the warps for itself: that costs less than the barrier before weights that others have made.
+template <int kHeadSize, class Store>
+__device__ __forceinline__ void merge_warps(const MergeBuffers& buffers, int group, int head_size, Store&& store) {
+    constexpr int kVectors = kHeadSize / 4;
+    const WarpShare share(group);
     const int thread = thread_anew();
-    if (thread >= kAttentionWarps * kWarpHeads) {
-        return;
-    }
-    const int warp = thread / kWarpHeads, head = thread % kWarpHeads, tile = share.head_tile(warp);
-    float maximum = -INFINITY;
-    for (int other = tile; other < kAttentionWarps; other += share.head_tiles) {
-        maximum = fmaxf(maximum, buffers.parts[other * kWarpHeads + head].maximum);
-    }
-    buffers.weights[thread] = softmax_weight(buffers.parts[thread].maximum, maximum);
-    if (warp == tile) {
-        float sum = 0.0f;
-        for (int other = tile; other < kAttentionWarps; other += share.head_tiles) {
-            const SoftmaxPart part = buffers.parts[other * kWarpHeads + head];
-            sum += softmax_weight(part.maximum, maximum) * part.sum;
-        }
-        buffers.totals[thread] = {maximum, sum};
-    }
-}
-
-// Channels 64 block .. + 63 of all heads, summed over the warps; store(head, d, sums) takes four at a time.
-template <class Store>
-__device__ __forceinline__ void add_warps(const MergeBuffers& buffers, const WarpShare& share, int group, int block,
-                                          int head_size, Store&& store) {
-    constexpr int kVectors = kBlockChannels / 4;
-    for (int item = thread_anew(); item < group * kVectors; item += kAttentionThreads) {
-        const int head = item / kVectors, channel = item % kVectors * 4, d = block * kBlockChannels + channel;
+    for (int item = thread; item < group * kVectors; item += kAttentionThreads) {
+        const int head = item / kVectors, d = item % kVectors * 4;
         if (d >= head_size) {
             continue;
         }
-        float sums[4] = {};
-        for (int warp = head / kWarpHeads; warp < kAttentionWarps; warp += share.head_tiles) {
-            const int row = warp * kWarpHeads + head % kWarpHeads;
-            const float weight = buffers.weights[row];
-            const float4 values = buffers.outputs.cast<float4>()[(row * kBlockStride + channel) / 4];
-            sums[0] += weight * values.x;
-            sums[1] += weight * values.y;
-            sums[2] += weight * values.z;
-            sums[3] += weight * values.w;
-        }
-        store(head, d, sums);
-    }
-}
-
-// All channels of the block's result, after weigh_warps.
-template <int kHeadSize, class Warp, class Store>
-__device__ __forceinline__ void merge_warps(const Warp& warp, const MergeBuffers& buffers, const WarpShare& share,
-                                            int group, int head_size, Store&& store) {
+        const int first = head / kWarpHeads, row = head % kWarpHeads;  // warp, and the head's place in it
+        SoftmaxPart parts[kAttentionWarps], total{-INFINITY, 0.0f};
 #pragma unroll
-    for (int block = 0; block < kHeadSize / kBlockChannels; ++block) {
-        warp.store_block(block, buffers.outputs.part(warp_anew() * kWarpOutputs, kWarpOutputs));
-        __syncthreads();
-        add_warps(buffers, share, group, block, head_size, store);
-        __syncthreads();
+        for (int i = 0; i < kAttentionWarps; ++i) {
+            const int warp = first + i * share.head_tiles;
+            parts[i] = warp < kAttentionWarps ? buffers.parts[warp * kWarpHeads + row] : SoftmaxPart{-INFINITY, 0.0f};
+            total.maximum = fmaxf(total.maximum, parts[i].maximum);
+        }
+        float sums[4] = {};
+#pragma unroll
+        for (int i = 0; i < kAttentionWarps; ++i) {
+            const int warp = first + i * share.head_tiles;
+            const float weight = softmax_weight(parts[i].maximum, total.maximum);
+            total.sum += weight * parts[i].sum;
+            if (warp < kAttentionWarps) {
+                const int at = warp * buffers.warp_floats + row * kOutputStride<kHeadSize> + d;
+                const float4 values = buffers.outputs.cast<float4>()[at / 4];
+                sums[0] += weight * values.x;
+                sums[1] += weight * values.y;
+                sums[2] += weight * values.z;
+                sums[3] += weight * values.w;
+            }
+        }
+        store(head, d, sums, total);
     }
 }
 
 // Counts this block as done. True in the last block of the row, which then sees what all the others have written.
-__device__ __forceinline__ bool arrives_last(int32_t* arrivals, const MergeBuffers& buffers) {
+__device__ __forceinline__ bool arrives_last(int32_t* arrivals, int splits, const MergeBuffers& buffers) {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
-        buffers.is_last[0] = atomicAdd(arrivals, 1) == buffers.splits[0] - 1;
+        buffers.is_last[0] = atomicAdd(arrivals, 1) == splits - 1;
         __threadfence();
     }
     __syncthreads();
@@ -131,14 +114,15 @@ __device__ __forceinline__ bool arrives_last(int32_t* arrivals, const MergeBuffe
 
 // Weight of every split in the output of every head, as [split][head of the group] in buffers.outputs.
 __device__ __forceinline__ void weigh_splits(const SplitResults& results, int splits, int group,
-                                             const MergeBuffers& buffers) {
+                                             const MergeBuffers& buffers, int thread) {
     constexpr int kSplitsPerLane = kMostSplits / kWarpSize;
-    for (int head = warp_anew(); head < group; head += kAttentionWarps) {
+    const int lane = thread % kWarpSize;
+    for (int head = thread / kWarpSize; head < group; head += kAttentionWarps) {
         SoftmaxPart parts[kSplitsPerLane];
         float maximum = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kSplitsPerLane; ++i) {
-            const int split = i * kWarpSize + lane_index();
+            const int split = i * kWarpSize + lane;
             parts[i] = split < splits ? results.parts[int64_t{split} * group + head] : SoftmaxPart{-INFINITY, 0.0f};
             maximum = fmaxf(maximum, parts[i].maximum);
         }
@@ -150,35 +134,63 @@ __device__ __forceinline__ void weigh_splits(const SplitResults& results, int sp
         sum = warp_sum(sum);
 #pragma unroll
         for (int i = 0; i < kSplitsPerLane; ++i) {
-            const int split = i * kWarpSize + lane_index();
+            const int split = i * kWarpSize + lane;
             buffers.outputs[split * KVC_LARGEST_GROUP + head] = softmax_weight(parts[i].maximum, maximum) / sum;
+        }
+    }
+}
+
+// Splits whose outputs a thread loads at a time: the first of them before it knows what they weigh.
+inline constexpr int kSplitsAhead = 8;
+
+// Four channels of one head in splits `first` and up; item counts them as [head][channel / 4].
+template <int kHeadSize>
+__device__ __forceinline__ void load_splits(const SplitResults& results, int splits, int first, int group,
+                                            int head_size, int item, float4 (&values)[kSplitsAhead]) {
+    constexpr int kVectors = kHeadSize / 4;
+    const int head = item / kVectors, d = item % kVectors * 4;
+    if (head >= group || d >= head_size) {
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < kSplitsAhead; ++i) {
+        if (first + i < splits) {
+            const int64_t at = (int64_t{first + i} * group + head) * head_size + d;
+            values[i] = platform::load_vector_of<float4>(results.outputs + at);
         }
     }
 }
 
 // The output [heads of the group, D] of a row from the results of its splits; for the last block alone.
 template <int kHeadSize, class T>
-__device__ __forceinline__ void merge_splits(const SplitResults& results, int group, int head_size,
+__device__ __forceinline__ void merge_splits(const SplitResults& results, int splits, int group, int head_size,
                                              const MergeBuffers& buffers, T* output) {
     constexpr int kVectors = kHeadSize / 4;
-    const int splits = buffers.splits[0];
-    weigh_splits(results, splits, group, buffers);
+    const int thread = thread_anew();
+    float4 values[kSplitsAhead] = {};  // else what another split has left would take registers over the tiles
+    load_splits<kHeadSize>(results, splits, 0, group, head_size, thread, values);
+    weigh_splits(results, splits, group, buffers, thread);
     __syncthreads();
-    for (int item = thread_anew(); item < group * kVectors; item += kAttentionThreads) {
+    for (int item = thread; item < group * kVectors; item += kAttentionThreads) {
         const int head = item / kVectors, d = item % kVectors * 4;
         if (d >= head_size) {
             continue;
         }
         float sums[4] = {};
-#pragma unroll 8
-        for (int split = 0; split < splits; ++split) {
-            const int64_t at = (int64_t{split} * group + head) * head_size + d;
-            const auto values = platform::load_vector_of<float4>(results.outputs + at);
-            const float weight = buffers.outputs[split * KVC_LARGEST_GROUP + head];
-            sums[0] += weight * values.x;
-            sums[1] += weight * values.y;
-            sums[2] += weight * values.z;
-            sums[3] += weight * values.w;
+        for (int first = 0; first < splits; first += kSplitsAhead) {
+            if (first > 0 || item >= kAttentionThreads) {
+                load_splits<kHeadSize>(results, splits, first, group, head_size, item, values);
+            }
+#pragma unroll
+            for (int i = 0; i < kSplitsAhead; ++i) {
+                if (first + i < splits) {
+                    const float weight = buffers.outputs[(first + i) * KVC_LARGEST_GROUP + head];
+                    sums[0] += weight * values[i].x;
+                    sums[1] += weight * values[i].y;
+                    sums[2] += weight * values[i].z;
+                    sums[3] += weight * values[i].w;
+                }
+            }
         }
         store_four(output + int64_t{head} * head_size + d, sums);
     }

@@ -2,7 +2,7 @@
 // become weights, and how results are laid out for the merge.
 //
 // A warp takes tiles of 16 tokens and 8 query heads of one group. Where a group has more than 8 heads, two warps take
-// the same tokens, and the second finds them in the L1 cache.
+// the same tokens.
 #pragma once
 
 #include <cmath>
@@ -17,34 +17,42 @@ namespace kvc {
 inline constexpr int kTileTokens = 16;
 inline constexpr int kWarpHeads = 8;
 
-// Channels that are merged at a time, and the distance of two heads in shared memory: 8 floats past a multiple of the
-// 32 banks, so that at most two of a warp's 128-bit stores share a bank.
-inline constexpr int kBlockChannels = 64;
-inline constexpr int kBlockStride = kBlockChannels + 8;
+// The distance of two heads of a warp's output in shared memory: 8 floats past a multiple of the 32 banks, so that at
+// most two of a warp's 128-bit stores share a bank.
+template <int kHeadSize>
+inline constexpr int kOutputStride = kHeadSize + 8;
 
-// The thread's number, for code in a loop over splits. To the compiler it is news each time, so what follows from it is
-// computed again: kept over the loop, it would take registers that the keys and values of a tile need.
+// Floats of a warp's output.
+template <int kHeadSize>
+inline constexpr int kWarpOutputs = kWarpHeads * kOutputStride<kHeadSize>;
+
+// The thread's and the warp's number, for code that is not in the loop over tiles. To the compiler they are news each
+// time, so what follows from them is computed there: kept over the loop, it would take registers that the loop needs. The
+// warp's comes from its first lane: then the compiler knows that all lanes have the same.
 __device__ __forceinline__ int thread_anew() { return __shfl_xor_sync(kFullWarp, static_cast<int>(threadIdx.x), 0); }
-__device__ __forceinline__ int warp_anew() { return thread_anew() / kWarpSize; }
+__device__ __forceinline__ int warp_anew() { return __shfl_sync(kFullWarp, warp_index(), 0); }
 
-// The keys and values of one KV head, and which of them a split reads.
+// The keys and values of one KV head, and which of them a part of a split reads.
 template <class T>
 struct TokenRows {
-    const T* keys;        // [C,D]
-    const T* values;      // [C,D]
-    const int32_t* list;  // slot of each token; null: token i is slot i
-    int end;              // the tokens of the split end here
-    int head_size;        // D
+    const T* keys;             // [C,D]
+    const T* values;           // [C,D]
+    SharedSpan<int32_t> list;  // slots of the tokens `first` and up
+    bool listed;               // false: there is no list, token i is slot i
+    int first;
+    int end;        // the tokens of the part end here
+    int head_size;  // D
 
     // Slot of a token. What reaches past the end reads the last token again, with weight 0.
     __device__ __forceinline__ int slot(int token) const {
         const int inside = token < end ? token : end - 1;
-        return list == nullptr ? inside : list[inside];
+        return listed ? list[inside - first] : inside;
     }
 
-    // Element offset of a slot's row within its KV head: below 2^20 * 256.
-    __device__ __forceinline__ uint32_t offset(int slot) const {
-        return static_cast<uint32_t>(slot) * static_cast<uint32_t>(head_size);
+    // A token's row of `base` (keys or values) from a channel on. Within a KV head offsets are below 2^20 * 256 floats.
+    __device__ __forceinline__ const T* row(const T* base, int token, int channel) const {
+        const uint32_t offset = static_cast<uint32_t>(slot(token) * head_size + channel) * sizeof(T);
+        return reinterpret_cast<const T*>(reinterpret_cast<const char*>(base) + offset);
     }
 };
 
@@ -61,9 +69,10 @@ struct SoftmaxPart {
     float sum;
 };
 
-// exp(score - maximum). A maximum of -inf counts as 0: no finite score was seen yet, and -inf - -inf would be NaN.
+// 2^(score - maximum): scores are in units of log 2. A maximum of -inf counts as 0: no finite score was seen yet, and
+// -inf - -inf would be NaN.
 __device__ __forceinline__ float softmax_weight(float score, float maximum) {
-    return expf(score - (maximum == -INFINITY ? 0.0f : maximum));
+    return exp2f(score - (maximum == -INFINITY ? 0.0f : maximum));
 }
 
 }  // namespace kvc

@@ -7,6 +7,8 @@
 // from memory once for its whole group.
 // Bytes per row: 2 G k D s of keys and values (s bytes per element), 4 G k of slots where the row is sparse; several
 // splits add 8 G splits (g D + 2 g) through L2. Flops: 4 H k D.
+// Latency: a block asks for its part of the list and the row's length at once, then for the query and the keys and
+// values of its first tiles, and for those of later tiles while it computes.
 //
 // Deterministic: splits and their borders follow from k alone (split_plan), tiles from the split, and every merge goes
 // in a fixed order. So a row has the same bits alone and in any batch, and dense attention has those of a sparse step
@@ -30,6 +32,11 @@ namespace kvc {
 struct SplitPlan {
     int splits;
     int tokens;  // of each split but the last
+
+    // Where a split ends in a row of `count` tokens.
+    __device__ __forceinline__ int end(int split, int count) const {
+        return count - split * tokens < tokens ? count : (split + 1) * tokens;
+    }
 };
 
 // A round: every warp of a block takes one tile. Splits are whole rounds. Up to two rounds a second block would save
@@ -64,15 +71,28 @@ struct SparseAttentionParams {
     T* output;                     // [B,H,D]
     AttentionScratch scratch;
     AttentionLimits limits;
-    int64_t index_stride;
-    int32_t batch;      // B
-    int32_t kv_heads;   // G
-    int32_t group;      // H / G
-    int32_t head_size;  // D
+    int64_t index_stride;  // a multiple of kListVector
+    int32_t kv_heads;      // G
+    int32_t group;         // H / G
+    int32_t head_size;     // D
+    int32_t stages;        // tiles that a warp copies ahead of their turn: 1 or 2
+    float scale;           // log2(e) / sqrt(D): scores are in units of log 2
 };
 
 template <class T, int kHeadSize>
 using AttentionWarp = std::conditional_t<std::is_same_v<T, float>, FmaWarp<kHeadSize>, TensorCoreWarp<T, kHeadSize>>;
+
+// Floats of shared memory of each warp: its ring of tiles, and over it its output.
+template <class T, int kHeadSize>
+constexpr __host__ __device__ int warp_floats(int stages) {
+    const int ring = stages * AttentionWarp<T, kHeadSize>::kTileFloats;
+    return ring > kWarpOutputs<kHeadSize> ? ring : kWarpOutputs<kHeadSize>;
+}
+
+// Slots of a list that a block holds at a time, and those of one copy.
+inline constexpr int kListTokens = 256;
+inline constexpr int kListVector = 4;
+static_assert(kListTokens % kRoundTokens == 0 && kListTokens >= kUnsplitTokens);
 
 // Row and KV head of this block, as an index into [B,G].
 template <class T>
@@ -80,115 +100,154 @@ __device__ __forceinline__ int64_t row_head(const SparseAttentionParams<T>& para
     return int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;
 }
 
-// The split that a block is at, in shared memory: between two splits a thread keeps nothing in registers.
+// Starts to copy the slots of tokens first..end - 1 of a sparse row and KV head, but not more than kListTokens. The last vector may
+// reach past the list, never past the stride.
+template <class T>
+__device__ __forceinline__ void copy_list(const SparseAttentionParams<T>& params, int64_t kv, int first, int end,
+                                          const SharedSpan<int32_t>& list) {
+    const int at = thread_anew() * kListVector;
+    if (at < kListTokens && first + at < end) {
+        copy_async_16(&list[at], params.indices + kv * params.index_stride + first + at);
+    }
+    copy_async_commit();
+}
+
+// The split that a block is at, in shared memory: over the tiles a thread keeps nothing of it in registers.
 struct SplitTask {
     int split;
-    int tokens;   // of each split but the last
-    int count;    // tokens that the row reads
-    int all;      // whether it reads all its entries
-    uint32_t kv;  // row_head
-    int group;    // and the sizes, which the compiler would otherwise keep what it derives from
+    int first;   // token that the block's part of the list starts with, at first the split's own
+    int splits;  // of the row
+    int tokens;  // of each split but the last
+    int count;   // tokens that the row reads
+    int listed;  // whether they are listed
+    int kv;      // row_head
+    int group;   // and the sizes, which the compiler would otherwise keep what it derives from
     int head_size;
+
+    __device__ __forceinline__ int end() const { return SplitPlan{splits, tokens}.end(split, count); }
+    __device__ __forceinline__ int part_end() const {
+        return listed != 0 && end() - first > kListTokens ? first + kListTokens : end();
+    }
 };
 
+// One split by one warp: in parts, as its list is longer than what the block holds of it. The first part is there.
+template <int kHeadSize, class T>
+__device__ __forceinline__ void attend_split(const SparseAttentionParams<T>& params, SplitTask& task,
+                                             const SharedSpan<int32_t>& list, const MergeBuffers& buffers) {
+    const int head = WarpShare(task.group).head_tile(warp_anew()) * kWarpHeads;
+    const int heads = task.group - head < kWarpHeads ? task.group - head : kWarpHeads;
+    AttentionWarp<T, kHeadSize> warp(params.query + (int64_t{task.kv} * task.group + head) * task.head_size, heads,
+                                     task.head_size, params.scale, buffers.outputs_of(warp_anew()), params.stages);
+    while (true) {
+        const int size = task.head_size;
+        const int64_t cache = task.kv * params.limits.capacity * size;
+        const TokenRows<T> part{
+            params.k_cache + cache, params.v_cache + cache, list, task.listed != 0, task.first, task.part_end(), size};
+        warp.attend(part, WarpShare(task.group).tiles(warp_anew(), part.first, part.end));
+        const int next = task.part_end();
+        if (next == task.end()) {
+            break;
+        }
+        __syncthreads();  // the other warps have read the part
+        copy_list(params, task.kv, next, task.end(), list);
+        copy_async_wait<0>();
+        if (threadIdx.x == 0) {
+            task.first = next;
+        }
+        __syncthreads();
+    }
+    warp.store_parts(buffers.parts_of(warp_anew()));
+    warp.store_output(buffers.outputs_of(warp_anew()));
+}
+
 // The block's result from those of its warps; the output, if there is no other split or this one is the last to arrive.
-template <int kHeadSize, class T, class Warp>
+template <int kHeadSize, class T>
 __device__ __forceinline__ void finish_split(const SparseAttentionParams<T>& params, const SplitTask& task,
-                                             const Warp& warp, const MergeBuffers& buffers, const WarpShare& share) {
+                                             const MergeBuffers& buffers) {
+    __syncthreads();
     const int group = task.group, size = task.head_size;
     const int64_t kv = task.kv;
     T* const output = params.output + kv * group * size;
-    weigh_warps(buffers, share);
-    if (buffers.splits[0] == 1) {
-        merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int head, int d, const float (&sums)[4]) {
-            const float sum = buffers.totals[head].sum;
-            store_four(output + head * size + d, {sums[0] / sum, sums[1] / sum, sums[2] / sum, sums[3] / sum});
-        });
+    if (task.splits == 1) {
+        merge_warps<kHeadSize>(buffers, group, size,
+                               [&](int head, int d, const float (&sums)[4], const SoftmaxPart& total) {
+                                   const float scale = 1.0f / total.sum;
+                                   store_four(output + head * size + d,
+                                              {sums[0] * scale, sums[1] * scale, sums[2] * scale, sums[3] * scale});
+                               });
         return;
     }
-    const int64_t first = kv * params.scratch.splits * group, mine = first + int64_t{task.split} * group;
-    merge_warps<kHeadSize>(warp, buffers, share, group, size, [&](int head, int d, const float (&sums)[4]) {
-        store_four(params.scratch.outputs + (mine + head) * size + d, sums);
-    });
-    if (static_cast<int>(threadIdx.x) < group) {
-        params.scratch.parts[mine + threadIdx.x] = buffers.totals[threadIdx.x];
-    }
-    if (arrives_last(params.scratch.arrivals + kv, buffers)) {
-        const SplitResults results{params.scratch.parts + first, params.scratch.outputs + first * size};
-        merge_splits<kHeadSize>(results, group, size, buffers, output);
+    const int64_t first = kv * params.scratch.splits * group;
+    const SplitResults results{params.scratch.parts + first, params.scratch.outputs + first * size};
+    merge_warps<kHeadSize>(buffers, group, size,
+                           [&](int head, int d, const float (&sums)[4], const SoftmaxPart& total) {
+                               const int64_t row = int64_t{task.split} * group + head;
+                               store_four(results.outputs + row * size + d, sums);
+                               if (d == 0) {
+                                   results.parts[row] = total;
+                               }
+                           });
+    if (arrives_last(params.scratch.arrivals + kv, task.splits, buffers)) {
+        merge_splits<kHeadSize>(results, task.splits, group, size, buffers, output);
     }
 }
 
-template <class T, int kHeadSize>
-inline constexpr int kWarpFloats =
-    AttentionWarp<T, kHeadSize>::kScratch > kWarpOutputs ? AttentionWarp<T, kHeadSize>::kScratch : kWarpOutputs;
-
-// One split of one row and KV head.
-template <int kHeadSize, class T>
-__device__ __forceinline__ void attend_split(const SparseAttentionParams<T>& params, const SplitTask& task,
-                                             const MergeBuffers& buffers) {
-    constexpr int kFloats = kWarpFloats<T, kHeadSize>;
-    const int64_t kv = task.kv;
-    const int group = task.group, size = task.head_size;
-    const WarpShare share(group);
-    const int head = share.head_tile(warp_anew()) * kWarpHeads;
-    const int heads = group - head < kWarpHeads ? group - head : kWarpHeads;
-    AttentionWarp<T, kHeadSize> warp(params.query + (kv * group + head) * size, heads, size,
-                                     buffers.outputs.part(warp_anew() * kFloats, kFloats));
-    const int begin = task.split * task.tokens;
-    const int end = task.count - begin < task.tokens ? task.count : begin + task.tokens;
-    const int64_t cache = kv * params.limits.capacity * size;
-    const int32_t* list = task.all ? nullptr : params.indices + kv * params.index_stride;
-    warp.attend({params.k_cache + cache, params.v_cache + cache, list, end, size}, share.tiles(begin, end));
-    warp.store_parts(buffers.parts.part(warp_anew() * kWarpHeads, kWarpHeads));
-    finish_split<kHeadSize>(params, task, warp, buffers, share);
-}
-
-// Grid (G, B, splits of the rows that are read most often): a block takes every gridDim.z-th split of its row and KV head,
-// one after the other. Splits come last in the order of blocks: those that a short row does not have start after all the
-// work is under way.
+// Grid (G, B, splits of the rows that are read most often, sparse ones among them): a block takes every gridDim.z-th split
+// of its row and KV head, one after the other, and of a sparse row at most one. Splits come last in the order of blocks:
+// those that a short row does not have start after all the work is under way.
 template <class T, int kHeadSize>
 __global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 2 && kHeadSize <= 128 ? 2 : 1)
     sparse_attention(const SparseAttentionParams<T> params) {
     start_next_launch();
     wait_for_previous_launch();
     KVC_SHARED(SoftmaxPart, parts, kAttentionWarps * kWarpHeads);
-    KVC_SHARED(float, weights, kAttentionWarps* kWarpHeads);
-    KVC_SHARED(SoftmaxPart, totals, KVC_LARGEST_GROUP);
-    KVC_SHARED(float, outputs, (kAttentionWarps * kWarpFloats<T, kHeadSize>));
-    KVC_SHARED(int, splits, 1);
+    KVC_SHARED(int32_t, list, kListTokens);
     KVC_SHARED(SplitTask, task, 1);
     KVC_SHARED(int, is_last, 1);
-    const MergeBuffers buffers{parts, weights, totals, outputs, splits, is_last};
+    const int floats = warp_floats<T, kHeadSize>(params.stages);
+    const MergeBuffers buffers{parts, dynamic_shared<float>(0, kAttentionWarps * floats), floats, is_last};
 
-    const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
-    const SplitPlan plan = split_plan(row.count);
-    if (static_cast<int>(blockIdx.z) >= plan.splits) {
-        const int zeros = row.count == 0 && blockIdx.z == 0 ? params.group * params.head_size : 0;
-        for (int i = static_cast<int>(threadIdx.x) * 4; i < zeros; i += kAttentionThreads * 4) {
-            store_four(params.output + row_head(params) * zeros + i, {0.0f, 0.0f, 0.0f, 0.0f});
-        }
-        return;
+    const int64_t kv = row_head(params);
+
+    // All sparse rows read top_k tokens: their lists need not wait for their lengths.
+    if (params.indices != nullptr) {
+        const int top_k = static_cast<int>(params.limits.top_k), split = static_cast<int>(blockIdx.z);
+        const SplitPlan sparse = split_plan(top_k);
+        copy_list(params, kv, split * sparse.tokens, sparse.end(split, top_k), list);
     }
+    const int64_t length = params.cache_lengths[blockIdx.y];
+    const AttendedRow row = attended_row(length, params.limits);
+    const SplitPlan plan = split_plan(row.count);
     if (threadIdx.x == 0) {
-        splits[0] = plan.splits;
         task[0] = {static_cast<int>(blockIdx.z),
+                   static_cast<int>(blockIdx.z) * plan.tokens,
+                   plan.splits,
                    plan.tokens,
                    row.count,
-                   row.all,
-                   static_cast<uint32_t>(row_head(params)),
+                   row.all ? 0 : 1,
+                   static_cast<int>(kv),
                    params.group,
                    params.head_size};
     }
+    copy_async_wait<0>();
     __syncthreads();
+
+    if (row.count == 0 && blockIdx.z == 0) {
+        const int zeros = params.group * params.head_size;
+        for (int i = static_cast<int>(threadIdx.x) * 4; i < zeros; i += kAttentionThreads * 4) {
+            store_four(params.output + kv * zeros + i, {0.0f, 0.0f, 0.0f, 0.0f});
+        }
+    }
 #pragma unroll 1
-    do {
-        attend_split<kHeadSize>(params, task[0], buffers);  // its last barrier comes after it has read the task
-        if (threadIdx.x == 0) {
+    while (task[0].split < task[0].splits) {
+        attend_split<kHeadSize>(params, task[0], list, buffers);
+        finish_split<kHeadSize>(params, task[0], buffers);
+        if (threadIdx.x == 0) {  // the others have read both: among several splits, before the barriers of arrives_last
             task[0].split += static_cast<int>(gridDim.z);
+            task[0].first = task[0].split * task[0].tokens;
         }
         __syncthreads();
-    } while (task[0].split < splits[0]);
+    }
 }
 
 }  // namespace kvc

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/append.cuh"
 #include "kernels/sparse_attention.cuh"
@@ -82,6 +83,20 @@ struct TokenList {
     int64_t stride = 0;
 };
 
+/// Distance of two lists of `top_k` slots: the attention kernel copies whole vectors.
+inline int64_t list_stride(int64_t top_k) { return ceil_div(top_k, int64_t{kListVector}) * kListVector; }
+
+/// Tiles that a warp copies ahead of their turn. Two where blocks are so few that each has a multiprocessor (132 on an
+/// H100 or H200) to itself: then all that a row of two rounds reads is under way at once. Otherwise one, so that two
+/// blocks are on a multiprocessor. Results do not depend on it.
+template <class T, int kHeadSize>
+int32_t stages_for(const dim3& grid) {
+    constexpr uint64_t kMultiprocessors = 132;
+    constexpr size_t kMostBytes = 128 * 1024;
+    const bool fits = sizeof(float) * kAttentionWarps * warp_floats<T, kHeadSize>(2) <= kMostBytes;
+    return fits && uint64_t{grid.x} * grid.y * grid.z <= kMultiprocessors ? 2 : 1;
+}
+
 /// Queues the attention of every row; scratch.arrivals must be zero by then.
 template <class T, class Params>
 void launch_attention(const Params& params, const AttentionScratch& scratch, const TokenList& list, Stream& stream) {
@@ -95,14 +110,17 @@ void launch_attention(const Params& params, const AttentionScratch& scratch, con
     attention.scratch = scratch;
     attention.limits = limits_of(params);
     attention.index_stride = list.stride;
-    attention.batch = params.batch;
     attention.kv_heads = params.kv_heads;
     attention.group = group_of(params);
     attention.head_size = params.head_size;
+    attention.scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(params.head_size)));
     const dim3 grid = grid_of(params.kv_heads, params.batch, most_splits(usually_attended(params)));
     dispatch_head_size(params.head_size, [&](auto head_size) {
-        launch<sparse_attention<T, decltype(head_size)::value>>("sparse_attention", grid, dim3(kAttentionThreads), 0,
-                                                                stream, attention);
+        constexpr int kHeadSize = decltype(head_size)::value;
+        attention.stages = stages_for<T, kHeadSize>(grid);
+        const size_t bytes = sizeof(float) * kAttentionWarps * warp_floats<T, kHeadSize>(attention.stages);
+        launch<sparse_attention<T, kHeadSize>>("sparse_attention", grid, dim3(kAttentionThreads), bytes, stream,
+                                               attention);
     });
 }
 

@@ -28,7 +28,7 @@ struct Scratch {
     float* scores;           // [B,G,H/G,8U]
     ScoreStatistics* units;  // [B,G,H/G,U]
     uint32_t* keys;          // [B,G,P]
-    int32_t* indices;        // [B,G,top_k]
+    int32_t* indices;        // [B,G,list_stride(top_k)]
     AttentionScratch attention;
 };
 
@@ -97,7 +97,7 @@ void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scra
     params.indices = scratch.indices;
     params.selected = p.selected;
     params.limits = limits_of(p);
-    params.index_stride = p.top_k;
+    params.index_stride = list_stride(p.top_k);
     params.selected_width = p.selected_width;
     params.group = group_of(p);
     params.page_size = p.page_size;
@@ -130,7 +130,7 @@ struct HybridAttention {
         scratch.scores = workspace.take<float>({p.batch, p.heads, units, kUnitPages});
         scratch.units = workspace.take<ScoreStatistics>({p.batch, p.heads, units});
         scratch.keys = workspace.take<uint32_t>({p.batch, p.kv_heads, listed_pages});
-        scratch.indices = workspace.take<int32_t>({p.batch, p.kv_heads, any_sparse ? p.top_k : 0});
+        scratch.indices = workspace.take<int32_t>({p.batch, p.kv_heads, any_sparse ? list_stride(p.top_k) : 0});
         scratch.attention = take_attention_scratch(p, workspace);
         return scratch;
     }
@@ -139,7 +139,7 @@ struct HybridAttention {
     static void run(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
         launch_page_scores_of<T>(p, scratch, stream);
         launch_select_tokens<T>(p, scratch, stream);
-        launch_attention<T>(p, scratch.attention, TokenList{scratch.indices, p.top_k}, stream);
+        launch_attention<T>(p, scratch.attention, TokenList{scratch.indices, list_stride(p.top_k)}, stream);
     }
 };
 

@@ -72,9 +72,11 @@ def test_borders_of_tiles_and_splits(library: KernelLibrary, dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_many_splits(library: KernelLibrary, dtype: torch.dtype) -> None:
-    """40 splits of 128 tokens, then 33 of 256: between them the count reaches its limit and splits begin to grow."""
+    """40 splits of 128 tokens, then 33 of 256: between them the count reaches its limit and splits begin to grow. Then
+    43 of 384, three tiles for each warp."""
     check_dense(library, dense_case([5000], group=4, size=32, dtype=dtype))
     check_dense(library, dense_case([8191, 8192], group=1, size=16, dtype=dtype))
+    check_dense(library, dense_case([16500], group=1, size=16, dtype=dtype))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -120,6 +122,18 @@ def test_capacity_changes_no_bit(library: KernelLibrary, dtype: torch.dtype) -> 
     cut = {name: getattr(large, name)[:, :, :701].clone() for name in ("k_cache", "v_cache")}
     small = replace(large, **cut)
     assert torch.equal(run_dense(library, small), run_dense(library, large))
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_tiles_ahead_change_no_bit(library: KernelLibrary, size: int) -> None:
+    """A warp copies two tiles ahead where blocks are few, one where they are many."""
+    rows, dtype = 140, torch.bfloat16
+    many = dense_case([37 + row for row in range(rows)], group=2, size=size, capacity=200, dtype=dtype)
+    few = only_row(many, rows - 1)
+    assert torch.equal(run_dense(library, many)[rows - 1], run_dense(library, few)[0])
+    if library.executor == "emulation":
+        ahead = [library.launches_of(lambda case=case: run_dense(library, case))[-1] for case in (few, many)]
+        assert ahead[0].dynamic_shared_bytes == 2 * ahead[1].dynamic_shared_bytes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

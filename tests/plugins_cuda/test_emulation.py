@@ -264,7 +264,7 @@ def test_registers_of_a_block_are_limited(toy_library):
     found = toy_library.run("run_counted", 512, out)
     assert re.search(r"512 threads of \d{3} registers on sm_80, a block has 65536", found)
     assert re.search(
-        r"static shared memory grows to 32768 bytes with more, more than \d+", toy_library.run("run_counted", 32, out)
+        r"static shared memory grows to 2048 bytes with more, more than \d+", toy_library.run("run_counted", 32, out)
     )
 
 

@@ -466,6 +466,15 @@ def test_a_block_takes_several_splits_of_a_long_row_within_the_budget(
     assert torch.equal(selected[0], torch.arange(701).expand(2, -1).int())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_list_longer_than_a_block_holds_of_it(library: KernelLibrary, dtype: torch.dtype) -> None:
+    """Splits of 384 tokens, whose list a block reads in parts of 256."""
+    case = step_case(
+        lengths=[16500, 16400], heads=2, kv_heads=1, size=16, page=64, top_k=16385, token_budget=0, dtype=dtype
+    )  # fmt: skip
+    assert not check_hybrid(library, case).near_ties
+
+
 # ---- Launches
 
 

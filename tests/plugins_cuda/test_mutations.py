@@ -53,10 +53,11 @@ def votes(library: KernelLibrary) -> None:
 
 
 def attention(library: KernelLibrary) -> None:
-    """One split and several; a partial tile; more heads than a warp takes; inactive and full rows in the same batch."""
-    for dtype, group in ((FLOAT, 3), (HALF, 3), (HALF, 9)):
-        lengths = [301, 20, -1, 0, 310]
-        case = step_case(lengths=lengths, capacity=310, heads=group, kv_heads=1, size=80, dtype=dtype)
+    """One split, of two tiles a warp too, and several; a partial tile; more heads than a warp takes; rings of two tiles
+    and of one (heads of more than 128); inactive and full rows in the same batch."""
+    for dtype, group, size in ((FLOAT, 3, 80), (HALF, 3, 80), (HALF, 9, 80), (HALF, 2, 136)):
+        lengths = [301, 20, 250, -1, 0, 310]
+        case = step_case(lengths=lengths, capacity=310, heads=group, kv_heads=1, size=size, dtype=dtype)
         check_dense(library, case)
         case.query[..., 3] = 1.0  # whole tiles of scores -inf, before finite ones
         case.k_cache[0, :, :150, 3] = -math.inf
@@ -69,10 +70,19 @@ def several_splits(library: KernelLibrary) -> None:
     check_hybrid(library, case)
 
 
+def lists(library: KernelLibrary) -> None:
+    """Sparse rows of one split and of several, and one whose splits are longer than the part of a list in a block."""
+    rows = {"kv_heads": 1, "token_budget": 0, "dtype": HALF}
+    for top_k in (100, 300):
+        check_hybrid(library, step_case(lengths=[340, 310], heads=2, top_k=top_k, **rows))
+    check_hybrid(library, step_case(lengths=[16400], heads=1, size=16, page=64, top_k=16385, **rows))
+
+
 SOURCES: dict[Callable[[KernelLibrary], None], str] = {
     votes: "src/compact.cu",
     attention: "src/dense_attention.cu",
     several_splits: "src/hybrid_attention.cu",
+    lists: "src/hybrid_attention.cu",
 }
 
 # ---- The mistakes
@@ -80,7 +90,13 @@ SOURCES: dict[Callable[[KernelLibrary], None], str] = {
 ROW, STATISTICS, VOTES = "observation_row.cuh", "observation_statistics.cuh", "observation_votes.cuh"
 TILES, MERGE, TILE = "observation_tiles.cuh", "attention_merge.cuh", "attention_tile.cuh"
 TENSOR_CORE, FMA, SPARSE = "attention_tensor_core.cuh", "attention_fma.cuh", "sparse_attention.cuh"
-CALLS = ("__syncthreads();", "__syncwarp();", "copy_async_wait<0>();", "__threadfence();")
+OLDEST = ("copy_async_wait<1>();", "copy_async_wait<3>();")
+CALLS = ("__syncthreads();", "__syncwarp();", "copy_async_wait<0>();", *OLDEST, "__threadfence();")
+
+KEYS_ARE_REPLACED_EARLY = (
+    "wait_for_oldest();\n            multiply_keys(stage, scores);",
+    "wait_for_oldest();\n            copy_keys(rows, first + ahead, stage);\n            multiply_keys(stage, scores);",
+)
 
 MUTATIONS: dict[Callable[[KernelLibrary], None], tuple[Mutation, ...]] = {
     votes: (
@@ -107,30 +123,43 @@ MUTATIONS: dict[Callable[[KernelLibrary], None], tuple[Mutation, ...]] = {
         wrong("the_window_is_voted_on", VOTES, "key < end)", "key <= end)"),
     ),
     attention: (
-        wrong("control_attention", MERGE, "split < splits; ++split", "splits > split; ++split"),
-        without(BARRIER, MERGE, before="    const int thread ="),
-        without(BARRIER, MERGE, before="        add_warps("),
-        without(BARRIER, MERGE, after="head_size, store);\n        "),
+        wrong("control_attention", MERGE, "first < splits; first +=", "splits > first; first +="),
+        without(BARRIER, SPARSE, before="    const int group = task.group"),
         without(BARRIER, MERGE, before="    if (threadIdx.x == 0)"),
         without(BARRIER, MERGE, before="    return buffers.is_last"),
-        without(BARRIER, MERGE, before="    for (int item = thread_anew()"),
+        without(BARRIER, MERGE, before="    for (int item = "),
         without("__threadfence();\n", MERGE, before="        buffers.is_last"),
-        wrong("nobody_is_last", MERGE, "buffers.splits[0] - 1;", "buffers.splits[0];"),
+        wrong("nobody_is_last", MERGE, "== splits - 1;", "== splits;"),
         wrong("first_maximum_is_nan", TILE, "maximum == -INFINITY ? 0.0f : maximum", "maximum"),
         wrong("reads_past_the_end", TILE, "token < end ? token : end - 1", "token"),
+        without("copy_async_wait<1>();\n", TENSOR_CORE, before="        } else"),
+        without("copy_async_wait<3>();\n", TENSOR_CORE, after="} else {\n            "),
+        without("__syncwarp();", TENSOR_CORE, before="  // the other lanes have read"),
+        wrong("a_ring_of_one_is_read_early", TENSOR_CORE, "wait<1>", "wait<2>"),
+        wrong("a_ring_of_two_is_read_early", TENSOR_CORE, "wait<3>", "wait<4>"),
+        wrong("keys_are_replaced_early", TENSOR_CORE, *KEYS_ARE_REPLACED_EARLY),
         wrong("tail_of_a_tile_counts", TENSOR_CORE, "token + 8 < end ?", "token + 7 < end ?"),
-        wrong("weights_change_places", TENSOR_CORE, "group % 2 == 0 ? lower", "group % 2 != 0 ? lower"),
+        wrong("weights_change_places", TENSOR_CORE, "group % 2 == 0 ? kLower", "group % 2 != 0 ? kLower"),
         wrong("tail_of_a_batch_counts", FMA, "tokens[j] < rows.end ?", "tokens[j] <= rows.end ?"),
         wrong("a_full_row_takes_part", "attended_row.cuh", "cache_length < capacity", "cache_length <= capacity"),
-        wrong("split_ends_late", SPARSE, "task.count - begin < task.tokens ?", "false ?"),
+        wrong("split_ends_late", SPARSE, "count - split * tokens < tokens ?", "false ?"),
     ),
     several_splits: (
-        wrong("control_several_splits", SPARSE, "task[0].split < splits[0]", "splits[0] > task[0].split"),
-        without(BARRIER, SPARSE, before="#pragma unroll 1"),
-        without(BARRIER, SPARSE, before="    } while"),
-        wrong("a_block_stops_after_one_split", SPARSE, "task[0].split < splits[0]", "false"),
+        wrong("control_several_splits", SPARSE, "task[0].split < task[0].splits", "task[0].splits > task[0].split"),
+        without(BARRIER, SPARSE, before="    }\n}"),
+        wrong("a_block_stops_after_one_split", SPARSE, "].split += static_cast<int>(gridDim.z)", "].split = 64"),
         wrong("a_block_takes_splits_of_others", SPARSE, "split += static_cast<int>(gridDim.z)", "split += 1"),
         wrong("results_go_to_the_first_split", SPARSE, "int64_t{task.split} * group", "int64_t{blockIdx.z} * group"),
+    ),
+    lists: (
+        wrong("control_lists", SPARSE, "if (next == task.end())", "if (task.end() == next)"),
+        without("copy_async_wait<0>();\n", SPARSE, before="    __syncthreads();\n\n"),
+        without(BARRIER, SPARSE, before="\n    if (row.count == 0"),
+        without("__syncthreads();", SPARSE, before="  // the other warps have read"),
+        without("copy_async_wait<0>();\n", SPARSE, after="task.end(), list);\n        "),
+        without(BARRIER, SPARSE, after="task.first = next;\n        }\n        "),
+        wrong("every_list_starts_with_the_row", TILE, "list[inside - first]", "list[inside]"),
+        wrong("later_parts_have_the_first_list", SPARSE, "task.kv, next, task.end()", "task.kv, 0, task.end()"),
     ),
 }  # fmt: skip
 PAIRS = [(check, mutation) for check, mutations in MUTATIONS.items() for mutation in mutations]
@@ -177,7 +206,7 @@ def test_a_mistake_is_noticed(check: Callable[[KernelLibrary], None], mutation: 
 def test_every_barrier_is_tried() -> None:
     """Every barrier, wait and fence of these headers is removed by one of the mutations, but the one listed here."""
     harmless = {MERGE: 1}  # the reader's fence: the emulation knows no stale cache line
-    for file in (STATISTICS, VOTES, TILES, MERGE, SPARSE):
+    for file in (STATISTICS, VOTES, TILES, MERGE, TENSOR_CORE, SPARSE):
         text = (ROOT / "plugins_cuda/kernels" / file).read_text()
         there = sum(text.count(call) for call in CALLS)
         removed = sum("without" in mutation.name and "commit" not in mutation.name

@@ -21,8 +21,8 @@ __global__ void with_static_memory(const Params params) {
 template <class T, int kHeadSize>
 __global__ void sparse_attention(const Params params) {
     wait_for_previous_launch();
-    KVC_SHARED(float, values, 16 * 1024 / sizeof(float));
-    KVC_SHARED(float, more, 16 * 1024 / sizeof(float));
+    KVC_SHARED(float, values, 1024 / sizeof(float));
+    KVC_SHARED(float, more, 1024 / sizeof(float));
     values[0] = more[0] = 1.0f;
     params.out[0] = values[0];
 }
