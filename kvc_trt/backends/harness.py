@@ -61,6 +61,10 @@ class Watched:
 class Harness(Protocol):
     """An engine on one backend, as verification uses it."""
 
+    @property
+    def truncates(self) -> bool:
+        """Return whether tensor cores sum the products of scores, and cut the sums where float32 would round."""
+
     def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
         """Open the engine as users run it, with the values `expose` readable."""
 

@@ -119,13 +119,16 @@ def observe(
         for op in compactions:
             if op.inputs:
                 inputs = [executor.exposed(name) for name in op.inputs]
-                found.compaction += judge_compaction(sites[op.cache], inputs, executor.exposed(op.outputs[-1]), batch)
+                indices = executor.exposed(op.outputs[-1])
+                found.compaction += judge_compaction(
+                    sites[op.cache], inputs, indices, batch, truncates=target.truncates
+                )
             found.kept[op.cache] = executor.exposed(op.outputs[-1]).copy()
 
     def after_step(step: int, lengths: NDArray[np.int64]) -> None:
         found.lengths.append(lengths.copy())
         for op in selections:
-            compared, error = _judge_selection(sites[op.cache], executor, op, lengths[op.cache])
+            compared, error = _judge_selection(sites[op.cache], executor, op, lengths[op.cache], target.truncates)
             found.selection += compared
             found.output_error = larger(found.output_error, error)
             found.read.setdefault(op.cache, []).append(executor.exposed(op.outputs[-1]).copy())
@@ -134,8 +137,13 @@ def observe(
     return found
 
 
-def judge_compaction(site: CacheSite, inputs: Sequence[Array], indices: Array, batch: Batch) -> IndexComparison:
-    """What KvcCompact kept of a batch, against the reference on what it got: q_window, keys and values."""
+def judge_compaction(
+    site: CacheSite, inputs: Sequence[Array], indices: Array, batch: Batch, *, truncates: bool = False
+) -> IndexComparison:
+    """What KvcCompact kept of a batch, against the reference on what it got: q_window, keys and values.
+
+    `truncates` as in `near_ties`.
+    """
     q_window, keys, values = inputs
     rule = site.parameters
     if (width := q_window.shape[2]) != rule.window:
@@ -145,14 +153,16 @@ def judge_compaction(site: CacheSite, inputs: Sequence[Array], indices: Array, b
         q, k, v, torch.from_numpy(batch.prompt_lengths), prompt_budget=rule.prompt_budget, pool_kernel=rule.pool_kernel
     )
     return compare_compaction(
-        q_window, keys, batch.prompt_lengths, expected.indices.numpy(), indices, pool_kernel=rule.pool_kernel
-    )
+        q_window, keys, batch.prompt_lengths, expected.indices.numpy(), indices,
+        pool_kernel=rule.pool_kernel, truncates=truncates,
+    )  # fmt: skip
 
 
 def _judge_selection(
-    site: CacheSite, executor: ObservedExecutor, op: Watched, lengths: NDArray[np.int64]
+    site: CacheSite, executor: ObservedExecutor, op: Watched, lengths: NDArray[np.int64], truncates: bool
 ) -> tuple[IndexComparison, float]:
     rows = len(lengths)
     keys, values = (executor.buffers[f"{kind}_cache.{site.name}"][:rows] for kind in "kv")
     query, output, selected = map(executor.exposed, (*op.inputs, *op.outputs))
-    return compare_step(query, keys, values, lengths, output, selected, site.parameters, exact=True)
+    rule = site.parameters
+    return compare_step(query, keys, values, lengths, output, selected, rule, exact=True, truncates=truncates)

@@ -2,8 +2,9 @@
 
 Ties are structural here (a max-pool makes plateaus, the tokens of a page share one score), so the lowest index wins by
 rule and lists are compared for equality. Only different summation orders may still swap positions, and a swap is
-admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T. Copies of one
-score never count as a near-tie: an executor that breaks a tie towards the higher index is wrong.
+admitted if the exact scores differ by at most 2^-20 (1+M) relative, M = max over heads of sum|q·x|/T, and, where the
+executor has tensor cores, by what they cut off sums (`scores.truncated_share`). Copies of one score never count as a
+near-tie: an executor that breaks a tie towards the higher index is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvc_trt.verify.scores import Float64, Int64, PageScores, channel_choices, page_scores, prompt_scores
+from kvc_trt.verify.scores import (
+    ExactPromptScores,
+    Float64,
+    Int64,
+    PageScores,
+    channel_choices,
+    page_scores,
+    prompt_scores,
+)
 
 # Below the normal range float32 has no relative precision left; a few of its smallest steps are rounding too.
 _DENORMAL_ROUNDING = 2.0**-146
@@ -54,7 +63,7 @@ class _Rule:
     page_size: int
     top_r: int
     slack: float
-    score_slack: float
+    truncates: bool
 
 
 def compare_compaction(
@@ -66,11 +75,13 @@ def compare_compaction(
     *,
     pool_kernel: int,
     slack: float = 1.0,
+    truncates: bool = False,
 ) -> IndexComparison:
     """Kept prompt positions `actual` [B, G, >=C] against the reference's `expected` [B, G, C], -1 past a row's end.
 
     q_window [B, H, W, D], keys [B, G, S, D] and prompt_lengths [B] are the operator's own inputs; where they are
-    another executor's, which carry rounding of their own, `slack` widens the tolerance.
+    another executor's, which carry rounding of their own, `slack` widens the tolerance. `truncates`: tensor cores have
+    summed the products.
     """
     groups = keys.shape[1]
     queries = _grouped(q_window, groups)
@@ -80,7 +91,8 @@ def compare_compaction(
         if difference.extra.max() >= length:
             return f"kept position {difference.extra.max()} of a prompt of {length} tokens"
         stored = keys[row, head, :length].astype(np.float64)
-        return _judge_compaction(queries[row, head], stored, pool_kernel, difference, slack)
+        scores = prompt_scores(queries[row, head], stored, pool_kernel)
+        return _judge_compaction(scores, pool_kernel, difference, _tolerance(scores, slack, truncates))
 
     return compare_lists(expected, actual, explain)
 
@@ -95,12 +107,11 @@ def compare_selection(
     page_size: int,
     top_r: int,
     slack: float = 1.0,
-    score_slack: float = 1.0,
+    truncates: bool = False,
 ) -> IndexComparison:
-    """Tokens read by one step, `actual` [B, G, .] against the reference's `expected`; `slack` as for compaction.
+    """Tokens read by one step, `actual` [B, G, .] against the reference's `expected`; the options as for compaction.
 
-    `score_slack` widens that of page scores further, which a GPU's tensor cores add in their own way. query [B, H, D];
-    keys [B, G, C, D] with the current token stored; lengths [B] after the append.
+    query [B, H, D]; keys [B, G, C, D] with the current token stored; lengths [B] after the append.
     """
     queries = _grouped(query[:, :, None], keys.shape[1])[:, :, :, 0]
 
@@ -112,7 +123,7 @@ def compare_selection(
         if (broken := _breaks_page_order(chosen, page_size, length)) is not None:
             return broken
         stored = keys[row, head, :length].astype(np.float64)
-        rule = _Rule(page_size, top_r, slack, score_slack)
+        rule = _Rule(page_size, top_r, slack, truncates)
         return _judge_selection(queries[row, head], stored, rule, difference, chosen)
 
     return compare_lists(expected, actual, explain)
@@ -163,13 +174,15 @@ def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> t
     return Difference(np.setdiff1d(got, wanted), np.setdiff1d(wanted, got)), None
 
 
+def _tolerance(scores: ExactPromptScores | PageScores, slack: float, truncates: bool) -> float:
+    return slack * scores.tolerance + (scores.truncation if truncates else 0.0)
+
+
 def _judge_compaction(
-    q_window: Float64, keys: Float64, pool_kernel: int, difference: Difference, slack: float
+    scores: ExactPromptScores, pool_kernel: int, difference: Difference, tolerance: float
 ) -> str | None:
-    scores = prompt_scores(q_window, keys, pool_kernel)
     if max(difference.extra.max(), difference.missing.max()) >= scores.pooled.size:
         return f"the window must be kept, {difference.missing.max()} is not"
-    tolerance = slack * scores.tolerance
     problem = _outside_tolerance(scores.pooled[difference.extra], scores.pooled[difference.missing], tolerance)
     if problem is not None:
         return f"kept {few(difference.extra)} instead of {few(difference.missing)}: {problem}"
@@ -214,7 +227,8 @@ def _judge_pages(scores: PageScores, used_keys: Float64, rule: _Rule, chosen: In
     extra, missing = np.setdiff1d(chosen, best), np.setdiff1d(best, chosen)
     if not extra.size:
         return None
-    problem = _outside_tolerance(weight[extra], weight[missing], rule.slack * rule.score_slack * scores.tolerance)
+    tolerance = _tolerance(scores, rule.slack, rule.truncates)
+    problem = _outside_tolerance(weight[extra], weight[missing], tolerance)
     if problem is not None:
         return problem
     for kept in np.unique(extra // page_size):

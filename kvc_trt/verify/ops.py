@@ -81,14 +81,14 @@ def check_operators(
                 layers = engine.model.num_hidden_layers - engine.parameters.skip_layers
                 outcome += _run_layer_budgets(operator, case, parameters, layers)
             else:
-                outcome += run_case(operator, case, parameters)
+                outcome += run_case(operator, case, parameters, truncates=target.truncates)
         checks += _checks(operator, [case.name for case in cases], outcome, bar)
         admitted += outcome.indices
     return checks, admitted
 
 
-def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters) -> Outcome:
-    """One operator on one case."""
+def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters, *, truncates: bool = False) -> Outcome:
+    """One operator on one case; `truncates` as in `near_ties`."""
     if isinstance(case, AttentionCase):
         return _run_prefill_attention(operator, case)
     if isinstance(case, TurnCase):
@@ -97,7 +97,7 @@ def run_case(operator: EngineOperator, case: Case, parameters: PolicyParameters)
         found = prompt_runs()[operator.name](operator, case, parameters)
     else:
         found = step_runs()[operator.name](operator, case, parameters)
-    return _strict(case, _judged(case, found, parameters))
+    return _strict(case, _judged(case, found, parameters, truncates))
 
 
 def model_of(model: ModelConfig, site: CacheSite) -> ModelConfig:
@@ -173,11 +173,11 @@ def _run_layer_budgets(operator: EngineOperator, case: PromptCase, rule: PolicyP
     return Outcome(copy_error=exact(budgets, np.array(expected, np.int64).T))
 
 
-def _judged(case: PromptCase | StepCase | TurnCase, found: Found, rule: PolicyParameters) -> Outcome:
+def _judged(case: PromptCase | StepCase | TurnCase, found: Found, rule: PolicyParameters, truncates: bool) -> Outcome:
     """What an operator gave, compared: lists by the proof that goes with them, arrays by their largest error."""
     outcome = Outcome(computes=bool(found.computed))
     for choice in found.chosen:
-        outcome += _judged_choice(case, choice, rule)
+        outcome += _judged_choice(case, choice, rule, truncates)
     for array, expected in found.moved:
         outcome += Outcome(copy_error=exact(array, expected))
     for array, expected in found.computed:
@@ -185,32 +185,35 @@ def _judged(case: PromptCase | StepCase | TurnCase, found: Found, rule: PolicyPa
     return outcome
 
 
-def _judged_choice(case: PromptCase | StepCase | TurnCase, choice: Choice, rule: PolicyParameters) -> Outcome:
+def _judged_choice(
+    case: PromptCase | StepCase | TurnCase, choice: Choice, rule: PolicyParameters, truncates: bool
+) -> Outcome:
     if isinstance(choice, KeptOfPrompt):
-        return Outcome(_compare_kept(choice))
+        return Outcome(_compare_kept(choice, truncates))
     if isinstance(choice, ExactList):
         return Outcome(compare_exactly(choice))
     assert isinstance(case, StepCase)
-    compared, error = compare_step(case.query, *choice, rule)
+    compared, error = compare_step(case.query, *choice, rule, truncates=truncates)
     return Outcome(compared, error, computes=True)
 
 
-def _compare_kept(choice: KeptOfPrompt) -> IndexComparison:
+def _compare_kept(choice: KeptOfPrompt, truncates: bool) -> IndexComparison:
     case, kernel = choice.case, choice.ranking.pool_kernel
     inputs = float32(case.q_window), float32(case.k), float32(case.v), torch.from_numpy(case.prompt_lengths)
     expected = reference.compact(*inputs, prompt_budget=choice.budget, pool_kernel=kernel).indices.numpy()
     lists = case.q_window, case.k, case.prompt_lengths, expected, choice.indices
-    return compare_compaction(*lists, pool_kernel=kernel)
+    return compare_compaction(*lists, pool_kernel=kernel, truncates=truncates)
 
 
 def compare_step(
     query: Array, keys: Array, values: Array, lengths: Array, output: Array, selected: Array,
-    parameters: PolicyParameters, *, exact: bool = False,
+    parameters: PolicyParameters, *, exact: bool = False, truncates: bool = False,
 ) -> tuple[IndexComparison, float]:  # fmt: skip
     """One step that chooses, against the reference on the same inputs: keys, values, lengths hold the current token.
 
     Returns the comparison of what was read and the error of the output over what was read. `exact` takes the expected
     output in float64: real queries are larger than random ones, and float32's error grows with them on both sides.
+    `truncates` as in `near_ties`.
     """
     ranking = parameters.selection.ranking(parameters)
     if not isinstance(ranking, ByPages):
@@ -221,8 +224,9 @@ def compare_step(
     )
     assert expected is not None
     compared = compare_selection(
-        query, keys, lengths, expected.numpy(), selected, page_size=ranking.page_size, top_r=ranking.top_r
-    )
+        query, keys, lengths, expected.numpy(), selected,
+        page_size=ranking.page_size, top_r=ranking.top_r, truncates=truncates,
+    )  # fmt: skip
     if exact:
         q, k, v = q.double(), k.double(), v.double()
     if exact or compared.near_ties or compared.wrong:

@@ -17,21 +17,52 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
 RELATIVE_ROUNDING = 2.0**-20
+_PRODUCTS_AT_A_TIME = 8
 _MOST_CHANNEL_CHOICES = 256
 
 
+def truncated_share(products: int) -> float:
+    """Largest share of its sum of magnitudes that a sum of 16-bit products may lose on tensor cores.
+
+    They take a few exact products and the sum so far at a time (8 on sm_80, 16 on sm_90 and sm_100), cut each to the
+    last of 24 bits of the largest, add, and cut the sum to 24 bits. Later chips keep some bits more for the cuts before
+    the addition; the bound counts on none. A cut loses less than 2^-23 of the largest term, which no sum of magnitudes
+    is below; there is one for each product and two for each time. Sources: Fasi, Higham, Mikaitis and Pranesh,
+    "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021; Khattak and Mikaitis, "Accurate
+    Models of NVIDIA Tensor Cores", arXiv 2512.07004, 2025.
+    """
+    return (products + 2 * -(-products // _PRODUCTS_AT_A_TIME)) * 2.0**-23
+
+
+class _Magnitude:
+    """What rounding can do to scores whose logits are sums of `products` products of largest magnitude `magnitude`."""
+
+    magnitude: float
+    products: int
+
+    @property
+    def tolerance(self) -> float:
+        """Largest relative difference that float32 rounding explains: 2^-20 (1+M)."""
+        return RELATIVE_ROUNDING * (1 + self.magnitude)
+
+    @property
+    def truncation(self) -> float:
+        """Largest relative difference of two scores that tensor cores explain in addition, where they sum the logits.
+
+        A logit is off by d at most; so is the logarithm of its weight, and that of a head's sum of weights. Hence a
+        score is off by a factor of at most exp(2d), and two scores by one of exp(4d).
+        """
+        return float(np.expm1(4 * truncated_share(self.products) * self.magnitude))
+
+
 @dataclass(frozen=True)
-class ExactPromptScores:
+class ExactPromptScores(_Magnitude):
     """Stage 1 before the window: `summed` [n-W] and `pooled` [n-W]; `magnitude` is M of the tolerance 2^-20 (1+M)."""
 
     summed: Float64
     pooled: Float64
     magnitude: float
-
-    @property
-    def tolerance(self) -> float:
-        """Largest relative difference that float32 rounding explains."""
-        return RELATIVE_ROUNDING * (1 + self.magnitude)
+    products: int
 
 
 def prompt_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> ExactPromptScores:
@@ -51,7 +82,7 @@ def prompt_scores(q_window: Float64, keys: Float64, pool_kernel: int) -> ExactPr
     summed = weights[:, :, : n - window].sum(axis=(0, 1))
 
     magnitude = float((np.abs(queries) @ np.abs(keys).T).max() / np.sqrt(head_size))
-    return ExactPromptScores(summed, _max_pool(summed, pool_kernel), magnitude)
+    return ExactPromptScores(summed, _max_pool(summed, pool_kernel), magnitude, head_size)
 
 
 def _max_pool(values: Float64, kernel: int) -> Float64:
@@ -118,16 +149,12 @@ def _sign_choices(query: Float64, channels: Int64, slack: float) -> Iterator[Cha
 
 
 @dataclass(frozen=True)
-class PageScores:
+class PageScores(_Magnitude):
     """Stage 2: `token_weight` [pages] is f of every token of a page; M of the tolerance as in `ExactPromptScores`."""
 
     token_weight: Float64
     magnitude: float
-
-    @property
-    def tolerance(self) -> float:
-        """Largest relative difference that float32 rounding explains."""
-        return RELATIVE_ROUNDING * (1 + self.magnitude)
+    products: int
 
 
 def page_scores(query: Float64, keys: Float64, page_size: int, choice: ChannelChoice) -> PageScores:
@@ -147,4 +174,4 @@ def page_scores(query: Float64, keys: Float64, page_size: int, choice: ChannelCh
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights /= (weights * sizes).sum(-1, keepdims=True)
     magnitude = float((np.abs(q) @ np.abs(bound).T / temperature).max())
-    return PageScores(weights.mean(0), magnitude)
+    return PageScores(weights.mean(0), magnitude, choice.channels.size)

@@ -58,8 +58,8 @@ class Judge:
         names = tensor_names(self.model)
         return {name: self.bar * _scale(name, base) if _is_float(base[0][name]) else 0.0 for name in names}
 
-    def rung(self, feeds: Sequence[Values], results: Any, side: int) -> Rung:
-        """Compare the first of Polygraphy's `results` with number `side`."""
+    def rung(self, feeds: Sequence[Values], results: Any, side: int, *, truncates: bool = False) -> Rung:
+        """Compare the first of Polygraphy's `results` with number `side`; `truncates` of that one as in `near_ties`."""
         from polygraphy.comparator import Comparator, SimpleCompareFunc
 
         base, other = results[0][1], results[side][1]
@@ -80,7 +80,7 @@ class Judge:
         judged, worst, wrong, after_ties = 0, 0.0, [], 0
         worst_name = ""
         for run, verdict in enumerate(verdicts):
-            excused = self._excused(feeds[run], base[run], other[run])
+            excused = self._excused(feeds[run], base[run], other[run], truncates)
             for name in common:
                 if name in excused:
                     after_ties += 1
@@ -101,14 +101,14 @@ class Judge:
         rung.checks.append(at_most("largest error", f"{judged} comparisons", worst, self.bar, worst_name))
         return rung
 
-    def _excused(self, feed: Values, base: Values, other: Values) -> set[str]:
+    def _excused(self, feed: Values, base: Values, other: Values, truncates: bool) -> set[str]:
         """Tensors that follow from a choice on which the sides differ though each chose rightly among what it got."""
         excused: set[str] = set()
         for op in self.choosers:
             listed = op.outputs[-1]
             if listed not in other or np.array_equal(base[listed], other[listed]):
                 continue
-            sides = [self._judged(op, feed, side) for side in (base, other)]
+            sides = [self._judged(op, feed, base, False), self._judged(op, feed, other, truncates)]
             if any(found is None or found.wrong for found in sides):
                 continue
             for found in sides:
@@ -119,17 +119,19 @@ class Judge:
             excused |= _following(self.model, listed)
         return excused
 
-    def _judged(self, op: Watched, feed: Values, side: Values) -> IndexComparison | None:
+    def _judged(self, op: Watched, feed: Values, side: Values, truncates: bool) -> IndexComparison | None:
         """One side's choice against the reference on the inputs it got; None where they are not known."""
         site = cache_sites(self.engine.model, self.engine.parameters)[op.cache]
         if not op.inputs or any(name not in side for name in (*op.inputs, *op.outputs)):
             return None
         if self.graph == "prefill":
-            return judge_compaction(site, [side[name] for name in op.inputs], side[op.outputs[-1]], self.batch)
+            inputs = [side[name] for name in op.inputs]
+            return judge_compaction(site, inputs, side[op.outputs[-1]], self.batch, truncates=truncates)
         keys, values = (side[f"{kind}_cache_out.{site.name}"] for kind in "kv")
         lengths = feed["cache_lengths"][op.cache] + 1
         output, selected = (side[name] for name in op.outputs)
-        return compare_step(side[op.inputs[0]], keys, values, lengths, output, selected, site.parameters, exact=True)[0]
+        given = (side[op.inputs[0]], keys, values, lengths, output, selected, site.parameters)
+        return compare_step(*given, exact=True, truncates=truncates)[0]
 
 
 def _scale(name: str, runs: Sequence[Values]) -> float:

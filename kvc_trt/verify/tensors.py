@@ -215,9 +215,10 @@ class _Comparison:
         judge = Judge(graph, model, self.engine, choosers, self.batch, self.bar, near_ties)
         if self.directory is not None:
             _save(self.directory / graph, feeds, results, judge.tolerances(results[0][1]))
+        truncates = [False, False, *(harness.truncates for harness in self.harnesses.values())]
         for side in range(1, len(runners)):
             started = time.monotonic()
-            rung = judge.rung(feeds, results, side)
+            rung = judge.rung(feeds, results, side, truncates=truncates[side])
             rung.seconds = time.monotonic() - started
             self.report.rungs.append(rung)
 

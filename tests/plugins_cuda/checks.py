@@ -18,22 +18,9 @@ VALUE_BARS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-3}
 that alone is 2^-8)."""
 
 
-def logit_slack(library: KernelLibrary, dtype: torch.dtype, head_size: int) -> float:
-    """How many times 2^-20 (1+M) the scores of the observation window may be off; 1 unless tensor cores add them.
-
-    A GPU's tensor cores add 8 exact products (16 on Hopper) and the sum so far at a time: all are cut, not rounded, to
-    the last place of the largest one, and so is their sum ("Numerical behavior of NVIDIA tensor cores", Fasi, Higham,
-    Mikaitis and Pranesh, 2021). That is less than 10 times 2^-23 of the sum of magnitudes for each of D/8 additions,
-    hence 10 D/8 2^-23 M of a logit, and twice that of a probability: 0.3125 D times 2^-20 M. The emulation rounds.
-    """
-    if library.executor != "cuda" or dtype == torch.float32:
-        return 1.0
-    return 1 + 2 * 10 * head_size / 8 * 2.0**-23 / 2.0**-20
-
-
-def score_slack(library: KernelLibrary, dtype: torch.dtype, top_r: int) -> float:
-    """How many times 2^-20 (1+M) the scores of pages may be off: as `logit_slack`, of sums over r channels."""
-    return logit_slack(library, dtype, -(-top_r // 16) * 16)
+def truncates(library: KernelLibrary, dtype: torch.dtype) -> bool:
+    """Whether tensor cores sum products of this type, and cut (`kvc_trt.verify.scores.truncated_share`)."""
+    return library.executor == "cuda" and dtype != torch.float32
 
 
 def run_compact(library: KernelLibrary, case: CompactCase) -> CompactResult:
@@ -52,7 +39,7 @@ def check_compact(library: KernelLibrary, case: CompactCase) -> IndexComparison:
     keys = torch.where(_before(lengths, case.k.shape[2])[:, None, :, None], case.k.float(), 0.0)
     compared = compare_compaction(
         case.q_window.float().numpy(), keys.numpy(), lengths.numpy(), expected.indices.numpy(), found.indices.numpy(),
-        pool_kernel=case.pool_kernel, slack=logit_slack(library, case.k.dtype, case.k.shape[3]),
+        pool_kernel=case.pool_kernel, truncates=truncates(library, case.k.dtype),
     )  # fmt: skip
     assert not compared.wrong, compared.wrong
     assert torch.equal(found.cache_lengths, expected.cache_lengths)
@@ -89,7 +76,7 @@ def check_hybrid(library: KernelLibrary, case: StepCase) -> IndexComparison:
         one = compare_selection(
             case.query[b : b + 1].float().numpy(), mine.k_cache[b : b + 1, :, :m].float().numpy(),
             case.cache_lengths[b : b + 1].numpy() + 1, expected[b : b + 1].numpy(), selected[b : b + 1].numpy(),
-            page_size=case.page_size, top_r=case.top_r, score_slack=score_slack(library, case.query.dtype, case.top_r),
+            page_size=case.page_size, top_r=case.top_r, truncates=truncates(library, case.query.dtype),
         )  # fmt: skip
         total = total + one
         exact = attend_exactly(case.query[b], mine.k_cache[b], mine.v_cache[b], selected[b])

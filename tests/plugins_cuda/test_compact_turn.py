@@ -19,7 +19,7 @@ from kvc_trt.operators.compact import COMPACT_TURN
 from kvc_trt.reference import page_bounds
 from kvc_trt.verify.near_ties import compare_compaction
 from tests.plugins_cuda.cases import DTYPES, CompactCase, compact_case
-from tests.plugins_cuda.checks import assert_same_bits, run_compact
+from tests.plugins_cuda.checks import assert_same_bits, run_compact, truncates
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ def check_turn(library: KernelLibrary, case: TurnCase) -> CompactResult:
         compared = compare_compaction(
             voting.float().numpy(), case.k[one].float().nan_to_num().numpy(), case.prompt_lengths[one].numpy(),
             expected.indices[one].numpy(), found.indices[one].numpy(), pool_kernel=case.pool_kernel,
+            truncates=truncates(library, case.k.dtype),
         )  # fmt: skip
         assert not compared.wrong, compared.wrong
     kept = found.indices >= 0

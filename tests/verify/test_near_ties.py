@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.verify.near_ties import compare_compaction, compare_selection
-from kvc_trt.verify.scores import channel_choices, page_scores, prompt_scores
+from kvc_trt.verify.scores import channel_choices, page_scores, prompt_scores, truncated_share
 
 
 def golden_prompt() -> tuple[np.ndarray, np.ndarray]:
@@ -187,3 +189,55 @@ def test_float32_rounding_is_admitted_in_compaction(seed: int, pool_kernel: int,
         q_window, keys, np.array([length]), kept(scores.pooled), kept(pooled), pool_kernel=pool_kernel
     )
     assert result.wrong == ()
+
+
+def cut(value: float, exponent: int) -> float:
+    """`value` without what is below the last of the 24 bits of a number of that exponent (as `math.frexp` has it)."""
+    return math.ldexp(math.trunc(math.ldexp(value, 24 - exponent)), exponent - 24)
+
+
+def tensor_core_sum(products: np.ndarray, at_a_time: int) -> float:
+    """The sum as tensor cores without extra bits make it, in exact arithmetic on doubles."""
+    total = 0.0
+    for first in range(0, len(products), at_a_time):
+        terms = [total, *products[first : first + at_a_time].tolist()]
+        largest = max(math.frexp(term)[1] for term in terms if term) if any(terms) else 0
+        total = math.fsum(cut(term, largest) for term in terms)
+        total = cut(total, math.frexp(total)[1])
+    return total
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from([8, 24, 64, 128, 256]), spread=st.integers(0, 30))
+def test_tensor_cores_lose_at_most_the_share_of_the_bound(seed: int, size: int, spread: int):
+    rng = np.random.default_rng(seed)
+    query, key = (rng.standard_normal(size).astype(np.float16).astype(np.float64) for _ in range(2))
+    products = query * key * np.exp2(-rng.integers(0, spread + 1, size).astype(np.float64))
+    for at_a_time in (8, 16):
+        lost = abs(tensor_core_sum(products, at_a_time) - math.fsum(products))
+        assert lost <= truncated_share(size) * np.abs(products).sum()
+
+
+@pytest.mark.parametrize("at_a_time", [8, 16])
+def test_the_bound_is_of_the_size_that_tensor_cores_reach(at_a_time: int):
+    """After a product of 1, every one just below 2^-23 is cut to nothing, which float32 would not lose."""
+    products = np.array([1.0, *[2.0**-23 * (1 - 2.0**-11)] * 127])
+    lost = abs(tensor_core_sum(products, at_a_time) - math.fsum(products)) / products.sum()
+    assert 0.75 * truncated_share(128) <= lost <= truncated_share(128)
+    assert lost > 10 * 2.0**-20
+
+
+def test_truncation_is_admitted_where_tensor_cores_are():
+    """Two keys whose exact scores differ by a tenth of what tensor cores may cut off, and by more than rounding."""
+    query = np.full((1, 1, 128), 4.0, np.float32)
+    keys = np.ones((1, 1, 2, 128), np.float32)
+    share = 4 * truncated_share(128) * 4 * 128 / np.sqrt(128)
+    keys[0, 0, 1, 0] += share / 10 / 4 * np.sqrt(128)
+    right, other = np.array([[[1]]]), np.array([[[0]]])
+    shape = {"page_size": 1, "top_r": 128}
+    strict = compare_selection(query, keys, np.array([2]), right, other, **shape)
+    assert "differ by" in strict.wrong[0]
+    admitted = compare_selection(query, keys, np.array([2]), right, other, **shape, truncates=True)
+    assert (admitted.near_ties, admitted.wrong) == (1, ())
+    keys[0, 0, 1, 0] += 20 * share / 4 * np.sqrt(128)
+    assert compare_selection(query, keys, np.array([2]), right, other, **shape, truncates=True).wrong

@@ -69,7 +69,7 @@ def test_every_output_of_every_operator_is_checked(damage, backend, make_engine,
             if damage == "NaN" and output in ("indices", "selected", "cache_lengths"):
                 continue
             damaged = Damaged(operator, index, damage)
-            failed = failing(engine, SimpleNamespace(operators=lambda damaged=damaged: [damaged]))
+            failed = failing(engine, SimpleNamespace(truncates=False, operators=lambda damaged=damaged: [damaged]))
             assert any(name.startswith(operator.name) for name in failed), f"{operator.name} {output}"
 
 
@@ -99,7 +99,7 @@ def test_every_output_of_a_methods_own_operators_is_checked(policy, settings, ma
             if output.name == "bounds" and not engine.parameters.has_pages:
                 continue  # nobody reads them
             damaged = Damaged(operator, index, "one more")
-            failed = failing(engine, SimpleNamespace(operators=lambda damaged=damaged: [damaged]))
+            failed = failing(engine, SimpleNamespace(truncates=False, operators=lambda damaged=damaged: [damaged]))
             assert any(name.startswith(operator.name) for name in failed), f"{operator.name}, output {index}"
 
 
@@ -115,7 +115,7 @@ def test_the_page_bounds_that_quest_starts_from_are_checked(make_engine, paramet
     engine = make_engine(parameters_for("quest", skip_layers=0))
     (compact,) = (one for one in harness_for(engine, "onnxruntime", 1).operators() if one.name == "KvcCompact")
     damaged = Damaged(compact, OUTPUTS["KvcCompact"].index("bounds"), "one more")
-    assert failing(engine, SimpleNamespace(operators=lambda: [damaged])) == {"KvcCompact caches"}
+    assert failing(engine, SimpleNamespace(truncates=False, operators=lambda: [damaged])) == {"KvcCompact caches"}
 
 
 def test_a_nan_in_the_running_engine_is_not_hidden_by_the_steps_after_it(make_engine, parameters_for):

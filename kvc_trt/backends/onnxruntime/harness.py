@@ -28,6 +28,11 @@ class OnnxRuntimeHarness:
     ) -> None:
         self._engine, self._threads, self._prefill_precision = engine, threads, prefill_precision
 
+    @property
+    def truncates(self) -> bool:
+        """Return False: a CPU rounds."""
+        return False
+
     def open(self, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:
         """Open the graphs; exposed values become outputs of an in-memory copy."""
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor

@@ -70,6 +70,11 @@ class TensorRtHarness:
         self._graphs = OnnxRuntimeHarness(engine, threads)
         """Harness over the engine's graphs, which contain the operators."""
 
+    @property
+    def truncates(self) -> bool:
+        """Return whether the engine's caches are of 16 bits."""
+        return self._engine.state[0].dtype != "float32"
+
     def open(self, expose: Collection[str] = ()) -> TensorRtExecutor:
         """Open the engine's plans, or with `expose` new plans that have these values as outputs."""
         from kvc_trt.backends.tensorrt.executor import TensorRtExecutor

@@ -56,6 +56,11 @@ class TorchHarness:
     def __init__(self, engine: EngineDirectory, threads: int | None) -> None:
         self._engine, self._threads = engine, threads
 
+    @property
+    def truncates(self) -> bool:
+        """Return whether the engine's caches are of 16 bits, on a GPU."""
+        return kernel_device().type == "cuda" and self._engine.state[0].dtype != "float32"
+
     def open(self, expose: Collection[str] = ()) -> ObservedExecutor:
         """Open an executor of the engine's weights and state."""
         return TorchExecutor(self._engine, threads=self._threads, expose=expose, weights=self._weights)
