@@ -71,6 +71,9 @@ class Harness(Protocol):
     def open_twin(self) -> Executor:
         """Open the dense twin: the same weights, nothing evicted, everything read."""
 
+    def open_beside_twin(self) -> Executor | None:
+        """Open the engine so that it agrees with the twin bit for bit; None if it does as users run it."""
+
     def operators(self) -> list[EngineOperator]:
         """Return every distinct operator of the engine."""
 

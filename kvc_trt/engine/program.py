@@ -40,6 +40,8 @@ class Program:
     """None if drafts cannot be checked."""
     draft_tokens: int = 0
     """Tokens of a draft that `draft` checks."""
+    by_bodies: bool = False
+    """Whether the operators' bodies run, also where an executor on a CPU has native operators."""
 
     @property
     def dtype(self) -> str:

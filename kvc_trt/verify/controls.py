@@ -51,7 +51,7 @@ def check_dense_twin(tested: EngineUnderTest, rung: Rung) -> None:
     longest = limit - steps
     batch = batch_of(random_prompts(tested.engine.model, sorted({longest, max(1, longest // 2), 1}), tested.seed))
     with tested.phase("engine"):
-        ours = run(tested.executor, batch, steps)
+        ours = run(tested.beside_twin, batch, steps)
     with tested.phase("dense twin"):
         dense = run(tested.twin, batch, steps, tokens=ours.tokens)
     sample = f"{len(batch)} rows x {steps + 1} positions"

@@ -158,6 +158,11 @@ class EngineUnderTest:
         """The dense twin: derived from config.json and the same weight file, in memory."""
         return self.target.open_twin()
 
+    @cached_property
+    def beside_twin(self) -> Executor:
+        """The engine as it agrees with the twin bit for bit, which may be slower than as it will be run."""
+        return self.target.open_beside_twin() or self.executor
+
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
         """A phase in which the engine answers requests of ours: that it cannot is a finding, not a wrong request."""

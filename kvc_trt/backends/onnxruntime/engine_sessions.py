@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from kvc_trt.backends.onnxruntime.loading import LoadOptions, load_graph, prepared_graph, run_bound
-from kvc_trt.backends.onnxruntime.native import BF16, native_operators
+from kvc_trt.backends.onnxruntime.native import BF16, NativeOperators, native_operators
 from kvc_trt.backends.onnxruntime.packed_copies import passes_pack, steps_pack
 from kvc_trt.backends.onnxruntime.shared_weights import SharedWeights
 from kvc_trt.backends.prefill_precision import PREFILL_PRECISIONS, PrefillPrecision, check_precision
@@ -69,6 +69,11 @@ class EngineSessions:
         self._exposed: dict[str, NDArray[Any]] = {}
 
     @cached_property
+    def _native(self) -> NativeOperators | None:
+        """The library of native operators, or None where the bodies run."""
+        return None if self.program.by_bodies else native_operators(self.program.dtype)
+
+    @cached_property
     def prefill_session(self) -> InferenceSession:
         """The prefill graph; its weights stay mapped from the file.
 
@@ -100,14 +105,14 @@ class EngineSessions:
         ValueError if the program has none."""
         if self.program.draft is None:
             raise ValueError(str(self._limits.no_drafts))
-        native = native_operators(self.program.dtype)
+        native = self._native
         prepack = passes_pack(self.prepacks_decode, quantised=self._quantised, native=native)
         return self._load("draft", self.program.draft, self._expose_draft, prepack=prepack, few_tokens=True)
 
     @property
     def prepacks_decode(self) -> bool:
         """Whether decode copies its weights."""
-        size, native = self.program.weights_path.stat().st_size, native_operators(self.program.dtype)
+        size, native = self.program.weights_path.stat().st_size, self._native
         if steps_pack(size, quantised=self._quantised, native=native):
             return True
         # Graphs of older engines call ONNX Runtime's quantised product themselves, which no library replaces.
@@ -131,7 +136,7 @@ class EngineSessions:
 
         options = LoadOptions(
             self._threads, prepack=False, dtype=self.program.dtype, prefill=self._prefill_precision, prepared=True,
-            shares_buffers=True,
+            shares_buffers=True, by_bodies=self.program.by_bodies,
         )  # fmt: skip
         # The graph is cut as it would run whole: what native operators join is joined in its parts too.
         parts = cut_prefill(prepared_graph(self.program.prefill, options, self._expose_prefill), self._expose_prefill)
@@ -152,7 +157,7 @@ class EngineSessions:
         """Raise UnsupportedEnvironment where this library or processor cannot compute prefill as asked."""
         check_precision(self._prefill_precision, PREFILL_PRECISIONS, "onnxruntime")
         if self._prefill_precision == "bf16":
-            native = native_operators(self.program.dtype)
+            native = self._native
             if native is None or native.instructions != BF16:
                 found = "the operators' bodies" if native is None else native.describe()
                 raise UnsupportedEnvironment(
@@ -172,8 +177,9 @@ class EngineSessions:
     ) -> InferenceSession:
         prefix = None if self._profile is None else self._profile / name
         options = LoadOptions(
-            self._threads, prepack, prefix, self.program.dtype, prefill, self._weights, few_tokens=few_tokens
-        )
+            self._threads, prepack, prefix, self.program.dtype, prefill, self._weights, few_tokens=few_tokens,
+            by_bodies=self.program.by_bodies,
+        )  # fmt: skip
         return load_graph(graph, self.program.weights_path.parent, options, expose)
 
     def _run(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,10 @@ from kvc_trt.backends.harness import EngineOperator, Watched
 from kvc_trt.backends.onnxruntime.native import native_operators
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.backends.single_operator import single_operators
+from kvc_trt.engine.program import Program, engine_program, twin_program
 from kvc_trt.graph.state import CacheSite, cache_sites
 from kvc_trt.methods.graph_pieces import of_token
+from kvc_trt.operators import KVC_DOMAIN
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -35,20 +39,38 @@ class OnnxRuntimeHarness:
 
     def open(self, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:
         """Open the graphs; exposed values become outputs of an in-memory copy."""
-        from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-
-        return OnnxRuntimeExecutor(
-            self._engine, threads=self._threads, prefill_precision=self._prefill_precision, expose=expose
-        )
+        return self._executor(engine_program(self._engine), expose)
 
     def open_twin(self) -> OnnxRuntimeExecutor:
         """Open graphs that are built in memory from config.json over the same weight file."""
+        return self._executor(replace(twin_program(self._engine), by_bodies=self._attends_by_bodies))
+
+    def open_beside_twin(self) -> OnnxRuntimeExecutor | None:
+        """Open the engine by bodies, like its twin, where a body computes a part of its steps' attention."""
+        if not self._attends_by_bodies:
+            return None
+        return self._executor(replace(engine_program(self._engine), by_bodies=True))
+
+    def _executor(self, program: Program, expose: Collection[str] = ()) -> OnnxRuntimeExecutor:
         from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
-        from kvc_trt.engine.program import twin_program
 
         return OnnxRuntimeExecutor(
-            twin_program(self._engine), threads=self._threads, prefill_precision=self._prefill_precision
+            program, threads=self._threads, prefill_precision=self._prefill_precision, expose=expose
         )
+
+    @cached_property
+    def _attends_by_bodies(self) -> bool:
+        """Whether the body of an operator attends in some steps, although the twin's steps could attend natively.
+
+        The native operator adds in another order than bodies do.
+        """
+        import onnx
+
+        native = native_operators(self._engine.state[0].dtype)
+        if native is None:
+            return False
+        nodes = onnx.load(str(self._engine.decode_path), load_external_data=False).graph.node
+        return any(node.domain == KVC_DOMAIN and node.op_type not in native.operators for node in nodes)
 
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes, with the graphs' function bodies."""

@@ -45,6 +45,13 @@ class LoadOptions:
     """Take buffers from one arena with all sessions that do: for sessions that run one after another."""
     few_tokens: bool = False
     """A draft graph, whose products are of a few tokens: native where the library has such a product."""
+    by_bodies: bool = False
+    """Run the operators' bodies, also where there are native operators."""
+
+    @property
+    def native(self) -> NativeOperators | None:
+        """The library of native operators, or None where the bodies run."""
+        return None if self.by_bodies else native_operators(self.dtype)
 
 
 def load_graph(
@@ -58,7 +65,7 @@ def load_graph(
     import onnxruntime
 
     session_options = _session_options(options)
-    native = native_operators(options.dtype)
+    native = options.native
     # A graph in memory has no folder in which to find its weights.
     session_options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(weights_directory)
@@ -82,7 +89,7 @@ def load_graph(
 
 def prepared_graph(graph: Graph, options: LoadOptions, expose: Sequence[str] = ()) -> ModelProto:
     """Return a graph as `load_graph` would give it to ONNX Runtime."""
-    return _prepared(graph, expose, native_operators(options.dtype), options)
+    return _prepared(graph, expose, options.native, options)
 
 
 def run_bound(session: InferenceSession, binding: IOBinding, options: RunOptions | None = None) -> None:

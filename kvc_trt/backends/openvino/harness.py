@@ -13,7 +13,7 @@ from kvc_trt.backends.openvino.executor import OpenVinoExecutor, target_of
 from kvc_trt.backends.openvino.lowering import Constants, Target
 from kvc_trt.backends.openvino.prefill import CompiledGraph, release
 from kvc_trt.backends.single_operator import SingleOperator, single_operators
-from kvc_trt.engine.program import engine_program, twin_program
+from kvc_trt.engine.program import Program, engine_program
 from kvc_trt.graph.state import cache_sites
 
 if TYPE_CHECKING:
@@ -55,16 +55,9 @@ def _with_shapes(model: ModelProto, arrays: Mapping[str, Array]) -> ModelProto:
 class OpenVinoHarness(OnnxRuntimeHarness):
     """The engine's graphs; operators are cut out of them."""
 
-    def open(self, expose: Collection[str] = ()) -> OpenVinoExecutor:
-        """Open the graphs; exposed values become outputs of an in-memory copy."""
+    def _executor(self, program: Program, expose: Collection[str] = ()) -> OpenVinoExecutor:
         return OpenVinoExecutor(
-            self._engine, threads=self._threads, prefill_precision=self._prefill_precision, expose=expose
-        )
-
-    def open_twin(self) -> OpenVinoExecutor:
-        """Open graphs that are built in memory from config.json over the same weight file."""
-        return OpenVinoExecutor(
-            twin_program(self._engine), threads=self._threads, prefill_precision=self._prefill_precision
+            program, threads=self._threads, prefill_precision=self._prefill_precision, expose=expose
         )
 
     def operators(self) -> list[EngineOperator]:

@@ -90,6 +90,9 @@ class TensorRtHarness:
 
         return self._built(twin_program(self._engine), ())
 
+    def open_beside_twin(self) -> None:
+        """Return None: engine and twin run the same plugins."""
+
     def operators(self) -> list[EngineOperator]:
         """Return the operators of the graphs' nodes."""
         from kvc_trt.backends.single_operator import single_operators

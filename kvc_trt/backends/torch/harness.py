@@ -71,6 +71,9 @@ class TorchHarness:
 
         return TorchExecutor(twin_program(self._engine), threads=self._threads, weights=self._weights)
 
+    def open_beside_twin(self) -> None:
+        """Return None: the twin's steps run what the engine's run."""
+
     @cached_property
     def _weights(self) -> TorchWeights:
         """The weights, loaded once and shared by all executors."""
