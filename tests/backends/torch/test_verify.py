@@ -24,8 +24,7 @@ __all__ = ["make_engine", "parameters_for"]
 EVERYTHING = {"ops", "logits", "tokens", "retrieval", "dense twin", "activity"}
 WRONG_TIES = (
     ("kernels/pool_select.cuh", "(int32_t i) { return keys[i]; }", "(int32_t i) { return keys[i] + i % 2; }"),
-    ("kernels/select_tokens.cuh", "(int32_t page) { return keys[page]; }",
-     "(int32_t page) { return keys[page] + page % 2; }"),
+    ("kernels/page_shares.cuh", "keys[j] = order_key(shares[j]);", "keys[j] = order_key(shares[j]) + j % 2;"),
 )  # fmt: skip
 """Of two equal scores the one at an odd place wins; a score changes by its last bit at most."""
 
