@@ -6,7 +6,7 @@
     python -m benchmarks.predict --check           # whether docs/kernels.md is what the result says
 
 BUILD is a CMake build folder with libkvc_emulation_executions.so. nvcc compiles the kernels with line numbers; that
-library counts how often each line is run on the sizes of every case; frequencies.py lays the one on the other;
+library counts how often each line is run on the sizes of every case (counts.py); frequencies.py lays that on the code;
 kernel_time.py says what follows; hardware.py lists every assumption with its source.
 """
 

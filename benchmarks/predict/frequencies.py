@@ -7,168 +7,19 @@ a branch, runs as often as its lines did beside the lines around them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from statistics import median
+from statistics import median_low
 
-from benchmarks.predict.executions import Piece
-from benchmarks.predict.sass import Frame, Instruction, SassKernel, SassLoop, reachable
-from benchmarks.predict.source_loops import SourceLoop, loops_of
+from benchmarks.predict.counts import Counts, Frames, Occurrence
+from benchmarks.predict.sass import Instruction, SassKernel, SassLoop, reachable
 
 CERTAIN = frozenset(("SHFL", "HMMA", "BAR", "VOTE", "MATCH", "ATOMS", "LDGSTS"))
 """Operations of which one in the source is one in the SASS."""
 ACCESSES = frozenset(("LDG", "STG", "LDS", "STS"))
 FEWEST_TOGETHER = 3
 """Rounds that the compiler takes together unasked are four, as a rule."""
-Frames = tuple[Frame, ...]
-Occurrence = tuple[SourceLoop, Frames]
-"""A loop of the source at one place: the loop, and the lines of the calls that were inlined around it."""
-
-
-class Places:
-    """The loops around a place of the source, through the calls that were inlined."""
-
-    def __init__(self, folder: Path) -> None:
-        self._files = {path.name: path for path in folder.glob("*.cuh")}
-        self._around: dict[Frames, tuple[Occurrence, ...]] = {}
-
-    def knows(self, frames: Frames) -> bool:
-        """Whether the innermost line is a kernel's."""
-        return bool(frames) and frames[0][0] in self._files
-
-    def around(self, frames: Frames) -> tuple[Occurrence, ...]:
-        """The outermost loop first."""
-        if frames not in self._around:
-            self._around[frames] = self._find_around(frames)
-        return self._around[frames]
-
-    def _find_around(self, frames: Frames) -> tuple[Occurrence, ...]:
-        found: list[Occurrence] = []
-        for depth in range(len(frames) - 1, -1, -1):
-            name, line = frames[depth]
-            if name in self._files:
-                loops = (loop for loop in loops_of(self._files[name]) if loop.encloses(line))
-                found += [(loop, frames[depth + 1 :]) for loop in loops]
-        return tuple(found)
-
-    def tested_at(self, frames: Frames) -> Occurrence | None:
-        """The innermost loop of whose test the place is a part."""
-        for depth, (name, line) in enumerate(frames):
-            if name in self._files:
-                loops = [loop for loop in loops_of(self._files[name]) if loop.in_test(line)]
-                if loops:
-                    return loops[-1], frames[depth + 1 :]
-        return None
-
-
-@dataclass
-class Counts:
-    """The pieces of one launch, asked by place. `of` is Piece.warps or Piece.longest.
-
-    Pieces of the emulation's own headers count only where there are no others: the calls around them are not always
-    said in full.
-    """
-
-    places: Places
-    pieces: Sequence[Piece]
-    whole: float
-    """Warps of a block; 1 where one warp counts."""
-    of: str
-    _loops: dict[tuple[Occurrence, str], float] = field(default_factory=dict)
-
-    @cached_property
-    def _own(self) -> list[Piece]:
-        return [piece for piece in self.pieces if self.places.knows(piece.frames)]
-
-    @cached_property
-    def _in_context(self) -> dict[tuple[str, Frames], list[tuple[int, float]]]:
-        found: dict[tuple[str, Frames], list[tuple[int, float]]] = {}
-        for piece in self._own:
-            for depth, (name, line) in enumerate(piece.frames):
-                place = (name, piece.frames[depth + 1 :])
-                found.setdefault(place, []).append((line, getattr(piece, self.of)))
-        return found
-
-    @cached_property
-    def _bodies(self) -> dict[SourceLoop, list[tuple[Frames, bool, Piece]]]:
-        """Of each loop: the pieces directly in it, with the calls around, and whether a piece is of its test."""
-        found: dict[SourceLoop, list[tuple[Frames, bool, Piece]]] = {}
-        for piece in self.pieces:
-            around = self.places.around(piece.frames)
-            if around:
-                loop, calls = around[-1]
-                line = piece.frames[len(piece.frames) - len(calls) - 1][1]
-                in_test = loop.in_test(line) and not loop.in_test(loop.body)
-                found.setdefault(loop, []).append((calls, in_test, piece))
-        return found
-
-    def at(self, frames: Frames) -> float | None:
-        """How often this place is run: the count of the nearest piece before it, in the same function and call."""
-        for depth in range(len(frames)):
-            for end in range(len(frames), depth, -1):  # of a function that the host does not inline, no calls are known
-                count = self._nearest(frames[depth:end])
-                if count is not None:
-                    return count
-        return None
-
-    def _nearest(self, frames: Frames) -> float | None:
-        (name, line), calls = frames[0], frames[1:]
-        around = self.places.around(frames)
-        before = [
-            (at, count)
-            for at, count in self._in_context.get((name, calls), [])
-            if at <= line and self.places.around(((name, at), *calls)) == around
-        ]
-        nearest = max((at for at, _ in before), default=0)
-        return max((count for at, count in before if at == nearest), default=None)
-
-    def rounds(self, occurrence: Occurrence) -> float:
-        """How often the body of a loop is run."""
-        return self._rounds(occurrence, self.of)
-
-    def longest(self, occurrence: Occurrence) -> float:
-        """The same by the warp that runs it most."""
-        return self._rounds(occurrence, "longest")
-
-    def entered(self, occurrence: Occurrence, around: Occurrence | None) -> float:
-        """How often a loop is entered for each round of the one around it, or for each run of the kernel; at most 1.
-
-        A warp that enters it is taken to have as many rounds of it as the warp with most.
-        """
-        whole = self.rounds(around) if around else self.whole
-        longest = self._rounds(around, "longest") if around else 1.0
-        trips = max(1.0, self._rounds(occurrence, "longest") / longest) if longest else 1.0
-        return min(1.0, self.rounds(occurrence) / trips / whole) if whole else 0.0
-
-    def _rounds(self, occurrence: Occurrence, of: str) -> float:
-        if (occurrence, of) not in self._loops:
-            loop, calls = occurrence
-            here = self._bodies.get(loop, [])
-            same = [one for one in here if one[0] == calls[: len(one[0])]] or here
-            body = [piece for _, in_test, piece in same if not in_test] or [piece for _, _, piece in same]
-            own = [getattr(piece, of) for piece in body if self.places.knows(piece.frames)]
-            others = [getattr(piece, of) for piece in body if not self.places.knows(piece.frames)]
-            direct = _agreed(own) or (median(others) if others else 0.0)
-            self._loops[occurrence, of] = max(direct, self._rounds_by_inner(occurrence, of))
-        return self._loops[occurrence, of]
-
-    def _rounds_by_inner(self, occurrence: Occurrence, of: str) -> float:
-        """The same from the loops of a constant number of rounds within it: a body may consist of nothing else."""
-        inner = {
-            around[place + 1]
-            for piece in self.pieces
-            if occurrence in (around := self.places.around(piece.frames))
-            and (place := around.index(occurrence)) + 1 < len(around)
-        }
-        return max((self._rounds(one, of) / one[0].trips for one in inner if one[0].trips), default=0.0)
-
-
-def _agreed(counts: Sequence[float]) -> float:
-    """The largest count that two pieces have, else the largest: one alone may be of a call that its lines leave out."""
-    repeated = [count for count in counts if count and counts.count(count) > 1]
-    return max(repeated or counts, default=0.0)
 
 
 @dataclass
@@ -186,18 +37,37 @@ class Frequencies:
         """Of each block of the kernel, by number.
 
         A warp takes one of the two arms of a branch. Arms that the compiler made from the same lines have the counts of
-        both: they are cut to what leads to them.
+        both: they are cut to what leads to them. Of two that are versions of the same calls, one may never be run: its
+        own lines say so.
         """
         reached = reachable(self.kernel.blocks)
         found = [self._runs(number) if number in reached else 0.0 for number in range(len(self.kernel.blocks))]
         cuts = [1.0] * len(found)
         for before, first, second in self.kernel.arms():
             both = found[first] + found[second]
-            if both > found[before] and self._alike(first, second):
-                for number, dominators in enumerate(self.kernel.dominators):
-                    if dominators & {first, second}:
-                        cuts[number] *= found[before] / both
+            if both <= found[before]:
+                continue
+            idle = {arm for arm in (first, second) if self._is_idle(arm, first + second - arm)}
+            for arm in (first, second):
+                if len(idle) == 1:
+                    cut = 0.0 if arm in idle else min(1.0, found[before] / found[arm]) if found[arm] else 1.0
+                elif self._alike(first, second):
+                    cut = found[before] / both
+                else:
+                    continue
+                for number in self._behind(arm):
+                    cuts[number] *= cut
         return [runs * cut for runs, cut in zip(found, cuts, strict=True)]
+
+    def _behind(self, arm: int) -> list[int]:
+        """Blocks that only this arm of a branch leads to."""
+        return [number for number, dominators in enumerate(self.kernel.dominators) if arm in dominators]
+
+    def _is_idle(self, arm: int, other: int) -> bool:
+        """Whether none of the lines was run that this arm of a branch has and the other has not."""
+        lines, others = ({one.frames for one in self._instructions(self._behind(start))} for start in (arm, other))
+        counts = [count for frames in lines - others if (count := self.counts.at(frames)) is not None]
+        return bool(counts) and not any(counts)
 
     @cached_property
     def _source(self) -> dict[SassLoop, Occurrence | None]:
@@ -285,7 +155,10 @@ class Frequencies:
         ]
 
     def _rounds(self, loop: SassLoop) -> float:
-        """Of a loop of the SASS: whole rounds in its largest copy, the rest in the smaller ones."""
+        """Of a loop of the SASS: whole rounds in its largest copy, the rest in the smaller ones.
+
+        A warp that enters the loop is taken to have as many rounds of it as the warp with most.
+        """
         occurrence = self._source[loop]
         parent = self.kernel.parent(loop)
         around = self._rounds(parent) * self.unrolled(parent) if parent else self.counts.whole
@@ -295,17 +168,33 @@ class Frequencies:
             self._note_unmatched(loop)
             return around
         left = self.counts.rounds(occurrence) * (min(1.0, around / whole) if whole else 0.0)
-        entries = min(left, around)
+        longest = self.counts.longest(outer) if outer else 1.0
+        trips = max(1.0, self.counts.longest(occurrence) / longest) if longest else 1.0
+        entries = left / trips
         by_size: dict[int, list[SassLoop]] = {}
         for copy in self._copies(loop):
             by_size.setdefault(self.unrolled(copy), []).append(copy)
         for unrolled, alike in sorted(by_size.items(), reverse=True):
-            is_last = unrolled == min(by_size)
-            rounds = left / unrolled if is_last or not entries else entries * (left / entries // unrolled)
+            is_last = unrolled == min(by_size) and not self._has_rest(loop, unrolled)
+            rounds = left / unrolled if is_last else entries * (trips // unrolled)
             if loop in alike:
                 return rounds / len(alike)  # versions of one loop, of which a warp takes one
             left -= rounds * unrolled
+            trips %= unrolled
         raise AssertionError("a loop is among its own copies")
+
+    def _has_rest(self, loop: SassLoop, unrolled: int) -> bool:
+        """Whether the rounds that are left over from whole ones are taken apart, behind the loop."""
+        occurrence = self._source[loop]
+        copies: frozenset[int] = frozenset().union(*(one.blocks for one in self._copies(loop)))
+        parent = self.kernel.parent(loop)
+        around = parent.blocks if parent else reachable(self.kernel.blocks)
+        rest = sum(
+            occurrence in self.counts.places.around(one.frames)
+            and self.counts.places.tested_at(one.frames) != occurrence
+            for one in self._instructions(around - copies)
+        )
+        return rest * unrolled >= 0.5 * self._own_size(loop) * (unrolled - 1) > 0
 
     def _note_unmatched(self, loop: SassLoop) -> None:
         places = [one.frames[0] for one in self.kernel.blocks[loop.head].instructions if one.frames]
@@ -321,9 +210,15 @@ class Frequencies:
         around = self._rounds(loop) if loop else self.counts.whole
         if loop and number in self._always[loop]:
             return around
+        first = self.kernel.together[number]
+        if first == 0:
+            return around
         inside = self._source[loop] if loop else None
-        shares = [share for one in block.instructions if (share := self._share(one, inside)) is not None]
-        return around * (median(shares) if shares else 1.0)
+        same = [one for one, leader in enumerate(self.kernel.together) if leader == first]
+        instructions = list(self._instructions(same))
+        certain = [one for one in instructions if one.name in CERTAIN]
+        shares = [share for one in certain or instructions if (share := self._share(one, inside)) is not None]
+        return around * (median_low(shares) if shares else 1.0)
 
     def _alike(self, first: int, second: int) -> bool:
         """Whether two blocks come from the same lines for a good part."""

@@ -17,12 +17,14 @@ from functools import cached_property
 
 from benchmarks.occupancy import resident_ctas
 from benchmarks.predict import chain, hardware, sass
+from benchmarks.predict.counts import Counts, Places
 from benchmarks.predict.executions import Executed
-from benchmarks.predict.frequencies import Counts, Frequencies, Places
+from benchmarks.predict.frequencies import Frequencies
 from benchmarks.predict.hardware import Gpu
 from benchmarks.predict.sass import SassKernel
 
-EXCHANGES = ("SHFL", "VOTE", "VOTEU", "MATCH", "REDUX")
+EXCHANGES = ("SHFL", "VOTE", "MATCH", "REDUX", "LDSM")
+"""What the emulation counts as such. (A VOTEU is the compiler's own.)"""
 MICROSECONDS = 1e6
 
 
@@ -70,7 +72,7 @@ class Work:
     products: float
     """Those of them that are products on tensor cores (mma.sync)."""
     exchanges: float
-    """Those that are shuffles and votes."""
+    """Those that are shuffles, votes and loads of matrices."""
     barriers: float
     """__syncthreads of the block."""
     pieces: tuple[tuple[float, float], ...]

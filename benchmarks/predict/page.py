@@ -130,7 +130,7 @@ def _check_table(now: Entry) -> list[str]:
         ]
         for one in now["checks"]
     ]
-    return _table(("kernel", "call", "products on tensor cores", "shuffles and votes", "barriers"), rows)
+    return _table(("kernel", "call", "products on tensor cores", "shuffles, votes, matrix loads", "barriers"), rows)
 
 
 def _agreement(pair: Sequence[float]) -> str:

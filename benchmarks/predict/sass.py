@@ -84,6 +84,19 @@ class SassKernel:
         return _dominators(self.blocks)
 
     @cached_property
+    def together(self) -> list[int]:
+        """Of each block: the first of those that are run exactly as often, as each way through one is through both."""
+        behind = _dominators(_reversed(self.blocks))
+        found = list(range(len(self.blocks)))
+        for number in sorted(reachable(self.blocks), key=lambda one: len(self.dominators[one])):
+            loop = self.loop_of(number)
+            for one in sorted(self.dominators[number], key=lambda one: len(self.dominators[one])):
+                if number + 1 in behind[one + 1] and self.loop_of(one) == loop:
+                    found[number] = one
+                    break
+        return found
+
+    @cached_property
     def before(self) -> list[list[int]]:
         """Of each block: what may come before it."""
         return _before(self.blocks)
@@ -195,6 +208,14 @@ def _before(blocks: Sequence[SassBlock]) -> list[list[int]]:
         for after in blocks[number].next:
             found[after].append(number)
     return found
+
+
+def _reversed(blocks: Sequence[SassBlock]) -> list[SassBlock]:
+    """The blocks with what comes before each as what follows it, behind a new first one, which the ends follow."""
+    reached = reachable(blocks)
+    ends = [number + 1 for number in sorted(reached) if not blocks[number].next]
+    before = _before(blocks)
+    return [SassBlock("", next=ends), *(SassBlock("", next=[one + 1 for one in ones]) for ones in before)]
 
 
 def _dominators(blocks: Sequence[SassBlock]) -> list[set[int]]:

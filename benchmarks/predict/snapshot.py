@@ -14,8 +14,8 @@ from benchmarks.kernel_launches import Launch
 from benchmarks.kernel_traffic import Traffic, call_traffic, kernel_traffic
 from benchmarks.predict import compile as compiled_kernels
 from benchmarks.predict import hardware, kernel_time
+from benchmarks.predict.counts import Places
 from benchmarks.predict.executions import LIBRARY, Executed, executed
-from benchmarks.predict.frequencies import Places
 from benchmarks.predict.hardware import Gpu
 from benchmarks.predict.kernel_time import Compiled, Work
 from kvc_trt.kernels.library import KernelLibrary

@@ -90,11 +90,12 @@ def _trips(head: str, source: str) -> int | None:
 
 
 def _constant(text: str, source: str) -> int | None:
-    """A number, or the value of a constant of that name."""
+    """A number, or the value of the one constant of that name: several classes of a file may have their own."""
     if text.isdigit():
         return int(text)
-    value = re.search(rf"\bconstexpr \w+ {text} = (\d+);", source)
-    return int(value.group(1)) if value else None
+    values = set(re.findall(rf"\bconstexpr \w+ {text} = ([^;]+);", source))
+    value = values.pop() if len(values) == 1 else ""
+    return int(value) if value.isdigit() else None
 
 
 def _without_comments(source: str) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.predict.counts import Counts, Places
 from benchmarks.predict.executions import Piece
-from benchmarks.predict.frequencies import Counts, Frequencies, Places
+from benchmarks.predict.frequencies import Frequencies
 from benchmarks.predict.sass import Frame, Instruction, SassBlock, SassKernel, SassLoop
 
 SOURCE = """\
@@ -59,14 +60,15 @@ def places(tmp_path: Path) -> Places:
 
 @pytest.fixture
 def kernel() -> SassKernel:
-    """The first loop four rounds at a time and then one by one, with a branch; the second taken apart."""
+    """The first loop four rounds at a time and then one by one, with a branch; the second taken apart, in a branch."""
     blocks = [
         _block([1], 2, 2),
         _block([1, 2], *[5] * 8, 4, 4),
         _block([3, 4], 5, 5),
         _block([4], 7),
         _block([2, 5], 4),
-        _block([6], *[12] * 8),
+        _block([6, 7]),
+        _block([7], *[12] * 8),
         _block([], 14),
     ]
     loops = [SassLoop(2, frozenset([4]), frozenset([2, 3, 4])), SassLoop(1, frozenset([1]), frozenset([1]))]
@@ -77,13 +79,13 @@ def test_runs_of_all_warps(places: Places, kernel: SassKernel) -> None:
     found = Frequencies(kernel, Counts(places, PIECES, WARPS, "warps"))
     assert [found.unrolled(loop) for loop in kernel.loops] == [1, 4]
     # 10 rounds: two of four and two of one; the branch in half of them; a quarter of the warps run the second loop.
-    assert found.runs == pytest.approx([8, 16, 16, 8, 16, 2, 8])
+    assert found.runs == pytest.approx([8, 16, 16, 8, 16, 8, 2, 8])
     assert not found.unmatched
 
 
 def test_runs_of_the_longest_warp(places: Places, kernel: SassKernel) -> None:
     found = Frequencies(kernel, Counts(places, PIECES, 1, "longest"))
-    assert found.runs == pytest.approx([1, 2, 2, 1, 2, 1, 1])
+    assert found.runs == pytest.approx([1, 2, 2, 1, 2, 1, 1, 1])
 
 
 def test_a_loop_without_a_source_is_said(places: Places) -> None:
@@ -94,15 +96,66 @@ def test_a_loop_without_a_source_is_said(places: Places) -> None:
     assert found.unmatched == ["cuda_math.h:7"]
 
 
-def test_what_the_host_does_not_inline_is_found_by_its_own_lines(places: Places) -> None:
-    counts = Counts(places, PIECES, WARPS, "warps")
-    assert counts.at(((FILE, 5), ("caller.cuh", 30))) == WARPS * ROUNDS
-    assert counts.at((("cuda_bf16.hpp", 1), (FILE, 7))) == WARPS * ROUNDS / 2
-    assert counts.at((("cuda_bf16.hpp", 1),)) is None
+def test_one_warp_with_fewer_rounds_leaves_the_others_their_whole_ones(places: Places, kernel: SassKernel) -> None:
+    """31 warps do 32 rounds, one does 31: 127 or 128 times four of them, not three times four by each warp."""
+    warps, rounds = 32, 32
+    pieces = [Piece(_line(2), warps, 1), Piece(_line(5), warps * rounds - 1, rounds), Piece(_line(14), warps, 1)]
+    found = Frequencies(kernel, Counts(places, pieces, warps, "warps"))
+    assert found.runs[1] == pytest.approx((warps * rounds - 1) / 4)
+    assert found.runs[2] == pytest.approx(0)
 
 
-def test_one_count_alone_does_not_outvote_two(places: Places) -> None:
-    """A piece whose lines do not say all calls around it may be of a loop further in."""
-    pieces = [*PIECES, Piece(_line(6), WARPS * ROUNDS, ROUNDS), Piece((("kernel.cuh", 8),), 1000, 1000)]
-    ((loop, calls),) = places.around(_line(5))
-    assert Counts(places, pieces, WARPS, "warps").rounds((loop, calls)) == WARPS * ROUNDS
+def test_rounds_that_are_left_over_stand_behind_the_loop(places: Places) -> None:
+    """Ten rounds, four at a time: two times in the loop, two of the three copies behind it."""
+    blocks = [
+        _block([1, 2], 2),
+        _block([1, 2], *[5] * 8, 4),
+        _block([3, 6]),
+        _block([4, 6], 5, 5),
+        _block([5, 6], 5, 5),
+        _block([6], 5, 5),
+        _block([], 14),
+    ]
+    kernel = SassKernel("kernel", blocks, [SassLoop(1, frozenset([1]), frozenset([1]))])
+    found = Frequencies(kernel, Counts(places, PIECES, WARPS, "warps"))
+    assert found.runs[1] == pytest.approx(WARPS * 2)
+    assert sum(found.runs[3:6]) == pytest.approx(WARPS * 2)
+
+
+TWO_VERSIONS = """\
+void add(int i) {
+    plus(i);
+}
+void kernel(bool even) {
+    if (even) {
+        add(2);
+    } else {
+        add(1);
+    }
+    end();
+}
+"""
+
+
+def test_of_two_versions_of_a_call_one_may_be_idle(tmp_path: Path) -> None:
+    """Both begin with the same lines of the caller, which say nothing; their own say which was run."""
+    (tmp_path / FILE).write_text(TWO_VERSIONS)
+    first, second = (FILE, 6), (FILE, 8)
+    plus = (FILE, 2)
+    pieces = [Piece(_line(5), 8, 1), Piece((plus, first), 0, 0), Piece((plus, second), 8, 1), Piece(_line(10), 8, 1)]
+    arms = [
+        SassBlock("", [Instruction(0, "MOV", "", "", _line(5)), Instruction(0, "FADD", "", "", (plus, call))], [3])
+        for call in (first, second)
+    ]
+    for arm in arms:
+        arm.instructions.insert(0, Instruction(0, "MOV", "", "", _line(5)))
+    kernel = SassKernel("kernel", [_block([1, 2], 5), *arms, _block([], 10)])
+    found = Frequencies(kernel, Counts(Places(tmp_path), pieces, 8, "warps"))
+    assert found.runs == pytest.approx([8, 0, 8, 8])
+
+
+def test_blocks_on_the_same_ways_run_equally_often(places: Places) -> None:
+    """A block of instructions that were moved into it has the runs of those that it is always run with."""
+    moved = SassBlock("", [Instruction(0, "FADD", "", "", _line(7)), Instruction(0, "FADD", "", "", _line(12))], [2])
+    kernel = SassKernel("kernel", [_block([1], 2), moved, _block([], 14)])
+    assert Frequencies(kernel, Counts(places, PIECES, WARPS, "warps")).runs == [WARPS] * 3

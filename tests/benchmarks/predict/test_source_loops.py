@@ -47,6 +47,18 @@ def test_heads_bodies_and_ends(tmp_path: Path) -> None:
     assert [loop.trips for loop in loops_of(path)] == [None, None, None, 8, None, None]
 
 
+def test_a_constant_of_several_classes_has_no_one_value(tmp_path: Path) -> None:
+    path = tmp_path / "f.cuh"
+    path.write_text(
+        "struct A { static constexpr int kGroups = n > 4 ? 2 : 4; };\n"
+        "struct B { static constexpr int kGroups = 2; };\n"
+        "void f() {\n"
+        "    for (int i = 0; i < kGroups; ++i) g(i);\n"
+        "}\n"
+    )
+    assert [loop.trips for loop in loops_of(path)] == [None]
+
+
 def test_every_kernel_can_be_read() -> None:
     folder = Path(__file__).resolve().parents[3] / "plugins_cuda" / "kernels"
     assert sum(len(loops_of(path)) for path in folder.glob("*.cuh")) > 50
