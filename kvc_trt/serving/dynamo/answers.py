@@ -27,7 +27,7 @@ def chunk_of(
 ) -> Chunk:
     """Return the chunk of one token; the last one has the reason, what was counted, and `extra` among `engine_data`.
 
-    So has it the answer's proof, if there is one; InputError if that is too large for a message.
+    The last one also has the answer's proof, if there is one; InputError if that is too large for a message.
 
     `prompt_tokens` are those that the request came with, start tokens included. `reused_tokens`, of which none were
     computed for this request, is the output's own where it is None.

@@ -136,5 +136,5 @@ async def _cancel_when_gone(sender: Any, answer: Answer) -> None:
 
 
 async def _all_others() -> None:
-    """Wait for what else this loop is at."""
+    """Wait for every other task of this loop."""
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
