@@ -101,7 +101,6 @@ CORE = {
     "needles-4k": Stage(FOUND[:1], (4096,), policies=LATER, modes=AWARE),
     "plain": Stage(FOUND[:1], framings=(PLAIN,), policies=LATER, modes=AWARE),
     "keys": Stage(FOUND[2:], policies=LATER, modes=AWARE),
-    "late-likelihood": Stage(("log-summary",), policies=LATER, modes=LATE),
     "answered-plain": Stage((*FOUND, *HARD), framings=(PLAIN,), policies=(), modes=AWARE, asked=16),
     "answered-long": Stage((*FOUND, *HARD), (4096,), policies=(), modes=AWARE, asked=8),
     "answered-8k": Stage(FOUND[:1], (8192,), policies=(), modes=AWARE, asked=8),
@@ -110,6 +109,7 @@ CORE = {
 of it: with 16 questions each it answers none of `lines`, 2 % of `variable-tracking` and 12 % of `niah-multikey-2`, so
 that these tell nothing of a policy. Our engines take one core, kvpress another."""
 REST = {
+    "late-likelihood": Stage(("log-summary",), policies=LATER, modes=LATE),
     "needles-in-prose": Stage(FOUND[1:], modes=AWARE),
     "several-needles": Stage(("niah-multivalue", "niah-multiquery"), modes=AWARE),
     "other-policies": Stage(FOUND[:1], policies=OTHERS),
