@@ -35,7 +35,7 @@ from kvc_trt.backends.break_even import attention_only, compared, remembered
 from kvc_trt.backends.host_memory import measure_copy_bandwidth, watch_memory
 from kvc_trt.backends.onnxruntime.executor import OnnxRuntimeExecutor
 from kvc_trt.backends.onnxruntime.native import native_operators
-from kvc_trt.backends.onnxruntime.operator_times import INLINED, operator_times
+from kvc_trt.backends.onnxruntime.operator_times import is_node, operator_of, operator_times
 from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.engine.format import WEIGHTS_FILE
 from kvc_trt.engine.program import Program
@@ -149,15 +149,13 @@ def prefill_memory(program: Program, rows: int, tokens: int) -> float:
 
 
 def function_times(profile: Path, *functions: str) -> list[PartOfRun]:
-    """Return, for every run in an ONNX Runtime profile, its duration and the time inside calls of `functions`."""
+    """Return, for every run in an ONNX Runtime profile, its duration and the time inside calls of `functions`.
+
+    A call is a native operator's node, or the nodes that its body was inlined to.
+    """
     events = json.loads(profile.read_text(encoding="utf-8"))
-    prefixes = tuple(f"{INLINED}{function}_" for function in functions)
     runs = [_interval(event) for event in events if event.get("name") == "model_run"]
-    inside = [
-        _interval(event)
-        for event in events
-        if event.get("cat") == "Node" and event.get("name", "").startswith(prefixes)
-    ]
+    inside = [_interval(event) for event in events if is_node(event) and operator_of(event) in functions]
     return [
         PartOfRun(
             run=(stop - start) * 1e-6,

@@ -25,7 +25,7 @@ def operator_times(profile: Path, warm_up: int = 1) -> list[OperatorTime]:
     events = json.loads(profile.read_text(encoding="utf-8"))
     runs = sorted(_span(event) for event in events if event.get("name") == "model_run")[warm_up:]
     nodes = sorted(
-        (event for event in events if event.get("cat") == "Node" and "op_name" in event.get("args", {})),
+        (event for event in events if is_node(event)),
         key=lambda event: (event["ts"], -event["dur"]),
     )
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -44,7 +44,13 @@ def _span(event: Mapping[str, Any]) -> tuple[float, float]:
     return event["ts"], event["ts"] + event["dur"]
 
 
-def _label(event: Mapping[str, Any]) -> str:
+def is_node(event: Mapping[str, Any]) -> bool:
+    """Return whether an event is the run of a node."""
+    return event.get("cat") == "Node" and "op_name" in event.get("args", {})
+
+
+def operator_of(event: Mapping[str, Any]) -> str:
+    """Return the operator that a node's event belongs to: the function it was inlined from, or its own type."""
     name = str(event["name"])
     return name[len(INLINED) :].partition("_")[0] if name.startswith(INLINED) else str(event["args"]["op_name"])
 
@@ -59,7 +65,7 @@ def _own_times(nodes: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]
             yield label, own
         if open_nodes:
             open_nodes[-1][2] -= event["dur"]
-        open_nodes.append([_label(event), stop, event["dur"]])
+        open_nodes.append([operator_of(event), stop, event["dur"]])
     for label, _, own in reversed(open_nodes):
         yield label, own
 

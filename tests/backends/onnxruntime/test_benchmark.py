@@ -14,8 +14,8 @@ from kvc_trt.engine.program import twin_program
 from kvc_trt.profile.profiled_engine import random_prompts
 
 
-def node(name, start, length):
-    return {"cat": "Node", "name": name, "ts": start, "dur": length}
+def node(name, start, length, operator="MatMul"):
+    return {"cat": "Node", "name": name, "ts": start, "dur": length, "args": {"op_name": operator}}
 
 
 def test_union_of_the_functions_nodes_per_run(tmp_path):
@@ -26,9 +26,9 @@ def test_union_of_the_functions_nodes_per_run(tmp_path):
         node("_inlfunc_KvcCompact_token_1_MatMul_44/Fusion/_kernel_time", 210, 100),
         node("_inlfunc_KvcCompact_token_1_Softmax_48_kernel_time", 320, 100),
         node("_inlfunc_KvcCompactor_Add_1_kernel_time", 600, 100),
-        node("layers.0/Gemm_23_kernel_time", 700, 200),
+        node("layers.0/Gemm_23_kernel_time", 700, 200, "Gemm"),
         {"cat": "Session", "name": "model_run", "ts": 2000, "dur": 500},
-        node("_inlfunc_KvcCompact_TopK_3_kernel_time", 2100, 25),
+        node("layers.0/compact_kernel_time", 2100, 25, "KvcCompact"),  # native: not inlined
     ]
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(events), encoding="utf-8")
@@ -58,6 +58,13 @@ def test_compaction_of_a_real_prefill(program):
 @pytest.mark.parametrize("policy", ["keydiff", "expected-attention", "h2o"])
 def test_compaction_by_any_operator_counts(make_program, policy):
     found = compaction(make_program(policy, max_input_len=512, max_output_len=32, token_budget=64), 400, 1)
+    assert found is not None
+    assert 0 < found.part < found.run
+
+
+def test_compaction_by_the_native_operator_counts(program, library, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(library))
+    found = compaction(program, 400, 1)
     assert found is not None
     assert 0 < found.part < found.run
 
