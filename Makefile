@@ -45,7 +45,7 @@ help:
 	@echo "make bench-accuracy  every policy at equal token budgets on the shipped model, in answers (21 minutes of processor time)"
 	@echo "make bench-peers  beside OpenVINO GenAI, onnxruntime-genai, llama.cpp and transformers (20 minutes, after 30 for the others' environment and models)"
 	@echo "make bench-serving  tritonserver and kvc-trt serve under the load of perf_analyzer and aiperf (35 minutes; POINT_MINUTES=1 for 15)"
-	@echo "make bench-accuracy-smollm2  a real chat model under every policy, and beside kvpress (about three hours)"
+	@echo "make bench-accuracy-smollm2  a real chat model under every policy, and beside kvpress (about two hours)"
 	@echo "make bench-accuracy-turns  a second question under every policy, on the shipped model and a real chat model"
 	@echo "make generate   the C++ that follows from the operators' schemas"
 	@echo "make format     lay out Python by ruff and C++ by clang-format"
