@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.methods.constants import Constants
+from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.shapes import LOWEST
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def page_bounds(keys: Array, lengths: Array, page_size: int) -> Array:
 
     Empty pages have the lowest finite value."""
     batch, heads, slots, size = keys.shape
-    pages = -(-slots // page_size)
+    pages = stored_pages(slots, page_size, keys.dtype.itemsize)
     used = (np.arange(slots) < np.asarray(lengths)[:, None])[:, None, :, None]
     lowest = np.array(LOWEST[str(keys.dtype)], keys.dtype)
     signed = np.full((batch, heads, pages * page_size, 2 * size), lowest, keys.dtype)

@@ -1,22 +1,33 @@
 """Scores of prompt tokens, cached tokens and pages in float64, each with the range that rounding can move it in.
 
-Another executor's queries and keys carry rounding of earlier layers. Each vector is taken to be off by at most
-2^-22 of its own length times `slack`, in whatever direction, and a score's range is what follows from that: a product
-q.x of two such vectors moves by 2^-21 |q| |x|, so two of them approach each other by 2^-20, as in `scores`.
+Another executor's queries and keys carry rounding of earlier layers. Each vector is taken to be off by at most 2^-22 of
+its own length times `slack`, in whatever direction, and a score's range is what follows from that to first order: a
+product q.x of two such vectors moves by 2^-21 |q| |x|, so two of them approach each other by 2^-20, as in `scores`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations, islice, product
 
 import numpy as np
 
-from kvc_trt.verify.scores import RELATIVE_ROUNDING, Float64, Int64
+from kvc_trt.verify.scores import (
+    DENORMAL_ROUNDING,
+    MOST_CHANNEL_CHOICES,
+    RELATIVE_ROUNDING,
+    ChannelChoice,
+    Float64,
+    Int64,
+    truncated_share,
+)
 
 _SHORTEST = 1e-12
 """Smallest length by which a key is divided (`reference.keydiff`)."""
 _LARGEST_EXPONENT = 600.0
 """Whose exponential is still finite, and moves a score anywhere."""
+_MOST_SETS_LOOKED_AT = 16 * MOST_CHANNEL_CHOICES
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,15 @@ class BoundedScores:
             return None
         allowed = self.high[worst] - self.value[worst] + self.value[best] - self.low[best]
         return f"float64 scores differ by {self.value[best] - self.value[worst]:.1e}, a near-tie allows {allowed:.1e}"
+
+
+def slack_of_truncation(products: int) -> float:
+    """The slack that covers what tensor cores cut off sums of so many products, besides float32's.
+
+    They lose at most a share of the sum of |q_d x_d|, which is below |q| |x|: as if x were off by that share of its
+    length.
+    """
+    return 4 * truncated_share(products) / RELATIVE_ROUNDING
 
 
 def scores_by_direction(keys: Float64, slack: float) -> BoundedScores:
@@ -84,26 +104,145 @@ def scores_by_expected_queries(
     return BoundedScores(exact, low, high)
 
 
+def possible_channels(query: Float64, top_r: int, slack: float) -> Iterator[Int64]:
+    """Every set of channels [r], ascending, that a query [g, D] may have had before rounding; the exact one first.
+
+    Channels are ranked by the sum of |q| over the heads. Two channels of a vector that is off by e approach each other
+    by sqrt(2) e at most. So no channel is left out that is ahead of a chosen one by more than the sum of this over the
+    heads. That a vector is off by a share of its length says little of a small channel beside large ones.
+    """
+    weight, reach = np.abs(query).sum(0), np.sqrt(2) * _off_by(query, slack).sum()
+    order = np.lexsort((np.arange(weight.size), -weight))
+    ranked = weight[order]
+    best_left = ranked[top_r] if top_r < ranked.size else -np.inf
+    certain = ranked > best_left + reach
+    contenders = order[~certain & (ranked >= ranked[top_r - 1] - reach)]
+
+    def possible(chosen: tuple[int, ...]) -> bool:
+        left = np.setdiff1d(contenders, chosen)
+        return not chosen or not left.size or bool(weight[left].max() <= weight[list(chosen)].min() + reach)
+
+    sets = islice(combinations(contenders.tolist(), top_r - int(certain.sum())), _MOST_SETS_LOOKED_AT)
+    for chosen in islice(filter(possible, sets), MOST_CHANNEL_CHOICES):
+        yield np.sort(np.append(order[certain], np.array(chosen, dtype=np.int64))).astype(np.int64)
+
+
+def possible_choices(query: Float64, top_r: int, slack: float) -> Iterator[ChannelChoice]:
+    """Every choice of channels and bounds that a query [g, D] may have made before rounding; the exact one first.
+
+    A page's maximum is its bound where the sum of q over the heads is positive, else its minimum; each head moves that
+    sum by no more than it is off.
+    """
+    for channels in possible_channels(query, top_r, slack):
+        total = query[:, channels].sum(0)
+        doubtful = np.flatnonzero(np.abs(total) <= _off_by(query, slack).sum())
+        for flips in islice(product((False, True), repeat=len(doubtful)), MOST_CHANNEL_CHOICES):
+            rising = total > 0
+            rising[doubtful] ^= np.array(flips, dtype=bool)
+            yield ChannelChoice(channels, rising)
+
+
 def scores_on_channels(query: Float64, keys: Float64, channels: Int64, slack: float) -> BoundedScores:
-    """SparQ's scores of the tokens of one KV head on some channels [r]: query [g, D], keys [m, D]."""
-    total, part = np.abs(query).sum(-1), np.abs(query[:, channels]).sum(-1)
-    share = np.where((total > 0) & (part > 0), part / np.where(total > 0, total, 1), 1.0)
-    temperature = np.sqrt(keys.shape[1] * share)
-    exact = ((query[:, channels] / temperature[:, None]) @ keys[:, channels].T).sum(0)
-    reach = (np.linalg.norm(query, axis=-1) / temperature).sum() * np.linalg.norm(keys, axis=-1)
-    return BoundedScores.within(exact, _off(slack) * reach)
+    """SparQ's scores of the tokens of one KV head on some channels [r]: query [g, D], keys [m, D].
+
+    The sum over the heads of s = q.x / T. With e and f for how far q and x are off, it moves by the sum over the heads
+    of e |slope of s in q|, and by f |sum over the heads of q / T on the channels|.
+    """
+    used, heads = keys[:, channels], [_OnChannels(q, channels) for q in query]
+    logits = [head.logits(used) for head in heads]
+    moves = np.linalg.norm(sum(head.direction for head in heads)) * _off_by(keys, slack)
+    for head, s, e in zip(heads, logits, _off_by(query, slack), strict=True):
+        moves += e * head.slopes(used, s)
+    return BoundedScores.within(np.sum(logits, axis=0), moves)
+
+
+def scores_of_page_tokens(
+    query: Float64, keys: Float64, page_size: int, choice: ChannelChoice, slack: float
+) -> BoundedScores:
+    """Scores [m] of tokens by their pages in hybrid attention (RocketKV, stage 2): query [g, D], keys [m, D].
+
+    A head's score of page p is exp(s(p)) over the sum of exp(s) of all tokens, where s = q.b / T and b is the page's
+    bound on the channels. With e and f for how far q and a key are off, the score's logarithm moves as s(p) does
+    against the mean of all s, weighted by the attention A(j) that each page j has:
+
+    - by the query: e |slope in q of s(p) - sum of A(j) s(j)|. What all pages share cancels out here;
+    - by the keys: U(p) + sum of A(j) U(j), with U = |q / T on the channels| sqrt(sum of f^2 over the page's keys): a
+      maximum moves on each channel by no more than some key of the page does;
+    - and the logarithm of a mean of exponentials exceeds their mean exponent by at most half the largest's square.
+    """
+    starts = np.arange(0, len(keys), page_size)
+    sizes = np.minimum(page_size, len(keys) - starts)
+    used = keys[:, choice.channels]
+    bound = np.where(choice.take_maximum, np.maximum.reduceat(used, starts), np.minimum.reduceat(used, starts))
+    tables, bounds_off = np.zeros((3, len(starts))), _together(_off_by(keys, slack), starts)
+    for q, e in zip(query, _off_by(query, slack), strict=True):
+        head = _OnChannels(q, choice.channels)
+        logits = head.logits(bound)
+        score = np.exp(logits - logits.max())
+        score /= score @ sizes
+        share = score * sizes
+        by_query = e * head.slopes(bound - share @ bound, logits - share @ logits)
+        by_keys = np.linalg.norm(head.direction) * bounds_off
+        moves = by_query + by_keys + share @ by_keys + (by_query + by_keys).max() ** 2 / 2
+        moves = np.minimum(moves, _LARGEST_EXPONENT)
+        tables += score * np.exp([np.zeros(len(starts)), -moves, moves]) / len(query)
+    tables += DENORMAL_ROUNDING * np.array([[0.0], [-1.0], [1.0]])
+    return BoundedScores(*(np.repeat(table, page_size)[: len(keys)] for table in tables))
 
 
 def scores_of_pages(query: Float64, keys: Float64, page_size: int, slack: float) -> BoundedScores:
     """Quest's scores of the pages of one query head: query [D], keys [m, D].
 
-    The product of the query with the farthest corner of a page; that corner's length is at least any key's.
+    The product of the query with the farthest corner of a page. With e and f for how far q and a key are off, it moves
+    by e |corner| + |q| sqrt(sum of f^2 over the page's keys): on each channel the corner moves by no more than some key
+    of the page does.
     """
     starts = np.arange(0, len(keys), page_size)
     low, high = np.minimum.reduceat(keys, starts), np.maximum.reduceat(keys, starts)
     exact = np.maximum(query * low, query * high).sum(-1)
-    reach = np.linalg.norm(query) * np.linalg.norm(np.maximum(np.abs(low), np.abs(high)), axis=-1)
-    return BoundedScores.within(exact, _off(slack) * reach)
+    corner = np.linalg.norm(np.maximum(np.abs(low), np.abs(high)), axis=-1)
+    by_keys = np.linalg.norm(query) * _together(_off_by(keys, slack), starts)
+    return BoundedScores.within(exact, _off_by(query, slack) * corner + by_keys)
+
+
+class _OnChannels:
+    """A head's query [D] on some channels: logits s = q.x / T of vectors x, where T^2 is D times their share of |q|."""
+
+    def __init__(self, query: Float64, channels: Int64) -> None:
+        on_channels = query[channels]
+        total, part = np.abs(query).sum(), np.abs(on_channels).sum()
+        self._temperature = np.sqrt(query.size * (part / total if part > 0 else 1.0))
+        self._inside = np.sign(on_channels) * (1 / part - 1 / total if part > 0 else 0.0)
+        self._outside = np.sqrt(query.size - channels.size) / total if part > 0 else 0.0
+        self.direction: Float64 = on_channels / self._temperature
+        """q / T on these channels, [r]."""
+
+    def logits(self, vectors: Float64) -> Float64:
+        """Return s [n] of vectors [n, r]."""
+        found: Float64 = vectors @ self.direction
+        return found
+
+    def slopes(self, vectors: Float64, logits: Float64) -> Float64:
+        """Return the lengths [n] of the slopes in q, on all channels, of differences of logits.
+
+        A slope is x / T - s times that of ln T: half of 1 / (sum of |q| on the channels) - 1 / (sum of all |q|) on the
+        channels, with the sign of q, and half of -1 / (sum of all |q|) on the others.
+        """
+        inside = vectors / self._temperature - np.outer(logits / 2, self._inside)
+        lengths: Float64 = np.sqrt((inside**2).sum(-1) + (logits / 2 * self._outside) ** 2)
+        return lengths
+
+
+def _together(off: Float64, starts: Int64) -> Float64:
+    """The root of the sum of squares over the keys of each page; off [m], first slots of pages [P]."""
+    lengths: Float64 = np.sqrt(np.add.reduceat(off**2, starts))
+    return lengths
+
+
+def _off_by(vectors: Float64, slack: float) -> Float64:
+    """How far vectors [..., D] are taken to be off."""
+    lengths: Float64 = slack * RELATIVE_ROUNDING / 4 * np.linalg.norm(vectors, axis=-1)
+    return lengths
 
 
 def _off(slack: float) -> float:

@@ -19,10 +19,12 @@ from kvc_trt.backends.harness import Array, ObservedExecutor, Watched
 from kvc_trt.operators.tensors import K_CACHE, V_CACHE
 from kvc_trt.runtime.executor import CheckedDraft, DraftExecutor
 from kvc_trt.verify.checks import Check, at_most
+from kvc_trt.verify.engine_run import step_inputs
 from kvc_trt.verify.engine_under_test import EngineUnderTest
 from kvc_trt.verify.near_ties import IndexComparison
 from kvc_trt.verify.ops import compare_step, index_check
 from kvc_trt.verify.outcome import larger
+from kvc_trt.verify.reference_run import StepInputs
 
 if TYPE_CHECKING:
     from kvc_trt.graph.state import CacheSite
@@ -42,6 +44,8 @@ class DraftsRun:
     """[B,vocab] after the prompt and after each token that a pass kept."""
     read: dict[int, list[Array]] = field(default_factory=dict)
     """Per cache, the slots that each kept token read; empty where the executor does not show them."""
+    inputs: dict[int, list[StepInputs]] = field(default_factory=dict)
+    """Per cache, what each kept token chose by."""
     selection: IndexComparison = field(default_factory=IndexComparison)
     output_error: float = 0.0
     passes: int = 0
@@ -80,8 +84,7 @@ def check_drafts(tested: EngineUnderTest) -> list[Check]:
 def _logits_check(tested: EngineUnderTest, found: DraftsRun) -> Check:
     """Compare logits with the reference's under the passes' choices, or under those of steps if passes show none."""
     ours = np.stack(found.logits)
-    chosen = {cache: [kept, *found.read.get(cache, [])] for cache, kept in tested.observed.kept.items()}
-    forced = tested.forced(chosen) if found.read else tested.forced_choices
+    forced = tested.forced(found.read, found.inputs) if found.read else tested.forced_choices
     expected = forced.logits[: len(ours)]
     scale = max(1.0, float(np.abs(expected).max()))
     error = float(np.abs(ours - expected).max()) / scale
@@ -109,6 +112,7 @@ class _Passes:
         self._tokens = 1 + executor.limits.draft_tokens
         self._positions, self._path = tested.batch.prompt_lengths, tested.engine_run.tokens
         self._random = np.random.default_rng(tested.seed)
+        self._queries: dict[int, list[Array]] = {}
 
     def run(self) -> DraftsRun:
         """Run them as far as whole passes follow the path."""
@@ -130,6 +134,8 @@ class _Passes:
             self._found.logits += list(checked.logits[:kept].copy())
             self._found.passes += 1
             step, self._lengths = step + kept, self._lengths + kept
+        sites = [self._tested.sites[cache] for cache in self._queries]
+        self._found.inputs = step_inputs(executor, sites, self._queries, self._lengths)
         return self._found
 
     def _pass(self, step: int, kept: int) -> CheckedDraft:
@@ -179,11 +185,13 @@ class _Passes:
                 query, output, selected = map(executor.exposed, _names(op))
                 lengths = self._lengths[op.cache] + token + 1
                 compared, error = compare_step(
-                    query, keys, values, lengths, output, selected, site.parameters, exact=True
-                )
+                    query, keys, values, lengths, output, selected, site.parameters,
+                    exact=True, truncates=self._tested.target.truncates,
+                )  # fmt: skip
                 self._found.selection += compared
                 self._found.output_error = larger(self._found.output_error, error)
                 self._found.read.setdefault(op.cache, []).append(selected.copy())
+                self._queries.setdefault(op.cache, []).append(query.copy())
 
 
 def _parts_in_use(site: CacheSite, entries: Mapping[str, int]) -> Iterator[tuple[str, tuple[slice, ...]]]:

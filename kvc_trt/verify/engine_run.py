@@ -7,7 +7,7 @@ nor hide one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from kvc_trt.runtime.batch import Batch
 from kvc_trt.verify.near_ties import IndexComparison, compare_compaction
 from kvc_trt.verify.ops import compare_step
 from kvc_trt.verify.outcome import larger
+from kvc_trt.verify.reference_run import StepInputs
 
 if TYPE_CHECKING:
     from kvc_trt.engine import EngineDirectory
@@ -96,14 +97,11 @@ class Observed:
     """Per cache that does not keep all of a prompt: the positions that stay, [B,G,C]."""
     read: dict[int, list[Array]] = field(default_factory=dict)
     """Per cache that is not read whole: the slots that each step reads, [B,G,k] or [B,H,k]."""
+    inputs: dict[int, list[StepInputs]] = field(default_factory=dict)
+    """Per cache that is not read whole: what each step chose by, with the keys as the last step left them."""
     lengths: list[Array] = field(default_factory=list)
     """Stored lengths [caches,B] after each step's append."""
     run: EngineRun | None = None
-
-    @property
-    def choices(self) -> dict[int, list[Array]]:
-        """As `ReferenceRun` lists them, of caches that have a list of kept positions."""
-        return {cache: [kept, *self.read.get(cache, [])] for cache, kept in self.kept.items()}
 
 
 def observe(
@@ -114,6 +112,7 @@ def observe(
     exposed = {name for op in (*compactions, *selections) for name in (*op.inputs, *op.outputs)}
     executor = target.open(expose=sorted(exposed))
     sites, found = cache_sites(engine.model, engine.parameters), Observed()
+    queries: dict[int, list[Array]] = {}
 
     def after_prefill(prefilled: Any) -> None:
         for op in compactions:
@@ -132,8 +131,23 @@ def observe(
             found.selection += compared
             found.output_error = larger(found.output_error, error)
             found.read.setdefault(op.cache, []).append(executor.exposed(op.outputs[-1]).copy())
+            queries.setdefault(op.cache, []).append(executor.exposed(op.inputs[0]).copy())
 
     found.run = run(executor, batch, steps, tokens=tokens, after_prefill=after_prefill, after_step=after_step)
+    if found.lengths:
+        found.inputs = step_inputs(executor, [sites[op.cache] for op in selections], queries, found.lengths[-1])
+    return found
+
+
+def step_inputs(
+    executor: ObservedExecutor, sites: Sequence[CacheSite], queries: Mapping[int, list[Array]], lengths: Array
+) -> dict[int, list[StepInputs]]:
+    """What the steps of each cache chose by: their queries [B,H,D], and its stored keys, of `lengths` [caches,B]."""
+    found = {}
+    for site in sites:
+        rows, stored = lengths.shape[1], lengths[site.cache].max()
+        keys = executor.buffers[f"k_cache.{site.name}"][:rows, :, :stored].copy()
+        found[site.cache] = [StepInputs(query, keys) for query in queries[site.cache]]
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from kvc_trt.backends.prefill_precision import PrefillPrecision
 from kvc_trt.errors import InputError, VerificationFailed
 from kvc_trt.progress import Progress
 from kvc_trt.runtime.batch import Batch, batch_of
+from kvc_trt.verify.bounded_scores import slack_of_truncation
 from kvc_trt.verify.engine_run import EngineRun, Observed, observe, run
 from kvc_trt.verify.plan import Plan
 from kvc_trt.verify.prompts import prompt_lengths, random_prompts
@@ -22,17 +23,18 @@ from kvc_trt.verify.questions import Wording
 from kvc_trt.verify.reference_run import (
     Choices,
     ForcedChoices,
+    Inputs,
     ReferenceRun,
     can_judge,
     force_choices,
     reference_run,
 )
 from kvc_trt.verify.report import ErrorHalves, NearTies
-from kvc_trt.verify.thresholds import Thresholds
+from kvc_trt.verify.thresholds import FLOAT32_SLACK, Thresholds
 from kvc_trt.verify.wordings import wording_for
 
 if TYPE_CHECKING:
-    from kvc_trt.backends.harness import Harness
+    from kvc_trt.backends.harness import Array, Harness
     from kvc_trt.engine import EngineDirectory
     from kvc_trt.graph.state import CacheSite
     from kvc_trt.models.weights import WeightSource
@@ -114,17 +116,19 @@ class EngineUnderTest:
     @cached_property
     def forced_choices(self) -> ForcedChoices:
         """The reference's logits, under the choices of the engine's steps where rounding made it choose otherwise."""
-        return self.forced(self.observed.choices)
+        return self.forced(self.observed.read, self.observed.inputs)
 
-    def forced(self, seen: Choices) -> ForcedChoices:
+    def forced(self, read: Mapping[int, list[Array]], inputs: Inputs) -> ForcedChoices:
         """The reference's logits under choices of the engine along its tokens, where it chose otherwise itself.
 
-        Nothing is forced where the graph hides some of its choices, nor where they cannot be judged.
+        `read` lists what its steps read of each cache, and `inputs` what they chose by, as in `Observed`. Nothing is
+        forced where the graph hides some of its choices, nor where they cannot be judged.
         """
-        ours = self.reference_run
-        if not can_judge(site.parameters for site in self.sites) or seen.keys() != self.choosing_caches():
+        ours, seen = self.reference_run, self._choices(read)
+        if seen is None or not can_judge(site.parameters for site in self.sites):
             return ForcedChoices(ours.logits)
         engine = self.engine
+        truncation = slack_of_truncation(engine.model.head_size) if self.target.truncates else 0.0
         with self.phase("reference"):
             return force_choices(
                 engine.model,
@@ -135,8 +139,26 @@ class EngineUnderTest:
                 ours,
                 seen,
                 slack=self.thresholds.choice_slack,
+                inputs=inputs,
+                inputs_slack=FLOAT32_SLACK + truncation,
                 progress=self.progress,
             )
+
+    def _choices(self, read: Mapping[int, list[Array]]) -> Choices | None:
+        """What the engine kept and read, as `ReferenceRun` lists it; None where the graph hides a part of that.
+
+        A cache that keeps whole prompts may have no list of them: the reference's says the same.
+        """
+        chosen, kept = {}, self.observed.kept
+        for site in self.sites:
+            rule, cache = site.parameters, site.cache
+            if not rule.compresses:
+                continue
+            if (rule.eviction.evicts and cache not in kept) or (rule.reads_a_part and cache not in read):
+                return None
+            own = self.reference_run.choices[cache][0]
+            chosen[cache] = [kept.get(cache, own), *read.get(cache, [])]
+        return chosen
 
     @cached_property
     def reference(self) -> ReferenceDecoder:

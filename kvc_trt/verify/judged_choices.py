@@ -6,6 +6,7 @@ tie there: what a list says is wrong only if no rounding within `slack` explains
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,20 +17,23 @@ from torch import Tensor
 from kvc_trt.methods.verification import ByChannels, ByDirection, ByExpectedQueries, ByPageBounds, ByPages, ByWindow
 from kvc_trt.reference.sparq import channels_of
 from kvc_trt.verify.bounded_scores import (
+    possible_channels,
+    possible_choices,
     scores_by_direction,
     scores_by_expected_queries,
+    scores_of_page_tokens,
     scores_of_pages,
     scores_on_channels,
 )
 from kvc_trt.verify.near_ties import (
     Difference,
     IndexComparison,
+    breaks_page_order,
     compare_compaction,
     compare_lists,
-    compare_selection,
     few,
 )
-from kvc_trt.verify.scores import Float64, Int64, channel_sets
+from kvc_trt.verify.scores import Float64, Int64
 
 if TYPE_CHECKING:
     from kvc_trt.policies import PolicyParameters
@@ -75,55 +79,94 @@ def judge_read(
     query [B,H,D]; keys [B,G,C,D] with the current token stored; lengths [B]. Of a ranking by channels alone, the
     channels [B,G,r] that explain the lists are returned too: these may be tied as well.
     """
+    step = _Step(query, keys, lengths.tolist(), slack)
     ranking = rule.selection.ranking(rule)
     assert ranking is not None, "its choices can be judged"
     if isinstance(ranking, ByPages):
-        inputs = (query.numpy(), keys.numpy(), lengths.numpy(), own.numpy(), given)
-        return compare_selection(*inputs, page_size=ranking.page_size, top_r=ranking.top_r, slack=slack), None
-    stored = lengths.tolist()
+        return _judge_by_pages(step, own, given, ranking), None
     if isinstance(ranking, ByChannels):
-        return _judge_by_channels(query, keys, stored, own, given, ranking.top_r, slack)
+        used = channels_of(query, keys.shape[1], ranking.top_r)
+        return _judge_by_channels(step, own, given, ranking.top_r, used), used
     assert isinstance(ranking, ByPageBounds)
+    return _judge_by_page_bounds(step, own, given, ranking.page_size), None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a step chooses by: query [B,H,D], keys [B,G,C,D], lengths [B]."""
+
+    query: Tensor
+    keys: Tensor
+    lengths: list[int]
+    slack: float
+
+    def of(self, row: int, head: int, lists: int) -> tuple[Float64, Float64]:
+        """Return queries [g,D] and stored keys [m,D] of one of the row's `lists`."""
+        kv_head = head * self.keys.shape[1] // lists
+        return _exact(_of_head(self.query[row], head, lists)), _exact(self.keys[row, kv_head, : self.lengths[row]])
+
+
+def _judge_by_pages(step: _Step, own: Tensor, given: Lists, ranking: ByPages) -> IndexComparison:
+    def explain(row: int, head: int, difference: Difference) -> str | None:
+        m, taken = step.lengths[row], _taken(given[row, head])
+        if difference.extra.max() >= m:
+            return _not_stored(difference, m)
+        if (broken := breaks_page_order(taken, ranking.page_size, m)) is not None:
+            return broken
+        query, keys = step.of(row, head, given.shape[1])
+        first_problem: str | None = None
+        for choice in possible_choices(query, ranking.top_r, step.slack):
+            scores = scores_of_page_tokens(query, keys, ranking.page_size, choice, step.slack)
+            problem = scores.unexplained(taken)
+            if problem is None:
+                return None
+            first_problem = first_problem or problem
+        return _said("read", difference, first_problem)
+
+    return compare_lists(own.numpy(), given, explain)
+
+
+def _judge_by_channels(step: _Step, own: Tensor, given: Lists, top_r: int, used: Tensor) -> IndexComparison:
+    """The channels of `used` [B,G,r] are replaced, in place, where others explain a list."""
 
     def explain(row: int, head: int, difference: Difference) -> str | None:
-        m, of_head = stored[row], keys[row, head * keys.shape[1] // query.shape[1]]
+        m, taken = step.lengths[row], _taken(given[row, head])
         if difference.extra.max() >= m:
-            return f"read slot {difference.extra.max()} of {m} stored tokens"
-        pages, counts = np.unique(_taken(given[row, head]) // ranking.page_size, return_counts=True)
-        cut = pages[counts < np.minimum(ranking.page_size, m - pages * ranking.page_size)]
-        newest = (m - 1) // ranking.page_size
-        if cut.size or newest not in pages:
-            return f"page {cut[0]} is not read whole" if cut.size else f"the newest page, {newest}, must be read"
-        scores = scores_of_pages(_exact(query[row, head]), _exact(of_head[:m]), ranking.page_size, slack)
-        return _said("read", difference, scores.without_last().unexplained(pages[:-1]))
-
-    return compare_lists(own.numpy(), given, explain), None
-
-
-def _judge_by_channels(
-    query: Tensor, keys: Tensor, lengths: list[int], own: Tensor, given: Lists, top_r: int, slack: float
-) -> tuple[IndexComparison, Tensor]:
-    groups = keys.shape[1]
-    used = channels_of(query, groups, top_r)
-
-    def explain(row: int, head: int, difference: Difference) -> str | None:
-        m, taken = lengths[row], _taken(given[row, head])
-        if difference.extra.max() >= m:
-            return f"read slot {difference.extra.max()} of {m} stored tokens"
+            return _not_stored(difference, m)
         if taken[-1] != m - 1:
             return f"the current token, {m - 1}, must be read"
-        of_group, stored = _exact(_of_head(query[row], head, groups)), _exact(keys[row, head, :m])
+        query, keys = step.of(row, head, given.shape[1])
         first_problem: str | None = None
-        for channels in channel_sets(of_group, top_r, slack):
-            problem = scores_on_channels(of_group, stored, channels, slack).without_last().unexplained(taken[:-1])
+        for channels in possible_channels(query, top_r, step.slack):
+            problem = scores_on_channels(query, keys, channels, step.slack).without_last().unexplained(taken[:-1])
             if problem is None:
                 used[row, head] = torch.from_numpy(channels)
                 return None
             first_problem = first_problem or problem
         return _said("read", difference, first_problem)
 
-    compared = compare_lists(own.numpy(), given, explain)
-    return compared, used
+    return compare_lists(own.numpy(), given, explain)
+
+
+def _judge_by_page_bounds(step: _Step, own: Tensor, given: Lists, page_size: int) -> IndexComparison:
+    def explain(row: int, head: int, difference: Difference) -> str | None:
+        m = step.lengths[row]
+        if difference.extra.max() >= m:
+            return _not_stored(difference, m)
+        pages, counts = np.unique(_taken(given[row, head]) // page_size, return_counts=True)
+        cut = pages[counts < np.minimum(page_size, m - pages * page_size)]
+        newest = (m - 1) // page_size
+        if cut.size or newest not in pages:
+            return f"page {cut[0]} is not read whole" if cut.size else f"the newest page, {newest}, must be read"
+        query, keys = step.of(row, head, given.shape[1])
+        scores = scores_of_pages(query[0], keys, page_size, step.slack)
+        return _said("read", difference, scores.without_last().unexplained(pages[:-1]))
+
+    return compare_lists(own.numpy(), given, explain)
+
+
+def _not_stored(difference: Difference, stored: int) -> str:
+    return f"read slot {difference.extra.max()} of {stored} stored tokens"
 
 
 def _taken(listed: Lists) -> Int64:

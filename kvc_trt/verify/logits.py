@@ -108,8 +108,13 @@ def _judge_choices(tested: EngineUnderTest) -> list[Check]:
         measured, detail = f"{forced.explained.near_ties} differ", "forced on the reference"
         note = "activations are rounded coarsely: choices are judged on equal inputs (ops), and here only forced"
         return [Check(name, sample, measured, detail=detail, note=note)]
-    where = f"{len(forced.rows)} rows; near-ties within {slack:g} times the tolerance, forced on the reference"
-    return [index_check(name, forced.explained, where)]
+    judged = "what a step reads on what it chose by, all else" if forced.inputs_off is not None else "each"
+    where = f"{len(forced.rows)} rows; {judged} within {slack:g} times a near-tie's tolerance; forced on the reference"
+    checks = [index_check(name, forced.explained, where)]
+    if forced.inputs_off is not None:
+        note = "of a query or a key from the reference's, over the longest of its row and cache"
+        checks.append(Check("inputs of choices", "largest difference", forced.inputs_off, "no bar", note=note))
+    return checks
 
 
 def _measure_compression(tested: EngineUnderTest, ours: Logits) -> None:

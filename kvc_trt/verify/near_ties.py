@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvc_trt.verify.scores import (
+    DENORMAL_ROUNDING,
     ExactPromptScores,
     Float64,
     Int64,
@@ -24,9 +25,6 @@ from kvc_trt.verify.scores import (
     page_scores,
     prompt_scores,
 )
-
-# Below the normal range float32 has no relative precision left; a few of its smallest steps are rounding too.
-_DENORMAL_ROUNDING = 2.0**-146
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,6 @@ class Difference:
 class _Rule:
     page_size: int
     top_r: int
-    slack: float
     truncates: bool
 
 
@@ -92,7 +89,7 @@ def compare_compaction(
             return f"kept position {difference.extra.max()} of a prompt of {length} tokens"
         stored = keys[row, head, :length].astype(np.float64)
         scores = prompt_scores(queries[row, head], stored, pool_kernel)
-        return _judge_compaction(scores, pool_kernel, difference, _tolerance(scores, slack, truncates))
+        return _judge_compaction(scores, pool_kernel, difference, _tolerance(scores, truncates, slack))
 
     return compare_lists(expected, actual, explain)
 
@@ -106,12 +103,12 @@ def compare_selection(
     *,
     page_size: int,
     top_r: int,
-    slack: float = 1.0,
     truncates: bool = False,
 ) -> IndexComparison:
-    """Tokens read by one step, `actual` [B, G, .] against the reference's `expected`; the options as for compaction.
+    """Tokens read by one step on equal inputs, `actual` [B, G, .] against the reference's `expected`.
 
-    query [B, H, D]; keys [B, G, C, D] with the current token stored; lengths [B] after the append.
+    query [B, H, D]; keys [B, G, C, D] with the current token stored; lengths [B] after the append; `truncates` as for
+    compaction.
     """
     queries = _grouped(query[:, :, None], keys.shape[1])[:, :, :, 0]
 
@@ -120,10 +117,10 @@ def compare_selection(
         if difference.extra.max() >= length:
             return f"read slot {difference.extra.max()} of {length} stored tokens"
         chosen = actual[row, head][actual[row, head] >= 0].astype(np.int64)
-        if (broken := _breaks_page_order(chosen, page_size, length)) is not None:
+        if (broken := breaks_page_order(chosen, page_size, length)) is not None:
             return broken
         stored = keys[row, head, :length].astype(np.float64)
-        rule = _Rule(page_size, top_r, slack, truncates)
+        rule = _Rule(page_size, top_r, truncates)
         return _judge_selection(queries[row, head], stored, rule, difference, chosen)
 
     return compare_lists(expected, actual, explain)
@@ -174,7 +171,7 @@ def _difference(expected: NDArray[np.integer], actual: NDArray[np.integer]) -> t
     return Difference(np.setdiff1d(got, wanted), np.setdiff1d(wanted, got)), None
 
 
-def _tolerance(scores: ExactPromptScores | PageScores, slack: float, truncates: bool) -> float:
+def _tolerance(scores: ExactPromptScores | PageScores, truncates: bool, slack: float = 1.0) -> float:
     return slack * scores.tolerance + (scores.truncation if truncates else 0.0)
 
 
@@ -202,14 +199,14 @@ def _judge_compaction(
 def _contenders(summed: Float64, pooled: Float64, position: int, kernel: int, tolerance: float) -> set[int]:
     """Positions under the pooling window of `position` that float32 may have found to be its maximum."""
     first, last = max(0, position - kernel // 2), position + kernel // 2 + 1
-    near = summed[first:last] >= pooled[position] * (1 - tolerance) - _DENORMAL_ROUNDING
+    near = summed[first:last] >= pooled[position] * (1 - tolerance) - DENORMAL_ROUNDING
     return {first + int(j) for j in np.flatnonzero(near)}
 
 
 def _judge_selection(query: Float64, keys: Float64, rule: _Rule, difference: Difference, chosen: Int64) -> str | None:
     """None if one admissible channel choice explains the list; else what is wrong under the exact choice."""
     first_problem: str | None = None
-    for choice in channel_choices(query, rule.top_r, rule.slack):
+    for choice in channel_choices(query, rule.top_r):
         scores = page_scores(query, keys, rule.page_size, choice)
         problem = _judge_pages(scores, keys[:, choice.channels], rule, chosen)
         if problem is None:
@@ -227,7 +224,7 @@ def _judge_pages(scores: PageScores, used_keys: Float64, rule: _Rule, chosen: In
     extra, missing = np.setdiff1d(chosen, best), np.setdiff1d(best, chosen)
     if not extra.size:
         return None
-    tolerance = _tolerance(scores, rule.slack, rule.truncates)
+    tolerance = _tolerance(scores, rule.truncates)
     problem = _outside_tolerance(weight[extra], weight[missing], tolerance)
     if problem is not None:
         return problem
@@ -243,8 +240,8 @@ def _same_page(keys: Float64, page_size: int, one: int, other: int) -> bool:
     return len(a) == len(b) and np.array_equal(a.max(0), b.max(0)) and np.array_equal(a.min(0), b.min(0))
 
 
-def _breaks_page_order(chosen: Int64, page_size: int, length: int) -> str | None:
-    """Tokens of a page share one score, so a page gives its lowest tokens, and at most one page is cut."""
+def breaks_page_order(chosen: Int64, page_size: int, length: int) -> str | None:
+    """What no scores explain: tokens of a page share one, so a page gives its lowest tokens, and at most one is cut."""
     pages, first, counts = np.unique(chosen // page_size, return_index=True, return_counts=True)
     starts = pages * page_size
     not_lowest = (chosen[first] != starts) | (chosen[first + counts - 1] != starts + counts - 1)
@@ -257,7 +254,7 @@ def _breaks_page_order(chosen: Int64, page_size: int, length: int) -> str | None
 def _outside_tolerance(extra: Float64, missing: Float64, tolerance: float) -> str | None:
     highest = max(extra.max(), missing.max())
     gap = highest - min(extra.min(), missing.min())
-    if gap <= tolerance * highest + _DENORMAL_ROUNDING:
+    if gap <= tolerance * highest + DENORMAL_ROUNDING:
         return None
     return f"float64 scores differ by {gap / highest:.1e} relative, a near-tie allows {tolerance:.1e}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from kvc_trt import policies, reference
 from kvc_trt.graph.state import cache_sites
-from kvc_trt.methods.verification import ByExpectedQueries, ByPages
 from kvc_trt.progress import NullProgress, Progress
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.reference.sparq import channels_of, reallocated
 from kvc_trt.runtime.batch import Batch
 from kvc_trt.verify.judged_choices import judge_kept, judge_read
 from kvc_trt.verify.near_ties import IndexComparison, count_differences
-from kvc_trt.verify.outcome import attend_selected
+from kvc_trt.verify.outcome import attend_selected, larger
+from kvc_trt.verify.thresholds import FLOAT32_SLACK
 
 if TYPE_CHECKING:
     from kvc_trt.models.config import ModelConfig
@@ -36,6 +36,17 @@ Choices = Mapping[int, list[NDArray[np.integer]]]
 """Per cache: the prompt positions kept [B,G,C], then per step the slots read [B,G,k] (nothing where all are read)."""
 
 
+class StepInputs(NamedTuple):
+    """What a step of an engine chose by: its query [B,H,D], and the keys [B,G,n,D] that are stored, or more of them."""
+
+    query: NDArray[Any]
+    keys: NDArray[Any]
+
+
+Inputs = Mapping[int, list[StepInputs]]
+"""Per cache: what each step chose by."""
+
+
 @dataclass
 class ReferenceRun:
     """What the reference computed: logits [N+1,B,vocab], and its choices for every cache."""
@@ -43,7 +54,10 @@ class ReferenceRun:
     logits: NDArray[np.float32]
     choices: dict[int, list[NDArray[np.integer]]]
     explained: IndexComparison | None = None
-    """Under forced choices: those choices against the reference's own on its own inputs."""
+    """Under forced choices: those choices against the reference's own."""
+    inputs_off: float | None = None
+    """Largest distance of what they were made from, a query or a key, from the reference's, over the longest of the
+    same row and cache; None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,9 @@ class ForcedChoices:
     rows: tuple[int, ...] = ()
     """Rows of the batch that were run again under the engine's choices."""
     explained: IndexComparison | None = None
-    """Those choices against the reference's own, within `slack` times a near-tie's tolerance."""
+    """Those choices against the reference's own."""
+    inputs_off: float | None = None
+    """As in `ReferenceRun`."""
 
 
 class ForcedDecoder(ReferenceDecoder):
@@ -109,19 +125,23 @@ def replay(
     chosen: Choices,
     *,
     slack: float | None,
+    inputs: Inputs | None = None,
+    inputs_slack: float = FLOAT32_SLACK,
     progress: Progress | None = None,
 ) -> ReferenceRun:
-    """The reference under an engine's choices `chosen`, each judged on the reference's own inputs.
+    """The reference under an engine's choices `chosen`, each of them judged.
 
-    Rounding of earlier layers differs between the two, so a choice is explained within `slack` times the tolerance of a
-    near-tie (None: differences are counted only); choices made before are forced, so that one near-tie is not counted
-    again in all that follows from it.
+    A choice of a step is judged on the `inputs` that the engine made it from, where these are known, within
+    `inputs_slack` times the tolerance of a near-tie. Any other is judged on the reference's own inputs. Rounding of
+    earlier layers differs between the two, so there it is explained within `slack` times that tolerance (None: all
+    differences are counted only). Choices made before are forced, so that one near-tie is not counted again in all that
+    follows from it.
     """
     choosing = [site.cache for site in cache_sites(config, parameters) if site.parameters.compresses]
-    method = _Replay({cache: chosen[cache] for cache in choosing}, parameters, slack)
+    method = _Replay({cache: chosen[cache] for cache in choosing}, parameters, slack, inputs or {}, inputs_slack)
     decoder = ForcedDecoder(config, weights, method=method, parameters=parameters, resident=False)
     run = decoder.forced(batch, tokens, progress)
-    run.explained = method.compared
+    run.explained, run.inputs_off = method.compared, method.inputs_off
     return run
 
 
@@ -131,16 +151,10 @@ def can_judge(rules: Iterable[PolicyParameters]) -> bool:
 
 
 def _can_judge(rule: PolicyParameters) -> bool:
-    """Whether all that is chosen is chosen once, by rankings whose near-ties can be proven.
-
-    Pages of what expected queries have left are not judged: in fp16 an honest list was found there whose scores differ
-    by more than the bound of pages admits.
-    """
+    """Whether all that is chosen is chosen once, by rankings whose near-ties can be proven."""
     of_prompt, of_step = rule.eviction.ranking(rule), rule.selection.ranking(rule)
     kept = not rule.eviction.evicts or of_prompt is not None
     read = not rule.reads_a_part or of_step is not None
-    if isinstance(of_prompt, ByExpectedQueries) and isinstance(of_step, ByPages):
-        return False
     return kept and read and not rule.evicts_while_decoding and rule.squeeze_share is None
 
 
@@ -154,25 +168,35 @@ def force_choices(
     chosen: Choices,
     *,
     slack: float | None,
+    inputs: Inputs | None = None,
+    inputs_slack: float = FLOAT32_SLACK,
     progress: Progress | None = None,
 ) -> ForcedChoices:
-    """Run the reference again under the engine's choices `chosen` in the rows where its `own` run chose otherwise."""
+    """Run the reference again under the engine's choices `chosen` in the rows where its `own` run chose otherwise.
+
+    The choices are judged as by `replay`.
+    """
     rows = tuple(sorted(different_rows(own.choices, chosen)))
     if not rows:
         return ForcedChoices(own.logits)
-    again = replay(config, weights, parameters, batch, tokens, chosen, slack=slack, progress=progress)
+    again = replay(
+        config, weights, parameters, batch, tokens, chosen,
+        slack=slack, inputs=inputs, inputs_slack=inputs_slack, progress=progress,
+    )  # fmt: skip
     logits = own.logits.copy()
     logits[:, rows] = again.logits[:, rows]
-    return ForcedChoices(logits, rows, again.explained)
+    return ForcedChoices(logits, rows, again.explained, again.inputs_off)
 
 
 class _Replay:
     """A method that keeps and reads what it is told: the numerics of a run apart from its choices."""
 
-    def __init__(self, chosen: Choices, parameters: PolicyParameters, slack: float | None) -> None:
-        self.compared = IndexComparison()
+    def __init__(
+        self, chosen: Choices, parameters: PolicyParameters, slack: float | None, inputs: Inputs, inputs_slack: float
+    ) -> None:
+        self.compared, self.inputs_off = IndexComparison(), 0.0 if inputs else None
         self._own = policies.method(parameters)
-        self._slack = slack
+        self._slack, self._inputs, self._inputs_slack = slack, inputs, inputs_slack
         self._layers = iter((index, chosen[index]) for index in sorted(chosen))
         self._current: list[NDArray[np.integer]] = []
         self._cache, self._step = 0, 0
@@ -214,10 +238,26 @@ class _Replay:
         if self._slack is None:
             found = count_differences(own.numpy(), given)
         else:
-            found, channels = judge_read(query, cache.keys, cache.lengths, own, given, parameters, self._slack)
+            query_seen, keys_seen, slack = self._seen(query, cache)
+            found, channels = judge_read(query_seen, keys_seen, cache.lengths, own, given, parameters, slack)
         self.compared += self._located(found)
         selected = torch.from_numpy(np.ascontiguousarray(given))
         return reference.Selection(_attended(query, cache, selected, channels, parameters), selected)
+
+    def _seen(self, query: Tensor, cache: reference.LayerCache) -> tuple[Tensor, Tensor, float]:
+        """Return the query and the keys that the current choice is judged by, and the slack that goes with them."""
+        assert self._slack is not None
+        if self._cache not in self._inputs:
+            return query, cache.keys, self._slack
+        theirs = self._inputs[self._cache][self._step - 1]
+        query_seen, keys_seen = (torch.from_numpy(np.ascontiguousarray(table, np.float32)) for table in theirs)
+        for row, m in enumerate(cache.lengths.tolist()):
+            pairs = (query[row], query_seen[row]), (cache.keys[row, :, :m], keys_seen[row, :, :m])
+            for ours, other in pairs:
+                longest = max(float(ours.norm(dim=-1).max()), 1e-30)
+                off = float((ours - other).norm(dim=-1).max()) / longest
+                self.inputs_off = larger(self.inputs_off or 0.0, off)
+        return query_seen, keys_seen, self._inputs_slack
 
     def _located(self, found: IndexComparison) -> IndexComparison:
         """Say of what is wrong where it is; step 0 is the prompt's compaction."""

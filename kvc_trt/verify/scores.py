@@ -17,8 +17,11 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
 RELATIVE_ROUNDING = 2.0**-20
+DENORMAL_ROUNDING = 2.0**-146
+"""Below the normal range float32 has no relative precision left; a few of its smallest steps are rounding too."""
 _PRODUCTS_AT_A_TIME = 8
-_MOST_CHANNEL_CHOICES = 256
+MOST_CHANNEL_CHOICES = 256
+"""Most sets of channels, and of their bounds, that are tried for one list."""
 
 
 def truncated_share(products: int) -> float:
@@ -101,30 +104,30 @@ class ChannelChoice:
     take_maximum: NDArray[np.bool_]
 
 
-def channel_choices(query: Float64, top_r: int, slack: float = 1.0) -> Iterator[ChannelChoice]:
+def channel_choices(query: Float64, top_r: int) -> Iterator[ChannelChoice]:
     """Every choice of channels and bounds that float32 may have made for `query` [g, D]; the exact choice first.
 
-    A sum of q that is 0 to 2^-20, widened by `slack`, has either sign.
+    A sum of q that is 0 to 2^-20 has either sign.
     """
-    for channels in channel_sets(query, top_r, slack):
-        yield from _sign_choices(query, channels, slack)
+    for channels in _channel_sets(query, top_r):
+        yield from _sign_choices(query, channels)
 
 
-def channel_sets(query: Float64, top_r: int, slack: float = 1.0) -> Iterator[Int64]:
+def _channel_sets(query: Float64, top_r: int) -> Iterator[Int64]:
     """Every set of channels [r], ascending, that float32 may have chosen for `query` [g, D]; the exact one first.
 
-    Channels whose sum of |q| equals the cut to 2^-20, widened by `slack`, may be swapped. Channels with the same |q| in
-    every head are exact copies: the lower index wins among them.
+    Channels whose sum of |q| equals the cut to 2^-20 may be swapped. Channels with the same |q| in every head are exact
+    copies: the lower index wins among them.
     """
     weight = np.abs(query).sum(0)
     order = np.lexsort((np.arange(weight.size), -weight))
     cut = weight[order[top_r - 1]]
-    close = np.abs(weight - cut) <= slack * RELATIVE_ROUNDING * cut
+    close = np.abs(weight - cut) <= RELATIVE_ROUNDING * cut
     certain = np.flatnonzero((weight > cut) & ~close)
     contenders = [int(d) for d in order if close[d]]
 
     alternatives = combinations(contenders, top_r - certain.size)
-    for chosen in islice(alternatives, _MOST_CHANNEL_CHOICES):
+    for chosen in islice(alternatives, MOST_CHANNEL_CHOICES):
         if not _skips_a_copy(query, contenders, chosen):
             yield np.sort(np.concatenate([certain, np.array(chosen, dtype=np.int64)])).astype(np.int64)
 
@@ -136,13 +139,13 @@ def _skips_a_copy(query: Float64, contenders: list[int], chosen: tuple[int, ...]
     return any(d < taken and np.array_equal(magnitudes[:, d], magnitudes[:, taken]) for taken in chosen for d in left)
 
 
-def _sign_choices(query: Float64, channels: Int64, slack: float) -> Iterator[ChannelChoice]:
+def _sign_choices(query: Float64, channels: Int64) -> Iterator[ChannelChoice]:
     total, weight = query[:, channels].sum(0), np.abs(query[:, channels]).sum(0)
     # The sign of a sum of two given terms is exact, whatever their order.
-    inexact = len(query) > 2 or slack > 1
-    doubtful = np.flatnonzero((np.abs(total) <= slack * RELATIVE_ROUNDING * weight) & (weight > 0) & inexact)
+    inexact = len(query) > 2
+    doubtful = np.flatnonzero((np.abs(total) <= RELATIVE_ROUNDING * weight) & (weight > 0) & inexact)
     exact = total > 0
-    for flips in islice(product((False, True), repeat=len(doubtful)), _MOST_CHANNEL_CHOICES):
+    for flips in islice(product((False, True), repeat=len(doubtful)), MOST_CHANNEL_CHOICES):
         signs = exact.copy()
         signs[doubtful] ^= np.array(flips, dtype=bool)
         yield ChannelChoice(channels, signs)

@@ -29,8 +29,9 @@ class Thresholds:
     """Two logits this close may change places: such top-1 differences are counted as exceptions, not as errors."""
     choice_slack: float | None
     """A choice that differs from the reference's own run is rounding within this multiple of a near-tie's tolerance:
-    earlier layers' rounding is in its inputs. (On equal inputs, where operators are judged, the multiple is 1.) None:
-    inputs differ too much to judge; choices are judged on equal inputs alone."""
+    earlier layers' rounding is in its inputs. (On equal inputs, where operators are judged, the multiple is 1; on what
+    an engine shows that its steps chose by, it is `FLOAT32_SLACK`.) None: inputs differ too much to judge; choices are
+    judged on equal inputs alone."""
     unexplained_tokens: int
     """Greedy or top-1 tokens that differ although neither logits nor choices nearly tie."""
     unexplained_answers: float
@@ -42,13 +43,16 @@ class Thresholds:
         return asdict(self)
 
 
+FLOAT32_SLACK = 32.0
+"""The multiple where all that rounds is float32."""
+
 _SINGLE = Thresholds(
     value_error=1e-5,
     prompt_error=1e-5,
     logits_max_error=1e-4,
     logits_mean_kl=1e-6,
     near_equal_logits=1e-3,
-    choice_slack=32.0,
+    choice_slack=FLOAT32_SLACK,
     unexplained_tokens=0,
     unexplained_answers=0.05,
 )

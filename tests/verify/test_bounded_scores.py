@@ -8,17 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
+from kvc_trt.reference import hybrid
 from kvc_trt.reference.expected_attention import expected_attention
 from kvc_trt.reference.keydiff import distinctness
 from kvc_trt.reference.quest import page_scores
 from kvc_trt.reference.sparq import row_scores
 from kvc_trt.verify.bounded_scores import (
     BoundedScores,
+    possible_channels,
+    possible_choices,
     scores_by_direction,
     scores_by_expected_queries,
+    scores_of_page_tokens,
     scores_of_pages,
     scores_on_channels,
+    slack_of_truncation,
 )
+from kvc_trt.verify.scores import MOST_CHANNEL_CHOICES, truncated_share
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +48,8 @@ def moved(rng: np.random.Generator, vectors: np.ndarray, towards: np.ndarray | N
 
 
 def assert_within(scores: BoundedScores, found: np.ndarray) -> None:
-    slip = 1e-12 + 1e-9 * np.abs(scores.value)
+    """To first order: a product of two moves, 2^-10 of one of them in fp16, is left out of the bound."""
+    slip = 1e-12 + 1e-9 * np.abs(scores.value) + OFF * (scores.high - scores.low) / 2
     assert (scores.low <= scores.value).all()
     assert (scores.value <= scores.high).all()
     assert (found >= scores.low - slip).all(), (scores.low - found).max()
@@ -117,6 +124,94 @@ def test_pages(seed, group, length, scale, page_size):
     np.testing.assert_allclose(scores.value, scored(query, keys), atol=1e-12)
     for towards in (None, query):
         assert_within(scores, scored(moved(rng, query), moved(rng, keys, towards)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(**CASES, page_size=st.integers(1, 5), top_r=st.integers(1, 8))
+def test_tokens_of_pages(seed, group, length, scale, page_size, top_r):
+    """What a moved query chooses is among the possible choices, and its scores of moved keys are in their range."""
+    rng = np.random.default_rng(seed)
+    query, keys = scale * rng.standard_normal((group, 8)), scale * rng.standard_normal((length, 8))
+
+    def scored(query: np.ndarray, keys: np.ndarray) -> hybrid.StepScores:
+        moved_query, moved_keys = tensors(query, keys[None, None])
+        bounds = reference.page_bounds(moved_keys, torch.tensor([length]), page_size)
+        return hybrid.row_scores(moved_query, length, *(table[0] for table in bounds), page_size=page_size, top_r=top_r)
+
+    exact = next(possible_choices(query, top_r, SLACK))
+    value = scores_of_page_tokens(query, keys, page_size, exact, SLACK).value
+    np.testing.assert_allclose(value, scored(query, keys).tokens[0].numpy(), rtol=1e-9)
+    choices = list(possible_choices(query, top_r, SLACK))
+    for towards in (None, query[0], -query[0]):
+        other = moved(rng, query, None if towards is None else keys[0])
+        found = scored(other, moved(rng, keys, towards))
+        channels = np.sort(found.channels[0].numpy())
+        taken = other[:, channels].sum(0) > 0
+        (choice,) = (
+            one for one in choices if np.array_equal(one.channels, channels) and np.array_equal(one.take_maximum, taken)
+        )
+        assert_within(scores_of_page_tokens(query, keys, page_size, choice, SLACK), found.tokens[0].numpy())
+
+
+def test_keys_that_each_move_the_maximum_of_a_channel_of_their_own_stay_in_range():
+    """Together they move the bounds of the first page twice as far as one of its keys could, along the query."""
+    query, keys = np.full((1, 4), 3.0), np.concatenate([8 * np.eye(4), 8 * np.eye(4), -np.eye(4)])
+    choice = next(possible_choices(query, 4, SLACK))
+    scores = scores_of_page_tokens(query, keys, 4, choice, SLACK)
+    keys[:4] *= 1 + OFF
+    bounds = (table[0] for table in reference.page_bounds(*tensors(keys[None, None]), torch.tensor([12]), 4))
+    found = hybrid.row_scores(*tensors(query), 12, *bounds, page_size=4, top_r=4).tokens[0].numpy()
+    by_one_key = OFF * 8 * np.linalg.norm(query) / 2 / 2  # over the temperature; half of the attention moves as much
+    assert np.log(found[0] / scores.value[0]) > 1.9 * by_one_key
+    assert_within(scores, found)
+
+
+def test_equal_keys_that_each_move_on_a_channel_of_their_own_stay_in_range():
+    """The corner of a page of Quest's is as long as each of its keys, and moves twice as far as one of them."""
+    query, keys = np.full(4, 3.0), np.full((4, 4), 8.0)
+    scores = scores_of_pages(query, keys, 4, SLACK)
+    keys += OFF * np.linalg.norm(keys[0]) * np.eye(4)
+    query *= 1 + OFF
+    assert_within(scores, np.array([query @ keys.max(0)]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(**CASES, page_size=st.integers(1, 5))
+def test_sums_of_which_tensor_cores_cut_off_a_share_stay_in_range(seed, group, length, scale, page_size):
+    """Each logit loses all that it may: what both, query and keys, are given exactly."""
+    rng = np.random.default_rng(seed)
+    query, keys = scale * rng.standard_normal((group, 8)), scale * rng.standard_normal((length, 8))
+    slack = slack_of_truncation(8)
+    choice = next(possible_choices(query, 5, slack))
+    starts = np.arange(0, length, page_size)
+    used = keys[:, choice.channels]
+    bound = np.where(choice.take_maximum, np.maximum.reduceat(used, starts), np.minimum.reduceat(used, starts))
+    found = np.zeros(len(starts))
+    for q in query:
+        part = q[choice.channels]
+        temperature = np.sqrt(8 * np.abs(part).sum() / np.abs(q).sum())
+        lost = truncated_share(8) * (np.abs(bound) @ np.abs(part)) * rng.choice([-1, 0, 1], len(starts))
+        logits = (bound @ part + lost) / temperature
+        weights = np.exp(logits - logits.max())
+        found += weights / (weights @ np.minimum(page_size, length - starts)) / group
+    tokens = np.repeat(found, page_size)[:length]
+    assert_within(scores_of_page_tokens(query, keys, page_size, choice, slack), tokens)
+
+
+def test_channels_that_rounding_cannot_swap_are_not_tried():
+    """The last of three channels weighs 1: another replaces it only from nearby, measured by the query's length."""
+    query = np.array([[9.0, 9.0, 1.0, 0.9, 0.5, 0.1]])
+    assert [one.tolist() for one in possible_channels(query, 3, SLACK)] == [[0, 1, 2]]
+    query[0, 3] = 1 - 0.9 * np.sqrt(2) * OFF * np.linalg.norm(query)
+    assert [one.tolist() for one in possible_channels(query, 3, SLACK)] == [[0, 1, 2], [0, 1, 3]]
+    assert [one.tolist() for one in possible_channels(query, 3, SLACK / 2)] == [[0, 1, 2]]
+
+
+def test_all_channels_and_none_that_differ():
+    every = list(possible_channels(np.ones((1, 5)), 5, SLACK))
+    assert [one.tolist() for one in every] == [[0, 1, 2, 3, 4]]
+    tied = list(possible_channels(np.zeros((2, 64)), 32, SLACK))
+    assert (len(tied), tied[0].tolist()) == (MOST_CHANNEL_CHOICES, list(range(32)))
 
 
 def test_what_could_be_the_best_is_explained_and_nothing_else():

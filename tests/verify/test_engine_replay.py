@@ -87,7 +87,7 @@ def with_pages(lists, page_size):
 
 @pytest.mark.parametrize(
     ("policy", "step"),
-    [("sparq", 2), ("quest", 2), ("keydiff", 0), ("expected-attention", 0)],
+    [("sparq", 2), ("quest", 2), ("keydiff", 0), ("expected-attention", 0), ("expected-attention-hybrid", 0)],
 )
 def test_lists_alone_refute_what_no_rounding_explains(policy, step, make, monkeypatch):
     """Of each ranking that is not RocketKV's; the engine is not asked again."""

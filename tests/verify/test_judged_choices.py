@@ -13,6 +13,7 @@ import torch
 from kvc_trt import policies
 from kvc_trt.reference.sparq import row_scores
 from kvc_trt.verify.judged_choices import judge_kept, judge_read
+from kvc_trt.verify.scores import ChannelChoice, channel_choices, page_scores
 from tests.small_model import SMALL
 
 SLACK = 32.0
@@ -20,7 +21,8 @@ TOKENS = 60
 
 
 def rule_of(policy: str) -> Any:
-    changes = {"quest": {"skip_layers": 0, "page_size": 4}, "sparq": {"top_r": 3}}.get(policy, {})
+    pages = {"page_size": 4, "top_r": 3}
+    changes = {"quest": {"skip_layers": 0, "page_size": 4}, "sparq": {"top_r": 3}, "hybrid": pages}.get(policy, {})
     sizes = {"token_budget": 16, "max_input_len": 64, "max_output_len": 4}
     return policies.resolve(policy, model=SMALL, **sizes, **changes)
 
@@ -98,7 +100,7 @@ def swaps(own: torch.Tensor, first: int, last: int, unit: int) -> Iterator[np.nd
 
 
 CASES = [(Kept, "keydiff", 0, TOKENS, 1), (Kept, "expected-attention", 4, TOKENS, 1), (Read, "sparq", 0, TOKENS - 1, 1),
-         (Read, "quest", 0, TOKENS - 4, 4)]  # fmt: skip
+         (Read, "quest", 0, TOKENS - 4, 4), (Read, "hybrid", 0, TOKENS, 4)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "policy", "first", "last", "unit"), CASES)
@@ -157,6 +159,12 @@ def test_rules_that_no_rounding_breaks():
     older = with_list(pages.own, [*taken[:-4], *other[:4]])
     assert "the newest page, 14, must be read" in pages.judged(older, 1e9).wrong[0]
 
+    best = Read("hybrid")
+    taken = of_head(best.own)
+    other = np.setdiff1d(np.arange(TOKENS), taken)
+    not_lowest = with_list(best.own, [*taken[1:], other[0]])
+    assert "did not give its lowest tokens" in best.judged(not_lowest, 1e9).wrong[0]
+
 
 @pytest.mark.parametrize(("make", "policy"), [(make, policy) for make, policy, *_ in CASES])
 def test_tokens_that_are_not_there_are_refused(make, policy):
@@ -186,3 +194,54 @@ def test_tied_channels_are_followed():
     query[:, :, 5] = 4.0
     read.own = read.choose()
     assert judge_read(read.query, read.keys, read.lengths, read.own, lists, read.rule, SLACK)[0].wrong
+
+
+HALF = 4096.0
+"""The slack of fp16."""
+
+
+def test_pages_by_channels_that_fp16_may_swap_are_followed():
+    """Two small channels beside large ones: they differ by more than 2^-8 of their weight, and fp16 may swap them."""
+    read = Read("hybrid")
+    query = torch.full_like(read.query, 0.1)
+    query[:, :, [0, 1]] = 9.0
+    query[:, :, 2], query[:, :, 5] = 1.0, 0.99
+    read.query, pages = query, read.rule.page_size
+    read.keys[..., [0, 1]] = 1.0
+    read.own = read.choose()
+    lists = {}
+    for channel in (2, 5, 6):
+        choice = ChannelChoice(np.array([0, 1, channel]), np.ones(3, bool))
+        of_head_0 = query[0, : query.shape[1] // read.keys.shape[1]].double().numpy()
+        weight = page_scores(of_head_0, read.keys[0, 0, :TOKENS].double().numpy(), pages, choice).token_weight
+        order = np.lexsort((np.arange(TOKENS), -np.repeat(weight, pages)[:TOKENS]))
+        lists[channel] = with_list(read.own, order[: read.rule.top_k])
+    assert len({one.tobytes() for one in lists.values()}) == 3, "other channels do not choose other pages"
+    assert read.judged(lists[2], HALF).wrong == ()
+    assert (read.judged(lists[5], HALF).near_ties, read.judged(lists[5], HALF).wrong) == (1, ())
+    assert read.judged(lists[6], HALF).wrong
+    assert read.judged(lists[5], SLACK).wrong
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wrong_pages_are_refused_within_the_slack_of_fp16(seed):
+    """Lists by fewer channels, by the other bound of each page, by keys of another head, and without the best page."""
+    read = Read("hybrid", seed)
+    grouped, keys, pages = read.query[0].reshape(2, 2, -1).double().numpy()[0], read.keys[0].double().numpy(), 4
+    right = next(channel_choices(grouped, 3))
+
+    def chosen(choice: ChannelChoice, keys: np.ndarray, but_first: int = 0) -> np.ndarray:
+        weight = np.repeat(page_scores(grouped, keys[:TOKENS], pages, choice).token_weight, pages)[:TOKENS]
+        order = np.lexsort((np.arange(TOKENS), -weight))
+        return with_list(read.own, order[but_first : but_first + read.rule.top_k])
+
+    assert np.array_equal(chosen(right, keys[0]), read.own.numpy())
+    wrong = {
+        "one channel": chosen(ChannelChoice(right.channels[:1], right.take_maximum[:1]), keys[0]),
+        "the other bounds": chosen(ChannelChoice(right.channels, ~right.take_maximum), keys[0]),
+        "another head's keys": chosen(right, keys[1]),
+        "not the best page": chosen(right, keys[0], but_first=pages),
+    }
+    for what, lists in wrong.items():
+        if not np.array_equal(lists, read.own.numpy()):
+            assert read.judged(lists, HALF).wrong, what

@@ -51,7 +51,17 @@ def test_it_equals_prefill_and_decode(forced):
 
 @pytest.mark.parametrize(
     "forced",
-    ["rocketkv", "rocketkv skip_layers=1", "snapkv", "sparq", "quest", "keydiff", "expected-attention"],
+    [
+        "rocketkv",
+        "rocketkv skip_layers=1",
+        "hybrid",
+        "snapkv",
+        "sparq",
+        "quest",
+        "keydiff",
+        "expected-attention",
+        "expected-attention-hybrid",
+    ],
     indirect=True,
 )
 def test_replaying_its_own_choices_changes_nothing(forced):
@@ -79,11 +89,6 @@ def test_a_replay_refuses_what_rounding_cannot_explain(forced):
 def test_choices_are_forced_only_where_one_budget_holds_for_all_prompts(parameters_for):
     assert can_judge([parameters_for(token_budget=40)])
     assert not can_judge([parameters_for(), parameters_for(token_budget=40, layer_budget="squeeze-online")])
-
-
-def test_pages_of_what_expected_queries_have_left_are_not_judged(parameters_for):
-    assert can_judge([parameters_for("expected-attention", token_budget=96), parameters_for("hybrid")])
-    assert not can_judge([parameters_for("expected-attention-hybrid", token_budget=96)])
 
 
 def test_what_is_forced_on_one_layer_is_not_taken_for_another_ones(make_engine, parameters_for):

@@ -1,0 +1,80 @@
+"""What an engine chose is judged and forced on the reference, under every policy whose choices can be judged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvc_trt.backends.registry import harness_for
+from kvc_trt.progress import NullProgress
+from kvc_trt.verify.engine_under_test import EngineUnderTest
+from kvc_trt.verify.plan import make_plan
+from kvc_trt.verify.reference_run import StepInputs
+from kvc_trt.verify.thresholds import thresholds_for
+
+
+@pytest.fixture
+def tested(request, make_engine, parameters_for):
+    changes = {"skip_layers": 0} if request.param == "quest" else {}
+    engine = make_engine(parameters_for(request.param, **changes))
+    plan = make_plan("logits", engine.model, engine.parameters, steps=3)
+    return EngineUnderTest(engine, harness_for(engine, "onnxruntime", 1), plan, thresholds_for("fp32"), NullProgress())
+
+
+SELECTING = pytest.mark.parametrize(
+    "tested", ["rocketkv", "hybrid", "sparq", "quest", "expected-attention-hybrid"], indirect=True
+)
+
+
+@SELECTING
+def test_what_it_reads_is_forced_on_the_reference_and_a_wrong_list_is_found(tested):
+    assert tested.forced_choices.rows == ()
+    read = {cache: [lists.copy() for lists in steps] for cache, steps in tested.observed.read.items()}
+    cache = max(read)
+    given = read[cache][1][0, 0]
+    taken = given[given >= 0]
+    unread = np.setdiff1d(np.arange(tested.observed.lengths[1][cache, 0]), taken)
+    given[: taken.size] = np.sort([*taken[1:], unread[0]])
+    forced = tested.forced(read, tested.observed.inputs)
+    assert forced.rows == (0,)
+    assert len(forced.explained.wrong) >= 1
+    assert forced.explained.wrong[0].startswith(f"cache {cache}, step 2: row 0, KV head 0: ")
+    assert not np.array_equal(forced.logits[:, 0], tested.reference_run.logits[:, 0])
+    assert forced.inputs_off < 1e-5
+
+
+@SELECTING
+def test_what_a_step_reads_is_judged_on_what_it_chose_by(tested):
+    """Inputs that are off by a tenth choose otherwise, rightly; by inputs that are the reference's it is wrong."""
+    inputs, read = {}, {}
+    for cache, steps in tested.observed.inputs.items():
+        rule, rng = tested.sites[cache].parameters, np.random.default_rng(cache)
+        inputs[cache], read[cache] = [], []
+        for step, (query, keys) in enumerate(steps):
+            moved = [(x * (1 + 0.1 * rng.standard_normal(x.shape))).astype(np.float32) for x in (query, keys)]
+            lengths = torch.from_numpy(tested.observed.lengths[step][cache])
+            k = torch.from_numpy(moved[1])
+            seen = rule.selection.layer_cache(k, k, lengths, rule)
+            read[cache].append(rule.selection.select(torch.from_numpy(moved[0]), seen, rule).selected.numpy())
+            inputs[cache].append(StepInputs(*moved))
+    forced = tested.forced(read, inputs)
+    assert forced.explained.near_ties >= 3
+    assert forced.explained.wrong == ()
+    assert 0.05 < forced.inputs_off < 0.5
+    assert len(tested.forced(read, tested.observed.inputs).explained.wrong) >= 3
+    assert len(tested.forced(read, {}).explained.wrong) >= 3
+
+
+@SELECTING
+def test_nothing_is_forced_where_lists_are_hidden(tested):
+    read = dict(tested.observed.read)
+    del read[max(read)]
+    assert tested.forced(read, tested.observed.inputs).explained is None
+
+
+@pytest.mark.parametrize("tested", ["rocketkv"], indirect=True)
+def test_nothing_is_forced_where_it_is_hidden_what_a_prompt_keeps(tested):
+    assert tested.forced_choices.rows == ()
+    del tested.observed.kept[0]
+    assert tested._choices(tested.observed.read) is None

@@ -1,0 +1,27 @@
+"""The shipped model in fp16, whose rounding swaps channels and pages: what an honest engine chose is explained."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvc_trt.backends.registry import open_engine
+from kvc_trt.cli.main import run
+from kvc_trt.verify.ladder import verify
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "budget"),
+    [("rocketkv", 64), ("rocketkv", 128), ("rocketkv-mt", 256), ("hybrid", 256), ("sparq", 128),
+     ("expected-attention-hybrid", 64), ("expected-attention-hybrid", 128)],
+)  # fmt: skip
+def test_an_honest_engine_passes(policy, budget, tmp_path, capsys):
+    path = tmp_path / "engine"
+    settings = ["--model", "retrieval-tiny", "--weights", "fp16", "--policy", policy, "--token-budget", str(budget)]
+    assert run(["build", *settings, "--no-verify", "-o", str(path)]) == 0
+    report = verify(open_engine(path), level="logits")
+    assert report.passed, report.failures
+    (logits,) = (rung for rung in report.rungs if rung.name == "logits")
+    (choices,) = (check for check in logits.checks if check.name == "choices unlike the reference's own run")
+    assert "near-ties" in choices.detail
+    assert any(check.name == "inputs of choices" for check in logits.checks)
