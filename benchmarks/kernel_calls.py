@@ -18,6 +18,7 @@ from benchmarks.gpu_timing import Call
 from benchmarks.kernel_cases import HEAD_SIZE, Case
 from kvc_trt.kernels.library import CompactResult, KernelLibrary, empty_outputs
 from kvc_trt.operators.compact import COMPACT
+from kvc_trt.operators.dimensions import stored_pages
 
 Maker = Callable[[KernelLibrary, Case, int], list[Call]]
 
@@ -126,7 +127,7 @@ def unavailable(name: str) -> str | None:
 def page_bounds(keys: Tensor, entries: int, page_size: int) -> Tensor:
     """Bounds [B,G,2D,P] of the first `entries` slots of keys [B,G,C,D]: maxima of K, then of -K; empty pages lowest."""
     batch, heads, capacity, size = keys.shape
-    pages = -(-capacity // page_size)
+    pages = stored_pages(capacity, page_size, keys.element_size())
     lowest = torch.finfo(keys.dtype).min
     both = torch.full((batch, heads, pages * page_size, 2 * size), lowest, dtype=keys.dtype, device=keys.device)
     both[:, :, :entries, :size] = keys[:, :, :entries]

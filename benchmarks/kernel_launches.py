@@ -59,7 +59,7 @@ def _compact(library: KernelLibrary, case: Case) -> None:
 def _hybrid(library: KernelLibrary, case: Case) -> None:
     parameters = case.parameters
     query, new, cache, lengths = _step(case, parameters.capacity)
-    bounds = _empty(case, case.batch, case.kv_heads, 2 * HEAD_SIZE, parameters.num_pages())
+    bounds = _empty(case, case.batch, case.kv_heads, 2 * HEAD_SIZE, parameters.stored_pages(case.dtype))
     library.hybrid_attention(
         query, new, new, cache, torch.empty_like(cache), bounds, lengths, page_size=parameters.page_size,
         top_r=parameters.top_r, top_k=parameters.top_k, token_budget=parameters.token_budget,

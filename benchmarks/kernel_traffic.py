@@ -56,7 +56,8 @@ def _compact(case: Case) -> dict[str, Traffic]:
     """Two passes over K [B,G,n,D], pooling and selection of the votes [B,G,n], and the gathering of what is kept."""
     parameters, heads = case.parameters, case.batch * KV_HEADS
     kept = min(case.prompt, parameters.prompt_budget)
-    moved = (2 * kept + 2 * parameters.capacity + 2 * parameters.num_pages()) * HEAD_SIZE * case.item_bytes
+    written = 2 * parameters.capacity + 2 * parameters.stored_pages(case.dtype)
+    moved = (2 * kept + written) * HEAD_SIZE * case.item_bytes
     gather = Traffic(heads * (moved + INDEX * parameters.capacity))
     if not case.is_compacted:
         return {"gather_cache": gather}
@@ -79,7 +80,7 @@ def _hybrid(case: Case) -> dict[str, Traffic]:
     parameters, heads = case.parameters, case.batch * KV_HEADS
     pages = -(-case.entries // parameters.page_size) if case.is_sparse else 0
     bounds = (parameters.top_r * pages + 2 * HEAD_SIZE) * case.item_bytes
-    scores = Traffic(heads * pages * FLOAT)
+    scores = Traffic(case.batch * HEADS * pages * FLOAT)
     selected = Traffic(heads * INDEX * parameters.selected_width)
     return {
         "page_scores": Traffic(heads * bounds) + _append(case) + scores,
@@ -109,7 +110,7 @@ def _intermediate_bytes(case: Case) -> dict[str, int]:
     heads = case.batch * KV_HEADS
     votes = heads * case.prompt * FLOAT
     pages = -(-case.entries // case.parameters.page_size) if case.is_sparse else 0
-    scores = heads * pages * FLOAT
+    scores = case.batch * HEADS * pages * FLOAT
     return {
         "observation_votes": votes,
         "pool_votes": 2 * votes,

@@ -37,6 +37,8 @@ from kvc_trt.errors import InputError
 from kvc_trt.methods.constants import ADDED_LATER
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
+from kvc_trt.operators.dimensions import page_multiple
+from kvc_trt.operators.tensors import BOUNDS
 from kvc_trt.progress import Progress
 from kvc_trt.validation import validated
 from kvc_trt.version import __version__
@@ -202,9 +204,22 @@ def _interpret(config: Mapping[str, Any], source: Path) -> tuple[ModelConfig, Po
         model = from_pretrained_config(config["pretrained_config"], source=str(source))
         parameters = parameters_from(config["kv_compression"]["parameters"], str(source))
         build = validated(BuildConfig, config["build_config"]["kvc_trt"], f"{source}: build_config.kvc_trt")
-    except (KeyError, TypeError) as error:
+        _check_pages(config["kv_compression"].get("state", ()), source)
+    except (LookupError, TypeError) as error:
         raise InputError(f"{source} is incomplete: {error}", hint=rebuild_hint(source.parent)) from error
     return model, parameters, build
+
+
+def _check_pages(state: Iterable[Mapping[str, Any]], source: Path) -> None:
+    """Raise InputError for a 16-bit engine that was built before the pages of bounds were rounded up."""
+    from kvc_trt.graph.state import ITEM_SIZE
+
+    for entry in state:
+        if str(entry["name"]).partition(".")[0] == BOUNDS.name:
+            pages, multiple = entry["shape"][-1], page_multiple(ITEM_SIZE[entry["dtype"]])
+            if pages % multiple:
+                found = f"{entry['name']} has {pages} pages, expected a multiple of {multiple}"
+                raise InputError(f"{source}: {found} in {entry['dtype']}", hint=rebuild_hint(source.parent))
 
 
 def parameters_from(mapping: Mapping[str, Any], source: str) -> PolicyParameters:

@@ -112,7 +112,7 @@ def turn_window(emit: Emitter, parameters: PolicyParameters, lengths: Value, blo
 
 def layout_of(config: ModelConfig, rule: PolicyParameters, dtype: str) -> Layout:
     """Return the numbers that operator bodies contain; capacity and pages only if all layers share them."""
-    capacity, pages = (rule.capacity, rule.num_pages()) if rule.layer_budgets is None else (None, None)
+    capacity, pages = (rule.capacity, rule.stored_pages(dtype)) if rule.layer_budgets is None else (None, None)
     numbers = {
         "pool_kernel": rule.pool_kernel,
         "reallocate": rule.reallocate,

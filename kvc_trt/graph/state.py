@@ -92,7 +92,7 @@ def state_tensors(
 
 def _tensors(config: ModelConfig, site: CacheSite, dtype: str, *, turns: bool) -> Iterator[StateTensor]:
     rule, size, heads = site.parameters, config.head_size, cache_heads(config, site)
-    sizes = {"G": heads, "C": rule.capacity, "D": size, "2D": 2 * size, "P": rule.num_pages()}
+    sizes = {"G": heads, "C": rule.capacity, "D": size, "2D": 2 * size, "P": rule.stored_pages(dtype)}
     sizes["L"] = rule.max_sequence_len
     in_step = (K_CACHE, V_CACHE, *rule.selection.state)
     for part in (*in_step, *(rule.eviction.turn_state if turns else ())):

@@ -108,8 +108,10 @@ class KernelLibrary(CLibrary):
 def empty_outputs(operator: Operator, arguments: Mapping[str, Tensor | int]) -> dict[str, Tensor]:
     """Return tensors for the outputs that are not updated in place, on the device of the inputs. Nothing is checked."""
     inputs, numbers = _split(arguments)
-    shapes = operator.output_shapes({name: value.shape for name, value in inputs.items()}, numbers)
     first = inputs[operator.inputs[0].name]
+    shapes = operator.output_shapes(
+        {name: value.shape for name, value in inputs.items()}, numbers, first.element_size()
+    )
     return {
         tensor.name: first.new_empty(shapes[tensor.name], dtype=ELEMENTS.get(tensor.element, first.dtype))
         for tensor in operator.outputs
@@ -136,7 +138,7 @@ def _bound(operator: Operator, inputs: Mapping[str, Tensor], numbers: Mapping[st
     if first.dtype not in DTYPES:
         name = operator.inputs[0].name
         raise ValueError(f"{name} is {first.dtype}; expected one of {', '.join(map(str, DTYPES))}")
-    sizes = Dimensions()
+    sizes = Dimensions(first.element_size())
     for tensor in operator.inputs:
         value = inputs[tensor.name]
         if value.numel() == 0:

@@ -11,9 +11,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvc_trt import reference
 from kvc_trt.kernels.library import CompactResult
+from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.reference.bounds import append_in_place
 
 
@@ -93,8 +95,8 @@ def hybrid_attention(
     selected = torch.full((*k_cache.shape[:2], width), -1, dtype=torch.int32, device=query.device)
     if not bool(active.any()):
         return output, selected
-    slots = cache_lengths[active]
-    keys, values, page_min, page_max = (t[active] for t in (k_cache, v_cache, *page_major(bounds)))
+    slots, pages = cache_lengths[active], -(-k_cache.shape[2] // page_size)
+    keys, values, page_min, page_max = (t[active] for t in (k_cache, v_cache, *page_major(bounds, pages)))
     append_in_place(keys, values, page_min, page_max, slots, k_new[active], v_new[active], page_size=page_size)
     k_cache[active], v_cache[active] = keys, values
     bounds[active] = channel_major(page_min, page_max, bounds.dtype)
@@ -123,13 +125,16 @@ def dense_attention(
 
 
 def channel_major(page_min: Tensor, page_max: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn the reference's bounds [B,G,P,D] into an engine's [B,G,2D,P]; empty pages get the lowest finite value."""
+    """Turn the reference's bounds [B,G,n,D] into an engine's [B,G,2D,P]; empty pages get the lowest finite value."""
+    pages = page_max.shape[2]
     bounds = torch.cat([page_max, -page_min], dim=3).transpose(2, 3)
+    bounds = pad(bounds, (0, stored_pages(pages, 1, dtype.itemsize) - pages), value=-torch.inf)
     return bounds.masked_fill(bounds == -torch.inf, torch.finfo(dtype).min).to(dtype).contiguous()
 
 
-def page_major(bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """Undo `channel_major`: `bounds` [B,G,2D,P] -> page_min, page_max [B,G,P,D] of the same type."""
+def page_major(bounds: Tensor, pages: int) -> tuple[Tensor, Tensor]:
+    """Undo `channel_major`: `bounds` [B,G,2D,P] -> page_min, page_max [B,G,pages,D] of the same type."""
+    bounds = bounds[..., :pages]
     empty = bounds == torch.finfo(bounds.dtype).min
     high, low = bounds.masked_fill(empty, -torch.inf).transpose(2, 3).chunk(2, dim=3)
     return -low, high

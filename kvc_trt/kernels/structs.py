@@ -12,7 +12,7 @@ from functools import cache
 from kvc_trt.kernels.parameters import kernel_of, members
 from kvc_trt.operators.schema import Operator
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class Status(IntEnum):
@@ -30,6 +30,11 @@ class Dtype(IntEnum):
     FLOAT32 = 0
     FLOAT16 = 1
     BFLOAT16 = 2
+
+    @property
+    def bytes(self) -> int:
+        """Size of an element."""
+        return 4 if self is Dtype.FLOAT32 else 2
 
 
 class Message(ctypes.Structure):

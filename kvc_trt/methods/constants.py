@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvc_trt.operators.dimensions import stored_pages
+
 Positions = Literal["original", "cache"]
 ADDED_LATER = frozenset(("future_positions", "max_conversation_len"))
 """Fields that engines built earlier do not record; they mean their defaults there."""
@@ -75,3 +77,9 @@ class Constants:
     def num_pages(self) -> int:
         """Pages of a compressed layer, the last one possibly partial."""
         return -(-self.capacity // self.page_size)
+
+    def stored_pages(self, dtype: str) -> int:
+        """P: the pages that a compressed layer's bounds have room for, if its cache is of this type."""
+        from kvc_trt.models.dtypes import numpy_dtype
+
+        return stored_pages(self.capacity, self.page_size, numpy_dtype(dtype).itemsize)

@@ -46,14 +46,14 @@ def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """
     pool_kernel = int(layout.number("pool_kernel"))
     kept = keep_best(emit, lambda branch: rank(branch, pool_kernel))
-    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
 
 
 def _write_turn(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactTurn: KvcCompact over stored and new tokens, each row with its own window."""
     pool_kernel = int(layout.number("pool_kernel"))
     kept = keep_best(emit, lambda branch: rank(branch, pool_kernel, "window_lengths"))
-    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
 
 
 def rank(emit: Emitter, pool_kernel: int, voting: Value | None = None) -> Value:
@@ -100,11 +100,11 @@ def observed_attention(emit: Emitter, rows: Value, columns: Value, voting: Value
     return str(emit.Transpose(emit.collect(scalar(emit, size(emit, "k", 1)), one_head), perm=[1, 0, 2]))
 
 
-def page_bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -> Value:
+def page_bounds(emit: Emitter, keys: Value, stored: Value, layout: Layout) -> Value:
     """Return page maxima of K and of -K over the `stored` slots of `keys` [B,G,n,D], channel-major [B,G,2D,P]."""
     page_size = one(emit, emit.attribute("page_size"))
     capacity = one(emit, emit.attribute("capacity"))
-    pages = emit.Div(emit.Sub(emit.Add(capacity, page_size), 1), page_size)
+    pages, lowest = _stored_pages(emit, capacity, page_size, layout.page_multiple), layout.lowest
     by_channel = emit.Transpose(keys, perm=[0, 1, 3, 2])
     both = emit.Concat(by_channel, emit.Neg(by_channel), axis=2)
     marked = emit.Where(emit.Unsqueeze(stored, [2]), both, lowest)
@@ -112,6 +112,14 @@ def page_bounds(emit: Emitter, keys: Value, stored: Value, lowest: np.ndarray) -
     padded = emit.Pad(marked, emit.Concat([0], missing, axis=0), lowest, [3])
     paged = emit.Reshape(padded, emit.Concat([0, 0, 0], pages, page_size, axis=0))
     return str(emit.ReduceMax(paged, [4], keepdims=0))
+
+
+def _stored_pages(emit: Emitter, capacity: Value, page_size: Value, multiple: int) -> Value:
+    """Return P (`dimensions.stored_pages`)."""
+    if multiple == 1:
+        return str(emit.Div(emit.Sub(emit.Add(capacity, page_size), 1), page_size))
+    together = emit.Mul(page_size, multiple)
+    return str(emit.Mul(emit.Div(emit.Sub(emit.Add(capacity, together), 1), together), multiple))
 
 
 COMPACT = Operator(

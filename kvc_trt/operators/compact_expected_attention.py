@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactExpectedAttention."""
     kept = keep_best(emit, _rank)
-    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
 
 
 def _rank(emit: Emitter) -> Value:

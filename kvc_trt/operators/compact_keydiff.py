@@ -38,7 +38,7 @@ SHORTEST = np.float32(1e-12)
 def _write(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     """Write the body of KvcCompactKeydiff."""
     kept = keep_best(emit, _rank)
-    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout.lowest)}
+    return {**kept.outputs, "bounds": page_bounds(emit, kept.keys, kept.stored, layout)}
 
 
 def _rank(emit: Emitter) -> Value:

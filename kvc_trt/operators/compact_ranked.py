@@ -70,7 +70,7 @@ def _write_trim(emit: Emitter, layout: Layout) -> Mapping[str, Value]:
     return {
         "k_cache": k_cache,
         "v_cache": v_cache,
-        "bounds": page_bounds(emit, keys, stored, layout.lowest),
+        "bounds": page_bounds(emit, keys, stored, layout),
         "cache_lengths": lengths,
         "indices": int32(emit, pad_end(emit, positions, emit.attribute("capacity"), np.int64(-1))),
     }

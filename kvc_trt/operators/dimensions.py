@@ -1,7 +1,7 @@
 """The symbols of tensor shapes: their names and ranges, formulas over them, and the sizes of one call.
 
 Symbols: B batch, H query heads, G KV heads, D head size, W observation window, S prompt length, C slots of a cache,
-P = ceil(C / page size) pages, K width of a list of selected tokens, M new tokens of a turn.
+P pages (`stored_pages`), K width of a list of selected tokens, M new tokens of a turn.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ class Size:
     """A further condition, for readers of the C header."""
 
 
+ELEMENT_BYTES = "element_bytes"
+"""Symbol of the size of the cache's elements in bytes. No shape has it; it follows from the type of the tensors."""
+
 SIZES: Mapping[str, Size] = {
     "B": Size("batch", "batch", most=65535),
     "H": Size("heads", "heads", most=65535, multiple_of="G", rule=f"H / G in 1..{MAX_GROUP}"),
@@ -53,21 +56,40 @@ SIZES: Mapping[str, Size] = {
     "C": Size("capacity", "capacity", bits=64, most=MAX_TOKENS),
     "M": Size("block", "block", bits=64, most=MAX_TOKENS),
     "C+M": Size("capacity + block"),
-    "P": Size("pages", "pages", bits=64, most=MAX_TOKENS),
+    "P": Size(
+        "pages", "pages", bits=64, most=MAX_TOKENS, rule="ceil(C / page_size), in 16 bit rounded up to a multiple of 8"
+    ),
     "2D": Size("2 x head size", "channels", least=32, most=2 * MAX_HEAD_SIZE, multiple_of=16),
     "K": Size("selected width", "selected_width", bits=64),
+    ELEMENT_BYTES: Size("bytes per element"),
 }
 """Symbols that the kernels know. An operator's shapes may also use symbols of its own."""
 
-COMMON_FORMULAS: Mapping[str, str] = {"P": "(C + page_size - 1) // page_size", "2D": "2 * D", "C+M": "C + M"}
+COMMON_FORMULAS: Mapping[str, str] = {
+    "P": f"stored_pages(C, page_size, {ELEMENT_BYTES})",
+    "2D": "2 * D",
+    "C+M": "C + M",
+}
 """Derived sizes, the same in every operator whose shapes use them."""
+
+
+def page_multiple(element_bytes: int) -> int:
+    """Return what P is a multiple of: rows of 16-bit bounds start at a multiple of 16 bytes, for tensor cores."""
+    return 8 if element_bytes == 2 else 1
+
+
+def stored_pages(capacity: int, page_size: int, element_bytes: int) -> int:
+    """Return P, the pages that the bounds of `capacity` slots have room for; those past the last slot stay empty."""
+    multiple = page_multiple(element_bytes)
+    return -(-capacity // (page_size * multiple)) * multiple
 
 
 class Dimensions:
     """The sizes known so far in one call; tensors and attributes add sizes, contradictions are refused."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, int] = {}
+    def __init__(self, element_bytes: int | None = None) -> None:
+        """Start with the size of the cache's elements; None where it is not known yet, and no P can be derived."""
+        self._values: dict[str, int] = {} if element_bytes is None else {ELEMENT_BYTES: element_bytes}
 
     def __contains__(self, symbol: str) -> bool:
         return symbol in self._values
@@ -101,7 +123,7 @@ def check_rank(name: str, symbols: tuple[str, ...], found: int) -> None:
         raise Refusal(f"{name}: expected {len(symbols)} dimensions, found {found}")
 
 
-_FUNCTIONS: Mapping[str, Callable[..., int]] = {"max": max, "min": min}
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {"max": max, "min": min, "stored_pages": stored_pages}
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda left, right: left + right,
     ast.Sub: lambda left, right: left - right,
@@ -119,7 +141,7 @@ def names_in(formula: str) -> tuple[str, ...]:
 
 
 def evaluate(formula: str, values: Mapping[str, int]) -> int:
-    """Evaluate a formula such as "max(top_k + 1, token_budget)": whole numbers, names, + - * //, max and min."""
+    """Evaluate a formula such as "max(top_k + 1, token_budget)": whole numbers, names, + - * // and functions."""
     return _compiled(formula)(values)
 
 
@@ -139,7 +161,7 @@ def _compiled(formula: str) -> Callable[[Mapping[str, int]], int]:
             case ast.Call(func=ast.Name(id=name), args=arguments) if name in _FUNCTIONS:
                 function, parts = _FUNCTIONS[name], [made(argument) for argument in arguments]
                 return lambda values: function(*(part(values) for part in parts))
-        raise ValueError(f"formula {formula!r}: expected whole numbers, names, + - * //, max and min")
+        raise ValueError(f"formula {formula!r}: expected whole numbers, names, + - * //, {', '.join(_FUNCTIONS)}")
 
     return made(_parsed(formula))
 

@@ -17,7 +17,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from kvc_trt.operators import KVC_DOMAIN, OPSET
-from kvc_trt.operators.dimensions import COMMON_FORMULAS, INT32_MAX, Dimensions, Refusal, evaluate, names_in
+from kvc_trt.operators.dimensions import (
+    COMMON_FORMULAS,
+    ELEMENT_BYTES,
+    INT32_MAX,
+    Dimensions,
+    Refusal,
+    evaluate,
+    names_in,
+)
 
 if TYPE_CHECKING:
     from onnx import FunctionProto
@@ -191,9 +199,12 @@ class Operator:
                 known = {name: values[name] if name in values else sizes[name] for name in names}
                 sizes.fix(symbol, evaluate(formula, known), self.origin_of(symbol))
 
-    def output_shapes(self, inputs: Mapping[str, Sequence[int]], values: Mapping[str, int]) -> dict[str, list[int]]:
-        """Return the shape of every output, given the shapes of all inputs and the attributes. Nothing is checked."""
-        known = dict(values)
+    def output_shapes(
+        self, inputs: Mapping[str, Sequence[int]], values: Mapping[str, int], element_bytes: int
+    ) -> dict[str, list[int]]:
+        """Return the shape of every output, given the shapes of all inputs, the attributes and the size of the cache's
+        elements in bytes. Nothing is checked."""
+        known = {**values, ELEMENT_BYTES: element_bytes}
         for tensor in self.inputs:
             known |= zip(tensor.shape, inputs[tensor.name], strict=True)
         for symbol, formula in self.all_formulas():
@@ -213,7 +224,7 @@ class Operator:
     @cached_property
     def _all_formulas(self) -> tuple[tuple[str, str], ...]:
         named = {symbol for tensor in self.tensors for symbol in tensor.shape}
-        known = named | set(_names(self.attributes))
+        known = named | {*_names(self.attributes), ELEMENT_BYTES}
         common = (one for one in COMMON_FORMULAS.items() if one[0] in named and known.issuperset(names_in(one[1])))
         return (*self.formulas.items(), *common)
 

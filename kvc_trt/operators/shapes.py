@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvc_trt.models.dtypes import numpy_dtype
+from kvc_trt.operators.dimensions import page_multiple
 
 if TYPE_CHECKING:
     from kvc_trt.operators.emitter import Emitter, Value
@@ -70,7 +71,7 @@ class Layout:
     capacity: int | None = None
     """Slots of every cache; None if layers differ and bodies read the shapes of their inputs."""
     pages: int | None = None
-    """Pages of every cache; None if layers differ."""
+    """P of every cache; None if layers differ."""
     dtype: str = "float32"
     """Type of the cache."""
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -80,6 +81,11 @@ class Layout:
     def lowest(self) -> np.ndarray:
         """The value that marks an empty page: the lowest finite number of the cache's type."""
         return np.array(LOWEST[self.dtype], numpy_dtype(self.dtype))
+
+    @property
+    def page_multiple(self) -> int:
+        """What the number of pages of every cache is a multiple of."""
+        return page_multiple(numpy_dtype(self.dtype).itemsize)
 
     def number(self, name: str) -> float:
         """Return one of `numbers` by name; ValueError if the engine does not have it."""

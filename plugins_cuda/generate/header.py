@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kvc_trt.kernels.parameters import kernel_of, members
-from kvc_trt.operators.dimensions import COMMON_FORMULAS, MAX_GROUP, MAX_HEAD_SIZE, SIZES
+from kvc_trt.operators.dimensions import MAX_GROUP, MAX_HEAD_SIZE, SIZES
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import Operator
-from plugins_cuda.generate.formulas import expression
 
 
 def limits_header() -> str:
@@ -53,10 +52,7 @@ def _struct(operator: Operator) -> str:
 
 def _symbols() -> str:
     named = {symbol for one in KERNEL_OPERATORS for tensor in one.tensors for symbol in tensor.shape}
-    words = [
-        f"{symbol} {size.words}" + (f" = {expression(COMMON_FORMULAS[symbol])}" if symbol in COMMON_FORMULAS else "")
-        for symbol, size in SIZES.items()
-        if symbol in named and symbol not in ("2D", "C+M")
-    ]
+    words = [f"{symbol} {size.words}" for symbol, size in SIZES.items() if symbol in named - {"2D", "C+M"}]
     half = (len(words) + 1) // 2
-    return ", ".join(words[:half]) + ",\n * " + ", ".join(words[half:]) + "."
+    derived = f"P = {SIZES['P'].rule}."
+    return ", ".join(words[:half]) + ",\n * " + ", ".join(words[half:]) + f".\n * {derived}"

@@ -72,6 +72,7 @@ def _operator(operator: Operator) -> str:
 // Its tables, and how a call of it becomes one of the C ABI.
 {"#include <algorithm>" if "std::" in formulas else ""}
 
+{'#include "kernels/stored_pages.h"' if "stored_pages(" in formulas else ""}
 #include "kvc/kvc.h"
 #include "tensorrt/operators.h"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvc_trt.kernels.parameters import kernel_of, members, size_members
-from kvc_trt.operators.dimensions import INT32_MAX, SIZES, Size, names_in
+from kvc_trt.operators.dimensions import ELEMENT_BYTES, INT32_MAX, SIZES, Size, names_in
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
 from plugins_cuda.generate.formulas import expression
@@ -20,6 +20,7 @@ def rules_header() -> str:
 #include <algorithm>
 #include <vector>
 
+#include "kernels/stored_pages.h"
 #include "kvc/parameters.h"
 #include "src/checks.h"
 
@@ -134,4 +135,5 @@ def _locals(operator: Operator, formulas: list[str]) -> str:
     """Variables for what the formulas read."""
     names = dict.fromkeys(name for formula in formulas for name in names_in(formula))
     fields = size_members(operator)
-    return "\n".join(f"const int64_t {name} = p.{fields.get(name, name)};" for name in names)
+    values = {name: "make.element_bytes" if name == ELEMENT_BYTES else f"p.{fields.get(name, name)}" for name in names}
+    return "\n".join(f"const int64_t {name} = {value};" for name, value in values.items())

@@ -38,10 +38,10 @@ struct Share {
 };
 
 template <class WeightAt>
-__device__ __forceinline__ Share share_of(uint32_t key, uint32_t threshold, int32_t i, WeightAt weight_at) {
+__device__ __forceinline__ Share share_of(uint32_t key, const Threshold& threshold, int32_t i, WeightAt weight_at) {
     Share share;
-    if (key > threshold) share.larger = weight_at(i);
-    if (key == threshold) share.equal = weight_at(i);
+    if (threshold.is_below(key)) share.larger = weight_at(i);
+    if (threshold.is_equal(key)) share.equal = weight_at(i);
     return share;
 }
 
@@ -64,9 +64,9 @@ struct SelectedBits {
     uint32_t larger = 0;
     uint32_t equal = 0;
 
-    __device__ __forceinline__ void add(int32_t bit, uint32_t key, uint32_t threshold) {
-        larger |= static_cast<uint32_t>(key > threshold) << bit;
-        equal |= static_cast<uint32_t>(key == threshold) << bit;
+    __device__ __forceinline__ void add(int32_t bit, uint32_t key, const Threshold& threshold) {
+        larger |= static_cast<uint32_t>(threshold.is_below(key)) << bit;
+        equal |= static_cast<uint32_t>(threshold.is_equal(key)) << bit;
     }
 
     template <class WeightAt>
@@ -100,7 +100,7 @@ __device__ __forceinline__ void emit_ascending(const MemoryKeys<kThreads, KeyAt>
     Share own;
 #pragma unroll kInFlight
     for (int32_t i = first + lane_index(); i < last; i += kWarpSize) {
-        own = own + share_of(keys.key_at(i), threshold.key, i, weight_at);
+        own = own + share_of(keys.key_at(i), threshold, i, weight_at);
     }
     Share before = share_before_warp<kThreads>({warp_sum(own.larger), warp_sum(own.equal)}, storage);
 #pragma unroll 1
@@ -109,7 +109,7 @@ __device__ __forceinline__ void emit_ascending(const MemoryKeys<kThreads, KeyAt>
 #pragma unroll
         for (int32_t j = 0; j < kInFlight; ++j) {
             const int32_t i = base + j * kWarpSize + lane_index();
-            if (i < last) bits.add(j, keys.key_at(i), threshold.key);
+            if (i < last) bits.add(j, keys.key_at(i), threshold);
         }
 #pragma unroll 1
         for (int32_t j = 0; j < kInFlight; ++j) {
@@ -132,8 +132,8 @@ __device__ __forceinline__ void emit_ascending(const RegisterKeys<kKeys>& keys, 
     SelectedBits bits;
     Share own;
     keys.for_each([&](int32_t i, uint32_t key) {
-        bits.add(i - keys.first, key, threshold.key);
-        own = own + share_of(key, threshold.key, i, weight_at);
+        bits.add(i - keys.first, key, threshold);
+        own = own + share_of(key, threshold, i, weight_at);
     });
     Share all;
     const Share below = {warp_exclusive_scan(own.larger, all.larger), warp_exclusive_scan(own.equal, all.equal)};

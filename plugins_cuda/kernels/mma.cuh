@@ -31,20 +31,14 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], cons
     platform::load_matrices_transposed(to, &row);
 }
 
-// Two numbers in one register, as a fragment holds them.
+// Two numbers rounded to T in one register, as a fragment holds them.
 template <class T>
-__device__ __forceinline__ uint32_t join_pair(T low, T high) {
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
     static_assert(sizeof(T) == 2);
-    const T pair[2] = {low, high};
+    const T pair[2] = {from_float<T>(low), from_float<T>(high)};
     uint32_t bits;
     memcpy(&bits, pair, sizeof bits);
     return bits;
-}
-
-// The same of two numbers that are rounded to T.
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-    return join_pair(from_float<T>(low), from_float<T>(high));
 }
 
 }  // namespace kvc

@@ -47,9 +47,9 @@ struct PageScoresParams {
     int32_t top_r;        // r
     int32_t row_vectors;  // 16-byte vectors of a staged row: 16, 32 or 64, one thread each
 
-    // Pages per block, whole units: a vector less than are staged, for a row may start anywhere in its first one.
+    // Pages per block, whole units: a vector less than are staged where a row may start anywhere in its first one.
     __host__ __device__ __forceinline__ int chunk() const {
-        return (row_vectors - 1) * kVectorWidth<T> / kUnitPages * kUnitPages;
+        return (row_vectors - (kAlignedRows<T> ? 0 : 1)) * kVectorWidth<T> / kUnitPages * kUnitPages;
     }
 };
 
@@ -79,18 +79,19 @@ __host__ __device__ __forceinline__ ScoreLayout score_layout(int row_vectors, in
     return layout;
 }
 
-// Where a staged row starts, and what its channel contributes: the query on it, negated where a minimum is read as a
-// negated maximum, nothing for a row of zeros. One thread per row.
+// What the channel of a staged row contributes: the query on it, negated where a minimum is read as a negated maximum,
+// nothing for a row of zeros. And where the row starts, unless it is aligned. One thread per row.
 template <class T, class Scorer>
 __device__ __forceinline__ void describe_rows(const GroupQuery& query, int pages, int start,
                                               const StagedBounds<T>& staged, const Scorer& scorer) {
     const int i = static_cast<int>(threadIdx.x);
     if (i < query.channels) {
         const int row = query.chosen[i];
-        staged.first[i] = i * staged.row + ((row * pages + start) & (kVectorWidth<T> - 1));
+        if constexpr (!kAlignedRows<T>) {
+            staged.first[i] = i * staged.row + ((row * pages + start) & (kVectorWidth<T> - 1));
+        }
         scorer.store_query(query, i, query.channel_of(row), row < query.head_size ? 1.0f : -1.0f);
     } else if (i < staged.rows) {
-        staged.first[i] = i * staged.row;
         scorer.store_query(query, i, 0, 0.0f);
     }
 }
@@ -122,9 +123,8 @@ __device__ __forceinline__ void score_pages(const PageScoresParams<T>& params, c
                                             const QueryChannel& own, const GroupQuery& query, int64_t head) {
     const ScoreLayout layout =
         score_layout<T, kHeads>(params.row_vectors, query.channels, query.group, query.head_size);
-    KVC_SHARED(int32_t, first, KVC_LARGEST_HEAD_SIZE);
-    const StagedBounds<T> staged = {dynamic_shared<T>(0, layout.rows * layout.row), first, layout.row, layout.rows,
-                                    params.pages % kVectorWidth<T> == 0};
+    const StagedBounds<T> staged = {dynamic_shared<T>(0, layout.rows * layout.row), starts_of_rows<T>(), layout.row,
+                                    layout.rows};
     const PageScorer<T, kHeads> scorer(query, layout.scorer);
 
     choose_channels(own, query);

@@ -93,7 +93,7 @@ private:
 #pragma unroll 4
         for (int i = part * run; i < end; ++i) {
             const HeadTile<kHeads> q = query[i];
-            const int first = staged.first[i];
+            const int first = staged.start_of(i);
 #pragma unroll
             for (int k = 0; k < kLanePages; ++k) {
                 const float bound = pages[k][first];

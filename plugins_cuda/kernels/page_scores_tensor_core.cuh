@@ -6,10 +6,9 @@
 // quarter of the rows; rows 4 to 7 repeat them, so that their lanes write the second unit while the others write the
 // first.
 //
-// The query is in shared memory in operand order, one read for both units. Where P is a multiple of 8, staged rows
-// start at a multiple of 16 bytes, and one ldmatrix takes the bounds of a step for both units. Elsewhere a row may start
-// at any element, and bounds are read one by one. Rows are 16 bytes further apart than a multiple of 128
-// (kSpareVectors): eight rows of 16 bytes, and four rows of eight elements at any alignment, are in different banks.
+// The query is in shared memory in operand order, one read for both units. One ldmatrix takes the bounds of a step for
+// both. Rows are 16 bytes further apart than a multiple of 128 (kSpareVectors), so that eight of them are in different
+// banks.
 //
 // Channels are taken kStepChannels at a time. Past the last one are rows of zeros, and a query of zeros.
 //
@@ -39,7 +38,7 @@ class TensorCoreScorer {
     static_assert(kHeads == 4 || kHeads == 8 || kHeads == 16);
 
 public:
-    static constexpr int kSpareVectors = 1;  // at the end of a staged row; a tile of pages may reach into them
+    static constexpr int kSpareVectors = 1;  // at the end of a staged row
     static constexpr __host__ __device__ int rows(int channels) {
         return (channels + kStepChannels - 1) / kStepChannels * kStepChannels;
     }
@@ -72,62 +71,30 @@ public:
                                           const ScoredChunk& chunk) const {
         for (int page = warp_index() * kTilePages; page < chunk.count; page += kScoreWarps * kTilePages) {
             float sums[kUnits][4] = {};
-            if (staged.aligned) {
-                add_channels<true>(staged, page, sums);
-            } else {
-                add_channels<false>(staged, page, sums);
-            }
+            add_channels(staged, page, sums);
             write_tile(query, chunk, page, sums);
         }
     }
 
 private:
-    template <bool kAligned>
     __device__ __forceinline__ void add_channels(const StagedBounds<T>& staged, int page,
                                                  float (&sums)[kUnits][4]) const {
+        // Of the four matrices, each lane gives one row: channels 0..7 and 8..15 for the first unit, then for the second.
+        const int own_page = page + lane_index() / kStepChannels * kUnitPages;
+        int row = staged.start_of(lane_index() % kStepChannels) + own_page;
         int own = lane_index() % kStepOperands;
 #pragma unroll 4
         for (int channel = 0; channel < staged.rows; channel += kStepChannels) {
             const uint4 heads = operands_[own];
-            uint32_t bounds[kUnits][2];
-            if constexpr (kAligned) {
-                load_aligned(staged, channel, page, bounds);
-            } else {
-                load_elements(staged, channel, page, bounds);
-            }
+            uint32_t bounds[2 * kUnits];
+            load_matrices_transposed(bounds, staged.values[row]);
 #pragma unroll
             for (int unit = 0; unit < kUnits; ++unit) {
-                mma_m16n8k16<T>(sums[unit], {heads.x, heads.y, heads.z, heads.w}, bounds[unit]);
+                mma_m16n8k16<T>(sums[unit], {heads.x, heads.y, heads.z, heads.w},
+                                {bounds[2 * unit], bounds[2 * unit + 1]});
             }
             own += kStepOperands;
-        }
-    }
-
-    // The bounds of the step's channels for both units. Each lane gives one row of the four matrices: channels 0..7 and
-    // 8..15 for the first unit, then for the second.
-    __device__ __forceinline__ void load_aligned(const StagedBounds<T>& staged, int channel, int page,
-                                                 uint32_t (&bounds)[kUnits][2]) const {
-        const int row = channel + lane_index() % kStepChannels;
-        uint32_t loaded[2 * kUnits];
-        load_matrices_transposed(loaded,
-                                 staged.values[row * staged.row + page + lane_index() / kStepChannels * kUnitPages]);
-#pragma unroll
-        for (int i = 0; i < 2 * kUnits; ++i) {
-            bounds[i / 2][i % 2] = loaded[i];
-        }
-    }
-
-    // The same where rows start at any element.
-    __device__ __forceinline__ void load_elements(const StagedBounds<T>& staged, int channel, int page,
-                                                  uint32_t (&bounds)[kUnits][2]) const {
-        const int t = lane_index() % kQuad;
-        const SharedSpan<int2> first = staged.first.template cast<int2>();
-        const int2 before = first[channel / 2 + t], after = first[channel / 2 + t + kQuad];
-#pragma unroll
-        for (int unit = 0; unit < kUnits; ++unit) {
-            const int own_page = page + unit * kUnitPages + lane_index() / kQuad;
-            bounds[unit][0] = join_pair(staged.values[before.x + own_page], staged.values[before.y + own_page]);
-            bounds[unit][1] = join_pair(staged.values[after.x + own_page], staged.values[after.y + own_page]);
+            row += kStepChannels * staged.row;
         }
     }
 

@@ -129,7 +129,7 @@ __device__ __forceinline__ void select_by_votes(const uint32_t* keys, int32_t co
     __syncthreads();
     const auto keys_read = memory_keys<kThreads>(count, key_at);
     const Threshold threshold =
-        find_threshold<kThreads, kSelectCopies>(keys_read, quota, UnitWeight(), histogram, sums);
+        find_threshold<kThreads, kSelectCopies>(keys_read, quota, kAllPasses, UnitWeight(), histogram, sums);
     emit_ascending<kThreads>(keys_read, threshold, UnitWeight(), shares, emit);
 }
 

@@ -4,14 +4,17 @@
 // the selection is exact: in any order of the threads there is one threshold key, and equal keys are served by index.
 // This is the top-k of RocketKV (arXiv 2502.14051, both stages) under the tie rule that the reference defines.
 //
-//   find_threshold   the key of the last element that gets a share of `quota`: larger keys weigh less than quota in
-//                    total, larger and equal ones at least quota. `ties` is what is left for the equal ones.
+//   find_threshold   the key of the last element that gets a share of `quota`, or as many of its bits as set it apart:
+//                    larger keys weigh less than quota in total, larger and equal ones at least quota. `ties` is what
+//                    is left for the equal ones.
 //
 // n in 1..2^20 elements of integer weight >= 0, total below 2^31. Called by all kThreads threads of the block with
 // the same arguments; key_at(i) and weight_at(i) must give the same answer whenever they are asked.
 //
-// Cost: four radix passes of 8 bits, with two barriers each. Keys in memory are read once a pass, and twice more when
-// they are emitted: 6·4·n bytes by one block. Up to about 40K of them stay in the L1 cache after the first pass.
+// Cost: up to four radix passes of 8 bits, with two barriers each. They end where a digit's bin has one element left,
+// or just what is left of the quota: of a thousand pages with scores of their own usually after three. Keys in memory
+// are read once a pass, and twice more when they are emitted: up to 6·4·n bytes by one block. Up to about 40K of them
+// stay in the L1 cache after the first pass.
 //
 // Contention: equal values are structural here. Max-pooling makes plateaus of hundreds of equal keys, and the top digit
 // is the exponent, so a warp often adds 32 times to one bin, which shared memory serialises. Hence kCopies histograms,
@@ -40,7 +43,11 @@ constexpr int kHistogramWords = kRadixBins * kCopies;
 
 struct Threshold {
     uint32_t key;
-    int32_t ties;  // weight that elements of exactly this key still get, in ascending order of index
+    int32_t ties;   // weight that elements of this key still get, in ascending order of index
+    uint32_t mask;  // of the bits of keys that count
+
+    __device__ __forceinline__ bool is_below(uint32_t other) const { return (other & mask) > key; }
+    __device__ __forceinline__ bool is_equal(uint32_t other) const { return (other & mask) == key; }
 };
 
 struct UnitWeight {
@@ -163,14 +170,16 @@ __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_
     return static_cast<uint32_t>(kRadixBins - 1 - __shfl_sync(kFullWarp, lane * kBinsPerLane + passed, owner));
 }
 
-// The histogram must be cleared, and a barrier have followed that and the keys in memory. Two barriers in each of the
-// four passes. A quota <= 0 selects nothing; one beyond the total weight, everything.
+// The histogram must be cleared, and a barrier have followed that and the keys in memory. Two barriers in each pass. A
+// quota <= 0 selects nothing; one beyond the total weight, everything. `single`: elements that weigh no more than this
+// together are one element; 0 where none do for certain. kAllPasses where equal keys are usual: a test less in a pass.
+constexpr int32_t kAllPasses = -1;
 template <int kThreads, int kCopies, class Keys, class WeightAt>
-__device__ __forceinline__ Threshold find_threshold(const Keys& keys, int32_t quota, WeightAt weight_at,
+__device__ __forceinline__ Threshold find_threshold(const Keys& keys, int32_t quota, int32_t single, WeightAt weight_at,
                                                     SharedSpan<uint32_t> histogram, SharedSpan<uint32_t> sums) {
     static_assert(kThreads % kWarpSize == 0 && kThreads <= 1024, "whole warps, at most one block");
     static_assert(kCopies >= 1 && kCopies <= kWarpSize && (kCopies & (kCopies - 1)) == 0, "copies divide a warp");
-    if (quota <= 0) return {0xffffffffu, 0};
+    if (quota <= 0) return {0xffffffffu, 0, 0xffffffffu};
     uint32_t prefix = 0;
     uint32_t mask = 0;
 #pragma unroll 1
@@ -179,10 +188,13 @@ __device__ __forceinline__ Threshold find_threshold(const Keys& keys, int32_t qu
         __syncthreads();
         add_copies<kThreads, kCopies>(histogram, sums);
         __syncthreads();
-        prefix |= take_digit(sums, quota) << shift;
+        const uint32_t digit = take_digit(sums, quota);
+        prefix |= digit << shift;
         mask |= static_cast<uint32_t>(kRadixBins - 1) << shift;
+        const auto weight = static_cast<int32_t>(sums[kRadixBins - 1 - digit]);  // read by all before the next barrier
+        if (single != kAllPasses && (weight <= single || weight <= quota)) break;
     }
-    return {prefix, quota};
+    return {prefix, quota, single != kAllPasses ? mask : 0xffffffffu};
 }
 
 }  // namespace kvc

@@ -118,8 +118,8 @@ __device__ __forceinline__ void write_best(const ScoredPages& pages, int32_t quo
             lists.write(page * pages.page_size + i, slot + i);
         }
     };
-    const Threshold threshold =
-        find_threshold<kTokenThreads, kTokenCopies>(keys, quota, weight_at, storage.histogram, storage.sums);
+    const Threshold threshold = find_threshold<kTokenThreads, kTokenCopies>(keys, quota, pages.page_size, weight_at,
+                                                                            storage.histogram, storage.sums);
     emit_ascending<kTokenThreads>(keys, threshold, weight_at, storage.shares, emit);
 }
 

@@ -149,7 +149,7 @@ inline void check_memory(const std::vector<Tensor>& tensors) {
 
 template <class Params>
 TensorMaker maker(const Params& params) {
-    return {params.dtype == KVC_FLOAT32 ? 4 : 2};
+    return {element_bytes_of(params.dtype)};
 }
 
 }  // namespace kvc::checks

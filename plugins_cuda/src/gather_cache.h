@@ -5,6 +5,7 @@
 
 #include "kernels/gather_cache.cuh"
 #include "kernels/move_in_place.cuh"
+#include "kernels/stored_pages.h"
 #include "kvc/compact.h"
 #include "src/launch.h"
 #include "src/validate.h"
@@ -13,12 +14,14 @@ namespace kvc {
 
 /// Shares of about 48 slots: enough bytes for a block, and enough blocks for a whole GPU at batch 1. Without bounds a
 /// page is only what one thread copies.
-inline PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds) {
+template <class T>
+PageLayout page_layout(int32_t capacity, int32_t page_size, bool with_bounds) {
     constexpr int32_t kSlotsPerBlock = 48;
     constexpr int32_t kMostColumns = 32;
     PageLayout layout{};
     layout.page_size = std::min(with_bounds ? page_size : kRowsInFlight, capacity);
-    layout.pages = ceil_div(capacity, layout.page_size);
+    layout.pages = with_bounds ? static_cast<int32_t>(stored_pages(capacity, page_size, sizeof(T)))
+                               : ceil_div(capacity, layout.page_size);
     layout.segment_slots = std::max(kRowsInFlight, ceil_div(layout.page_size, kMostColumns));
     layout.segments = ceil_div(layout.page_size, layout.segment_slots);
     layout.pages_per_block = std::clamp(kSlotsPerBlock / layout.page_size, 1, kMostColumns);
@@ -43,7 +46,7 @@ void launch_gather(const KvcCompactParams& params, Stream& stream) {
     gather.k_cache = static_cast<T*>(params.k_cache);
     gather.v_cache = static_cast<T*>(params.v_cache);
     gather.bounds = static_cast<T*>(params.bounds);
-    gather.layout = page_layout(gather.capacity, params.page_size, params.bounds != nullptr);
+    gather.layout = page_layout<T>(gather.capacity, params.page_size, params.bounds != nullptr);
     gather.in_place = compacts_in_place(params);
     const dim3 grid =
         grid_of(ceil_div(gather.layout.pages, gather.layout.pages_per_block), params.kv_heads, params.batch);

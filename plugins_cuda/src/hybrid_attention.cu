@@ -32,8 +32,9 @@ struct Scratch {
     AttentionScratch attention;
 };
 
+// P.
 int32_t pages_of(const KvcHybridAttentionParams& p) {
-    return static_cast<int32_t>(ceil_div(p.capacity, int64_t{p.page_size}));
+    return static_cast<int32_t>(stored_pages(p.capacity, p.page_size, element_bytes_of(p.dtype)));
 }
 
 template <class T, int kHeads>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/stored_pages.h"
 #include "kvc/parameters.h"
 #include "src/checks.h"
 
@@ -79,15 +80,16 @@ inline std::vector<Tensor> contiguous_tensors_of(const KvcCompactParams& p) {
     const TensorMaker make = maker(p);
     const int64_t C = p.capacity;
     const int64_t page_size = p.page_size;
+    const int64_t element_bytes = make.element_bytes;
     const int64_t D = p.head_size;
-    return {
-        make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
-        make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
-        make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-        make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-        make.optional(make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, (C + page_size - 1) / page_size})),
-        make.integers("cache_lengths", p.cache_lengths, {p.batch}),
-        make.integers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
+    return {make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
+            make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
+            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.optional(make.output("bounds", p.bounds,
+                                      {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)})),
+            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.integers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
 }
 
 // ---- KvcCompactTurn
@@ -114,18 +116,19 @@ inline std::vector<Tensor> tensors_of(const KvcCompactTurnParams& p) {
     const TensorMaker make = maker(p);
     const int64_t C = p.capacity;
     const int64_t page_size = p.page_size;
+    const int64_t element_bytes = make.element_bytes;
     const int64_t D = p.head_size;
-    return {
-        make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
-        make.input("k", p.k, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
-        make.input("v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
-        make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
-        make.integers("window_lengths", p.window_lengths, {p.batch}),
-        make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-        make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-        make.optional(make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, (C + page_size - 1) / page_size})),
-        make.integers("cache_lengths", p.cache_lengths, {p.batch}),
-        make.integers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
+    return {make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
+            make.input("k", p.k, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+            make.input("v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
+            make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
+            make.integers("window_lengths", p.window_lengths, {p.batch}),
+            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.optional(make.output("bounds", p.bounds,
+                                      {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)})),
+            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.integers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
 }
 
 // ---- KvcDenseAttention
@@ -183,13 +186,14 @@ inline std::vector<Tensor> tensors_of(const KvcHybridAttentionParams& p) {
     const TensorMaker make = maker(p);
     const int64_t C = p.capacity;
     const int64_t page_size = p.page_size;
+    const int64_t element_bytes = make.element_bytes;
     const int64_t D = p.head_size;
     return {make.input("query", p.query, {p.batch, p.heads, p.head_size}),
             make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.head_size}),
             make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.head_size}),
             make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, (C + page_size - 1) / page_size}),
+            make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)}),
             make.integers("cache_lengths", p.cache_lengths, {p.batch}),
             make.output("output", p.output, {p.batch, p.heads, p.head_size}),
             make.optional(make.integers("selected", p.selected, {p.batch, p.kv_heads, p.selected_width}))};

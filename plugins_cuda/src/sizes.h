@@ -18,6 +18,9 @@ constexpr Integer ceil_div(Integer a, Integer b) {
     return a / b + (a % b != 0 ? 1 : 0);
 }
 
+/// Bytes of an element of a validated KvcDtype.
+constexpr int64_t element_bytes_of(int32_t dtype) { return dtype == KVC_FLOAT32 ? 4 : 2; }
+
 /// Largest size in bytes: offsets are signed 64-bit.
 inline constexpr uint64_t kLargestSize = std::numeric_limits<int64_t>::max();
 

@@ -24,13 +24,24 @@ enum class Dim : uint8_t {
     kPages,             ///< P
     kTwiceHeadSize,     ///< 2D
     kSelectedWidth,     ///< K
+    kBytesPerElement,   ///< element_bytes
 };
-inline constexpr size_t kDims = 12;
+inline constexpr size_t kDims = 13;
 
 /// In messages.
-inline constexpr const char* kDimNames[kDims] = {
-    "batch",    "heads", "kv heads",         "head size", "window",        "prompt length",
-    "capacity", "block", "capacity + block", "pages",     "2 x head size", "selected width"};
+inline constexpr const char* kDimNames[kDims] = {"batch",
+                                                 "heads",
+                                                 "kv heads",
+                                                 "head size",
+                                                 "window",
+                                                 "prompt length",
+                                                 "capacity",
+                                                 "block",
+                                                 "capacity + block",
+                                                 "pages",
+                                                 "2 x head size",
+                                                 "selected width",
+                                                 "bytes per element"};
 
 /// Most attributes of an operator.
 inline constexpr size_t kMaxFields = 5;

@@ -38,7 +38,11 @@ IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noe
 }
 
 IPluginV3* Plugin::clone() noexcept {
-    return guarded<IPluginV3*>(operator_.name, nullptr, [&] { return new Plugin(operator_, fields_); });
+    return guarded<IPluginV3*>(operator_.name, nullptr, [&] {
+        auto* made = new Plugin(operator_, fields_);
+        made->cache_type_ = cache_type_;
+        return made;
+    });
 }
 
 int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t outputs, const DataType* input_types,
@@ -55,6 +59,7 @@ int32_t Plugin::getOutputDataTypes(DataType* output_types, int32_t outputs, cons
         for (size_t i = 0; i < operator_.outputs.size(); ++i) {
             output_types[i] = type_of(operator_.outputs[i], input_types[0]);
         }
+        cache_type_ = input_types[0];
         return kDone;
     });
 }
@@ -66,6 +71,7 @@ int32_t Plugin::getOutputShapes(const DimsExprs* input_shapes, int32_t inputs, c
         if (shape_inputs != 0) refuse("expected no shape inputs, found %d", static_cast<int>(shape_inputs));
         SymbolExprs exprs{};
         Sizes sizes;
+        if (cache_type_) sizes.fix(Dim::kBytesPerElement, element_bytes_of(*cache_type_), "type of the cache");
         for (size_t i = 0; i < operator_.inputs.size(); ++i) bind(operator_.inputs[i], input_shapes[i], exprs, sizes);
         operator_.derive(fields_, sizes);
         for (size_t i = 0; i < operator_.outputs.size(); ++i) {
@@ -136,8 +142,14 @@ void Plugin::check_counts(int32_t inputs, int32_t outputs) const {
     }
 }
 
+Call Plugin::empty_call(DataType cache_type) const {
+    Call call{fields_, {}, dtype_of(cache_type)};
+    call.sizes.fix(Dim::kBytesPerElement, element_bytes_of(cache_type), "type of the cache");
+    return call;
+}
+
 Call Plugin::call_at(const DynamicPluginTensorDesc* in, ProfileEnd end) const {
-    Call call{fields_, {}, dtype_of(in[0].desc.type)};
+    Call call = empty_call(in[0].desc.type);
     for (size_t i = 0; i < operator_.inputs.size(); ++i) {
         check_type(operator_.inputs[i], in[i].desc, in[0].desc.type);
         bind(operator_.inputs[i], in[i].*end, call.sizes);
@@ -147,7 +159,7 @@ Call Plugin::call_at(const DynamicPluginTensorDesc* in, ProfileEnd end) const {
 }
 
 Call Plugin::call_with(const PluginTensorDesc* in, const PluginTensorDesc* out) const {
-    Call call{fields_, {}, dtype_of(in[0].type)};
+    Call call = empty_call(in[0].type);
     for (size_t i = 0; i < operator_.inputs.size(); ++i) {
         check_type(operator_.inputs[i], in[i], in[0].type);
         bind(operator_.inputs[i], in[i].dims, call.sizes);

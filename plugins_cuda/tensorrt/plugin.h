@@ -1,12 +1,14 @@
 // The part that all operators share: an IPluginV3 and its creator, driven by the tables of an Operator.
 //
-// Stateless beyond the attributes: what a call needs follows from the tensor descriptions that TensorRT passes with it,
-// so clones, contexts and profiles cannot disagree. Nothing is allocated between deserialisation and the last step.
+// Stateless beyond the attributes and the type of the cache, which shapes of outputs depend on and TensorRT tells with
+// the types alone. What a call needs follows from the tensor descriptions that TensorRT passes with it, so clones,
+// contexts and profiles cannot disagree. Nothing is allocated between deserialisation and the last step.
 #pragma once
 
 #include <NvInferRuntime.h>
 
 #include <array>
+#include <optional>
 #include <span>
 
 #include "kvc/types.h"
@@ -83,6 +85,8 @@ private:
     using ProfileEnd = nvinfer1::Dims nvinfer1::DynamicPluginTensorDesc::*;
 
     void check_counts(int32_t inputs, int32_t outputs) const;
+    /// A call without sizes but that of the cache's elements.
+    Call empty_call(nvinfer1::DataType cache_type) const;
     /// The call at one end of an optimisation profile; throws Refusal where shapes do not fit together.
     Call call_at(const nvinfer1::DynamicPluginTensorDesc* in, ProfileEnd end) const;
     /// The call with the concrete shapes of its inputs and outputs.
@@ -93,6 +97,7 @@ private:
 
     const Operator& operator_;
     Fields fields_;
+    mutable std::optional<nvinfer1::DataType> cache_type_;  ///< of the network that the plugin is part of
 };
 
 class Creator final : public nvinfer1::IPluginCreatorV3One {

@@ -102,6 +102,8 @@ KvcDtype dtype_of(DataType cache_type) {
     }
 }
 
+int32_t element_bytes_of(DataType cache_type) { return dtype_of(cache_type) == KVC_FLOAT32 ? 4 : 2; }
+
 void check_type(const TensorSpec& spec, const PluginTensorDesc& desc, DataType cache_type) {
     const DataType expected = type_of(spec, cache_type);
     if (desc.type != expected || desc.format != TensorFormat::kLINEAR) {

@@ -68,6 +68,7 @@ nvinfer1::DimsExprs shape_of(const TensorSpec& spec, const SymbolExprs& exprs, c
 nvinfer1::DataType type_of(const TensorSpec& spec, nvinfer1::DataType cache_type);
 bool is_cache_type(nvinfer1::DataType type);
 KvcDtype dtype_of(nvinfer1::DataType cache_type);
+int32_t element_bytes_of(nvinfer1::DataType cache_type);
 
 /// Throws Refusal unless the tensor has the type of its spec and the linear format.
 void check_type(const TensorSpec& spec, const nvinfer1::PluginTensorDesc& desc, nvinfer1::DataType cache_type);

@@ -36,7 +36,7 @@ def as_compiled(engine: Path, backend: str, library_sha256: str = "ab" * 32) -> 
         "backend": backend,
         "architecture": "sm_90",
         **TARGETS[backend],
-        "plugins": {"file": "libkvc_plugins.so", "sha256": library_sha256, "abi": 1},
+        "plugins": {"file": "libkvc_plugins.so", "sha256": library_sha256, "abi": 2},
         "compatibility": "none",
     }
     sizes = listing(engine)

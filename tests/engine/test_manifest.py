@@ -35,6 +35,14 @@ def reseal(engine, **changes):
     (engine / "manifest.json").write_bytes(sealed(manifest))
 
 
+def rewrite(engine, config):
+    """Replace config.json, with the right digests."""
+    content = canonical(config)
+    (engine / "config.json").write_bytes(content)
+    record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    reseal(engine, files={**read_manifest(engine)["files"], "config.json": record})
+
+
 def test_a_fresh_engine_opens_whole(tiny_engine):
     engine = open_engine(tiny_engine)
     assert set(engine.files) == set(FILES) - {"manifest.json"}
@@ -174,11 +182,7 @@ def test_another_version_is_refused_with_the_command_that_rebuilds(tiny_engine):
 
 
 def test_a_config_of_another_version_is_refused(tiny_engine):
-    content = canonical({**json.loads((tiny_engine / "config.json").read_bytes()), "version": "9"})
-    (tiny_engine / "config.json").write_bytes(content)
-    manifest = read_manifest(tiny_engine)
-    record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
-    reseal(tiny_engine, files={**manifest["files"], "config.json": record})
+    rewrite(tiny_engine, {**json.loads((tiny_engine / "config.json").read_bytes()), "version": "9"})
     with pytest.raises(InputError, match="version '9', expected"):
         open_engine(tiny_engine)
 
@@ -239,11 +243,38 @@ def test_a_config_that_makes_no_sense_is_refused_even_with_right_digests(tiny_en
         del section[last]
     else:
         section[last] = value
-    content = canonical(config)
-    (tiny_engine / "config.json").write_bytes(content)
-    record = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
-    reseal(tiny_engine, files={**read_manifest(tiny_engine)["files"], "config.json": record})
+    rewrite(tiny_engine, config)
     with pytest.raises(InputError, match=r"config\.json"):
+        open_engine(tiny_engine)
+
+
+@pytest.mark.parametrize(("dtype", "pages", "refused"), [
+    ("float16", 19, True), ("bfloat16", 23, True), ("float16", 24, False), ("float32", 19, False)
+])  # fmt: skip
+def test_an_engine_of_16_bit_from_before_its_pages_were_rounded_up_is_refused(tiny_engine, dtype, pages, refused):
+    config = json.loads((tiny_engine / "config.json").read_bytes())
+    (bounds,) = (entry for entry in config["kv_compression"]["state"] if entry["name"] == "bounds.1")
+    bounds["dtype"], bounds["shape"][-1] = dtype, pages
+    rewrite(tiny_engine, config)
+    if not refused:
+        open_engine(tiny_engine)
+        return
+    with pytest.raises(
+        InputError, match=rf"bounds\.1 has {pages} pages, expected a multiple of 8 in {dtype}"
+    ) as caught:
+        open_engine(tiny_engine)
+    assert caught.value.hint.startswith("rebuild it: kvc-trt build --config ")
+
+
+@pytest.mark.parametrize("entry", [
+    {}, 3, "bounds", {"name": "bounds.0"}, {"name": "bounds.0", "dtype": "float16", "shape": []},
+    {"name": "bounds.0", "dtype": "int9", "shape": [8]}, {"name": "bounds.0", "dtype": "float16", "shape": ["8"]},
+])  # fmt: skip
+def test_a_state_that_makes_no_sense_is_refused(tiny_engine, entry):
+    config = json.loads((tiny_engine / "config.json").read_bytes())
+    config["kv_compression"]["state"].append(entry)
+    rewrite(tiny_engine, config)
+    with pytest.raises(InputError, match=r"config\.json is incomplete"):
         open_engine(tiny_engine)
 
 

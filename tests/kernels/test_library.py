@@ -166,7 +166,7 @@ def test_a_library_says_what_it_is(double):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"version": "KVC_ABI_VERSION + 1"}, "ABI version 2; expected 1"), ({"executor": "fpga"}, "executor is 'fpga'")],
+    [({"version": "KVC_ABI_VERSION + 1"}, "ABI version 3; expected 2"), ({"executor": "fpga"}, "executor is 'fpga'")],
 )
 def test_another_abi_or_executor_is_refused(options, message, tmp_path):
     with pytest.raises(KernelLibraryError, match=message):

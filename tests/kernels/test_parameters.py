@@ -17,7 +17,7 @@ from kvc_trt.operators.schema import Operator
 
 COMMON = "struct_bytes dtype batch heads kv_heads head_size"
 OF_CACHE = "struct_bytes dtype batch kv_heads"
-# The C ABI of version 1: a caller that was compiled against it passes its structs in this order.
+# The C ABI since version 1: a caller that was compiled against it passes its structs in this order.
 ORDER = {
     COMPACT.name: f"{COMMON} window pool_kernel page_size prompt_length prompt_budget capacity kv_stride_batch "
     "kv_stride_head kv_stride_token q_window k v prompt_lengths k_cache v_cache bounds cache_lengths indices",

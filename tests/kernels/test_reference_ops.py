@@ -55,8 +55,9 @@ def test_a_step_is_the_references_on_the_appended_cache(lengths, page, top_k, bu
     case = step_case(lengths=lengths, page=page, top_k=top_k, token_budget=budget)
     before = {name: getattr(case, name).clone() for name in ("k_cache", "v_cache", "bounds")}
     output, selected = reference_ops.hybrid_attention(**case.arguments())
+    pages = -(-case.k_cache.shape[2] // page)
     keys, values, low, high = reference.append(
-        before["k_cache"], before["v_cache"], *reference_ops.page_major(before["bounds"]), case.cache_lengths,
+        before["k_cache"], before["v_cache"], *reference_ops.page_major(before["bounds"], pages), case.cache_lengths,
         case.k_new, case.v_new, page_size=page,
     )  # fmt: skip
     expected, chosen = reference.hybrid_attention(
@@ -85,14 +86,17 @@ def test_an_inactive_row_is_left_alone():
     assert not reference_ops.hybrid_attention(**idle.arguments())[0].any()
 
 
-def test_both_forms_of_bounds_say_the_same():
-    low, high = torch.randn(2, 3, 5, 8).sort(dim=0).values
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_both_forms_of_bounds_say_the_same(dtype):
+    low, high = torch.randn(2, 3, 5, 8).to(dtype).sort(dim=0).values
     low[0, 2], high[0, 2] = torch.inf, -torch.inf
     low, high = low[None], high[None]
-    major = reference_ops.channel_major(low, high, torch.float32)
-    assert major.shape == (1, 3, 16, 5)
-    assert bool((major[0, 0, :, 2] == LOWEST).all())
-    again = reference_ops.page_major(major)
+    major = reference_ops.channel_major(low, high, dtype)
+    assert major.shape == (1, 3, 16, 5 if dtype == torch.float32 else 8)
+    lowest = torch.finfo(dtype).min
+    assert bool((major[0, 0, :, 2] == lowest).all())
+    assert bool((major[..., 5:] == lowest).all())
+    again = reference_ops.page_major(major, 5)
     assert torch.equal(again[0], low)
     assert torch.equal(again[1], high)
 
@@ -103,7 +107,8 @@ def test_half_types_are_widened_and_rounded_once(dtype):
     wide = step_case(lengths=[30, 7], dtype=dtype)
     floats = {name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
               for name, value in wide.arguments().items()}  # fmt: skip
-    floats["bounds"] = floats["bounds"].masked_fill(floats["bounds"] == torch.finfo(dtype).min, LOWEST)
+    bounds = floats["bounds"][..., : -(-wide.k_cache.shape[2] // wide.page_size)]
+    floats["bounds"] = bounds.masked_fill(bounds == torch.finfo(dtype).min, LOWEST)
     expected, chosen = reference_ops.hybrid_attention(**floats)
     output, selected = reference_ops.hybrid_attention(**case.arguments())
     assert torch.equal(selected, chosen)

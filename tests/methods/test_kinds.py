@@ -13,6 +13,7 @@ import torch
 
 from kvc_trt import reference
 from kvc_trt.errors import InputError
+from kvc_trt.kernels import reference_ops
 from kvc_trt.methods import discovery
 from kvc_trt.methods.constants import Constants
 from kvc_trt.methods.decode_selection import DecodeSelection, decode_selection
@@ -100,12 +101,11 @@ def test_what_a_step_carries_follows_from_its_operator():
     assert [decode_selection(name).pages for name in carried] == [False, True, False]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
-def test_page_bounds_are_the_references(page_size):
-    keys, lengths = np.random.default_rng(0).standard_normal((3, 2, 10, 4)).astype(np.float32), np.array([0, 7, 10])
-    low, high = reference.page_bounds(torch.from_numpy(keys), torch.from_numpy(lengths), page_size)
-    expected = torch.cat([high, -low], dim=-1).transpose(2, 3).numpy()
-    lowest = np.finfo(np.float32).min
-    np.testing.assert_array_equal(
-        page_bounds(keys, lengths, page_size), np.where(np.isfinite(expected), expected, lowest)
-    )
+def test_page_bounds_are_the_references(page_size, dtype):
+    keys, lengths = np.random.default_rng(0).standard_normal((3, 2, 10, 4)).astype(dtype), np.array([0, 7, 10])
+    stored = torch.from_numpy(keys)
+    extremes = reference.page_bounds(stored.float(), torch.from_numpy(lengths), page_size)
+    expected = reference_ops.channel_major(*extremes, stored.dtype).numpy()
+    np.testing.assert_array_equal(page_bounds(keys, lengths, page_size), expected)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
+from kvc_trt.kernels import reference_ops
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from kvc_trt.verify.near_ties import compare_compaction
@@ -140,4 +141,8 @@ def test_half_precision_keeps_what_the_reference_keeps_of_the_same_values():
     )
     assert not comparison.wrong
     assert found["k_cache"].dtype == found["bounds"].dtype == np.float16
-    assert found["bounds"].min() == np.float16(LOWEST["float16"])
+    extremes = reference.page_bounds(
+        torch.from_numpy(found["k_cache"]).float(), torch.from_numpy(found["cache_lengths"]), PAGE
+    )
+    assert found["bounds"].shape[3] == 24
+    np.testing.assert_array_equal(found["bounds"], reference_ops.channel_major(*extremes, torch.float16).numpy())

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt import reference
+from kvc_trt.kernels import reference_ops
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from kvc_trt.verify.near_ties import compare_selection
@@ -34,7 +36,7 @@ class Case:
 
     @property
     def pages(self):
-        return -(-CAPACITY // self.page_size)
+        return stored_pages(CAPACITY, self.page_size, np.dtype(self.dtype).itemsize)
 
     @property
     def limit(self):
@@ -189,15 +191,22 @@ def test_dense_attention_equals_the_reference_sliced_or_in_place(lengths, dense_
     np.testing.assert_allclose(found["output"], reference.dense_attention(*tensors).numpy(), atol=2e-6)
 
 
-def test_half_precision_caches_select_the_same_tokens():
-    case = Case(dtype="float16")
+@pytest.mark.parametrize("poison", [LOWEST["float16"], np.nan, np.inf, 6e4])
+@pytest.mark.parametrize("page_size", [3, 4, 5, 7, 8, 9, 10, 64])
+def test_half_precision_caches_select_the_same_tokens(page_size, poison):
+    """Of 1 to 22 pages. Those past the last slot take no part, whatever their bounds are."""
+    case, exact = Case(dtype="float16", page_size=page_size), Case(page_size=page_size)
     lengths = [10, 45, 62]
-    keys, values, bounds = (np.maximum(array, LOWEST["float16"]).astype(np.float16) for array in cache(case, lengths))
+    keys, values, bounds = (np.maximum(array, LOWEST["float16"]).astype(np.float16) for array in cache(exact, lengths))
     step = [array.astype(np.float16) for array in new_entry(case, 3)]
-    found = hybrid(case)(*step, keys, values, bounds, np.array(lengths))
+    more = (0, case.pages - exact.pages)
+    stored = np.pad(bounds, ((0, 0), (0, 0), (0, 0), more), constant_values=np.float16(poison))
+    found = hybrid(case)(*step, keys, values, stored, np.array(lengths))
     assert found["output"].dtype == found["bounds_out"].dtype == np.float16
-    exact = Case()
     widened = [array.astype(np.float32) for array in (*step, keys, values)]
     expected = hybrid(exact)(*widened, bounds.astype(np.float32), np.array(lengths))
     np.testing.assert_array_equal(found["selected"], expected["selected"])
     np.testing.assert_allclose(found["output"], expected["output"], atol=2e-3)
+    tensors = [torch.from_numpy(array.copy()) for array in (*step, keys, values, stored, np.array(lengths))]
+    _, selected = reference_ops.hybrid_attention(*tensors, **attributes_of(case))
+    np.testing.assert_array_equal(found["selected"], selected.numpy())

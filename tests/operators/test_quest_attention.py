@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvc_trt import reference
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.quest_attention import QUEST_ATTENTION
 from kvc_trt.operators.shapes import LOWEST, HeadShape, Layout
 from tests.graph.small_models import SingleNode, normal
@@ -37,7 +38,8 @@ class Case:
 @lru_cache
 def quest(case: Case) -> SingleNode:
     attributes = {name: getattr(case, name) for name in ("page_size", "top_k", "token_budget", "dense_until")}
-    layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, -(-CAPACITY // case.page_size), case.dtype)
+    pages = stored_pages(CAPACITY, case.page_size, np.dtype(case.dtype).itemsize)
+    layout = Layout(HeadShape(HEADS, case.kv_heads, SIZE), CAPACITY, pages, case.dtype)
     return SingleNode(QUEST_ATTENTION.body(layout), attributes)
 
 
@@ -136,10 +138,15 @@ def test_rows_that_fit_are_bit_identical_to_dense(lengths):
     np.testing.assert_array_equal(sparse, dense(*wider, np.array(lengths))["output"])
 
 
-def test_half_precision_caches_select_the_same_tokens():
+@pytest.mark.parametrize("poison", [LOWEST["float16"], np.nan, 6e4])
+def test_half_precision_caches_select_the_same_tokens(poison):
+    """The pages past the last slot take no part, whatever their bounds are."""
     case, lengths = Case(dtype="float16"), np.array([10, 45, 62])
     arrays = [np.maximum(array, LOWEST["float16"]).astype(np.float16) for array in inputs(case, lengths)]
-    found = quest(case)(*arrays, lengths)
+    more = stored_pages(CAPACITY, case.page_size, 2) - arrays[5].shape[3]
+    assert more == 3
+    padding = ((0, 0), (0, 0), (0, 0), (0, more))
+    found = quest(case)(*arrays[:5], np.pad(arrays[5], padding, constant_values=np.float16(poison)), lengths)
     assert found["output"].dtype == found["bounds_out"].dtype == np.float16
     expected = quest(Case())(*(array.astype(np.float32) for array in arrays), lengths)
     np.testing.assert_array_equal(found["selected"], expected["selected"])

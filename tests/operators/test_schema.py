@@ -6,9 +6,20 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.dimensions import SIZES, Dimensions, Refusal, evaluate, names_in
+from kvc_trt.operators.dimensions import (
+    INT32_MAX,
+    MAX_TOKENS,
+    SIZES,
+    Dimensions,
+    Refusal,
+    evaluate,
+    names_in,
+    stored_pages,
+)
 from kvc_trt.operators.emitter import Emitter
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
@@ -67,7 +78,7 @@ def test_what_is_updated_in_place_is_an_input_of_the_same_type_and_shape(operato
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda operator: operator.name)
 def test_every_size_of_an_output_is_known_from_inputs_and_attributes(operator):
-    sizes = Dimensions()
+    sizes = Dimensions(element_bytes=2)
     for tensor in operator.inputs:
         for symbol in tensor.shape:
             sizes.fix(symbol, 32 if symbol == "2D" else 16, tensor.name)
@@ -125,7 +136,7 @@ def test_ranges_are_checked():
 
 
 def test_sizes_that_follow_from_others():
-    sizes = Dimensions()
+    sizes = Dimensions(element_bytes=4)
     for symbol, size in {"B": 2, "G": 2, "D": 16, "C": 33}.items():
         sizes.fix(symbol, size, "test")
     HYBRID_ATTENTION.derive(NUMBERS, sizes)
@@ -135,6 +146,27 @@ def test_sizes_that_follow_from_others():
         sizes.bind("bounds", ("B", "G", "2D", "P"), (2, 2, 32, 8))
     with pytest.raises(Refusal, match="k: expected 2 dimensions, found 1"):
         sizes.bind("k", ("B", "G"), (2,))
+
+
+def test_pages_follow_from_the_size_of_the_caches_elements_as_soon_as_it_is_known():
+    for element_bytes, pages in ((4, 9), (2, 16)):
+        sizes = Dimensions(element_bytes)
+        sizes.fix("C", 33, "k_cache")
+        HYBRID_ATTENTION.derive(NUMBERS, sizes)
+        assert sizes["P"] == pages
+    sizes = Dimensions()
+    sizes.fix("C", 33, "k_cache")
+    HYBRID_ATTENTION.derive(NUMBERS, sizes)
+    assert "P" not in sizes
+
+
+@given(st.integers(1, MAX_TOKENS), st.integers(1, INT32_MAX))
+def test_in_16_bit_rows_of_bounds_start_at_a_multiple_of_16_bytes(capacity, page_size):
+    pages = -(-capacity // page_size)
+    assert stored_pages(capacity, page_size, 4) == pages
+    stored = stored_pages(capacity, page_size, 2)
+    assert stored % 8 == 0
+    assert 0 <= stored - pages < 8
 
 
 def test_a_size_that_contradicts_names_who_says_so():
@@ -149,6 +181,7 @@ def test_formulas():
     assert evaluate("(C + page_size - 1) // page_size", values) == 9
     assert evaluate("max(top_k + 1, token_budget * 2)", values) == 8
     assert evaluate("min(C, 5)", values) == 5
+    assert evaluate("stored_pages(C, page_size, 2)", values) == 16
     assert names_in("max(top_k + 1, token_budget, top_k)") == ("top_k", "token_budget")
     for formula in ("C ** 2", "abs(C)", "C if C else 1", "1.5"):
         with pytest.raises(ValueError, match="expected whole numbers"):

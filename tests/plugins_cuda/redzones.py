@@ -47,7 +47,9 @@ def compact_between_redzones(
     given = {name: getattr(case, name) for name in ("q_window", "k", "v", "prompt_lengths")}
     inputs = {name: memory.copy(name, value) for name, value in given.items()}
     shapes = COMPACT.output_shapes(
-        {name: value.shape for name, value in given.items()}, {"capacity": case.capacity, "page_size": case.page_size}
+        {name: value.shape for name, value in given.items()},
+        {"capacity": case.capacity, "page_size": case.page_size},
+        case.k.element_size(),
     )
     outputs = {
         tensor.name: memory.empty(tensor.name, tuple(shapes[tensor.name]), ELEMENTS.get(tensor.element, case.k.dtype))

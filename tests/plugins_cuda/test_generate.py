@@ -44,6 +44,7 @@ def test_every_generated_file_says_where_it_comes_from() -> None:
         ("(C - D) - 1", "C - D - 1"),
         ("2 * (C + D) // (D * C)", "2 * (C + D) / (D * C)"),
         ("max(top_k, min(C, 4) + 1)", "std::max({top_k, std::min({C, 4}) + 1})"),
+        ("stored_pages(C + 1, page_size, 2)", "stored_pages(C + 1, page_size, 2)"),
     ],
 )
 def test_formulas_keep_their_meaning(formula: str, written: str) -> None:

@@ -362,9 +362,9 @@ def test_schedules_agree_on_every_bit(emulation: KernelLibrary, dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("heads", [4, 8, 16])
-@pytest.mark.parametrize("pages", [1, 7, 8, 9, 15, 16, 17, 24, 119, 120, 121, 128, 129, 136, 240, 248])
+@pytest.mark.parametrize("pages", [1, 7, 8, 9, 15, 16, 17, 24, 120, 121, 127, 128, 129, 136, 145, 255, 256])
 def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, dtype: torch.dtype) -> None:
-    """Around units of 8 pages, a warp's 16, a block's 120; a last step of 16 channels with few of them and many."""
+    """Around units of 8 pages, a warp's 16, a block's 128; a last step of 16 channels with few of them and many."""
     for top_r in (1, 15, 16, 17, 40):
         lengths = (2 * pages - 1, pages)
         case = step_case(
@@ -377,7 +377,7 @@ def test_the_last_tile_of_pages(library: KernelLibrary, pages: int, heads: int, 
 @pytest.mark.parametrize("shift", range(8))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_equal_pages_score_equally_wherever_they_are(library: KernelLibrary, dtype: torch.dtype, shift: int) -> None:
-    """All pages are copies of one: of any lane, unit, warp and block, and of rows that start at any element."""
+    """All pages are copies of one: of any lane, unit, warp and block."""
     pages = 520 + shift
     case = step_case(
         lengths=(2 * pages - 2,), heads=6, kv_heads=1, size=24, capacity=2 * pages, page=2, top_r=19, top_k=200,
@@ -388,6 +388,28 @@ def test_equal_pages_score_equally_wherever_they_are(library: KernelLibrary, dty
     case.k_new.copy_(key[:, :, 0])
     bounds = reference_ops.channel_major(*page_bounds(case.k_cache.float(), case.cache_lengths, 2), dtype)
     assert selected_tokens(library, replace(case, bounds=bounds)) == [[list(range(200))]]
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 1e4])
+@pytest.mark.parametrize("pages", [1, 7, 8, 9, 15, 16, 17, 127, 128, 129])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_past_the_last_slot_are_neither_scored_nor_changed(
+    library: KernelLibrary, dtype: torch.dtype, pages: int, poison: float
+) -> None:
+    """Whatever their bounds are: those of a full row, and of one whose last pages are empty."""
+    case = step_case(
+        lengths=(3 * pages - 1, 2 * pages), size=24, capacity=3 * pages, page=3, top_r=7, top_k=2 * pages,
+        token_budget=0, dtype=dtype, seed=pages,
+    )  # fmt: skip
+    stored = case.bounds.shape[3]
+    assert stored == (pages if dtype == torch.float32 else -(-pages // 8) * 8)
+    after, output, selected = run(library, case)
+    case.bounds[..., pages:] = poison
+    poisoned, same_output, same_selected = run(library, case)
+    assert torch.equal(selected, same_selected)
+    assert_same_bits(output, same_output, "output")
+    assert_same_bits(poisoned.bounds[..., :pages], after.bounds[..., :pages], "bounds")
+    assert_same_bits(poisoned.bounds[..., pages:], case.bounds[..., pages:], "bounds past the last slot")
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -53,8 +53,10 @@ MUTATIONS = (
     Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "word * 2 + in_half % 2", "word * 2 + 1 - in_half % 2"),
     Mutation("a_small_group_writes_one_unit", TENSOR_CORE, "second ? sums[1][0] : sums[0][0]", "sums[0][0]"),
     Mutation("the_upper_half_of_a_large_group_twice", TENSOR_CORE, "group + half * kRows", "group"),
-    Mutation("half_of_a_step_twice", TENSOR_CORE, "% kStepChannels;\n        uint32_t", "% 8;\n        uint32_t"),
-    Mutation("rows_of_any_p_are_aligned", SCORES, "params.pages % kVectorWidth<T> == 0", "true"),
+    Mutation(
+        "half_of_a_step_twice", TENSOR_CORE, "start_of(lane_index() % kStepChannels)", "start_of(lane_index() % 8)"
+    ),
+    Mutation("rows_of_fp32_are_aligned", STAGED, "stored_pages(1, 1, sizeof(T)) % kVectorWidth<T> == 0", "true"),
     Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kTilePages", "page = 0"),
     Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
     Mutation("the_appended_key_does_not_count", STAGED, APPENDED, APPENDED.replace("query.channels", "0")),

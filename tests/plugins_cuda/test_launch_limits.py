@@ -72,7 +72,7 @@ class Call:
             "pool_kernel": rule.pool_kernel, "page_size": rule.page_size, "prompt_length": stored,
             "prompt_budget": rule.prompt_budget, "capacity": capacity, "top_r": rule.top_r, "top_k": rule.top_k,
             "token_budget": rule.token_budget, "dense_until": rule.dense_until, "selected_width": rule.selected_width,
-            "block": TURN, "channels": 2 * size, "pages": -(-capacity // rule.page_size), "reserved": 0,
+            "block": TURN, "channels": 2 * size, "pages": rule.stored_pages(self.dtype.name.lower()), "reserved": 0,
             "kv_stride_token": size, "kv_stride_head": stored * size,
             "kv_stride_batch": model.num_key_value_heads * stored * size,
         }  # fmt: skip

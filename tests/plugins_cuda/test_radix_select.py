@@ -14,7 +14,8 @@ from kvc_trt.reference.selection import best_ascending
 from tests.plugins_cuda.toys import SCHEDULES, aligned, toys
 
 THREADS = (64, 256, 1024)
-IN_REGISTERS = (4, 8)
+IN_REGISTERS = (4, 8, 16)
+ALL_PASSES = -1
 """Keys that a thread may hold."""
 INT32 = np.iinfo(np.int32)
 
@@ -26,18 +27,20 @@ def select(
     *,
     threads: int = 256,
     in_registers: int = 0,
+    single: int = 0,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
     """What every element gets, where its output starts (-1: it has none), and the threshold.
 
-    `in_registers` keys of each thread, or all of them in memory.
+    `in_registers` keys of each thread, or all of them in memory. Elements of weight `single`
+    together are one element; ALL_PASSES: no pass is left out.
     """
     n = len(values)
     weights = np.ones(n, np.int32) if weights is None else weights
     given_values, given_weights = aligned((n,), np.float32), aligned((n,), np.int32)
     given_values[...], given_weights[...] = values, weights
     slots, counts = aligned((n,), np.int32, -1), aligned((n,), np.int32)
-    threshold = aligned((2,), np.uint32)
-    arrays = (given_values, given_weights, n, quota, threshold, slots, counts)
+    threshold = aligned((3,), np.uint32)
+    arrays = (given_values, given_weights, n, quota, single, threshold, slots, counts)
     message = toys().run("radix_select", threads, in_registers, *arrays)
     assert not message, message
     return counts, slots, threshold
@@ -58,10 +61,15 @@ def expected_counts(values: NDArray[np.float32], quota: int, weights: NDArray[np
 def check(values: NDArray[np.float32], quota: int, weights: NDArray[np.int32], threads: int) -> None:
     expected = expected_counts(values, quota, weights)
     starts = np.cumsum(expected) - expected
+    heaviest = int(weights.max())
+    alike = np.count_nonzero(weights < heaviest) <= 1 and weights.min() > 0  # as pages, of which one may be partial
     for in_registers in (0, *(keys for keys in IN_REGISTERS if len(values) <= keys * threads)):
-        counts, slots, _ = select(values, quota, weights, threads=threads, in_registers=in_registers)
-        np.testing.assert_array_equal(counts, expected)
-        np.testing.assert_array_equal(slots, np.where(expected > 0, starts, -1))
+        for single in (ALL_PASSES, 0, *([heaviest] if alike else [])):
+            counts, slots, _ = select(
+                values, quota, weights, threads=threads, in_registers=in_registers, single=single
+            )  # fmt: skip
+            np.testing.assert_array_equal(counts, expected)
+            np.testing.assert_array_equal(slots, np.where(expected > 0, starts, -1))
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +91,17 @@ def test_the_last_tied_element_is_served_in_part(threads: int) -> None:
     counts, slots, threshold = select(values, 11, weights, threads=threads)
     assert counts.tolist() == [3, 4, 2, 2, 0]
     assert slots.tolist() == [0, 3, 7, 9, -1]
-    assert threshold.tolist() == [0x80000000 | np.float32(1).view(np.uint32), 6]
+    assert threshold.tolist() == [0x80000000 | np.float32(1).view(np.uint32), 6, 0xFFFFFFFF]
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_passes_end_where_an_element_is_alone(threads: int) -> None:
+    """The bits that set it apart are enough; so are those of elements that are all served."""
+    values, weights = np.array([8, 1, 4.5, 4.25, 2, 8], np.float32), np.full(6, 3, np.int32)
+    counts, _, threshold = select(values, 8, weights, threads=threads, single=3)
+    assert (counts.tolist(), hex(threshold[2])) == ([3, 0, 2, 0, 0, 3], "0xffff0000")
+    counts, _, threshold = select(values, 15, weights, threads=threads)
+    assert (counts.tolist(), hex(threshold[2])) == ([3, 0, 3, 3, 3, 3], "0xff000000")
 
 
 @pytest.mark.parametrize(("quota", "served"), [(-3, 0), (0, 0), (1, 1), (6, 6), (7, 7), (8, 7), (INT32.max, 7)])
@@ -117,7 +135,11 @@ def test_rule(data: st.DataObject, n: int, threads: int, distinct: int) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     any_bits = random.integers(0, 2**32, max(n, distinct), dtype=np.uint32).view(np.float32)
     values = any_bits[random.integers(0, distinct, n)] if distinct else any_bits[:n]
-    weights = data.draw(st.one_of(st.just(np.ones(n, np.int32)), arrays(np.int32, n, elements=st.integers(0, 7))))
+    pages = np.full(n, 3, np.int32)
+    pages[-1] = random.integers(1, 4)
+    weights = data.draw(
+        st.one_of(st.just(np.ones(n, np.int32)), st.just(pages), arrays(np.int32, n, elements=st.integers(0, 7)))
+    )
     quota = data.draw(st.integers(0, int(weights.sum()) + 2))
     check(values, quota, weights, threads)
 

@@ -95,7 +95,8 @@ class ForeignNode(openvino.Op):  # type: ignore[misc]
     def _shapes(self, inputs: list[list[int]]) -> list[list[int]]:
         schema = self._operator.schema
         named = dict(zip((one.name for one in schema.inputs), inputs, strict=True))
-        found = schema.output_shapes(named, self._operator.attributes)
+        element_bytes = np.dtype(self._operator.dtype).itemsize
+        found = schema.output_shapes(named, self._operator.attributes, element_bytes)
         return [found[one.name] for one in schema.outputs]
 
 

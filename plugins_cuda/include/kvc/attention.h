@@ -1,7 +1,7 @@
 /* One decode step of one layer: append a token, choose what to read, attend (RocketKV, arXiv 2502.14051, stage 2).
  *
- * Symbols: B batch, H query heads, G KV heads, D head size, C capacity, p page size, P = ceil(C / p), m entries of a
- * row after the append. All tensors are contiguous. k_cache, v_cache and bounds are updated in place.
+ * Symbols: B batch, H query heads, G KV heads, D head size, C capacity, p page size, P pages as in parameters.h,
+ * m entries of a row after the append. All tensors are contiguous. k_cache, v_cache and bounds are updated in place.
  * A row whose cache length is outside 0..C-1 is inactive: nothing of it is touched but its output, which becomes
  * zero, and its selected list, which becomes -1.
  * NaN scores rank lowest; a NaN that is read makes the output NaN, as softmax does. An infinite value in a 16-bit cache

@@ -2,7 +2,7 @@
  * KvcCompactTurn: the same of stored and new tokens after a turn, each row with as many voting queries as it has.
  *
  * Symbols: B batch, H query heads, G KV heads, D head size, W window, S prompt length, C capacity, p page size,
- * P = ceil(C / p). All tensors are contiguous except k and v, whose strides are given. */
+ * P pages as in parameters.h. All tensors are contiguous except k and v, whose strides are given. */
 #ifndef KVC_COMPACT_H
 #define KVC_COMPACT_H
 

@@ -2,7 +2,8 @@
 /* The parameters of every operation. A value outside of its range is refused, by the name of its member.
  *
  * Symbols: B batch, H heads, G kv heads, D head size, W window,
- * S prompt length, C capacity, M block, P pages = (C + page_size - 1) / page_size, K selected width.
+ * S prompt length, C capacity, M block, P pages, K selected width.
+ * P = ceil(C / page_size), in 16 bit rounded up to a multiple of 8.
  * All tensors are contiguous except those whose strides are given. */
 #ifndef KVC_PARAMETERS_H
 #define KVC_PARAMETERS_H
@@ -40,7 +41,7 @@ typedef struct KvcRaiseBoundsParams {
     int32_t page_size;            /* 1..2^31-1: tokens of a page */
     int32_t reserved;             /* 0 */
     int64_t block;                /* M in 1..2^20 */
-    int64_t pages;                /* P in 1..2^20 */
+    int64_t pages;                /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8 */
     const void* k_new;            /* [B,G,M,D], after RoPE; padded on the right */
     void* bounds;                 /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
     const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
@@ -189,7 +190,7 @@ typedef struct KvcReplaceBoundsParams {
     int32_t batch;           /* B in 1..65535 */
     int32_t kv_heads;        /* G in 1..65535 */
     int32_t channels;        /* 2D in 32..512, a multiple of 16 */
-    int64_t pages;           /* P in 1..2^20 */
+    int64_t pages;           /* P in 1..2^20, ceil(C / page_size), in 16 bit rounded up to a multiple of 8 */
     void* bounds;            /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
     const void* bounds_kept; /* [B,G,2D,P], the bounds from now on */
 } KvcReplaceBoundsParams;

@@ -2,6 +2,7 @@
 // KvcCompactTurn: Keep the part of stored and new tokens that the last queries of a turn look at.
 // Its tables, and how a call of it becomes one of the C ABI.
 
+#include "kernels/stored_pages.h"
 #include "kvc/kvc.h"
 #include "tensorrt/operators.h"
 
@@ -39,9 +40,10 @@ void derive(const Fields& fields, Sizes& sizes) {
     const int64_t capacity = fields.get("capacity");
     const int64_t page_size = fields.get("page_size");
     sizes.fix(kCapacity, capacity, "field capacity");
-    if (sizes.known(kCapacity)) {
+    if (sizes.known(kCapacity) && sizes.known(kBytesPerElement)) {
         const int64_t C = sizes.get(kCapacity);
-        sizes.fix(kPages, (C + page_size - 1) / page_size, "field page_size");
+        const int64_t element_bytes = sizes.get(kBytesPerElement);
+        sizes.fix(kPages, stored_pages(C, page_size, element_bytes), "field page_size");
     }
     if (sizes.known(kHeadSize)) {
         const int64_t D = sizes.get(kHeadSize);

@@ -3,6 +3,7 @@
 // Its tables, and how a call of it becomes one of the C ABI.
 #include <algorithm>
 
+#include "kernels/stored_pages.h"
 #include "kvc/kvc.h"
 #include "tensorrt/operators.h"
 
@@ -45,9 +46,10 @@ void derive(const Fields& fields, Sizes& sizes) {
     const int64_t dense_until = fields.get("dense_until");
     const int64_t page_size = fields.get("page_size");
     sizes.fix(kSelectedWidth, std::max({top_k, token_budget, dense_until}), "fields top_k, token_budget, dense_until");
-    if (sizes.known(kCapacity)) {
+    if (sizes.known(kCapacity) && sizes.known(kBytesPerElement)) {
         const int64_t C = sizes.get(kCapacity);
-        sizes.fix(kPages, (C + page_size - 1) / page_size, "field page_size");
+        const int64_t element_bytes = sizes.get(kBytesPerElement);
+        sizes.fix(kPages, stored_pages(C, page_size, element_bytes), "field page_size");
     }
     if (sizes.known(kHeadSize)) {
         const int64_t D = sizes.get(kHeadSize);

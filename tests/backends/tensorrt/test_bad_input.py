@@ -19,7 +19,7 @@ from kvc_trt.errors import InputError, UnsupportedEnvironment
 
 REBUILD = "rebuild it: kvc-trt build --config engine/config.json -o engine --force"
 SHA256, OTHER = "ab" * 32, "cd" * 32
-PLUGINS = PluginLibrary("plugins", Path("/opt/libkvc_plugins.so"), SHA256, 1, "cuda")
+PLUGINS = PluginLibrary("plugins", Path("/opt/libkvc_plugins.so"), SHA256, 2, "cuda")
 H200 = Gpu("NVIDIA H200", (9, 0), 150_754_820_096, 149_000_000_000)
 GOOD = GpuMachine("11.4.0.106", None, (13, 0), None, (13, 0), H200, None, (PLUGINS,))
 MANIFEST = {
@@ -27,7 +27,7 @@ MANIFEST = {
         "backend": "tensorrt",
         "architecture": "sm_90",
         "tensorrt": "11.4.0.106",
-        "plugins": {"file": "libkvc_plugins.so", "sha256": SHA256, "abi": 1},
+        "plugins": {"file": "libkvc_plugins.so", "sha256": SHA256, "abi": 2},
         "compatibility": "none",
     }
 }
@@ -76,17 +76,17 @@ MACHINES = {
     ),
     "no plugin library": (
         replace(GOOD, libraries=()),
-        "plugin library: expected one for CUDA with ABI 1, found none",
+        "plugin library: expected one for CUDA with ABI 2, found none",
         "make plugins",
     ),
     "plugin library of another version": (
         replace(GOOD, libraries=(replace(PLUGINS, abi=7),)),
-        "plugin library: expected one for CUDA with ABI 1, found /opt/libkvc_plugins.so (cuda, ABI 7)",
+        "plugin library: expected one for CUDA with ABI 2, found /opt/libkvc_plugins.so (cuda, ABI 7)",
         "make plugins",
     ),
     "emulated kernels": (
         replace(GOOD, libraries=(replace(PLUGINS, executor="emulation"),)),
-        "plugin library: expected one for CUDA with ABI 1, found /opt/libkvc_plugins.so (emulation, ABI 1)",
+        "plugin library: expected one for CUDA with ABI 2, found /opt/libkvc_plugins.so (emulation, ABI 2)",
         "make plugins",
     ),
 }
@@ -118,8 +118,8 @@ ENGINES = {
     ),
     "plugins of another version": (
         GOOD,
-        replace(TARGET, library_abi=2),
-        "the engine's plugins are of another version: expected ABI 1, found ABI 2",
+        replace(TARGET, library_abi=3),
+        "the engine's plugins are of another version: expected ABI 2, found ABI 3",
         REBUILD,
     ),
 }
@@ -228,5 +228,5 @@ def test_doctor_shows_the_facts():
     found = describe(GOOD)
     assert found["gpu"] == "NVIDIA H200 (sm_90, 140.4 GiB)"
     assert found["driver"] == "for CUDA 13.0"
-    assert found["plugins"] == f"/opt/libkvc_plugins.so (cuda, ABI 1, SHA-256 {SHA256[:16]})"
+    assert found["plugins"] == f"/opt/libkvc_plugins.so (cuda, ABI 2, SHA-256 {SHA256[:16]})"
     assert describe(GpuMachine()) == {}

@@ -30,7 +30,7 @@ TARGET = {
     "backend": "tensorrt",
     "architecture": "sm_90",
     "tensorrt": "11.4.0.106",
-    "plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 64, "abi": 1},
+    "plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 64, "abi": 2},
     "compatibility": "none",
 }
 
@@ -227,8 +227,8 @@ def test_a_damaged_plan(compiled):
         {"architecture": None},
         {"tensorrt": 11},
         {"compatibility": "version"},
-        {"plugins": {"file": "../evil.so", "sha256": "0" * 64, "abi": 1}},
-        {"plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 63, "abi": 1}},
+        {"plugins": {"file": "../evil.so", "sha256": "0" * 64, "abi": 2}},
+        {"plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 63, "abi": 2}},
         {"plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 64, "abi": True}},
         {"plugins": None},
         {"more": 1},

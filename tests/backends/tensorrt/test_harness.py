@@ -43,7 +43,7 @@ def shapes_of(operator, engine):
         "v_new": (BATCH, groups, size),
         "k_cache": cache,
         "v_cache": cache,
-        "bounds": (BATCH, groups, 2 * size, parameters.num_pages()),
+        "bounds": (BATCH, groups, 2 * size, parameters.stored_pages(engine.state[0].dtype)),
         "cache_lengths": (BATCH,),
     }
 

@@ -146,7 +146,7 @@ class TestLibraries:
         monkeypatch.setenv("KVC_TRT_KERNELS", str(copy))
         monkeypatch.delenv(plugins.VARIABLE, raising=False)
         (found,) = plugins.find_libraries(ask=True)
-        assert (found.kind, found.abi, found.executor) == ("python", 1, "emulation")
+        assert (found.kind, found.abi, found.executor) == ("python", 2, "emulation")
 
     def test_a_named_one_that_is_not_there_is_a_fact(self, monkeypatch):
         monkeypatch.setenv(plugins.VARIABLE, "/nowhere/libkvc_plugins.so")

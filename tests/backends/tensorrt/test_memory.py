@@ -47,7 +47,7 @@ def plan_of(rows=8, engine=None, **options):
 def test_caches_and_bounds_are_counted_to_the_byte():
     parameters, plan = parameters_of(), plan_of(rows=3)
     tokens = 32 * parameters.capacity * 2 * 8 * 128 * 2
-    bounds = 32 * parameters.num_pages() * 2 * 8 * 128 * 2
+    bounds = 32 * parameters.stored_pages("bfloat16") * 2 * 8 * 128 * 2
     assert plan.of("caches") == 3 * tokens
     assert plan.of("page bounds") == 3 * bounds
     assert plan.of("state of prompts being prefilled") == tokens + bounds
@@ -58,7 +58,7 @@ def test_skipped_layers_stand_apart():
     parameters = parameters_of(skip_layers=2)
     assert [(line.first_layer, line.last_layer, line.slots, line.pages) for line in plan.caches] == [
         (0, 1, 32768, 0),
-        (2, 31, parameters.capacity, parameters.num_pages()),
+        (2, 31, parameters.capacity, parameters.stored_pages("bfloat16")),
     ]
     assert sum(
         line.bytes_per_row * (line.last_layer - line.first_layer + 1) for line in plan.caches

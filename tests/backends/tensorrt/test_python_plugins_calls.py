@@ -57,7 +57,7 @@ def test_the_workspace_that_no_gpu_has_is_that_of_the_plugins():
 
 @pytest.mark.parametrize("operator", KERNEL_OPERATORS, ids=lambda operator: operator.name)
 def test_every_number_and_address_of_the_struct_is_set(operator):
-    sizes = Dimensions()
+    sizes = Dimensions(DTYPES[torch.float16].bytes)
     for tensor in operator.inputs:
         sizes.bind(tensor.name, tensor.shape, [{"2D": 32, "C+M": 32}.get(symbol, 16) for symbol in tensor.shape])
     attributes = {one.name: 1 if one.name == "page_size" else 16 for one in operator.attributes}
@@ -82,7 +82,7 @@ def test_every_number_and_address_of_the_struct_is_set(operator):
 @pytest.mark.parametrize(("make", "lengths"), STEPS, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_call_writes_the_bits_of_the_operator(emulation, make, lengths, dtype):
     step = make(emulation, dtype, lengths)
-    sizes = Dimensions()
+    sizes = Dimensions(DTYPES[dtype].bytes)
     for tensor, value in zip(step.operator.inputs, step.inputs, strict=True):
         sizes.bind(tensor.name, tensor.shape, value.shape)
     step.operator.derive(step.fields, sizes)
@@ -96,7 +96,7 @@ def test_a_call_writes_the_bits_of_the_operator(emulation, make, lengths, dtype)
 
 def test_what_the_kernels_refuse_is_refused(emulation):
     step = STEPS[0][0](emulation, torch.float32, (9,))
-    sizes = Dimensions()
+    sizes = Dimensions(DTYPES[torch.float32].bytes)
     for symbol, size in {"B": 1, "H": 3, "G": 2, "D": 32, "W": 8, "S": 64}.items():
         sizes.fix(symbol, size, "test")
     step.operator.derive(step.fields, sizes)

@@ -178,11 +178,14 @@ class TextBuilder:
 SIGNS = SimpleNamespace(PROD="*", SUM="+")
 """DimensionOperation"""
 
+IN_16_BIT = {"CACHE": 1, "INT64": 8, "INT32": 3}
+"""DataType"""
+
 
 def python_shapes(operator: Operator, shapes: list[str]) -> list[str] | str:
     inputs = [[Text(word) for word in shape.split()] for shape in shapes]
     try:
-        found = output_shapes(operator, good_fields(operator.name), inputs, TextBuilder(), SIGNS)
+        found = output_shapes(operator, good_fields(operator.name), inputs, TextBuilder(), SIGNS, 2)
     except Refusal as refusal:
         return f"kvc plugin: {operator.name}: {refusal}"
     return [" ".join(expr.text for expr in shape) for shape in found]
@@ -192,6 +195,7 @@ def python_shapes(operator: Operator, shapes: list[str]) -> list[str] | str:
 def test_output_shapes_are_the_same_expressions_or_refusals(cpp, operator):
     plugin, sizes = cpp.make(operator), sizes_of(operator)
     shapes = [list(tensor.shape) for tensor in operator.inputs]
+    assert isinstance(plugin.output_types([IN_16_BIT[tensor.element] for tensor in operator.inputs]), list)
     refused = 0
     known_sets = ([], ["D"], ["C"], ["C", "P"], ["D", "2D"], ["H", "G", "D", "W", "C", "P", "2D"], list(sizes))
     for known in known_sets:

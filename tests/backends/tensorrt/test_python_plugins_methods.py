@@ -13,6 +13,7 @@ from kvc_trt.backends.tensorrt.python_plugins.plugin import IMPOSSIBLE_WORKSPACE
 from kvc_trt.backends.tensorrt.python_plugins.registration import make_creator
 from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.operators.append_block import APPEND_BLOCK, RAISE_BOUNDS
+from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.join_block import JOIN_BLOCK
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.replace import REPLACE_BOUNDS, REPLACE_CACHE
@@ -66,10 +67,10 @@ def profile(trt, low, high, kind):
 
 
 def sizes_of(operator, **changes) -> dict[str, int]:
-    """Sizes that fit the operator's fields."""
+    """Sizes that fit the operator's fields, in 16 bit."""
     fields = good_fields(operator.name)
     capacity = fields.get("capacity", 300)
-    pages = -(-capacity // fields.get("page_size", 1))
+    pages = stored_pages(capacity, fields.get("page_size", 1), 2)
     selected = max(fields.get(name, 0) for name in ("top_k", "token_budget", "dense_until"))
     derived = {"C": capacity, "P": pages, "2D": 2 * SIZES["D"], "C+M": capacity + SIZES["M"], "K": selected}
     return {**SIZES, **derived, **changes}

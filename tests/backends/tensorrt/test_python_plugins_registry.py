@@ -95,9 +95,9 @@ def test_a_node_becomes_a_layer_and_a_plan(ask_parser):
     for name, answer in zip(names.values(), answers, strict=True):
         assert answer["parsed"], answer["errors"]
         assert (answer["plugins"], answer["kinds"]) == ({"KvcCompact": 1}, {"PLUGIN_V3": 1})
-        cache = [[-1, 2, 58, 16], name]
+        cache, pages = [[-1, 2, 58, 16], name], 15 if name == "FLOAT" else 16
         assert answer["outputs"] == {
-            "k_cache": cache, "v_cache": cache, "bounds": [[-1, 2, 32, 15], name], "cache_lengths": [[-1], "INT64"],
+            "k_cache": cache, "v_cache": cache, "bounds": [[-1, 2, 32, pages], name], "cache_lengths": [[-1], "INT64"],
             "indices": [[-1, 2, 58], "INT32"],
         }  # fmt: skip
         assert answer["plan_bytes"] > 0, answer["log"]

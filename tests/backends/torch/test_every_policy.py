@@ -127,7 +127,7 @@ def test_turns_are_the_references(name, program, turns, seed):
     stored = prefilled.cache_lengths
     for counts in map(np.array, turns):
         if (stored + counts > np.array(made.capacities)[:, None]).any() and not made.parameters.evicts_on_turns:
-            return
+            break
         block = generator.integers(2, 97, (2, counts.max()))
         found = executor.extend(1, block, counts, positions, stored)
         logits = reference.extend(torch.from_numpy(block), torch.from_numpy(counts), cache)

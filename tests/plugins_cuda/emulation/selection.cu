@@ -14,7 +14,8 @@ struct RadixParams {
     const int32_t* weights;  // [n]
     int32_t n;
     int32_t quota;
-    uint32_t* threshold;  // [2]: key, ties
+    int32_t single;       // see find_threshold
+    uint32_t* threshold;  // [3]: key, ties, mask
     int32_t* slots;       // [n]: where the output of each element starts; left alone where it has none
     int32_t* counts;      // [n]
 };
@@ -33,11 +34,13 @@ __global__ void __launch_bounds__(kThreads) radix_select(const RadixParams param
         params.counts[i] += count;
     };
     const auto select = [&](const auto& keys) {
-        const Threshold threshold = find_threshold<kThreads, kCopies>(keys, params.quota, weight_at, histogram, sums);
+        const Threshold threshold =
+            find_threshold<kThreads, kCopies>(keys, params.quota, params.single, weight_at, histogram, sums);
         emit_ascending<kThreads>(keys, threshold, weight_at, shares, emit);
         if (threadIdx.x == 0) {
             params.threshold[0] = threshold.key;
             params.threshold[1] = static_cast<uint32_t>(threshold.ties);
+            params.threshold[2] = threshold.mask;
         }
     };
     clear_histogram<kThreads, kCopies>(histogram);
@@ -100,11 +103,11 @@ extern "C" const char* page_statistics(const float* scores, int group, int pages
     });
 }
 
-// threads: 64 (one histogram), 256 (four copies) or 1024 (one copy per lane). in_registers: 4 or 8 keys of each thread,
-// which must be enough for n; 0: none.
+// threads: 64 (one histogram), 256 (four copies) or 1024 (one copy per lane). in_registers: 4, 8 or 16 keys of each
+// thread, which must be enough for n; 0: none.
 extern "C" const char* radix_select(int threads, int in_registers, const float* values, const int32_t* weights, int n,
-                                    int quota, uint32_t* threshold, int32_t* slots, int32_t* counts) {
-    const kvc::RadixParams params = {values, weights, n, quota, threshold, slots, counts};
+                                    int quota, int single, uint32_t* threshold, int32_t* slots, int32_t* counts) {
+    const kvc::RadixParams params = {values, weights, n, quota, single, threshold, slots, counts};
     const auto launch = [&]<int kThreads, int kCopies, int kKeys>() {
         return message_of([&](kvc::Stream& stream) {
             kvc::launch<kvc::radix_select<kThreads, kCopies, kKeys>>("radix_select", dim3(1), dim3(kThreads), 0, stream,
@@ -114,6 +117,7 @@ extern "C" const char* radix_select(int threads, int in_registers, const float* 
     const auto run = [&]<int kThreads, int kCopies>() {
         if (in_registers == 4) return launch.template operator()<kThreads, kCopies, 4>();
         if (in_registers == 8) return launch.template operator()<kThreads, kCopies, 8>();
+        if (in_registers == 16) return launch.template operator()<kThreads, kCopies, 16>();
         return launch.template operator()<kThreads, kCopies, 0>();
     };
     if (threads == 64) return run.operator()<64, 1>();

@@ -39,6 +39,17 @@ TEST(plugins_have_the_three_interfaces) {
     }
 }
 
+/// A plugin that was told its types, as TensorRT does before it asks for shapes.
+static Made make_typed(const Library& library, const Example& example) {
+    Made made = make(library, example);
+    std::vector<DataType> in, out(example.outputs.size());
+    for (const Tensor& tensor : example.inputs) in.push_back(tensor.type);
+    CHECK_EQUAL(made.build()->getOutputDataTypes(out.data(), static_cast<int32_t>(out.size()), in.data(),
+                                                 static_cast<int32_t>(in.size())),
+                0);
+    return made;
+}
+
 /// Shapes of the outputs as text, or "refused".
 static std::string shapes_of(const Made& made, const std::vector<std::string>& inputs) {
     fake::Builder builder;
@@ -53,38 +64,49 @@ static std::string shapes_of(const Made& made, const std::vector<std::string>& i
 }
 
 TEST(output_shapes_follow_from_symbolic_inputs) {
-    for (const Example& example : examples()) {
-        std::vector<std::string> inputs;
-        for (const Tensor& tensor : example.inputs) inputs.push_back(tensor.shape);
-        std::string expected;
-        for (const Tensor& tensor : example.outputs) expected += (expected.empty() ? "" : ", ") + tensor.shape;
-        CHECK_EQUAL(shapes_of(make(library, example), inputs), expected);
+    for (const DataType type : kCacheTypes) {
+        for (const Example& example : examples(type)) {
+            std::vector<std::string> inputs;
+            for (const Tensor& tensor : example.inputs) inputs.push_back(tensor.shape);
+            std::string expected;
+            for (const Tensor& tensor : example.outputs) expected += (expected.empty() ? "" : ", ") + tensor.shape;
+            const Made made = make_typed(library, example);
+            CHECK_EQUAL(shapes_of(made, inputs), expected);
+            CHECK_EQUAL(shapes_of(Made(made.plugin->clone()), inputs), expected);
+        }
     }
 }
 
+TEST(pages_are_not_known_before_the_types) {
+    CHECK_EQUAL(shapes_of(make(library, examples()[0]), {"B 4 8 16", "B 2 S 16", "B 2 S 16", "B"}), "refused");
+    CHECK_REASON("kvc plugin: KvcCompact: ", "bounds: its pages is not known");
+}
+
 TEST(a_head_size_that_is_not_known_yet_stays_symbolic) {
-    const Made made = make(library, examples()[0]);
-    CHECK_EQUAL(shapes_of(made, {"B H W D", "B G S D", "B G S D", "B"}), "B G 58 D, B G 58 D, B G (D*2) 15, B, B G 58");
+    const Made made = make_typed(library, examples()[0]);
+    CHECK_EQUAL(shapes_of(made, {"B H W D", "B G S D", "B G S D", "B"}), "B G 58 D, B G 58 D, B G (D*2) 16, B, B G 58");
 }
 
 TEST(pages_are_rounded_up) {
-    IPluginCreatorV3One* creator = library.creator("KvcCompact");
-    const int32_t cases[][3] = {{1, 1, 1},
-                                {1, 7, 1},
-                                {58, 1, 58},
-                                {57, 3, 19},
-                                {58, 3, 20},
-                                {59, 3, 20},
-                                {1048576, 2147483647, 1},
-                                {1048576, 1048575, 2}};
-    for (const auto& [capacity, page_size, pages] : cases) {
-        const Made made =
-            make(creator,
-                 Values{{"prompt_budget", 1}, {"capacity", capacity}, {"pool_kernel", 1}, {"page_size", page_size}});
-        const std::string slots = std::to_string(capacity);
-        CHECK_EQUAL(
-            shapes_of(made, {"B 4 8 16", "B 2 S 16", "B 2 S 16", "B"}),
-            "B 2 " + slots + " 16, B 2 " + slots + " 16, B 2 32 " + std::to_string(pages) + ", B, B 2 " + slots);
+    const int32_t cases[][4] = {{1, 1, 1, 8},
+                                {1, 7, 1, 8},
+                                {58, 1, 58, 64},
+                                {48, 3, 16, 16},
+                                {57, 3, 19, 24},
+                                {58, 3, 20, 24},
+                                {59, 3, 20, 24},
+                                {1048576, 2147483647, 1, 8},
+                                {1048576, 1048575, 2, 8}};
+    for (const auto& [capacity, page_size, in_fp32, in_16_bit] : cases) {
+        for (const DataType type : kCacheTypes) {
+            Example example = examples(type)[0];
+            example.values = {
+                {"prompt_budget", 1}, {"capacity", capacity}, {"pool_kernel", 1}, {"page_size", page_size}};
+            const std::string slots = std::to_string(capacity);
+            const std::string pages = std::to_string(type == DataType::kFLOAT ? in_fp32 : in_16_bit);
+            CHECK_EQUAL(shapes_of(make_typed(library, example), {"B 4 8 16", "B 2 S 16", "B 2 S 16", "B"}),
+                        "B 2 " + slots + " 16, B 2 " + slots + " 16, B 2 32 " + pages + ", B, B 2 " + slots);
+        }
     }
 }
 
@@ -104,8 +126,8 @@ TEST(selected_is_as_wide_as_the_longest_list) {
 }
 
 TEST(shapes_that_contradict_each_other_are_refused) {
-    const Made hybrid = make(library, examples()[1]);
-    const std::vector<std::string> good{"B 4 16", "B 2 16", "B 2 16", "B 2 58 16", "B 2 58 16", "B 2 32 15", "B"};
+    const Made hybrid = make_typed(library, examples()[1]);
+    const std::vector<std::string> good{"B 4 16", "B 2 16", "B 2 16", "B 2 58 16", "B 2 58 16", "B 2 32 16", "B"};
     struct Case {
         size_t input;
         const char* shape;
@@ -114,8 +136,8 @@ TEST(shapes_that_contradict_each_other_are_refused) {
     for (const Case& wrong : {Case{1, "B 2 2 16", "k_new: expected 3 dimensions, found 4"},
                               Case{2, "B 3 16", "v_new: expected kv heads = 2, found 3"},
                               Case{3, "B 2 58 24", "k_cache: expected head size = 16, found 24"},
-                              Case{5, "B 2 16 15", "bounds: expected 2 x head size = 16, found 32"},
-                              Case{5, "B 2 32 14", "field page_size: expected pages = 14, found 15"},
+                              Case{5, "B 2 16 16", "bounds: expected 2 x head size = 16, found 32"},
+                              Case{5, "B 2 32 15", "field page_size: expected pages = 15, found 16"},
                               Case{6, "B 1", "cache_lengths: expected 1 dimensions, found 2"},
                               Case{4, "B 2 9999999999 16", "v_cache: expected capacity in 0..2147483647"}}) {
         std::vector<std::string> inputs = good;

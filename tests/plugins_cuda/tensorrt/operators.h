@@ -21,11 +21,12 @@ struct Example {
 
 inline constexpr DataType kCacheTypes[] = {DataType::kFLOAT, DataType::kHALF, DataType::kBF16};
 
-/// C = 58 slots in pages of 4: 15 pages, the last one partial.
+/// C = 58 slots in pages of 4: 15 pages, the last one partial, and room for a multiple of 8 in 16 bit.
 inline std::vector<Example> examples(DataType t = DataType::kHALF) {
     const DataType length = DataType::kINT64, index = DataType::kINT32;
+    const Tensor bounds{t, t == DataType::kFLOAT ? "B 2 32 15" : "B 2 32 16"};
     const Tensor block{t, "B 2 M 16"}, joined{t, "B 2 (58+M) 16"}, positions{index, "B 2 58"};
-    const Tensor head{t, "B 2 16"}, cache{t, "B 2 58 16"}, bounds{t, "B 2 32 15"}, query{t, "B 4 16"};
+    const Tensor head{t, "B 2 16"}, cache{t, "B 2 58 16"}, query{t, "B 4 16"};
     return {
         {"KvcCompact",
          {{"prompt_budget", 50}, {"capacity", 58}, {"pool_kernel", 7}, {"page_size", 4}},

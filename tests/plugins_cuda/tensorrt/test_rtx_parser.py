@@ -19,7 +19,9 @@ from onnx import TensorProto, helper
 
 from kvc_trt.graph import IR_VERSION
 from kvc_trt.graph.state import state_tensors
+from kvc_trt.models.dtypes import numpy_dtype
 from kvc_trt.operators import KVC_DOMAIN, OPSET
+from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.operators.emitter import Emitter
 from kvc_trt.operators.registry import KERNEL_OPERATORS, OPERATORS
 from kvc_trt.operators.schema import CACHE, INT32, INT64, PLUGIN_ATTRIBUTES
@@ -81,7 +83,8 @@ def compact_model(precision: str, attributes: dict[str, int] = COMPACT) -> onnx.
         "KvcCompact", *(row.name for row in table.inputs), outputs=names, domain=KVC_DOMAIN, **attributes,
         **PLUGIN_ATTRIBUTES,
     )  # fmt: skip
-    sizes = {"B": "batch", "S": "sequence", "H": 4, "G": 2, "W": 8, "D": 16, "C": 58, "2D": 32, "P": 15}
+    pages = stored_pages(58, 4, numpy_dtype(dtype).itemsize)
+    sizes = {"B": "batch", "S": "sequence", "H": 4, "G": 2, "W": 8, "D": 16, "C": 58, "2D": 32, "P": pages}
     inputs, outputs = (
         [helper.make_tensor_value_info(row.name, types[row.element], [sizes[s] for s in row.shape]) for row in rows]
         for rows in (table.inputs, table.outputs)
@@ -112,7 +115,7 @@ def test_compaction_becomes_a_plugin_with_static_cache_shapes(parse, precision):
     answer = parse(compact_model(precision))
     assert answer["parsed"], answer["errors"]
     name = PRECISIONS[precision][1]
-    cache, bounds = [[-1, 2, 58, 16], name], [[-1, 2, 32, 15], name]
+    cache, bounds = [[-1, 2, 58, 16], name], [[-1, 2, 32, 15 if precision == "fp32" else 16], name]
     (plugin,) = answer["plugins"]
     assert plugin[1] == [cache, cache, bounds, [[-1], "INT64"], [[-1, 2, 58], "INT32"]]
     assert answer["plan_bytes"] > 0, answer["errors"]

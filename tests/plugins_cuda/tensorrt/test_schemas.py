@@ -92,7 +92,7 @@ def test_state_tensors_have_the_shapes_of_the_schema():
     """The same symbols mean the same sizes in an engine's state and in the plugins."""
     parameters = resolve("rocketkv", skip_layers=1)
     rows = {row.name: row for row in PLUGINS["KvcHybridAttention"].inputs}
-    sizes = {"G": 2, "D": 16, "C": parameters.capacity, "2D": 32, "P": parameters.num_pages()}
+    sizes = {"G": 2, "D": 16, "C": parameters.capacity, "2D": 32, "P": parameters.stored_pages("float16")}
     tensors = [tensor for tensor in state_tensors(LLAMA, parameters, "float16") if tensor.layer == 1]
     assert len(tensors) == 3
     for tensor in tensors:

@@ -72,13 +72,15 @@ def output_shapes(
     inputs: Sequence[tensorrt.DimsExprs],
     builder: tensorrt.IExprBuilder,
     operations: type[tensorrt.DimensionOperation],
+    element_bytes: int | None,
 ) -> list[list[tensorrt.IDimensionExpr]]:
     """Return the shape of every output as expressions of the inputs' sizes, which may still be open.
 
-    Raises Refusal if the inputs contradict each other.
+    Raises Refusal if the inputs contradict each other, or if a size depends on `element_bytes`, that of the cache's
+    elements, and it is None.
     """
     expressions: dict[str, tensorrt.IDimensionExpr] = {}
-    sizes = Dimensions()
+    sizes = Dimensions(element_bytes)
     for tensor, shape in zip(operator.inputs, inputs, strict=True):
         _bind(tensor, shape, expressions, sizes)
     operator.derive(attributes, sizes)

@@ -1,7 +1,8 @@
 """The plugin methods that TensorRT calls, the same for all operators; differences are in their schemas.
 
-A plugin keeps no state but its attributes: a call uses only the tensor descriptions that TensorRT passes, so clones,
-contexts and profiles cannot disagree.
+A plugin keeps no state but its attributes and the size of the cache's elements, which shapes of outputs depend on and
+TensorRT tells with the types alone. A call uses only the tensor descriptions that TensorRT passes, so clones, contexts
+and profiles cannot disagree.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class PluginMethods:
         self, trt: ModuleType, operator: Operator, fields: Mapping[str, int], kernels: Callable[[], Kernels]
     ) -> None:
         self._trt, self._operator, self._fields, self._kernels = trt, operator, dict(fields), kernels
+        self._element_bytes: int | None = None
         self.plugin_name, self.plugin_version, self.plugin_namespace = operator.name, VERSION, KVC_DOMAIN
         self.num_outputs = len(operator.outputs)
         # A collection points into its fields, and TensorRT reads it after the call returns: keep both.
@@ -53,8 +55,10 @@ class PluginMethods:
         return self
 
     def clone(self) -> PluginMethods:
-        """Return a plugin with the same attributes."""
-        return type(self)(self._trt, self._operator, self._fields, self._kernels)
+        """Return a plugin with the same attributes and the same type of the cache."""
+        made = type(self)(self._trt, self._operator, self._fields, self._kernels)
+        made._element_bytes = self._element_bytes
+        return made
 
     def attach_to_context(self, context: Any) -> PluginMethods:
         """Return a plugin for one execution context."""
@@ -69,7 +73,7 @@ class PluginMethods:
         """Return the types of the outputs; Refusal unless every input has its type."""
         with reporting(self.plugin_name):
             self._check_inputs(len(input_types))
-            _dtype_of(input_types[0])
+            self._element_bytes = _dtype_of(input_types[0]).bytes
             for tensor, found in zip(self._operator.inputs, input_types, strict=True):
                 expected = self._type_of(tensor, input_types[0])
                 if found != expected:
@@ -88,7 +92,7 @@ class PluginMethods:
             if len(shape_inputs) != 0:
                 raise Refusal(f"expected no shape inputs, found {len(shape_inputs)}")
             operations = self._trt.DimensionOperation
-            shapes = output_shapes(self._operator, self._fields, inputs, builder, operations)
+            shapes = output_shapes(self._operator, self._fields, inputs, builder, operations, self._element_bytes)
             return [self._dims(shape) for shape in shapes]
 
     def supports_format_combination(
@@ -190,7 +194,8 @@ class PluginMethods:
         return call
 
     def _empty_call(self, cache_type: tensorrt.DataType) -> Call:
-        return Call(self._operator, self._fields, Dimensions(), _dtype_of(cache_type))
+        dtype = _dtype_of(cache_type)
+        return Call(self._operator, self._fields, Dimensions(dtype.bytes), dtype)
 
     def _check_type(self, tensor: Tensor, found: tensorrt.PluginTensorDesc, cache_type: tensorrt.DataType) -> None:
         expected = self._type_of(tensor, cache_type)

@@ -1,0 +1,16 @@
+// How many pages the bounds of a cache have room for: for kernels, their launchers and checks, and the plugins.
+#pragma once
+
+#include <cstdint>
+
+namespace kvc {
+
+/// P: the pages of `capacity` slots, in 16 bit rounded up to a multiple of 8, so that a row of bounds starts at a
+/// multiple of 16 bytes. No row of a cache reaches the pages past its last slot: they stay empty.
+constexpr int64_t stored_pages(int64_t capacity, int64_t page_size, int64_t element_bytes) {
+    const int64_t multiple = element_bytes == 2 ? 8 : 1;
+    const int64_t slots = page_size * multiple;
+    return (capacity + slots - 1) / slots * multiple;
+}
+
+}  // namespace kvc
