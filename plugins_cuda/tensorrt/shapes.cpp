@@ -2,6 +2,7 @@
 
 #include <cinttypes>
 
+#include "src/sizes.h"
 #include "tensorrt/report.h"
 
 namespace kvc::tensorrt {
@@ -102,7 +103,9 @@ KvcDtype dtype_of(DataType cache_type) {
     }
 }
 
-int32_t element_bytes_of(DataType cache_type) { return dtype_of(cache_type) == KVC_FLOAT32 ? 4 : 2; }
+int32_t element_bytes_of(DataType cache_type) {
+    return static_cast<int32_t>(kvc::element_bytes_of(dtype_of(cache_type)));
+}
 
 void check_type(const TensorSpec& spec, const PluginTensorDesc& desc, DataType cache_type) {
     const DataType expected = type_of(spec, cache_type);

@@ -24,10 +24,7 @@ def operator_times(profile: Path, warm_up: int = 1) -> list[OperatorTime]:
     """Return the means over the runs after the first `warm_up`, slowest operator first."""
     events = json.loads(profile.read_text(encoding="utf-8"))
     runs = sorted(_span(event) for event in events if event.get("name") == "model_run")[warm_up:]
-    nodes = sorted(
-        (event for event in events if is_node(event)),
-        key=lambda event: (event["ts"], -event["dur"]),
-    )
+    nodes = sorted(filter(is_node, events), key=lambda event: (event["ts"], -event["dur"]))
     seconds: defaultdict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     for start, stop in runs:

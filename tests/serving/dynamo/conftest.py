@@ -5,12 +5,18 @@ import pytest
 
 @pytest.fixture(scope="package")
 def demo_engine(tmp_path_factory):
-    """The shipped model under RocketKV; prompts to 1,024 tokens, of which it keeps a part."""
+    """The shipped model under RocketKV; prompts to 1,024 tokens, of which it keeps a part.
+
+    Its answers may be long: what leaves, or kills a process, during an answer needs one that is not soon over.
+    """
     from kvc_trt.cli.main import run
 
     engine = tmp_path_factory.mktemp("demo") / "demo"
-    arguments = ["--token-budget", "64", "--max-input-len", "1024", "--max-output-len", "512", "--no-verify"]
-    assert run(["build", "--model", "retrieval-tiny", "--policy", "rocketkv", *arguments, "-o", str(engine)]) == 0
+    lengths = ["--max-input-len", "1024", "--max-output-len", "8192"]
+    policy = ["--policy", "rocketkv", "--token-budget", "64"]
+    derived_for_short_answers = ["--set", "prompt_budget=512", "--set", "page_size=4", "--set", "top_r=8"]
+    arguments = [*policy, *derived_for_short_answers, *lengths, "--no-verify", "-o", str(engine)]
+    assert run(["build", "--model", "retrieval-tiny", *arguments]) == 0
     return engine
 
 
@@ -36,3 +42,12 @@ def answers(demo_engine):
         return engine.generate(prompt, max_new_tokens=max_new_tokens, **rules)
 
     return answer
+
+
+@pytest.fixture
+def pair(demo_engine):
+    """A prefill and a decode of the demo's engine in this process."""
+    from tests.serving.dynamo.handed_over import pair_of
+
+    with pair_of(demo_engine) as made:
+        yield made

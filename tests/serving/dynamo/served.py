@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PYTHON = Path(os.environ.get("KVC_TRT_DYNAMO", ROOT / "build" / "dynamo")) / "bin" / "python"
 """Made by `make dynamo-env`."""
 READY_SECONDS = 90
+LONG = 8000
+"""Tokens of an answer that is not over before something else is done: seconds, where 500 tokens are 0.4."""
 
 
 def require_environment() -> None:

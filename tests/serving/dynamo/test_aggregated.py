@@ -13,7 +13,7 @@ import pytest
 
 from kvc_trt import Sampling
 from tests.readable_model import text
-from tests.serving.dynamo.served import ROOT, Served, eventually
+from tests.serving.dynamo.served import LONG, ROOT, Served, eventually
 
 pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 
@@ -275,7 +275,7 @@ def test_requests_of_one_id_are_two_requests(client):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_row(client, needle, stream):
     before = client.metric("kvc_trt_ended_total", model="demo", kind="cancelled")
-    body = {"model": "demo", "prompt": needle, "max_tokens": 500, "ignore_eos": True, "stream": stream}
+    body = {"model": "demo", "prompt": needle, "max_tokens": LONG, "ignore_eos": True, "stream": stream}
     connection = client.open("/v1/completions", body)
     eventually(lambda: client.metric("kvc_trt_running", model="demo") == 1)
     connection.sock.close()
@@ -296,7 +296,7 @@ def test_a_full_server_refuses_with_a_reason(client, needle):
 
 def test_a_worker_that_is_killed_breaks_its_answers_and_comes_back(served, client, needle):
     assert client.ask("/health")[0] == 200
-    body = {"model": "demo", "prompt": needle, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body = {"model": "demo", "prompt": needle, "max_tokens": LONG, "ignore_eos": True, "stream": True}
     connection = client.open("/v1/completions", body)
     answer = connection.getresponse()
     answer.readline()
@@ -315,7 +315,7 @@ def test_a_worker_that_is_killed_breaks_its_answers_and_comes_back(served, clien
 
 
 def test_a_frontend_that_is_killed_breaks_its_answers_and_comes_back(served, client, needle):
-    body = {"model": "demo", "prompt": needle, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body = {"model": "demo", "prompt": needle, "max_tokens": LONG, "ignore_eos": True, "stream": True}
     connection = client.open("/v1/completions", body)
     answer = connection.getresponse()
     answer.readline()

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from kvc_trt import Sampling
-from tests.serving.dynamo.served import Served, eventually
+from tests.serving.dynamo.served import LONG, Served, eventually
 
 pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 
@@ -169,7 +169,7 @@ def test_clients_cannot_bring_a_handoff(apart):
 
 
 def test_clients_that_leave_free_their_rows_and_slots(apart, needle):
-    body = {"model": "demo", "prompt": needle, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body = {"model": "demo", "prompt": needle, "max_tokens": LONG, "ignore_eos": True, "stream": True}
     for wait in (0.0, 0.02, 0.2):
         connection = apart.client.open("/v1/completions", body)
         time.sleep(wait)
@@ -201,7 +201,7 @@ def test_prefill_that_is_killed_breaks_what_it_has_not_handed_over(apart, needle
 
 
 def test_decode_that_is_killed_breaks_its_answers_and_leaks_nothing(apart, needle):
-    body = {"model": "demo", "prompt": needle, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body = {"model": "demo", "prompt": needle, "max_tokens": LONG, "ignore_eos": True, "stream": True}
     connection = apart.client.open("/v1/completions", body)
     answer = connection.getresponse()
     answer.readline()
@@ -225,7 +225,7 @@ def test_a_second_decode_worker_reads_from_the_same_prefill(apart, answers, need
 
 
 def test_a_frontend_that_is_killed_finds_both_again(apart, needle):
-    body = {"model": "demo", "prompt": needle, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body = {"model": "demo", "prompt": needle, "max_tokens": LONG, "ignore_eos": True, "stream": True}
     connection = apart.client.open("/v1/completions", body)
     answer = connection.getresponse()
     answer.readline()
