@@ -58,6 +58,8 @@ class EmulatedLaunch(ctypes.Structure):
         ("products", ctypes.c_uint64),
         ("exchanges", ctypes.c_uint64),
         ("barriers", ctypes.c_uint64),
+        ("cluster_barriers", ctypes.c_uint64),
+        ("cluster_blocks", ctypes.c_uint64),
     )
 
 

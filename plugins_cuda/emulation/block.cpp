@@ -1,5 +1,6 @@
 #include "emulation/block.h"
 
+#include "emulation/cluster.h"
 #include "emulation/devices.h"
 
 #include <bit>
@@ -19,22 +20,20 @@ namespace {
 
 constexpr const char* kEarly = "touches global memory before wait_for_previous_launch";
 
+bool is_product(const char* operation) { return std::strncmp(operation, "mma", 3) == 0; }
+
+}  // namespace
+
 bool same_site(Site a, Site b) {
     const bool same_file = a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0;
     return same_file && a.line() == b.line() && a.column() == b.column();
 }
-
-bool is_product(const char* operation) { return std::strncmp(operation, "mma", 3) == 0; }
-
-}  // namespace
 
 void Block::begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule) {
     const dim3 block = launch.block;
     kernel_ = launch.name;
     body_ = body;
     schedule_ = &schedule;
-    gridDim = launch.grid;
-    blockDim = block;
     size_ = static_cast<int>(block.x * block.y * block.z);
     while (static_cast<int>(threads_.size()) < size_) {
         threads_.push_back(std::make_unique<Thread>(static_cast<int>(threads_.size())));
@@ -45,43 +44,40 @@ void Block::begin_launch(const Launch& launch, const SharedLimits& limits, Body 
         threads_[i]->fiber.prepare(&Block::thread_main, threads_[i].get());
     }
     shared_.begin_launch(launch.dynamic_shared_bytes, limits);
-    races_.begin_launch();
-    executions_.begin_launch(launch.name);
     switches_ = 0;
     collectives_ = {};
 }
 
-void Block::run(uint3 block_index) {
-    blockIdx = block_index;
+void Block::begin(uint3 index) {
+    index_ = index;
     error_ = nullptr;
     early_ = nullptr;
     at_barrier_ = 0;
     predicates_ = 0;
     live_ = size_;
     shared_.begin_block();
-    if (RaceDetector::instrumented) {
-        const unsigned row = block_index.z * gridDim.y + block_index.y;
-        races_.begin_block(row * gridDim.x + block_index.x, size_);
-    }
     ready_.clear();
     at_warp_operation_.fill(0);
     for (int i = 0; i < size_; ++i) {
         threads_[i]->waits_for = "";
         threads_[i]->has_waited = false;
+        threads_[i]->cluster_arrivals = 0;
+        threads_[i]->cluster_waits = 0;
         threads_[i]->copies.clear();
         threads_[i]->copy_groups = 0;
         wake(*threads_[i]);
     }
-    while (live_ > 0) {
-        const int next = ready_.take(schedule_->order, schedule_->random);
-        if (next < 0) throw LaunchError(place() + ": " + explain_deadlock());
-        resume(*threads_[next]);
-        running_ = nullptr;  // none until the next one, so that no access of the host counts as a thread's
-        if (early_ != nullptr) throw LaunchError(place_of(*early_) + ": " + kEarly);
-        if (error_) std::rethrow_exception(error_);
-        if (races_.found()) throw LaunchError(place() + ": " + explain_race(*races_.found()));
-    }
-    executions_.end_block(size_);
+}
+
+void Block::run_thread() {
+    current_block = this;
+    blockIdx = index_;
+    resume(*threads_[ready_.take(schedule_->order, schedule_->random)]);
+    running_ = nullptr;  // none until the next one, so that no access of the host counts as a thread's
+    if (early_ != nullptr) throw LaunchError(place_of(*early_) + ": " + kEarly);
+    if (error_) std::rethrow_exception(error_);
+    const auto& race = cluster_.races().found();
+    if (race) throw LaunchError(place() + ": " + explain_race(*race));
 }
 
 // A fiber lives through all blocks of a launch: when its thread ends, the next resume() begins the next block's.
@@ -91,14 +87,19 @@ void Block::thread_main(void* argument) {
         Block& block = *current_block;
         try {
             block.body_.call(block.body_.context);
-            if (!thread.copies.empty()) block.fail("exits without a wait for what cp.async has started");
-            if (!thread.has_waited) block.fail("exits without wait_for_previous_launch");
+            block.end_thread(thread);
         } catch (...) {
             block.error_ = std::current_exception();
         }
-        --block.live_;
         block.park(Thread::State::kExited);
     }
+}
+
+void Block::end_thread(Thread& thread) {
+    --live_;
+    if (!thread.copies.empty()) fail("exits without a wait for what cp.async has started");
+    if (!thread.has_waited) fail("exits without wait_for_previous_launch");
+    cluster_.end_thread(*this, thread);
 }
 
 void Block::resume(Thread& thread) {
@@ -139,7 +140,7 @@ void Block::warp_operation(const char* name, uint32_t mask, WarpOperation operat
     }
     operation(operands);
     if (operation != synchronize) ++(is_product(name) ? collectives_.products : collectives_.exchanges);
-    if (RaceDetector::instrumented && operation == synchronize) races_.warp_barrier(first, mask);
+    if (RaceDetector::instrumented && operation == synchronize) cluster_.races().warp_barrier(rank_, first, mask);
     for (uint32_t left = mask; left != 0; left &= left - 1) {
         Thread& lane = *threads_[first + std::countr_zero(left)];
         if (&lane != &thread) wake(lane);
@@ -173,7 +174,7 @@ BarrierResult Block::barrier(const char* name, bool predicate, Site site) {
         park(Thread::State::kAtBarrier);
         return barrier_result_;  // the next barrier completes only after everybody has read this
     }
-    races_.barrier();
+    if (RaceDetector::instrumented) cluster_.races().barrier(rank_);
     ++collectives_.barriers;
     barrier_result_ = {predicates_, size_};
     at_barrier_ = 0;
@@ -185,23 +186,19 @@ BarrierResult Block::barrier(const char* name, bool predicate, Site site) {
 }
 
 void Block::fence() {
-    if (RaceDetector::instrumented) races_.fence(running_->number);
+    if (RaceDetector::instrumented) cluster_.races().fence(who());
 }
 
 // What is no global memory of a device: shared memory, parameters, CUDA's built-in variables, and the emulation itself.
 bool Block::may_touch(const void* address, size_t bytes) const {
-    if (running_->has_waited || shared_.contains(address, bytes)) return true;
+    if (running_->has_waited || cluster_.owner_of(address, bytes) != nullptr) return true;
     const struct {
         const void* first;
         size_t bytes;
-    } others[] = {{body_.context, body_.context_bytes},
-                  {&threadIdx, sizeof threadIdx},
-                  {&blockIdx, sizeof blockIdx},
-                  {&blockDim, sizeof blockDim},
-                  {&gridDim, sizeof gridDim},
-                  {&current_block, sizeof current_block},
-                  {this, sizeof *this},
-                  {running_, sizeof *running_}};
+    } others[] = {
+        {body_.context, body_.context_bytes}, {&threadIdx, sizeof threadIdx}, {&blockIdx, sizeof blockIdx},
+        {&blockDim, sizeof blockDim},         {&gridDim, sizeof gridDim},     {&current_block, sizeof current_block},
+        {&cluster_, sizeof cluster_},         {this, sizeof *this},           {running_, sizeof *running_}};
     const auto at = reinterpret_cast<uintptr_t>(address);
     for (const auto& other : others) {
         const auto first = reinterpret_cast<uintptr_t>(other.first);
@@ -217,17 +214,17 @@ void Block::require_wait(const void* address, size_t bytes) const {
 // The compiler's calls may not throw, nor make texts, whose functions may be instrumented too: run() does, once the thread
 // has paused.
 void Block::note_access(const void* address, size_t bytes, RaceDetector::Kind kind) {
-    if (!RaceDetector::instrumented || running_ == nullptr || running_->fiber.owns(address)) return;
+    if (!RaceDetector::instrumented || running_ == nullptr || is_own_work_ || running_->fiber.owns(address)) return;
     if (early_ == nullptr && !may_touch(address, bytes)) early_ = running_;
-    races_.access(running_->number, address, bytes, kind, shared_.contains(address, bytes));
+    cluster_.races().access(who(), address, bytes, kind, cluster_.owner_of(address, bytes) != nullptr);
 }
 
 void Block::note_execution(const void* address) {
-    if (running_ != nullptr) executions_.note(running_->number, address);
+    if (running_ != nullptr) cluster_.executions().note(rank_, running_->number, address);
 }
 
 void Block::note_copy(const void* to, const void* from, size_t bytes) {
-    if (RaceDetector::instrumented) races_.copy(running_->number, to, from, bytes);
+    if (RaceDetector::instrumented) cluster_.races().copy(who(), to, from, bytes);
 }
 
 }  // namespace kvc::emulation

@@ -1,5 +1,5 @@
-// One thread block: its threads as fibers, its barriers, its warps, its shared memory. Blocks of a launch run one
-// after another on the same fibers.
+// One thread block: its threads as fibers, its barriers, its warps, its shared memory. The blocks of a cluster run side by
+// side (emulation/cluster.h), clusters one after another on the same fibers.
 //
 // A collective operation (a barrier, a shuffle, a vote, an mma) parks every thread that reaches it until the last one
 // of its group arrives; that one does the work for all. When no thread can run and one waits, its group can never
@@ -8,7 +8,6 @@
 //   - two threads of one barrier must be at the same source line.
 #pragma once
 
-#include "emulation/executions.h"
 #include "emulation/fiber.h"
 #include "emulation/race_detector.h"
 #include "emulation/ready_set.h"
@@ -31,10 +30,13 @@ extern dim3 gridDim __attribute__((visibility("hidden")));
 
 namespace kvc::emulation {
 
+class Cluster;
 struct Launch;
 struct SharedLimits;
 
 using Site = std::source_location;
+
+bool same_site(Site a, Site b);
 
 // The operands of the lanes of one warp operation, null for lanes outside the mask: pointers into their own stacks.
 using Lanes = std::array<void*, kWarpSize>;
@@ -56,7 +58,7 @@ struct PendingCopy {
 };
 
 struct Thread {
-    enum class State : uint8_t { kReady, kAtWarpOperation, kAtBarrier, kExited };
+    enum class State : uint8_t { kReady, kAtWarpOperation, kAtBarrier, kAtClusterBarrier, kExited };
 
     explicit Thread(int number_) : number(number_), fiber(static_cast<size_t>(number_)) {}
 
@@ -69,6 +71,8 @@ struct Thread {
     WarpOperation operation = nullptr;
     void* operand = nullptr;
     bool has_waited = false;  // for the launch before this one
+    uint32_t cluster_arrivals = 0;
+    uint32_t cluster_waits = 0;
     std::vector<PendingCopy> copies;
     int copy_groups = 0;  // committed so far
     Fiber fiber;
@@ -79,6 +83,7 @@ struct Collectives {
     uint64_t products = 0;   // mma.sync
     uint64_t exchanges = 0;  // shuffles and votes
     uint64_t barriers = 0;
+    uint64_t cluster_barriers = 0;  // of each block of a cluster
 };
 
 struct Schedule {
@@ -94,9 +99,17 @@ struct Body {
 
 class Block {
 public:
-    // Throws LaunchError on behalf of the kernel.
+    Block(Cluster& cluster, uint32_t rank) : cluster_(cluster), rank_(rank) {}
+
     void begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule);
-    void run(uint3 block_index);
+    void begin(uint3 index);
+    // Whether a thread can run, and running it until it parks. Throws LaunchError on behalf of the kernel.
+    bool can_run() const { return !ready_.empty(); }
+    void run_thread();
+    bool is_over() const { return live_ == 0; }
+    int size() const { return size_; }
+    uint32_t rank() const { return rank_; }
+    uint3 index() const { return index_; }
 
     // Called by the running thread.
     void warp_operation(const char* name, uint32_t mask, WarpOperation operation, void* operand, Site site);
@@ -108,27 +121,50 @@ public:
     void note_access(const void* address, size_t bytes, RaceDetector::Kind kind);
     void note_copy(const void* to, const void* from, size_t bytes);
     void note_execution(const void* address);
+    // While there is one, nothing counts as the running thread's access: the emulation calls functions that the compiler
+    // may have instrumented with the kernel. None may be left when the thread parks.
+    class OwnWork {
+    public:
+        explicit OwnWork(Block& block) : block_(block) { block_.is_own_work_ = true; }
+        ~OwnWork() { block_.is_own_work_ = false; }
+        OwnWork(const OwnWork&) = delete;
+        OwnWork& operator=(const OwnWork&) = delete;
+
+    private:
+        Block& block_;
+    };
     [[noreturn]] void fail(const std::string& what) const;
     Thread& self() { return *running_; }
+    Cluster& cluster() { return cluster_; }
     SharedMemory& shared() { return shared_; }
-
+    const SharedMemory& shared() const { return shared_; }
+    Thread& thread(int number) { return *threads_[number]; }
+    Collectives& collectives() { return collectives_; }
     uint64_t switches() const { return switches_; }
-    const Collectives& collectives() const { return collectives_; }
-    Executions& executions() { return executions_; }
 
-private:
-    static void thread_main(void* thread);
-    void resume(Thread& thread);
     void park(Thread::State state);
     void wake(Thread& thread);
-    bool warp_complete(const Thread& arrived) const;
-    bool may_touch(const void* address, size_t bytes) const;
+
+    // Words for reports.
     std::string place() const;
     std::string place_of(const Thread& thread) const;
     std::string describe(const Thread& thread) const;
+    // Why none of the block's threads will ever run again, if that is no matter of the cluster; "" if it is.
     std::string explain_deadlock() const;
+
+private:
+    static void thread_main(void* thread);
+    void end_thread(Thread& thread);
+    void resume(Thread& thread);
+    bool warp_complete(const Thread& arrived) const;
+    bool may_touch(const void* address, size_t bytes) const;
+    RaceDetector::Who who() const { return {rank_, running_->number}; }
     std::string explain_missing_lane(const Thread& waiting) const;
     std::string explain_race(const RaceDetector::Race& race) const;
+
+    Cluster& cluster_;
+    uint32_t rank_;  // in the cluster
+    uint3 index_{};
 
     std::vector<std::unique_ptr<Thread>> threads_;
     int size_ = 0;
@@ -136,10 +172,9 @@ private:
     Body body_{};
     Schedule* schedule_ = nullptr;
     Thread* running_ = nullptr;
+    bool is_own_work_ = false;
     ReadySet ready_;
     SharedMemory shared_;
-    RaceDetector races_;
-    Executions executions_;
     std::array<uint32_t, kMaxThreads / kWarpSize> at_warp_operation_{};  // lanes, by warp
     int live_ = 0;
     int at_barrier_ = 0;
@@ -152,7 +187,7 @@ private:
     Collectives collectives_;
 };
 
-// The block that runs: one at a time in the process.
+// The block whose thread runs: one at a time in the process.
 extern Block* current_block __attribute__((visibility("hidden")));
 
 }  // namespace kvc::emulation

@@ -1,7 +1,9 @@
 // What a block says when a kernel did something wrong: which thread, where the others wait, who is missing.
 #include "emulation/block.h"
+#include "emulation/cluster.h"
 #include "kernels/platform.cuh"
 
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <cstring>
@@ -26,7 +28,7 @@ void Block::fail(const std::string& what) const { throw LaunchError(place_of(*ru
 
 std::string Block::place_of(const Thread& thread) const { return place() + " thread " + text(thread.index); }
 
-std::string Block::place() const { return std::string("kernel ") + kernel_ + " block " + text(blockIdx); }
+std::string Block::place() const { return std::string("kernel ") + kernel_ + " block " + text(index_); }
 
 std::string Block::describe(const Thread& thread) const {
     const std::string name = "thread " + text(thread.index);
@@ -42,10 +44,14 @@ std::string Block::explain_deadlock() const {
     for (int i = 0; i < size_; ++i) {
         if (threads_[i]->state == Thread::State::kAtWarpOperation) return explain_missing_lane(*threads_[i]);
     }
+    if (at_barrier_ == 0) return "";
     for (int i = 0; i < size_; ++i) {
-        if (threads_[i]->state != Thread::State::kExited) continue;
+        const Thread::State state = threads_[i]->state;
+        if (state == Thread::State::kAtBarrier) continue;
+        const auto same = [&](const auto& thread) { return thread->state == state; };
+        const auto others = std::count_if(threads_.begin(), threads_.begin() + size_, same) - 1;
         return "divergent barrier: " + describe(*first_at_barrier_) + " with " + std::to_string(at_barrier_ - 1) +
-               " others, " + describe(*threads_[i]) + " with " + std::to_string(size_ - live_ - 1) + " others";
+               " others, " + describe(*threads_[i]) + " with " + std::to_string(others) + " others";
     }
     return "divergent barrier";  // unreachable: a barrier with everybody at it is complete
 }
@@ -69,18 +75,23 @@ std::string Block::explain_race(const RaceDetector::Race& race) const {
     const auto text_of = [&](const RaceDetector::Access& access) {
         constexpr const char* kKinds[] = {"read", "written", "changed by an atomic"};
         std::string what = std::string(kKinds[static_cast<int>(access.kind)]) + " by ";
-        if (access.block != race.present.block) {
+        const Block* const block = cluster_.block_of(access.block);
+        if (block == nullptr) {
             return what + "thread number " + std::to_string(access.thread) + " of block number " +
                    std::to_string(access.block);
         }
-        const Thread& thread = *threads_[access.thread];
+        const Thread& thread = *block->threads_[access.thread];
         what += "thread " + text(thread.index);
+        if (block != this) what += " of block " + text(block->index_);
         if (*thread.waits_for == '\0') return what;
-        const bool parked =
-            thread.state == Thread::State::kAtBarrier || thread.state == Thread::State::kAtWarpOperation;
+        const bool parked = thread.state != Thread::State::kReady && thread.state != Thread::State::kExited;
         return what + (parked ? " before " : " past ") + thread.waits_for + " (" + text(thread.site) + ")";
     };
-    const std::string where = race.shared ? shared_.describe(race.address) : "global memory";
+    std::string where = "global memory";
+    if (const Block* const owner = cluster_.owner_of(race.address, 1)) {
+        where = owner->shared_.describe(race.address);
+        if (owner != this) where += " of block " + text(owner->index_);
+    }
     return "race on " + where + ": " + text_of(race.past) + ", then " + text_of(race.present);
 }
 

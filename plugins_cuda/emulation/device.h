@@ -2,6 +2,7 @@
 #pragma once
 
 #include "emulation/builtins.h"
+#include "emulation/cluster.h"
 #include "emulation/launch.h"
 #include "emulation/numeric_types.h"
 #include "emulation/ptx.h"

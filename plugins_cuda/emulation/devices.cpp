@@ -37,6 +37,21 @@ void check_sizes(const Launch& launch) {
     }
 }
 
+void check_cluster(const Launch& launch) {
+    const Device& device = kDevices[launch.device];
+    const std::string blocks = "clusters of " + std::to_string(launch.cluster_blocks) + " blocks";
+    if (launch.cluster_blocks == 0) refuse(launch.name, "empty clusters");
+    if (launch.cluster_blocks > 1 && device.cluster_blocks == 1) {
+        refuse(launch.name, blocks + " on " + device.architecture + ", which has none");
+    }
+    if (launch.cluster_blocks > device.cluster_blocks) {
+        refuse(launch.name, blocks + ", allowed are " + std::to_string(device.cluster_blocks));
+    }
+    if (launch.grid.x % launch.cluster_blocks != 0) {
+        refuse(launch.name, "a grid of " + std::to_string(launch.grid.x) + " blocks along x in " + blocks);
+    }
+}
+
 // A warp gets registers for its threads in units of 256, and warps come in fours, one for each part of the processor.
 void check_registers(const Launch& launch, int registers) {
     const auto round_up = [](int value, int unit) { return (value + unit - 1) / unit * unit; };
@@ -59,6 +74,7 @@ size_t allowed_dynamic_bytes(const Launch& launch, size_t static_bytes) {
 
 SharedLimits check_launch(const Launch& launch) {
     check_sizes(launch);
+    check_cluster(launch);
     if (launch.begins_early && !kDevices[launch.device].early_launches) {
         refuse(launch.name, std::string("a launch that begins early, on ") + kDevices[launch.device].architecture);
     }
@@ -84,6 +100,8 @@ SharedMemorySizes shared_memory_of(const char*, KernelEntry entry, int device) {
     const auto resources = emulation::resources_of(*entry, device);
     return {resources ? resources->static_shared_bytes : 0, kDevices[device].shared_bytes};
 }
+
+int multiprocessors_of(const char*, int device) { return kDevices[device].multiprocessors; }
 
 bool waits_for_previous_launch(const char*, KernelEntry, int device) { return kDevices[device].early_launches; }
 

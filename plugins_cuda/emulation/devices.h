@@ -1,5 +1,5 @@
 // The GPUs whose limits the emulation can hold, and what they refuse. Source: CUDA C++ Programming Guide, "Technical
-// Specifications per Compute Capability".
+// Specifications per Compute Capability"; multiprocessors are those of an A100, an H100 SXM and a B200.
 #pragma once
 
 #include "emulation/launch.h"
@@ -13,10 +13,12 @@ struct Device {
     const char* architecture;  // what nvcc compiles for
     size_t shared_bytes;       // of a block, static and dynamic together, where its kernel was allowed more than 48 KiB
     bool early_launches;       // whether a launch may begin before the one before it has ended
+    int multiprocessors;
+    unsigned cluster_blocks;  // that a cluster may have, on every such GPU; 1 where there are none
 };
 
 inline constexpr std::array<Device, 3> kDevices = {
-    {{"sm_80", 163 * 1024, false}, {"sm_90a", 227 * 1024, true}, {"sm_100", 227 * 1024, true}}};
+    {{"sm_80", 163 * 1024, false, 108, 1}, {"sm_90a", 227 * 1024, true, 132, 8}, {"sm_100", 227 * 1024, true, 148, 8}}};
 
 // The same on all of them.
 inline constexpr size_t kSharedByDefault = 48 * 1024;  // of a block whose kernel was not allowed more
@@ -31,6 +33,7 @@ struct Launch {
     dim3 grid;
     dim3 block;
     size_t dynamic_shared_bytes;
+    unsigned cluster_blocks;  // 1 without clusters
     bool begins_early;
 };
 

@@ -31,12 +31,14 @@ typedef struct KvcEmulationLaunch {
     uint32_t block[3];
     uint64_t static_shared_bytes; /* as nvcc counts them; of a test's kernel, the most that any block declared */
     uint64_t dynamic_shared_bytes;
-    uint64_t switches;     /* times that a thread was resumed: what the emulation of the launch cost */
-    uint32_t registers;    /* of a thread, as nvcc counts them; 0 for a test's kernel */
-    uint32_t begins_early; /* 1 where the launch may begin before the one before it has ended */
-    uint64_t products;     /* mma.sync of all warps */
-    uint64_t exchanges;    /* shuffles and votes of all warps */
-    uint64_t barriers;     /* __syncthreads of all blocks */
+    uint64_t switches;         /* times that a thread was resumed: what the emulation of the launch cost */
+    uint32_t registers;        /* of a thread, as nvcc counts them; 0 for a test's kernel */
+    uint32_t begins_early;     /* 1 where the launch may begin before the one before it has ended */
+    uint64_t products;         /* mma.sync of all warps */
+    uint64_t exchanges;        /* shuffles and votes of all warps */
+    uint64_t barriers;         /* __syncthreads of all blocks */
+    uint64_t cluster_barriers; /* of all blocks: a barrier of a cluster counts once for each of its blocks */
+    uint64_t cluster_blocks;   /* blocks of a cluster; 1 without clusters */
 } KvcEmulationLaunch;
 
 /* Copies the launches since the last clear, oldest first, into records[0..capacity); returns how many there were.

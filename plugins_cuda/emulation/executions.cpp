@@ -10,8 +10,9 @@ extern "C" const char __ehdr_start __attribute__((visibility("hidden")));
 
 namespace kvc::emulation {
 
-void Executions::begin_launch(const char* kernel) {
+void Executions::begin_launch(const char* kernel, uint32_t cluster_blocks) {
     kernel_ = kernel;
+    blocks_ = cluster_blocks;
     first_ = static_cast<uint32_t>(records_.size());
     pieces_.assign(pieces_.size(), kNone);
     counts_.clear();
@@ -19,7 +20,7 @@ void Executions::begin_launch(const char* kernel) {
     touched_.clear();
 }
 
-void Executions::note(int thread, const void* address) {
+void Executions::note(uint32_t rank, int thread, const void* address) {
     const auto place = static_cast<size_t>(static_cast<const char*>(address) - &__ehdr_start);
     if (place >= pieces_.size()) pieces_.resize(place + 1, kNone);
     uint32_t& piece = pieces_[place];
@@ -28,28 +29,30 @@ void Executions::note(int thread, const void* address) {
         KvcEmulationExecutions& record = records_.emplace_back();
         std::snprintf(record.kernel, sizeof record.kernel, "%s", kernel_);
         record.address = place;
-        counts_.resize(counts_.size() + kMaxThreads, 0);
+        counts_.resize(counts_.size() + size_t{blocks_} * kMaxThreads, 0);
         was_touched_.push_back(false);
     }
     if (!was_touched_[piece]) {
         was_touched_[piece] = true;
         touched_.push_back(piece);
     }
-    ++counts_[size_t{piece} * kMaxThreads + thread];
+    ++counts_[(size_t{piece} * blocks_ + rank) * kMaxThreads + thread];
 }
 
-void Executions::end_block(int threads) {
+void Executions::end_cluster(int threads) {
     for (const uint32_t piece : touched_) {
-        uint32_t* const counts = counts_.data() + size_t{piece} * kMaxThreads;
         KvcEmulationExecutions& record = records_[first_ + piece];
-        uint32_t longest = 0;
-        for (int first = 0; first < threads; first += kWarpSize) {
-            const uint32_t warp = *std::max_element(counts + first, counts + std::min(first + kWarpSize, threads));
-            record.warps += warp;
-            longest = std::max(longest, warp);
+        for (uint32_t rank = 0; rank < blocks_; ++rank) {
+            uint32_t* const counts = counts_.data() + (size_t{piece} * blocks_ + rank) * kMaxThreads;
+            uint32_t longest = 0;
+            for (int first = 0; first < threads; first += kWarpSize) {
+                const uint32_t warp = *std::max_element(counts + first, counts + std::min(first + kWarpSize, threads));
+                record.warps += warp;
+                longest = std::max(longest, warp);
+            }
+            record.longest += longest;
+            std::fill_n(counts, threads, 0);
         }
-        record.longest += longest;
-        std::fill_n(counts, threads, 0);
         was_touched_[piece] = false;
     }
     touched_.clear();

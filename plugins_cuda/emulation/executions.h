@@ -15,10 +15,10 @@ namespace kvc::emulation {
 
 class Executions {
 public:
-    void begin_launch(const char* kernel);
-    // A thread of the block begins the piece whose code continues at `address`.
-    void note(int thread, const void* address);
-    void end_block(int threads);
+    void begin_launch(const char* kernel, uint32_t cluster_blocks);
+    // A thread of the cluster's block of that rank begins the piece whose code continues at `address`.
+    void note(uint32_t rank, int thread, const void* address);
+    void end_cluster(int threads);
 
     const std::vector<KvcEmulationExecutions>& records() const { return records_; }
     void clear();
@@ -30,9 +30,10 @@ private:
     std::vector<uint32_t> pieces_;  // by address in the library: which of records_; of the current launch
     std::vector<KvcEmulationExecutions> records_;
     uint32_t first_ = 0;             // record of the current launch
-    std::vector<uint32_t> counts_;   // [record of the launch][kMaxThreads]: of the current block
+    uint32_t blocks_ = 1;            // of a cluster
+    std::vector<uint32_t> counts_;   // [record of the launch][block of the cluster][kMaxThreads]
     std::vector<bool> was_touched_;  // by record of the launch
-    std::vector<uint32_t> touched_;  // records of the launch that the block has run
+    std::vector<uint32_t> touched_;  // records of the launch that the cluster has run
 };
 
 }  // namespace kvc::emulation

@@ -1,5 +1,6 @@
 #include "emulation/launch.h"
 
+#include "emulation/cluster.h"
 #include "emulation/devices.h"
 #include "emulation/emulation.h"
 #include "emulation/kernel_resources.h"
@@ -19,10 +20,10 @@ struct Executor {
     std::mutex mutex;
     int device = 0;
     bool checks_only = false;
-    Block block;
+    Cluster cluster;
     Schedule schedule;
     std::vector<KvcEmulationLaunch> records;
-    std::vector<uint64_t> block_order;
+    std::vector<uint64_t> cluster_order;
 };
 
 Executor& executor() {
@@ -30,12 +31,12 @@ Executor& executor() {
     return instance;
 }
 
-void order_blocks(std::vector<uint64_t>& blocks, uint64_t count, Schedule& schedule) {
-    blocks.resize(count);
-    std::iota(blocks.begin(), blocks.end(), uint64_t{0});
-    if (schedule.order == Order::kReverse) std::reverse(blocks.begin(), blocks.end());
+void order_clusters(std::vector<uint64_t>& clusters, uint64_t count, Schedule& schedule) {
+    clusters.resize(count);
+    std::iota(clusters.begin(), clusters.end(), uint64_t{0});
+    if (schedule.order == Order::kReverse) std::reverse(clusters.begin(), clusters.end());
     if (schedule.order != Order::kShuffled) return;
-    for (uint64_t left = count; left > 1; --left) std::swap(blocks[left - 1], blocks[schedule.random.below(left)]);
+    for (uint64_t left = count; left > 1; --left) std::swap(clusters[left - 1], clusters[schedule.random.below(left)]);
 }
 
 KvcEmulationLaunch& begin_record(Executor& all, const Launch& launch) {
@@ -46,6 +47,7 @@ KvcEmulationLaunch& begin_record(Executor& all, const Launch& launch) {
     std::copy_n(&launch.block.x, 3, record.block);
     record.dynamic_shared_bytes = launch.dynamic_shared_bytes;
     record.begins_early = launch.begins_early;
+    record.cluster_blocks = launch.cluster_blocks;
     if (const auto resources = resources_of(*launch.kernel, launch.device)) {
         record.static_shared_bytes = resources->static_shared_bytes;
         record.registers = static_cast<uint32_t>(resources->registers);
@@ -60,16 +62,18 @@ int64_t copy_out(const std::vector<Record>& all, Record* records, int64_t capaci
     return count;
 }
 
-void run_blocks(Executor& all, const Launch& launch, const SharedLimits& limits, Body body) {
+void run_clusters(Executor& all, const Launch& launch, const SharedLimits& limits, Body body) {
     const dim3 grid = launch.grid;
-    current_block = &all.block;
-    all.block.begin_launch(launch, limits, body, all.schedule);
-    order_blocks(all.block_order, uint64_t{grid.x} * grid.y * grid.z, all.schedule);
-    for (const uint64_t number : all.block_order) {
+    gridDim = grid;
+    blockDim = launch.block;
+    all.cluster.begin_launch(launch, limits, body, all.schedule);
+    order_clusters(all.cluster_order, uint64_t{grid.x} * grid.y * grid.z / launch.cluster_blocks, all.schedule);
+    for (const uint64_t cluster : all.cluster_order) {
+        const uint64_t number = cluster * launch.cluster_blocks;  // of its first block
         const auto x = static_cast<unsigned>(number % grid.x);
         const auto y = static_cast<unsigned>(number / grid.x % grid.y);
         const auto z = static_cast<unsigned>(number / grid.x / grid.y);
-        all.block.run({x, y, z});
+        all.cluster.run({x, y, z});
     }
 }
 
@@ -84,19 +88,22 @@ int kvc::platform::current_device(const char*) {
 }
 
 void kvc::platform::launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block,
-                                  size_t dynamic_shared_bytes, cudaStream_t, bool begins_early, const void* params) {
+                                  size_t dynamic_shared_bytes, unsigned cluster_blocks, cudaStream_t, bool begins_early,
+                                  const void* params) {
     Executor& all = executor();
     const std::lock_guard lock(all.mutex);
-    const Launch launch{kernel, entry, all.device, grid, block, dynamic_shared_bytes, begins_early};
+    const Launch launch{kernel, entry, all.device, grid, block, dynamic_shared_bytes, cluster_blocks, begins_early};
     const SharedLimits limits = check_launch(launch);
     KvcEmulationLaunch& record = begin_record(all, launch);
     if (all.checks_only) return;
-    run_blocks(all, launch, limits, {entry->call, params, entry->params_bytes});
-    record.static_shared_bytes = std::max<uint64_t>(record.static_shared_bytes, all.block.shared().most_static_bytes());
-    record.switches = all.block.switches();
-    record.products = all.block.collectives().products;
-    record.exchanges = all.block.collectives().exchanges;
-    record.barriers = all.block.collectives().barriers;
+    run_clusters(all, launch, limits, {entry->call, params, entry->params_bytes});
+    const Collectives collectives = all.cluster.collectives();
+    record.static_shared_bytes = std::max<uint64_t>(record.static_shared_bytes, all.cluster.most_static_bytes());
+    record.switches = all.cluster.switches();
+    record.products = collectives.products;
+    record.exchanges = collectives.exchanges;
+    record.barriers = collectives.barriers;
+    record.cluster_barriers = collectives.cluster_barriers;
 }
 
 KvcStatus kvc_emulation_set_schedule(int32_t order, uint64_t seed) {
@@ -129,10 +136,10 @@ int64_t kvc_emulation_launches(KvcEmulationLaunch* records, int64_t capacity) {
 void kvc_emulation_clear_launches(void) {
     const std::lock_guard lock(executor().mutex);
     executor().records.clear();
-    executor().block.executions().clear();
+    executor().cluster.executions().clear();
 }
 
 int64_t kvc_emulation_executions(KvcEmulationExecutions* records, int64_t capacity) {
     const std::lock_guard lock(executor().mutex);
-    return copy_out(executor().block.executions().records(), records, capacity);
+    return copy_out(executor().cluster.executions().records(), records, capacity);
 }

@@ -41,11 +41,12 @@ int current_device(const char* kernel);
 
 SharedMemorySizes shared_memory_of(const char* kernel, KernelEntry entry, int device);
 bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int device);
+int multiprocessors_of(const char* kernel, int device);
 
 // These throw LaunchError where a device would refuse, and where the kernel does something wrong.
 void allow_dynamic_shared(const char* kernel, KernelEntry entry, size_t bytes);
 void launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block, size_t dynamic_shared_bytes,
-                   cudaStream_t, bool begins_early, const void* params);
+                   unsigned cluster_blocks, cudaStream_t, bool begins_early, const void* params);
 
 }  // namespace platform
 }  // namespace kvc

@@ -14,21 +14,31 @@ void RaceDetector::begin_launch() {
     found_.reset();
 }
 
-void RaceDetector::begin_block(uint32_t block, int threads) {
-    block_ = block;
-    epoch_ = 1;
+void RaceDetector::begin_cluster(uint32_t first_block, uint32_t blocks, int threads) {
+    first_block_ = first_block;
+    releases_.assign(1, false);
+    blocks_.resize(blocks);
     const auto count = static_cast<size_t>(threads);
-    clocks_.assign(count, 1);
-    fences_.assign(count, 0);
-    fence_epochs_.assign(count, 0);
-    seen_.assign(count, {});
-    acquired_.clear();
+    for (Block& block : blocks_) {
+        block.epoch = 1;
+        block.clocks.assign(count, 1);
+        block.fences.assign(count, 0);
+        block.fence_epochs.assign(count, 0);
+        block.seen.assign(count, {});
+        block.arrivals.assign(count, 0);
+        block.waits.assign(count, 0);
+        block.all_waited = 0;
+        block.arrival_epochs.assign(1, 0);
+        block.acquired.clear();
+    }
 }
 
-RaceDetector::Access RaceDetector::now(int thread, Kind kind) const {
-    Access access{block_, epoch_, clocks_[thread]};
-    access.fences = fences_[thread] & 0xfffff;
-    access.thread = static_cast<uint32_t>(thread) & 0x3ff;
+RaceDetector::Access RaceDetector::now(Who who, Kind kind) const {
+    const Block& block = blocks_[who.rank];
+    Access access{first_block_ + who.rank, block.epoch, block.clocks[who.thread]};
+    access.fences = block.fences[who.thread] & 0x3ff;
+    access.arrivals = block.arrivals[who.thread] & 0x3ff;
+    access.thread = static_cast<uint32_t>(who.thread) & 0x3ff;
     access.kind = kind;
     return access;
 }
@@ -44,18 +54,19 @@ RaceDetector::Byte& RaceDetector::byte_at(uintptr_t address) {
     return (*latest_page_)[address % kPageBytes];
 }
 
-void RaceDetector::access(int thread, const void* pointer, size_t bytes, Kind kind, bool shared) {
-    const Access present = now(thread, kind);
+void RaceDetector::access(Who who, const void* pointer, size_t bytes, Kind kind, bool shared) {
+    const Access present = now(who, kind);
     const auto first = reinterpret_cast<uintptr_t>(pointer);
     if (kind == Kind::kAtomic && !shared) acquire(present, first);
     for (uintptr_t address = first; address < first + bytes; ++address) {
         Byte& byte = byte_at(address);
         check(byte.write, present, address, shared);
         if (kind == Kind::kRead) {
-            if (byte.reads[0].block != block_ || byte.reads[0].thread != present.thread) byte.reads[1] = byte.reads[0];
+            const bool again = byte.reads[0].block == present.block && byte.reads[0].thread == present.thread;
+            if (!again) byte.reads[1] = byte.reads[0];
             byte.reads[0] = present;
-            const uintptr_t source = byte.write.block == block_ ? byte.copied_from : 0;
-            if (source != 0) access(thread, reinterpret_cast<const void*>(source), 1, kind, false);
+            const uintptr_t source = in_cluster(byte.write.block) ? byte.copied_from : 0;
+            if (source != 0) access(who, reinterpret_cast<const void*>(source), 1, kind, false);
             continue;
         }
         for (const Access& read : byte.reads) check(read, present, address, shared);
@@ -63,8 +74,8 @@ void RaceDetector::access(int thread, const void* pointer, size_t bytes, Kind ki
     }
 }
 
-void RaceDetector::copy(int thread, const void* to, const void* from, size_t bytes) {
-    access(thread, to, bytes, Kind::kWrite, true);
+void RaceDetector::copy(Who who, const void* to, const void* from, size_t bytes) {
+    access(who, to, bytes, Kind::kWrite, true);
     const auto target = reinterpret_cast<uintptr_t>(to);
     const auto source = reinterpret_cast<uintptr_t>(from);
     for (size_t i = 0; i < bytes; ++i) byte_at(target + i).copied_from = source + i;
@@ -72,7 +83,7 @@ void RaceDetector::copy(int thread, const void* to, const void* from, size_t byt
 
 void RaceDetector::check(const Access& past, const Access& present, uintptr_t address, bool shared) {
     if (past.block == kNoBlock || found_) return;
-    if (shared && past.block != block_) return;  // another block's memory, at the same place
+    if (shared && !in_cluster(past.block)) return;  // an earlier block's memory, at the same place
     if (past.kind == Kind::kAtomic && present.kind == Kind::kAtomic) return;
     if (!ordered(past, present)) found_ = Race{past, present, reinterpret_cast<const void*>(address), shared};
 }
@@ -80,13 +91,27 @@ void RaceDetector::check(const Access& past, const Access& present, uintptr_t ad
 bool RaceDetector::ordered_in_block(const Access& past, const Access& present) const {
     if (past.thread == present.thread || past.epoch < present.epoch) return true;
     const bool same_warp = past.thread / kWarpSize == present.thread / kWarpSize;
-    return same_warp && seen_[present.thread][past.thread % kWarpSize] >= past.clock;
+    return same_warp && block_of(present).seen[present.thread][past.thread % kWarpSize] >= past.clock;
+}
+
+bool RaceDetector::ordered_in_cluster(const Access& past, const Access& present) const {
+    const Block& before = block_of(past);
+    const Block& after = block_of(present);
+    const uint32_t waits = std::max(after.waits[present.thread], after.all_waited);
+    for (uint32_t barrier = 1; barrier <= waits; ++barrier) {
+        if (!releases_[barrier]) continue;
+        if (past.arrivals < barrier || past.epoch < before.arrival_epochs[barrier]) return true;
+    }
+    return false;
 }
 
 bool RaceDetector::ordered(const Access& past, const Access& present) const {
-    if (past.block == block_) return ordered_in_block(past, present);
-    const auto found = acquired_.find(past.block);
-    if (found == acquired_.end()) return false;
+    if (past.block == present.block && ordered_in_block(past, present)) return true;
+    if (in_cluster(past.block) && ordered_in_cluster(past, present)) return true;
+    if (past.block == present.block) return false;
+    const auto& acquired_by = block_of(present).acquired;
+    const auto found = acquired_by.find(past.block);
+    if (found == acquired_by.end()) return false;
     return std::ranges::any_of(found->second, [&](const Acquired& acquired) {
         return ordered_in_block(acquired.access, present) && published(past, *acquired.arrival);
     });
@@ -102,29 +127,49 @@ bool RaceDetector::published(const Access& past, const Arrival& arrival) const {
 // An atomic in global memory: learns of every block that arrived here before, and arrives itself.
 void RaceDetector::acquire(const Access& present, uintptr_t address) {
     auto& here = arrivals_[address];
+    Block& own = blocks_[present.block - first_block_];
     for (const auto& arrival : here) {
-        if (arrival->access.block != block_) acquired_[arrival->access.block].push_back({present, arrival});
+        if (arrival->access.block != present.block) own.acquired[arrival->access.block].push_back({present, arrival});
     }
-    here.push_back(std::make_shared<Arrival>(Arrival{present, fence_epochs_[present.thread], fences_}));
+    here.push_back(std::make_shared<Arrival>(Arrival{present, own.fence_epochs[present.thread], own.fences}));
 }
 
-void RaceDetector::fence(int thread) {
-    ++fences_[thread];
-    fence_epochs_[thread] = epoch_;
+void RaceDetector::fence(Who who) {
+    Block& block = blocks_[who.rank];
+    ++block.fences[who.thread];
+    block.fence_epochs[who.thread] = block.epoch;
 }
 
-void RaceDetector::warp_barrier(int first_thread, uint32_t mask) {
+void RaceDetector::barrier(uint32_t rank) {
+    Block& block = blocks_[rank];
+    ++block.epoch;
+    block.all_waited = *std::max_element(block.waits.begin(), block.waits.end());
+}
+
+void RaceDetector::arrive_at_cluster(Who who, bool releases) {
+    Block& block = blocks_[who.rank];
+    const uint32_t barrier = ++block.arrivals[who.thread];
+    if (barrier >= releases_.size()) releases_.resize(barrier + 1, false);
+    releases_[barrier] = releases;
+    if (barrier >= block.arrival_epochs.size()) block.arrival_epochs.resize(barrier + 1, 0);
+    block.arrival_epochs[barrier] = std::max(block.arrival_epochs[barrier], block.epoch);
+}
+
+void RaceDetector::wait_at_cluster(Who who) { ++blocks_[who.rank].waits[who.thread]; }
+
+void RaceDetector::warp_barrier(uint32_t rank, int first_thread, uint32_t mask) {
+    Block& block = blocks_[rank];
     std::array<uint32_t, kWarpSize> together{};
     for (uint32_t left = mask; left != 0; left &= left - 1) {
         const int lane = std::countr_zero(left);
-        auto& seen = seen_[first_thread + lane];
-        seen[lane] = clocks_[first_thread + lane];
+        auto& seen = block.seen[first_thread + lane];
+        seen[lane] = block.clocks[first_thread + lane];
         for (int other = 0; other < kWarpSize; ++other) together[other] = std::max(together[other], seen[other]);
     }
     for (uint32_t left = mask; left != 0; left &= left - 1) {
         const int lane = std::countr_zero(left);
-        seen_[first_thread + lane] = together;
-        ++clocks_[first_thread + lane];
+        block.seen[first_thread + lane] = together;
+        ++block.clocks[first_thread + lane];
     }
 }
 

@@ -6,7 +6,9 @@
 // library without instrumented code pays nothing.
 //
 // What orders two accesses of one block: the same thread; a __syncthreads between them; a __syncwarp with both lanes in
-// its mask. Shuffles, votes and mma.sync order no memory, as CUDA says. Two atomic accesses need no order.
+// its mask. Of two blocks of a cluster, or of one: the first access's thread, or one behind a __syncthreads after it,
+// arrives, with release, at a barrier of the cluster that the second's, or one ahead of a __syncthreads before it, waits
+// for. Shuffles, votes and mma.sync order no memory, as CUDA says. Two atomic accesses need no order.
 // What orders a write of one block before an access of another: the writer (or, after a barrier, the thread that
 // arrives for it) calls __threadfence and then arrives at an atomic in global memory; a thread of the other block calls
 // an atomic at the same address later, and the access is by that thread or after a barrier.
@@ -30,30 +32,39 @@ namespace kvc::emulation {
 class RaceDetector {
 public:
     enum class Kind : uint32_t { kRead, kWrite, kAtomic };
+    // A thread, by its number in a block of the running cluster.
+    struct Who {
+        uint32_t rank;
+        int thread;
+    };
 
     // Set once instrumented code is loaded.
     static bool instrumented;
 
     void begin_launch();
-    void begin_block(uint32_t block, int threads);
+    // Blocks are numbered along the grid.
+    void begin_cluster(uint32_t first_block, uint32_t blocks, int threads);
 
-    // Of the running thread.
-    void access(int thread, const void* address, size_t bytes, Kind kind, bool shared);
+    void access(Who who, const void* address, size_t bytes, Kind kind, bool shared);
     // cp.async brings `bytes` to shared memory. Their source counts as read by whoever reads them there, not before:
     // a copy of 16 bytes may bring a neighbour's along that no thread reads.
-    void copy(int thread, const void* to, const void* from, size_t bytes);
-    void fence(int thread);
-    void barrier() { ++epoch_; }
-    void warp_barrier(int first_thread, uint32_t mask);
+    void copy(Who who, const void* to, const void* from, size_t bytes);
+    void fence(Who who);
+    void barrier(uint32_t rank);
+    void warp_barrier(uint32_t rank, int first_thread, uint32_t mask);
+    void arrive_at_cluster(Who who, bool releases);
+    void wait_at_cluster(Who who);
 
     static constexpr uint32_t kNoBlock = ~uint32_t{0};
 
-    // One access, and how many barriers of the block, own __syncwarps and own fences its thread had passed.
+    // One access, and how many barriers of the block, own __syncwarps, own fences and own arrivals at barriers of the
+    // cluster its thread had passed.
     struct Access {
         uint32_t block = kNoBlock;
         uint32_t epoch = 0;
         uint32_t clock = 0;
-        uint32_t fences : 20 = 0;
+        uint32_t fences : 10 = 0;
+        uint32_t arrivals : 10 = 0;
         uint32_t thread : 10 = 0;
         Kind kind : 2 = Kind::kRead;
     };
@@ -71,7 +82,7 @@ private:
     struct Byte {
         Access write;
         std::array<Access, 2> reads;  // of different threads, the later one first
-        uintptr_t copied_from = 0;    // by cp.async, in the block of `write`
+        uintptr_t copied_from = 0;    // by cp.async of `write`
     };
     static constexpr size_t kPageBytes = 256;
     using Page = std::array<Byte, kPageBytes>;
@@ -82,17 +93,33 @@ private:
         uint32_t fence_epoch;  // barriers before the last fence of the arriving thread
         std::vector<uint32_t> fences;
     };
-    // What an atomic has told the running block of an earlier one.
+    // What an atomic has told a running block of another one.
     struct Acquired {
         Access access;
         std::shared_ptr<const Arrival> arrival;
     };
+    // A block of the running cluster. Vectors without a comment are by thread.
+    struct Block {
+        uint32_t epoch = 1;  // barriers of the block, and one
+        std::vector<uint32_t> clocks;
+        std::vector<uint32_t> fences;
+        std::vector<uint32_t> fence_epochs;
+        std::vector<std::array<uint32_t, kWarpSize>> seen;  // by lane: its clock at the last common __syncwarp
+        std::vector<uint32_t> arrivals;                     // at barriers of the cluster
+        std::vector<uint32_t> waits;
+        uint32_t all_waited = 0;               // most waits of any thread before the last barrier of the block
+        std::vector<uint32_t> arrival_epochs;  // by barrier of the cluster: the latest at which a thread arrived
+        std::unordered_map<uint32_t, std::vector<Acquired>> acquired;  // by the other block
+    };
 
-    Access now(int thread, Kind kind) const;
+    Access now(Who who, Kind kind) const;
     Byte& byte_at(uintptr_t address);
+    bool in_cluster(uint32_t block) const { return block - first_block_ < blocks_.size(); }
+    const Block& block_of(const Access& access) const { return blocks_[access.block - first_block_]; }
     void check(const Access& past, const Access& present, uintptr_t address, bool shared);
     bool ordered(const Access& past, const Access& present) const;
     bool ordered_in_block(const Access& past, const Access& present) const;
+    bool ordered_in_cluster(const Access& past, const Access& present) const;
     bool published(const Access& past, const Arrival& arrival) const;
     void acquire(const Access& present, uintptr_t address);
 
@@ -100,16 +127,10 @@ private:
     uintptr_t latest_page_number_ = 0;
     Page* latest_page_ = nullptr;
 
-    uint32_t block_ = kNoBlock;
-    uint32_t epoch_ = 0;
-    std::vector<uint32_t> clocks_;
-    std::vector<uint32_t> fences_;
-    std::vector<uint32_t> fence_epochs_;
-    std::vector<std::array<uint32_t, kWarpSize>>
-        seen_;  // [thread][lane]: the lane's clock at the last common __syncwarp
-
+    uint32_t first_block_ = 0;
+    std::vector<Block> blocks_;   // of the running cluster
+    std::vector<bool> releases_;  // by barrier of the cluster, the same for all threads: they arrive at one line
     std::unordered_map<uintptr_t, std::vector<std::shared_ptr<const Arrival>>> arrivals_;  // by address of the atomic
-    std::unordered_map<uint32_t, std::vector<Acquired>> acquired_;                         // by earlier block
     std::optional<Race> found_;
 };
 

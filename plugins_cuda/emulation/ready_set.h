@@ -40,10 +40,11 @@ public:
         warps_ = 0;
     }
 
-    // Removes and returns a thread, -1 where there is none. Lowest or highest first lets one warp run as far ahead of
+    bool empty() const { return warps_ == 0; }
+
+    // Removes and returns a thread, of which there must be one. Lowest or highest first lets one warp run as far ahead of
     // the others as the barriers allow.
     int take(Order order, Random& random) {
-        if (warps_ == 0) return -1;
         const int warp = choose(warps_, order, random);
         const int lane = choose(lanes_[warp], order, random);
         lanes_[warp] &= ~(1u << lane);
@@ -51,7 +52,7 @@ public:
         return warp * kWarpSize + lane;
     }
 
-private:
+    // One of the bits that are set.
     static int choose(uint32_t bits, Order order, Random& random) {
         if (order == Order::kForward) return std::countr_zero(bits) & 31;
         if (order == Order::kReverse) return ~std::countl_zero(bits) & 31;
@@ -59,6 +60,7 @@ private:
         return std::countr_zero(bits) & 31;
     }
 
+private:
     uint32_t lanes_[kMaxThreads / kWarpSize] = {};
     uint32_t warps_ = 0;
 };

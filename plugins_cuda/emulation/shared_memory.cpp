@@ -48,7 +48,7 @@ void* SharedMemory::static_array(const void* key, const char* name, size_t bytes
         current_block->fail("static and dynamic shared memory take " + std::to_string(dynamic_bytes_ + end) +
                             " bytes, more than " + std::to_string(limit_));
     }
-    arrays_.push_back({key, name, offset});
+    arrays_.push_back({key, name, offset, bytes});
     static_bytes_ = end;
     most_static_bytes_ = std::max(most_static_bytes_, end);
     Granule* first = storage_.get() + (begin + offset) / kSharedAlignment;
@@ -75,11 +75,32 @@ std::string SharedMemory::describe(const void* address) const {
     const size_t at = static_cast<size_t>(static_cast<const char*>(address) - reinterpret_cast<char*>(storage_.get()));
     const size_t begin = round_up(dynamic_bytes_);
     if (at < begin) return "dynamic shared memory byte " + std::to_string(at);
+    const Array& array = array_at(at - begin);
+    return std::string("shared array ") + array.name + " byte " + std::to_string(at - begin - array.offset);
+}
+
+const SharedMemory::Array& SharedMemory::array_at(size_t offset) const {
     const Array* found = &arrays_.front();
     for (const Array& array : arrays_) {
-        if (array.offset <= at - begin) found = &array;
+        if (array.offset <= offset) found = &array;
     }
-    return std::string("shared array ") + found->name + " byte " + std::to_string(at - begin - found->offset);
+    return *found;
+}
+
+SharedMemory::Place SharedMemory::place_of(const void* address) const {
+    if (!contains(address, 0))
+        current_block->fail("no shared memory of the block, which another's would correspond to");
+    const size_t at = static_cast<size_t>(static_cast<const char*>(address) - reinterpret_cast<char*>(storage_.get()));
+    const size_t begin = round_up(dynamic_bytes_);
+    if (at < begin) return {nullptr, "", 0, at};
+    const Array& array = array_at(at - begin);
+    return {array.key, array.name, array.bytes, at - begin - array.offset};
+}
+
+void* SharedMemory::at(const Place& place) {
+    char* const first = place.key == nullptr ? reinterpret_cast<char*>(storage_.get())
+                                             : static_cast<char*>(static_array(place.key, place.name, place.bytes));
+    return first + place.offset;
 }
 
 }  // namespace kvc::emulation

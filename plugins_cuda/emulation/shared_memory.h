@@ -26,6 +26,16 @@ public:
     // Fills what starts at `first`, a multiple of kSharedAlignment, with the pattern; whole granules.
     static void poison(void* first, size_t bytes);
 
+    // A place in the memory of any block of the launch: arrays that several declare are found by their declarations.
+    struct Place {
+        const void* key;  // null in dynamic memory
+        const char* name;
+        size_t bytes;  // of the array
+        size_t offset;
+    };
+    Place place_of(const void* address) const;
+    void* at(const Place& place);
+
     bool contains(const void* address, size_t bytes) const;
     // "row byte 12" of an array declared as row, or "dynamic shared memory byte 12".
     std::string describe(const void* address) const;
@@ -38,7 +48,10 @@ private:
         const void* key;
         const char* name;
         size_t offset;
+        size_t bytes;
     };
+
+    const Array& array_at(size_t offset) const;
 
     struct alignas(kSharedAlignment) Granule {
         uint32_t words[4];

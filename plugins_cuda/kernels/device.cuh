@@ -33,6 +33,8 @@ public:
     __device__ __forceinline__ static void check_range(int64_t, size_t) {}
     __device__ __forceinline__ static void check_alignment(const void*, size_t) {}
     __device__ __forceinline__ static size_t count() { return 0; }
+    __device__ __forceinline__ SharedExtent with_count(size_t) const { return *this; }
+    __device__ __forceinline__ SharedExtent of_block(int) const { return *this; }
 };
 
 __device__ __forceinline__ void* dynamic_shared_bytes(size_t offset, size_t, size_t) {
@@ -89,19 +91,33 @@ inline bool waits_for_previous_launch(const char* kernel, KernelEntry entry, int
     return attributes.ptxVersion >= 90;
 }
 
+inline int multiprocessors_of(const char* kernel, int device) {
+    int count = 0;
+    check(kernel, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    return count;
+}
+
+// Blocks of a cluster are neighbours along x.
 inline void launch_kernel(const char* kernel, KernelEntry entry, dim3 grid, dim3 block, size_t dynamic_shared_bytes,
-                          cudaStream_t stream, bool begins_early, const void* params) {
+                          unsigned cluster_blocks, cudaStream_t stream, bool begins_early, const void* params) {
     void* arguments[] = {const_cast<void*>(params)};
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned used = 0;
+    if (begins_early) {
+        attributes[used].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[used++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster_blocks > 1) {
+        attributes[used].id = cudaLaunchAttributeClusterDimension;
+        attributes[used++].val.clusterDim = {cluster_blocks, 1, 1};
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = dynamic_shared_bytes;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = begins_early ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = used;
     check(kernel, cudaLaunchKernelExC(&config, entry, arguments));
 }
 

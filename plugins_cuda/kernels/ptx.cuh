@@ -1,6 +1,6 @@
-// The only PTX of the kernels: mma.sync, ldmatrix and cp.async (sm_80 and later), griddepcontrol (sm_90 and later).
-// emulation/ptx.h has the same functions for the host; kernels use them through kernels/mma.cuh, kernels/copy_async.cuh
-// and kernels/dependent_launch.cuh.
+// The only PTX of the kernels: mma.sync, ldmatrix and cp.async (sm_80 and later), griddepcontrol, barrier.cluster and mapa
+// (sm_90 and later). emulation/ptx.h and emulation/cluster.h have the same functions for the host; kernels use them through
+// kernels/mma.cuh, kernels/copy_async.cuh, kernels/dependent_launch.cuh and kernels/cluster.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -53,6 +53,38 @@ __device__ __forceinline__ void start_next_launch() {
 __device__ __forceinline__ void wait_for_previous_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Clusters of blocks; false on sm_80, where nothing below is ever called.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr bool kHasClusters = false;
+#else
+inline constexpr bool kHasClusters = true;
+#endif
+__device__ __forceinline__ void arrive_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+// Orders no memory.
+__device__ __forceinline__ void announce_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_at_cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void* map_to_block(void* shared, int rank) {
+#if __CUDA_ARCH__ >= 900
+    uint64_t mapped;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(mapped) : "l"(shared), "r"(rank));
+    return reinterpret_cast<void*>(mapped);
+#else
+    return shared;
 #endif
 }
 

@@ -18,6 +18,8 @@ namespace kvc {
 template <class T>
 struct SharedSpan : platform::SharedExtent {
     __device__ __forceinline__ SharedSpan(T* first, size_t count) : SharedExtent(count), first_(first) {}
+    __device__ __forceinline__ SharedSpan(platform::SharedExtent extent, T* first)
+        : SharedExtent(extent), first_(first) {}
 
     template <class Index>
     __device__ __forceinline__ T& operator[](Index index) const {
@@ -29,13 +31,18 @@ struct SharedSpan : platform::SharedExtent {
     template <class U>
     __device__ __forceinline__ SharedSpan<U> cast() const {
         this->check_alignment(first_, alignof(U));
-        return SharedSpan<U>(reinterpret_cast<U*>(first_), this->count() * sizeof(T) / sizeof(U));
+        return SharedSpan<U>(this->with_count(this->count() * sizeof(T) / sizeof(U)), reinterpret_cast<U*>(first_));
     }
 
     // Elements [first, first + count): a warp's or a row's share.
     __device__ __forceinline__ SharedSpan<T> part(int64_t first, size_t count) const {
         this->check_range(first, count);
-        return SharedSpan<T>(first_ + first, count);
+        return SharedSpan<T>(this->with_count(count), first_ + first);
+    }
+
+    // The same elements of another block of the cluster (kernels/cluster.cuh), by its rank there.
+    __device__ __forceinline__ SharedSpan<T> of_block(int rank) const {
+        return SharedSpan<T>(SharedExtent::of_block(rank), static_cast<T*>(platform::map_to_block(first_, rank)));
     }
 
 private:

@@ -86,17 +86,24 @@ private:
 template <class Params>
 Params parameters_of(void (*)(Params));
 
-/// Queue one launch of kKernel. Throws LaunchError when the runtime refuses it.
+/// Whether the code of kKernel for the current device is of sm_90 or later: it waits, and its blocks may be in clusters.
+template <auto kKernel>
+bool has_later_code(const char* name, int device) {
+    static WaitingCode waiting_code;
+    return waiting_code.on(name, platform::kernel_entry<kKernel>(), device);
+}
+
+/// Queue one launch of kKernel, in clusters of so many blocks along x. Throws LaunchError when the runtime refuses it.
 template <auto kKernel, class Params = decltype(parameters_of(kKernel))>
 void launch(const char* name, dim3 grid, dim3 block, size_t dynamic_shared_bytes, Stream& stream,
-            const std::type_identity_t<Params>& params) {
+            const std::type_identity_t<Params>& params, unsigned cluster_blocks = 1) {
     static AllowedSharedMemory shared_memory;
-    static WaitingCode waiting_code;
     const platform::KernelEntry entry = platform::kernel_entry<kKernel>();
     const int device = platform::current_device(name);
     shared_memory.require(name, entry, device, dynamic_shared_bytes);
-    const bool begins_early = stream.follows_own_launch() && waiting_code.on(name, entry, device);
-    platform::launch_kernel(name, entry, grid, block, dynamic_shared_bytes, stream.handle(), begins_early, &params);
+    const bool begins_early = stream.follows_own_launch() && has_later_code<kKernel>(name, device);
+    platform::launch_kernel(name, entry, grid, block, dynamic_shared_bytes, cluster_blocks, stream.handle(),
+                            begins_early, &params);
 }
 
 }  // namespace kvc

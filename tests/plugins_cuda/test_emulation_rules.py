@@ -48,16 +48,18 @@ def test_kernels_are_the_same_for_both_compilers(rule: str) -> None:
 def test_only_platform_cuh_asks_for_the_compiler() -> None:
     for name in DEVICE_ONLY - {"kernels/platform.cuh"}:
         found = [word for word in FORBIDDEN["compiler macros"] if word in SOURCES[name]]
-        assert found == (["__CUDA_ARCH__"] if name == "kernels/ptx.cuh" else []), "griddepcontrol is not on sm_80"
+        expected = ["__CUDA_ARCH__"] if name == "kernels/ptx.cuh" else []
+        assert found == expected, "griddepcontrol and clusters are not on sm_80"
     assert SOURCES["kernels/platform.cuh"].count("KVC_EMULATION") == 2, "the comment and the one #ifdef"
 
 
-def test_ptx_is_of_tensor_cores_cp_async_and_the_order_of_launches_only() -> None:
+def test_ptx_is_of_tensor_cores_cp_async_clusters_and_the_order_of_launches_only() -> None:
     _, *statements = SOURCES["kernels/ptx.cuh"].split("asm")
     assert statements
     for statement in statements:
         instruction = statement.split('"')[1]
-        assert instruction.startswith(("mma.sync.", "ldmatrix.sync.", "cp.async.", "griddepcontrol.")), instruction
+        allowed = ("mma.sync.", "ldmatrix.sync.", "cp.async.", "griddepcontrol.", "barrier.cluster.", "mapa.")
+        assert instruction.startswith(allowed), instruction
 
 
 def test_kernels_know_nothing_of_their_launchers() -> None:

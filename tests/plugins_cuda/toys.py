@@ -18,7 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins_cuda"
 TOYS = Path(__file__).parent / "emulation"
 FLAGS = ("-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off")
-INSTRUMENTED = {"races": ("-fsanitize=thread",), "executions": ("-fsanitize-coverage=trace-pc",)}
+INSTRUMENTED = {
+    "races": ("-fsanitize=thread",),
+    "clusters": ("-fsanitize=thread",),
+    "executions": ("-fsanitize-coverage=trace-pc",),
+}
 """Toys that the compiler makes report their accesses, or the pieces that they run."""
 SCHEDULES = {name: number for number, name in enumerate(ORDERS)}
 _directory = tempfile.TemporaryDirectory(prefix="kvc-toys-")
@@ -99,6 +103,14 @@ def toys() -> Toys:
 def races() -> Toys:
     """The toys with races, with the race detector."""
     return Toys(compiled() / "libraces.so")
+
+
+@functools.cache
+def clusters() -> Toys:
+    """The toys in clusters, with the race detector, on a GPU that has clusters."""
+    library = Toys(compiled() / "libclusters.so")
+    library.set_device("sm_90a")
+    return library
 
 
 @functools.cache

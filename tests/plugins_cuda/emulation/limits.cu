@@ -39,7 +39,7 @@ const char* run_unasked(uint64_t dynamic_bytes, float* out) {
     return message_of([&](Stream&) {
         const Params params{out};
         const auto entry = platform::kernel_entry<with_static_memory>();
-        platform::launch_kernel("with_static_memory", entry, 1, 32, dynamic_bytes, nullptr, false, &params);
+        platform::launch_kernel("with_static_memory", entry, 1, 32, dynamic_bytes, 1, nullptr, false, &params);
     });
 }
 const char* run_asked(uint64_t dynamic_bytes, float* out) {

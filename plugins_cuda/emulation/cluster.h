@@ -1,0 +1,85 @@
+// The blocks of a cluster (sm_90 and later): they run side by side, meet at a barrier of their own, and reach into each
+// other's shared memory. A launch without clusters is one of clusters of one block.
+//
+// Reported, beside what a block reports:
+//   - a barrier that some thread of the cluster does not reach, or reaches at another source line; a thread that arrives
+//     twice, waits without having arrived, or exits without waiting for what it has arrived at;
+//   - an access to another block's shared memory before the thread has passed a barrier of the cluster (the block may not
+//     have begun), and one that nothing orders before the block's end: its memory may be another's by then. Both in every
+//     schedule: what counts is the barriers that the two have passed.
+#pragma once
+
+#include "emulation/block.h"
+#include "emulation/executions.h"
+#include "emulation/race_detector.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace kvc::emulation {
+
+class Cluster {
+public:
+    // Throws LaunchError on behalf of the kernel, and so does run.
+    void begin_launch(const Launch& launch, const SharedLimits& limits, Body body, Schedule& schedule);
+    // Runs the blocks from `first` on, neighbours along x.
+    void run(uint3 first);
+
+    // Called by the running thread.
+    void arrive(Site site, bool releases);
+    void wait(Site site);
+    // What is at the place of `address`, which is in the running block's shared memory, in the block of that rank.
+    void* map(const void* address, int rank);
+    const Block* block_at(int rank) const;
+    // Fails where the running thread may not access shared memory of `owner` now.
+    void check_access(const Block& owner);
+    void end_thread(Block& block, const Thread& thread);
+
+    // Null where there is none in this cluster: the block whose shared memory the bytes are in, and that of a number.
+    const Block* owner_of(const void* address, size_t bytes) const;
+    const Block* block_of(uint32_t number) const;
+
+    RaceDetector& races() { return races_; }
+    Executions& executions() { return executions_; }
+    uint64_t switches() const;
+    size_t most_static_bytes() const;
+    Collectives collectives() const;
+
+private:
+    // Barriers of the cluster that a block must have passed before it may end, for the sake of a reader.
+    struct Visits {
+        uint32_t barriers = 0;
+        std::string reader;
+    };
+
+    Block* next();
+    std::string explain_deadlock() const;
+
+    std::vector<std::unique_ptr<Block>> blocks_;
+    uint32_t size_ = 1;  // blocks of a cluster
+    uint32_t first_number_ = 0;
+    Schedule* schedule_ = nullptr;
+    RaceDetector races_;
+    Executions executions_;
+    uint32_t barriers_ = 0;  // completed
+    int arrived_ = 0;        // threads, at the next one
+    std::string first_arrived_;
+    Site first_site_;
+    std::vector<Visits> visits_;  // by rank
+};
+
+}  // namespace kvc::emulation
+
+// kernels/ptx.cuh for the host.
+namespace kvc::platform {
+
+inline constexpr bool kHasClusters = true;
+
+void announce_at_cluster_barrier(emulation::Site site = emulation::Site::current());
+void arrive_at_cluster_barrier(emulation::Site site = emulation::Site::current());
+void wait_at_cluster_barrier(emulation::Site site = emulation::Site::current());
+void* map_to_block(void* shared, int rank);
+
+}  // namespace kvc::platform

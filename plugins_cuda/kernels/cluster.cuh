@@ -1,0 +1,33 @@
+// Clusters (sm_90 and later): blocks that are on the machine together, meet at a barrier, and reach into each other's
+// shared memory.
+//
+//     announce_to_cluster();             // this thread is there; orders no memory, which saves the wait for its writes
+//     arrive_at_cluster();               // or: and what it has written, in any of the blocks, is behind it
+//     wait_for_cluster();                // every thread of the cluster has arrived; its writes are here
+//     span.of_block(rank)[i] = value;    // element i of that block's span of the same declaration
+//
+// A thread must have passed one such barrier before it touches another block's memory, for that block may not have begun;
+// and a block may end only when nobody touches its own any more: behind a barrier that they arrive at afterwards.
+// Kernels here write into other blocks and read their own alone: a write is under way while the thread goes on, a read is
+// waited for, and the barrier that makes the writes visible is also the last that a block needs before it ends.
+#pragma once
+
+#include "kernels/platform.cuh"
+
+namespace kvc {
+
+constexpr int kClusterBlocks = 8;  // as many as every GPU allows
+
+// The rank in a cluster that is all of a grid along x.
+__device__ __forceinline__ int cluster_rank() { return static_cast<int>(blockIdx.x); }
+
+__device__ __forceinline__ void announce_to_cluster() { platform::announce_at_cluster_barrier(); }
+__device__ __forceinline__ void arrive_at_cluster() { platform::arrive_at_cluster_barrier(); }
+__device__ __forceinline__ void wait_for_cluster() { platform::wait_at_cluster_barrier(); }
+
+__device__ __forceinline__ void synchronize_cluster() {
+    arrive_at_cluster();
+    wait_for_cluster();
+}
+
+}  // namespace kvc
