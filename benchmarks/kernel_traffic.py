@@ -13,6 +13,8 @@ from benchmarks.kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 from kvc_trt.profile.floor import Accelerator
 
 FLOAT, INDEX = 4, 4
+FUSED = {"score_and_select": ("page_scores", "select_tokens")}
+"""Kernels that stand for several: what those pass to each other never leaves the multiprocessors."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,15 @@ def call_traffic(operation: str, case: Case) -> Traffic:
     total = Traffic(0)
     for name, kernel in kernel_traffic(operation, case).items():
         total += Traffic(kernel.bytes - _intermediate_bytes(case).get(name, 0), kernel.flops)
+    return total
+
+
+def launch_traffic(operation: str, case: Case, kernel: str) -> Traffic:
+    """One launch of a call, also of a kernel that stands for several; nothing where it only reduces intermediates."""
+    kernels, between = kernel_traffic(operation, case), _intermediate_bytes(case)
+    total = kernels.get(kernel, Traffic(0))
+    for part in FUSED.get(kernel, ()):
+        total += Traffic(kernels[part].bytes - between[part], kernels[part].flops)
     return total
 
 

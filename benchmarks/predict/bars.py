@@ -54,8 +54,9 @@ def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator
     trio = call["gpus"][gpu.name]["predicted_us"]
     if case.batch <= 8:
         yield Bar("score + select + attend, CUDA graph", _text(call), gpu.name, 15, True, "us", trio, KERNELS)
-        selection = _kernel(snapshot, call, "select_tokens")["gpus"][gpu.name]["predicted_us"]
-        yield Bar("of which top-k", _text(call), gpu.name, 5, True, "us", selection, KERNELS)
+        for selection in _kernels(snapshot, call, "select_tokens"):  # none where it is one kernel with the scores
+            top_k = selection["gpus"][gpu.name]["predicted_us"]
+            yield Bar("of which top-k", _text(call), gpu.name, 5, True, "us", top_k, KERNELS)
     share = 100 * floor_of_step(case, gpu) / predicted_step(case, gpu, trio)
     limit = 60 if case.batch == 1 else 75
     yield Bar("sparse decode step, share of its floor", _text(call), gpu.name, limit, False, "%", share, STEP)
@@ -102,9 +103,8 @@ def _text(call: Snapshot) -> str:
     return f"batch {call['batch']}{budget}"
 
 
-def _kernel(snapshot: Snapshot, call: Snapshot, name: str) -> Snapshot:
-    """The entry of that kernel in a call."""
+def _kernels(snapshot: Snapshot, call: Snapshot, name: str) -> list[Snapshot]:
+    """The entries of that kernel in a call: one, or none."""
     keys = ("operation", "batch", "budget")
     same = (one for one in snapshot["kernels"] if all(one[key] == call[key] for key in keys))
-    found: Snapshot = next(one for one in same if one["kernel"] == name)
-    return found
+    return [one for one in same if one["kernel"] == name]

@@ -57,12 +57,15 @@ class Executed:
     """Shuffles and votes of all warps."""
     barriers: int
     """Of all blocks."""
+    cluster_barriers: int
+    """Of clusters, each counted for each of its blocks."""
     pieces: tuple[Piece, ...] = field(repr=False)
 
 
-def executed(build: Path, operation: str, case: Case) -> list[Executed]:
-    """The launches of one call on the case's sizes, with what they ran, averaged over their blocks."""
+def executed(build: Path, operation: str, case: Case, architecture: str) -> list[Executed]:
+    """The launches of one call on the case's sizes and that GPU, with what they ran, averaged over their blocks."""
     library = KernelLibrary(build / LIBRARY)
+    library.set_device(architecture)
     torch.manual_seed(0)
     (call,) = kernel_calls.KERNELS[operation](library, case, 1)
     executions, launches = library.executions_of(call)
@@ -84,7 +87,7 @@ def executed(build: Path, operation: str, case: Case) -> list[Executed]:
         found.append(
             Executed(
                 name, instantiations.most_common(1)[0][0], ctas, threads, launch.dynamic_shared_bytes,
-                launch.products, launch.exchanges, launch.barriers, tuple(pieces),
+                launch.products, launch.exchanges, launch.barriers, launch.cluster_barriers, tuple(pieces),
             )
         )  # fmt: skip
     return found

@@ -17,6 +17,7 @@ from benchmarks.predict.sass import Instruction, SassKernel, SassLoop, reachable
 
 CERTAIN = frozenset(("SHFL", "HMMA", "BAR", "VOTE", "MATCH", "ATOMS", "LDGSTS"))
 """Operations of which one in the source is one in the SASS."""
+CLUSTER_BARRIER = frozenset(("UCGABAR_ARV", "UCGABAR_WAIT"))
 ACCESSES = frozenset(("LDG", "STG", "LDS", "STS"))
 FEWEST_TOGETHER = 3
 """Rounds that the compiler takes together unasked are four, as a rule."""
@@ -38,7 +39,7 @@ class Frequencies:
 
         A warp takes one of the two arms of a branch. Arms that the compiler made from the same lines have the counts of
         both: they are cut to what leads to them. Of two that are versions of the same calls, one may never be run: its
-        own lines say so.
+        own lines say so. A barrier of a cluster has an arm for launches without clusters, which are not predicted.
         """
         reached = reachable(self.kernel.blocks)
         found = [self._runs(number) if number in reached else 0.0 for number in range(len(self.kernel.blocks))]
@@ -48,6 +49,9 @@ class Frequencies:
             if both <= found[before]:
                 continue
             idle = {arm for arm in (first, second) if self._is_idle(arm, first + second - arm)}
+            in_clusters = {arm for arm in (first, second) if self._has_cluster_barrier(arm)}
+            if len(in_clusters) == 1:
+                idle = {first, second} - in_clusters
             for arm in (first, second):
                 if len(idle) == 1:
                     cut = 0.0 if arm in idle else min(1.0, found[before] / found[arm]) if found[arm] else 1.0
@@ -68,6 +72,9 @@ class Frequencies:
         lines, others = ({one.frames for one in self._instructions(self._behind(start))} for start in (arm, other))
         counts = [count for frames in lines - others if (count := self.counts.at(frames)) is not None]
         return bool(counts) and not any(counts)
+
+    def _has_cluster_barrier(self, number: int) -> bool:
+        return any(one.name in CLUSTER_BARRIER for one in self.kernel.blocks[number].instructions)
 
     @cached_property
     def _source(self) -> dict[SassLoop, Occurrence | None]:

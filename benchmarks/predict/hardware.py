@@ -39,7 +39,8 @@ LATENCY = {
     "BAR": 30.0,  # ASSUMED: beyond waiting for the other warps
     "WARPSYNC": 8.0, "BSYNC": 6.0,  # ASSUMED
     "MEMBAR": 500.0, "ERRBAR": 20.0,  # ASSUMED: a fence for the device waits for the block's stores
-    "LD": 190.0, "ST": 0.0, "UCGABAR_WAIT": 190.0,  # HOPPER: shared memory of another block of the cluster, 180 clocks
+    "LD": 190.0, "ST": 0.0,  # HOPPER: shared memory of another block of the cluster, 180 clocks
+    "UCGABAR_WAIT": 190.0,  # ASSUMED: a hop of HOPPER; MEMBAR counts what is released before. May be twice as much
 }  # fmt: skip
 L2_LATENCY = 263.0  # HOPPER
 DEVICE_LATENCY = 479.0  # HOPPER, on HBM2e

@@ -75,6 +75,7 @@ class Work:
     """Those that are shuffles, votes and loads of matrices."""
     barriers: float
     """__syncthreads of the block."""
+    cluster_barriers: float
     pieces: tuple[tuple[float, float], ...]
     """Of every block of the code: clocks of the longest warp by itself, and of issue slots or units by all warps."""
     unmatched: tuple[str, ...]
@@ -116,6 +117,7 @@ def work(compiled: Compiled, executed: Executed, places: Places) -> Work:
         products=executed_by_name["HMMA"],
         exchanges=sum(executed_by_name[name] for name in EXCHANGES),
         barriers=executed_by_name["BAR"] / warps,
+        cluster_barriers=executed_by_name["UCGABAR_WAIT"] / warps,
         pieces=tuple(pieces),
         unmatched=tuple(all_warps.unmatched),
     )

@@ -126,11 +126,14 @@ def _check_table(now: Entry) -> list[str]:
         [
             f"`{one['kernel']}`",
             one["operation"],
-            *(_agreement(one[name]) for name in ("products", "exchanges", "barriers")),
+            *(_agreement(one.get(name, (0, 0))) for name in ("products", "exchanges", "barriers", "cluster_barriers")),
         ]
         for one in now["checks"]
     ]
-    return _table(("kernel", "call", "products on tensor cores", "shuffles, votes, matrix loads", "barriers"), rows)
+    return _table(
+        ("kernel", "call", "products on tensor cores", "shuffles, votes, matrix loads", "barriers", "of a cluster"),
+        rows,
+    )
 
 
 def _agreement(pair: Sequence[float]) -> str:

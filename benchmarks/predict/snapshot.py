@@ -11,19 +11,22 @@ from typing import Any
 from benchmarks import kernel_launches, machine
 from benchmarks.kernel_cases import KV_HEADS, OPERATIONS, Case
 from benchmarks.kernel_launches import Launch
-from benchmarks.kernel_traffic import Traffic, call_traffic, kernel_traffic
+from benchmarks.kernel_traffic import Traffic, call_traffic, launch_traffic
 from benchmarks.predict import compile as compiled_kernels
 from benchmarks.predict import hardware, kernel_time
 from benchmarks.predict.counts import Places
 from benchmarks.predict.executions import LIBRARY, Executed, executed
 from benchmarks.predict.hardware import Gpu
 from benchmarks.predict.kernel_time import Compiled, Work
+from kvc_trt.kernels.c_library import ARCHITECTURES
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.profile.floor import ACCELERATORS
 
 CONTEXT = 32768
 BUDGETS = (512, 2048)
 BATCHES = (1, 8, 32)
+DEVICES = (hardware.ARCHITECTURE, ARCHITECTURES[0])
+"""Of the emulation: the GPU that is predicted, and one whose launches are those of many rows also for few."""
 GPUS = tuple(Gpu(accelerator) for accelerator in ACCELERATORS)
 KERNELS = machine.ROOT / "plugins_cuda" / "kernels"
 FOLDERS = (KERNELS, machine.ROOT / "plugins_cuda" / "src")
@@ -65,9 +68,8 @@ class Predictor:
         self._build = build
         self._kernels = compiled_kernels.kernels(build)
         self._emulation = KernelLibrary(build / LIBRARY)
-        self._emulation.set_device(hardware.ARCHITECTURE)
         self._places = Places(KERNELS)
-        self._executed = cache(lambda operation, case: executed(build, operation, case))
+        self._executed = cache(lambda *call: executed(build, *call))
         self._work = cache(self._work_of)
 
     def snapshot(self) -> Entry:
@@ -85,35 +87,41 @@ class Predictor:
 
     def kernels(self, operation: str, case: Case) -> list[Entry]:
         """One entry for each launch of the call."""
-        launches = kernel_launches.record(self._emulation, operation, case)
-        traffic = kernel_traffic(operation, case)
-        return [
-            self._entry(operation, case, launch, self._like(operation, case, launch, number), traffic)
-            for number, launch in enumerate(launches)
-        ]
+        launches = self._launches(operation, case, hardware.ARCHITECTURE)
+        return [self._entry(operation, case, launch, self._like(operation, case, launch)) for launch in launches]
 
     def checks(self) -> list[Entry]:
         """Collective operations: what the counts make of the machine code, beside what the emulation did itself."""
-        found = []
+        found: dict[tuple[str, str], Entry] = {}
         for operation in OPERATIONS:
             case = Case(1, CONTEXT, BUDGETS[0], kv_heads=1)
-            for run in self._executed(operation, case):
+            for run in (run for device in DEVICES for run in self._executed(operation, case, device)):
                 _, done = self._work(run)
                 pairs = {
                     name: [round(getattr(done, name) * run.ctas), getattr(run, name)]
-                    for name in ("products", "exchanges", "barriers")
+                    for name in ("products", "exchanges", "barriers", "cluster_barriers")
                 }
-                found.append({"operation": operation, "kernel": run.kernel, **pairs})
-        return found
+                found.setdefault((operation, run.kernel), {"operation": operation, "kernel": run.kernel, **pairs})
+        return list(found.values())
 
-    def _like(self, operation: str, case: Case, launch: Launch, number: int) -> Executed:
+    def _launches(self, operation: str, case: Case, device: str) -> list[Launch]:
+        self._emulation.set_device(device)
+        return kernel_launches.record(self._emulation, operation, case)
+
+    def _like(self, operation: str, case: Case, launch: Launch) -> Executed:
         """An emulated launch whose blocks do what those of `launch` do: of the fewest heads and rows there is."""
         for batch, heads in ((1, 1), (1, KV_HEADS), *((batch, KV_HEADS) for batch in BATCHES if batch <= case.batch)):
             fewer = Case(batch, case.context, case.budget, kv_heads=heads)
-            other = kernel_launches.record(self._emulation, operation, fewer)[number]
-            same_share = other.ctas * case.batch * KV_HEADS == launch.ctas * batch * heads
-            if same_share and (other.threads, other.dynamic_shared) == (launch.threads, launch.dynamic_shared):
-                return self._executed(operation, fewer)[number]
+            for device in DEVICES:
+                for number, other in enumerate(self._launches(operation, fewer, device)):
+                    same_share = other.ctas * case.batch * KV_HEADS == launch.ctas * batch * heads
+                    same_block = (other.kernel, other.threads, other.dynamic_shared) == (
+                        launch.kernel,
+                        launch.threads,
+                        launch.dynamic_shared,
+                    )
+                    if same_share and same_block:
+                        return self._executed(operation, fewer, device)[number]
         raise AssertionError("a launch is like itself")
 
     def _work_of(self, run: Executed) -> tuple[Compiled, Work]:
@@ -123,10 +131,10 @@ class Predictor:
             raise SystemExit(f"error: the emulation ran {run.instantiation}; nvcc compiled {same or 'none of it'}")
         return compiled, kernel_time.work(compiled, run, self._places)
 
-    def _entry(self, operation: str, case: Case, launch: Launch, like: Executed, traffic: dict[str, Traffic]) -> Entry:
+    def _entry(self, operation: str, case: Case, launch: Launch, like: Executed) -> Entry:
         compiled, done = self._work(like)
         lies = kernel_time.geometry(compiled, launch.ctas, launch.threads, launch.dynamic_shared)
-        moved = traffic.get(launch.kernel, Traffic(0))
+        moved = launch_traffic(operation, case, launch.kernel)
         edge = hardware.DEPENDENT_EDGE_MICROSECONDS if launch.begins_early else hardware.EDGE_MICROSECONDS
         unit, number = units(operation, launch.kernel, case)
         return {

@@ -15,7 +15,7 @@
 // g P / kUnitPages.
 //
 // Determinism: a unit is pages u · kUnitPages to (u + 1) · kUnitPages - 1 of the row, whatever chunk of pages a block
-// has, and added in a fixed tree. How units are split between warps follows from their number and g. So the bits depend
+// has, and added in a fixed tree. How units are split into parts follows from their number and g. So the bits depend
 // on the row alone, not on the capacity or the batch.
 #pragma once
 
@@ -112,29 +112,58 @@ __device__ __forceinline__ float sum_of_parts(const Parts& parts, int32_t first,
     return sum;
 }
 
+// The units of one head that a warp adds up: those of its lanes, one in `step`.
+struct UnitPart {
+    const ScoreStatistics* units;
+    int32_t first;  // of this lane
+    int32_t end;
+    int32_t step;
+
+    __device__ __forceinline__ float maximum() const { return largest_maximum(units, first, end, step); }
+    __device__ __forceinline__ float sum(float maximum) const { return sum_of_parts(units, first, end, step, maximum); }
+};
+
 // The softmax of every head, from the statistics of its units [g, stride], of which a row has `count` -> heads [g].
+// kParts: into how many parts the units of all heads are divided at most, each added up by a warp; what decides the bits.
 // Two barriers, the last one after the result is written.
-template <int kThreads>
+template <int kThreads, int kParts = kThreads / kWarpSize>
 __device__ __forceinline__ void head_softmax(const ScoreStatistics* units, int64_t stride, int32_t count, int32_t group,
                                              SharedSpan<HeadSoftmax> heads) {
     constexpr int kWarps = kThreads / kWarpSize;
-    KVC_SHARED(ScoreStatistics, of_warps, kWarps);
-    const int warps = min(kWarps / group, (count + kWarpSize - 1) / kWarpSize);  // of one head
-    const int head = warp_index() / warps;
-    if (head < group) {
-        const ScoreStatistics* own = units + head * stride;
-        const int32_t first = warp_index() % warps * kWarpSize + lane_index();
-        const float maximum = warp_max(largest_maximum(own, first, count, warps * kWarpSize));
-        const float sum = warp_sum(sum_of_parts(own, first, count, warps * kWarpSize, maximum));
-        if (lane_index() == 0) {
-            of_warps[warp_index()] = {maximum, sum};
+    static_assert(kParts == kWarps || kParts == 2 * kWarps, "a warp has one part or two");
+    KVC_SHARED(ScoreStatistics, of_parts, kParts);
+    const int parts = min(kParts / group, (count + kWarpSize - 1) / kWarpSize);  // of one head
+    const auto part_at = [&](int part, int32_t end) -> UnitPart {
+        return {units + part / parts * stride, part % parts * kWarpSize + lane_index(), end, parts * kWarpSize};
+    };
+    const int own = warp_index(), other = own + kWarps;
+    if (own < group * parts) {
+        const UnitPart part = part_at(own, count);
+        if constexpr (kParts == kWarps) {
+            const float maximum = warp_max(part.maximum());
+            const float sum = warp_sum(part.sum(maximum));
+            if (lane_index() == 0) {
+                of_parts[own] = {maximum, sum};
+            }
+        } else {  // step by step for both, so that their shuffles are under way together
+            const UnitPart second = part_at(other, other < group * parts ? count : 0);
+            float maximum = part.maximum(), second_maximum = second.maximum();
+            maximum = warp_max(maximum);
+            second_maximum = warp_max(second_maximum);
+            float sum = part.sum(maximum), second_sum = second.sum(second_maximum);
+            sum = warp_sum(sum);
+            second_sum = warp_sum(second_sum);
+            if (lane_index() == 0) {
+                of_parts[own] = {maximum, sum};
+                of_parts[other] = {second_maximum, second_sum};
+            }
         }
     }
     __syncthreads();
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < group) {
-        const float maximum = largest_maximum(of_warps, thread * warps, (thread + 1) * warps, 1);
-        heads[thread] = {maximum, 1.0f / sum_of_parts(of_warps, thread * warps, (thread + 1) * warps, 1, maximum)};
+        const float maximum = largest_maximum(of_parts, thread * parts, (thread + 1) * parts, 1);
+        heads[thread] = {maximum, 1.0f / sum_of_parts(of_parts, thread * parts, (thread + 1) * parts, 1, maximum)};
     }
     __syncthreads();
 }

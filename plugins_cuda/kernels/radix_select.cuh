@@ -173,10 +173,13 @@ __device__ __forceinline__ uint32_t take_digit(SharedSpan<uint32_t> sums, int32_
 // The histogram must be cleared, and a barrier have followed that and the keys in memory. Two barriers in each pass. A
 // quota <= 0 selects nothing; one beyond the total weight, everything. `single`: elements that weigh no more than this
 // together are one element; 0 where none do for certain. kAllPasses where equal keys are usual: a test less in a pass.
+//
+// `add_up` does what add_copies does, for all blocks that have a part of the keys; all of them get the same sums.
 constexpr int32_t kAllPasses = -1;
-template <int kThreads, int kCopies, class Keys, class WeightAt>
-__device__ __forceinline__ Threshold find_threshold(const Keys& keys, int32_t quota, int32_t single, WeightAt weight_at,
-                                                    SharedSpan<uint32_t> histogram, SharedSpan<uint32_t> sums) {
+template <int kThreads, int kCopies, class Keys, class WeightAt, class AddUp>
+__device__ __forceinline__ Threshold find_threshold_by(const Keys& keys, int32_t quota, int32_t single,
+                                                       WeightAt weight_at, SharedSpan<uint32_t> histogram,
+                                                       SharedSpan<uint32_t> sums, AddUp add_up) {
     static_assert(kThreads % kWarpSize == 0 && kThreads <= 1024, "whole warps, at most one block");
     static_assert(kCopies >= 1 && kCopies <= kWarpSize && (kCopies & (kCopies - 1)) == 0, "copies divide a warp");
     if (quota <= 0) return {0xffffffffu, 0, 0xffffffffu};
@@ -186,7 +189,7 @@ __device__ __forceinline__ Threshold find_threshold(const Keys& keys, int32_t qu
     for (int32_t shift = 32 - kRadixBits; shift >= 0; shift -= kRadixBits) {
         count_digits<kCopies>(keys, prefix, mask, shift, weight_at, histogram);
         __syncthreads();
-        add_copies<kThreads, kCopies>(histogram, sums);
+        add_up();
         __syncthreads();
         const uint32_t digit = take_digit(sums, quota);
         prefix |= digit << shift;
@@ -195,6 +198,14 @@ __device__ __forceinline__ Threshold find_threshold(const Keys& keys, int32_t qu
         if (single != kAllPasses && (weight <= single || weight <= quota)) break;
     }
     return {prefix, quota, single != kAllPasses ? mask : 0xffffffffu};
+}
+
+// By one block that has all keys.
+template <int kThreads, int kCopies, class Keys, class WeightAt>
+__device__ __forceinline__ Threshold find_threshold(const Keys& keys, int32_t quota, int32_t single, WeightAt weight_at,
+                                                    SharedSpan<uint32_t> histogram, SharedSpan<uint32_t> sums) {
+    return find_threshold_by<kThreads, kCopies>(keys, quota, single, weight_at, histogram, sums,
+                                                [&] { add_copies<kThreads, kCopies>(histogram, sums); });
 }
 
 }  // namespace kvc

@@ -184,9 +184,10 @@ __device__ __forceinline__ RaisedBound<T> read_bound(const SelectTokensParams<T>
     return {element, to_float(*element)};
 }
 
-// Writes 0..count-1 and then -1, from slot `first` on.
-__device__ __forceinline__ void fill_selected(int32_t* selected, int64_t first, int32_t count, int64_t width) {
-    for (int64_t slot = first + static_cast<int32_t>(threadIdx.x); slot < width; slot += kTokenThreads) {
+// Writes 0..count-1 and then -1, from slot `first` on; by so many threads, of which this is number `thread`.
+__device__ __forceinline__ void fill_selected(int32_t* selected, int64_t first, int32_t count, int64_t width,
+                                              int32_t thread, int32_t threads) {
+    for (int64_t slot = first + thread; slot < width; slot += threads) {
         selected[slot] = slot < count ? static_cast<int32_t>(slot) : -1;
     }
 }
@@ -224,7 +225,8 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks) select_tokens(con
         }
     }
     if (selected != nullptr) {
-        fill_selected(selected, row.all ? 0 : row.count, row.count, params.selected_width);
+        fill_selected(selected, row.all ? 0 : row.count, row.count, params.selected_width,
+                      static_cast<int32_t>(threadIdx.x), kTokenThreads);
     }
     if (bound.element != nullptr) {
         const T* k_new = params.k_new + head * params.head_size;

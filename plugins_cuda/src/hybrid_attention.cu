@@ -1,16 +1,18 @@
-// kvc_hybrid_attention: one decode step of one layer, as three launches however long the rows are.
+// kvc_hybrid_attention: one decode step of one layer, as three launches however long the rows are, or as two for few rows
+// (src/score_and_select.h).
 //
 //   page_scores       (chunks of pages, G, B)   append key and value; score pages where a row is longer than its budget
 //   select_tokens     (G, B)                    rank the pages of a KV head, list its tokens; raise the page's bounds
 //   sparse_attention  see sparse_attention.cuh  attend to the listed tokens, or to all
 //
-// Three, because each needs all of what the one before it wrote for a KV head, and between blocks only a launch gives
-// that without spinning. docs/kernels.md has the estimates for fusing the first two. Grids follow from sizes alone, so
-// a captured graph serves every length; blocks with nothing to do return.
+// Three, because each needs all of what the one before it wrote for a KV head, and between blocks only a launch, or the
+// barrier of a cluster, gives that without spinning. docs/kernels/decode-selection.md has the estimates for fewer. Grids
+// follow from sizes alone, so a captured graph serves every length; blocks with nothing to do return.
 #include "kernels/page_scores.cuh"
 #include "kernels/select_tokens.cuh"
 #include "src/attention.h"
 #include "src/operation.h"
+#include "src/score_and_select.h"
 
 namespace kvc {
 namespace {
@@ -138,8 +140,10 @@ struct HybridAttention {
 
     template <class T>
     static void run(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
-        launch_page_scores_of<T>(p, scratch, stream);
-        launch_select_tokens<T>(p, scratch, stream);
+        if (!launch_score_and_select_of<T>(p, pages_of(p), scratch.attention.arrivals, scratch.indices, stream)) {
+            launch_page_scores_of<T>(p, scratch, stream);
+            launch_select_tokens<T>(p, scratch, stream);
+        }
         launch_attention<T>(p, scratch.attention, TokenList{scratch.indices, list_stride(p.top_k)}, stream);
     }
 };

@@ -29,7 +29,7 @@ SEGMENT_END = "min(first + layout.segment_slots, (page + 1) * layout.page_size)"
 MUTATIONS = (
     Mutation("nothing", RADIX, "if (quota <= 0)", "if (quota < 1)"),
     Mutation("no_barrier_after_the_clearing", POOL, f"{BARRIER}    const auto keys_read", "const auto keys_read"),
-    Mutation("no_barrier_before_the_copies_are_added", RADIX, f"{BARRIER}        add_copies", "add_copies"),
+    Mutation("no_barrier_before_the_copies_are_added", RADIX, f"{BARRIER}        add_up", "add_up"),
     Mutation("no_barrier_before_a_digit_is_taken", RADIX, f"{BARRIER}        const uint32_t", "const uint32_t"),
     Mutation("no_barrier_between_the_shares_of_warps", EMIT, f"{BARRIER}    return {{warp_sum", "return {warp_sum"),
     Mutation("all_ties", RADIX, "(other & mask) > key", "(other & mask) >= key"),

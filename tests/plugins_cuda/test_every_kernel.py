@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from kvc_trt.kernels.c_library import ARCHITECTURES
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda import cases, checks
 
@@ -25,11 +28,31 @@ def test_compaction_in_place(library: KernelLibrary) -> None:
         checks.assert_same_bits(found.cpu(), wanted, name)
 
 
+@pytest.fixture
+def with_clusters(library: KernelLibrary) -> Iterator[KernelLibrary]:
+    """A GPU, or the emulation of one, whose blocks may be in clusters."""
+    if library.executor == "emulation":
+        library.set_device(ARCHITECTURES[1])
+    yield library
+    if library.executor == "emulation":
+        library.set_device(ARCHITECTURES[0])
+
+
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("heads", [2, 4, 8, 16, 32])
-def test_step(library: KernelLibrary, heads: int, dtype: torch.dtype) -> None:
-    """Page scores, selection, attention: a sparse row, a dense one, an inactive one."""
-    checks.check_hybrid(library, cases.step_case(lengths=[200, 10, -1], heads=heads, size=64, dtype=dtype, seed=2))
+def test_step(with_clusters: KernelLibrary, heads: int, dtype: torch.dtype) -> None:
+    """Few rows: pages are scored and selected by clusters, in 16 bit. A sparse row, a dense one, an inactive one."""
+    case = cases.step_case(lengths=[200, 10, -1], heads=heads, size=64, dtype=dtype, seed=2)
+    checks.check_hybrid(with_clusters, case)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("heads", [2, 4, 8, 16, 32])
+def test_step_of_many_rows(with_clusters: KernelLibrary, heads: int, dtype: torch.dtype) -> None:
+    """Of more clusters than any GPU has room for: one launch after another."""
+    lengths = [10, -1, *range(60, 60 + 5 * 8, 5)]
+    case = cases.step_case(lengths=lengths, heads=heads, size=64, dtype=dtype, seed=2)
+    checks.check_hybrid(with_clusters, case)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)

@@ -136,17 +136,27 @@ def test_no_launch_is_refused(emulation: KernelLibrary, heads: tuple[int, int, i
             launches = call.launches(emulation)
             unknown = [launch.name for launch in launches if launch.registers == 0]
             assert not unknown, "not in plugins_cuda/emulation/kernel_resources.inc: make plugins, then --write"
+            assert all(_has_room(architecture, launch) for launch in launches if launch.cluster_blocks > 1)
+
+
+def _has_room(architecture: str, launch: EmulatedLaunch) -> bool:
+    """Whether all blocks in clusters are on the machine at once: the multiprocessors of each GPU, one block on each."""
+    x, y, z = launch.grid
+    return launch.cluster_blocks <= 8 and x * y * z <= {"sm_90a": 132, "sm_100": 148}[architecture]
 
 
 def test_every_launcher_is_asked(emulation: KernelLibrary) -> None:
     """At the sizes above; none is in place, and none a hint."""
     model = load_preset("llama3.1-8b").config
-    asked = {
-        launch.name.decode()
-        for policy, operations in OF_POLICY.items()
-        for operation in operations
-        for launch in Call(operation, model, resolved(policy, model, 32768, 512), 1).launches(emulation)
-    }
+    asked = set()
+    for architecture in ARCHITECTURES:
+        emulation.set_device(architecture)
+        asked |= {
+            launch.name.decode()
+            for policy, operations in OF_POLICY.items()
+            for operation in operations
+            for launch in Call(operation, model, resolved(policy, model, 32768, 512), 1).launches(emulation)
+        }
     source = "\n".join(path.read_text() for path in sorted((PLUGINS / "src").iterdir()))
     written = set(re.findall(r'launch<.*?>\(\s*"(\w+)"', source))
     assert written - asked == {"move_in_place", "prefetch"}

@@ -15,14 +15,14 @@ UNIT = 8
 
 
 def statistics(
-    scores: NDArray[np.float32], page_size: int = 1, in_last: int = 1
+    scores: NDArray[np.float32], page_size: int = 1, in_last: int = 1, threads: int = 512
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(maximum, sum) [g,U,2] of every unit of scores [g,P], and (maximum, 1 / sum) [g,2] of every head."""
     group, pages = scores.shape
     given_scores = aligned(scores.shape, np.float32)
     given_scores[...] = scores
     units, heads = aligned((group, -(-pages // UNIT), 2), np.float32), aligned((group, 2), np.float32)
-    message = toys().run("page_statistics", given_scores, group, pages, page_size, in_last, units, heads)
+    message = toys().run("page_statistics", threads, given_scores, group, pages, page_size, in_last, units, heads)
     assert not message, message
     return units, heads
 
@@ -101,3 +101,12 @@ def test_schedules_give_the_same_bits() -> None:
         results.append(np.concatenate([part.ravel() for part in statistics(scores, 3, 2)]))
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 5, 8, 9, 16])
+@pytest.mark.parametrize("pages", [1, 257, 1043, 4096])
+def test_a_smaller_block_gets_the_same_bits(group: int, pages: int) -> None:
+    """Of as many parts: the block of a cluster has half the threads of one that selects alone."""
+    scores = np.random.default_rng(pages).standard_normal((group, pages)).astype(np.float32)
+    for found, wanted in zip(statistics(scores, threads=256), statistics(scores, threads=512), strict=True):
+        assert np.array_equal(found.view(np.int32), wanted.view(np.int32))

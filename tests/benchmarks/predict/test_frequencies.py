@@ -159,3 +159,11 @@ def test_blocks_on_the_same_ways_run_equally_often(places: Places) -> None:
     moved = SassBlock("", [Instruction(0, "FADD", "", "", _line(7)), Instruction(0, "FADD", "", "", _line(12))], [2])
     kernel = SassKernel("kernel", [_block([1], 2), moved, _block([], 14)])
     assert Frequencies(kernel, Counts(places, PIECES, WARPS, "warps")).runs == [WARPS] * 3
+
+
+def test_a_barrier_of_a_cluster_is_taken_as_a_cluster_does(places: Places) -> None:
+    """The compiler adds an arm for launches without clusters, from the same line."""
+    arms = [SassBlock("", [Instruction(0, name, "", "", _line(2))], [3]) for name in ("UCGABAR_WAIT", "BAR")]
+    kernel = SassKernel("kernel", [_block([1, 2], 2), *arms, _block([], 14)])
+    found = Frequencies(kernel, Counts(places, PIECES, WARPS, "warps"))
+    assert found.runs == [WARPS, WARPS, 0, WARPS]

@@ -61,7 +61,7 @@ def test_a_round_of_a_loop_waits_for_the_round_before() -> None:
 
 
 def _work(*pieces: tuple[float, float]) -> Work:
-    return Work(0, 0, 0, 0, pieces, ())
+    return Work(0, 0, 0, 0, 0, pieces, ())
 
 
 def test_blocks_that_are_resident_together_go_side_by_side() -> None:

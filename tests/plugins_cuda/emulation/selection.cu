@@ -65,12 +65,13 @@ struct StatisticsParams {
     HeadSoftmax* heads;      // [heads]
 };
 
-constexpr int kStatisticsThreads = 512;
+constexpr int kStatisticsParts = 16;
 
-__global__ void __launch_bounds__(kStatisticsThreads) page_statistics(const StatisticsParams params) {
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) page_statistics(const StatisticsParams params) {
     wait_for_previous_launch();
     constexpr int kPages = 2;
-    constexpr int32_t kAtOnce = kStatisticsThreads * kPages;
+    constexpr int32_t kAtOnce = kThreads * kPages;
     KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
     const int32_t units = units_of(params.pages);
     for (int32_t head = 0; head < params.group; ++head) {
@@ -86,21 +87,25 @@ __global__ void __launch_bounds__(kStatisticsThreads) page_statistics(const Stat
         }
     }
     __syncthreads();
-    head_softmax<kStatisticsThreads>(params.units, units, units, params.group, heads);
+    head_softmax<kThreads, kStatisticsParts>(params.units, units, units, params.group, heads);
     if (static_cast<int32_t>(threadIdx.x) < params.group) params.heads[threadIdx.x] = heads[threadIdx.x];
 }
 
 }  // namespace
 }  // namespace kvc
 
-// Pages of `page_size` tokens, `in_last` in the last one; units [group,units_of(pages),2], heads [group,2].
-extern "C" const char* page_statistics(const float* scores, int group, int pages, int page_size, int in_last,
-                                       kvc::ScoreStatistics* units, kvc::HeadSoftmax* heads) {
+// By 256 threads or 512. Pages of `page_size` tokens, `in_last` in the last one; units [group,units_of(pages),2], heads
+// [group,2].
+extern "C" const char* page_statistics(int threads, const float* scores, int group, int pages, int page_size,
+                                       int in_last, kvc::ScoreStatistics* units, kvc::HeadSoftmax* heads) {
     const kvc::PageTokens tokens = {pages - 1, static_cast<float>(in_last), static_cast<float>(page_size)};
     const kvc::StatisticsParams params = {scores, group, pages, tokens, units, heads};
-    return message_of([&](kvc::Stream& stream) {
-        kvc::launch<kvc::page_statistics>("page_statistics", dim3(1), dim3(kvc::kStatisticsThreads), 0, stream, params);
-    });
+    const auto run = [&]<int kThreads>() {
+        return message_of([&](kvc::Stream& stream) {
+            kvc::launch<kvc::page_statistics<kThreads>>("page_statistics", dim3(1), dim3(kThreads), 0, stream, params);
+        });
+    };
+    return threads == 256 ? run.operator()<256>() : run.operator()<512>();
 }
 
 // threads: 64 (one histogram), 256 (four copies) or 1024 (one copy per lane). in_registers: 4, 8 or 16 keys of each

@@ -1,0 +1,306 @@
+// page_scores.cuh and select_tokens.cuh in one launch, for few rows on sm_90 and later: a cluster of blocks for every (row,
+// KV head). Each scores its share of the row's pages; they exchange statistics, histograms and counts, and each names the
+// tokens that are selected from its own pages.
+//
+// Source and semantics: those of the two. Results have the same bits: every function that decides them is theirs.
+//
+//   in   query [B,H,D], k_new, v_new [B,G,D]
+//   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P] with the token in them; arrivals [B,G] = 0;
+//        indices int32 [B,G,index_stride] and selected int32 [B,G,selected_width], or null: see select_tokens.cuh
+//
+// Grid (kClusterBlocks, G, B). Every block chooses the channels for itself. A block has neighbouring units of pages, so no
+// vector of bounds is of two blocks in 16 bit: the block of the page that the token joins writes the page's bounds in
+// memory, then stages them; no other block reads them. It also writes key and value. Scores, statistics and keys never
+// leave the multiprocessors.
+//
+// Barriers of the cluster: one that every block has begun, arrived at early and waited for behind the scores; one behind
+// the statistics; then those of cluster_select.cuh, the last of which is also behind the last write into another block.
+//
+// Bytes per KV head: r P s of bounds, 2D sectors of 32 bytes of bounds, 4 D s for the token, 4 top_k written, and g D s of
+// query for every block.
+//
+// Determinism: a row's bits depend on the row alone: its pages are divided by its own length, and nothing depends on how.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/append.cuh"
+#include "kernels/attended_row.cuh"
+#include "kernels/cluster.cuh"
+#include "kernels/cluster_select.cuh"
+#include "kernels/copy_async.cuh"
+#include "kernels/dependent_launch.cuh"
+#include "kernels/page_scores.cuh"
+#include "kernels/page_shares.cuh"
+#include "kernels/select_tokens.cuh"
+#include "kernels/staged_bounds.cuh"
+
+namespace kvc {
+
+template <class T>
+struct ScoreAndSelectParams {
+    const T* query;         // [B,H,D]
+    AppendParams<T> token;  // the new token, the caches, and the rows' lengths
+    T* bounds;              // [B,G,2D,P]
+    int32_t* indices;       // [B,G,index_stride]
+    int32_t* selected;      // [B,G,selected_width] or null
+    AttentionLimits limits;
+    int64_t index_stride;
+    int64_t selected_width;
+    int32_t group;        // H/G
+    int32_t page_size;    // p
+    int32_t pages;        // P
+    int32_t top_r;        // r
+    int32_t row_vectors;  // 16-byte vectors of a staged row: enough for the pages of a block of the longest row
+};
+
+// Pages of a thread, neighbours, whose keys are in its registers.
+constexpr int kClusterPages = 4;
+
+// Layout of the dynamic shared memory; offsets in bytes, multiples of 16. That of page_scores.cuh comes first.
+struct ClusterLayout {
+    ScoreLayout score;
+    int chunk_units;  // that there is room for
+    int scores;       // float [g,8 chunk_units]
+    int units;        // ScoreStatistics [g,chunk_units]: of the block
+    int row_units;    // ScoreStatistics [g,U]: of all blocks
+    int total;
+};
+
+template <class T, int kHeads>
+__host__ __device__ __forceinline__ ClusterLayout cluster_layout(int row_vectors, int channels, int group,
+                                                                 int head_size, int pages) {
+    constexpr int kStatisticsBytes = static_cast<int>(sizeof(ScoreStatistics));
+    ClusterLayout layout;
+    layout.score = score_layout<T, kHeads>(row_vectors, channels, group, head_size);
+    layout.chunk_units = row_vectors * kVectorWidth<T> / kUnitPages;
+    layout.scores = layout.score.total;
+    layout.units = layout.scores + group * layout.chunk_units * kUnitPages * static_cast<int>(sizeof(float));
+    layout.row_units = layout.units + group * layout.chunk_units * kStatisticsBytes;
+    layout.total = layout.row_units + group * units_of(pages) * kStatisticsBytes;
+    return layout;
+}
+
+// Pages of each block, whole units: the blocks of a cluster share those of the row evenly.
+__device__ __forceinline__ int pages_of_block(const AttendedRow& row, int page_size) {
+    const int units = units_of((row.length - 1) / page_size + 1);
+    return (units + kClusterBlocks - 1) / kClusterBlocks * kUnitPages;
+}
+
+// One KV head of a row.
+template <class T, int kHeads>
+struct ClusterHead {
+    using Scorer = PageScorer<T, kHeads>;
+
+    const ScoreAndSelectParams<T>& params;
+    const ClusterLayout layout;
+    const GroupQuery query;
+    const ChunkTask task;
+
+    // Scores and statistics of the block's pages -> shared memory, behind a barrier of the block, and one that every block
+    // of the cluster has begun.
+    __device__ __forceinline__ void score(const T* table) const {
+        __syncthreads();  // the channels are chosen, and the page's bounds written
+        if (task.count > 0) {
+            const Scorer scorer(query, layout.score.scorer);
+            const StagedBounds<T> staged = {dynamic_shared<T>(0, layout.score.rows * layout.score.row),
+                                            starts_of_rows<T>(), layout.score.row, layout.score.rows};
+            stage(table, staged, scorer);
+            const ScoredChunk chunk = {
+                &scores()[0],
+                &units()[0],
+                layout.chunk_units,
+                task.count,
+                {task.joined, static_cast<float>(task.tokens), static_cast<float>(params.page_size)},
+            };
+            scorer.score(staged, query, chunk);
+        }
+        wait_for_cluster();
+        __syncthreads();
+    }
+
+    // `score` has been called.
+    __device__ __forceinline__ void select(const AttendedRow& row, const TokenLists& lists) const {
+        KVC_SHARED(HeadSoftmax, heads, KVC_LARGEST_GROUP);
+        KVC_SHARED(uint32_t, histogram, kHistogramWords<kClusterCopies>);
+        KVC_SHARED(uint32_t, sums, kRadixBins);
+        KVC_SHARED(uint32_t, histograms, ClusterSelection<kScoreThreads>::kHistograms);
+        KVC_SHARED(int32_t, larger, ClusterSelection<kScoreThreads>::kShares);
+        KVC_SHARED(int32_t, equal, ClusterSelection<kScoreThreads>::kShares);
+        const ClusterSelection<kScoreThreads> cluster = {histogram, sums, histograms, larger, equal};
+        clear_histogram<kScoreThreads, kClusterCopies>(histogram);
+        publish_units();
+        synchronize_cluster();
+        const int last = (row.length - 1) / params.page_size;
+        head_softmax<kScoreThreads, kTokenWarps>(&row_units()[0], units_of(params.pages), units_of(last + 1),
+                                                 params.group, heads);
+        // A block past the row's end has no pages, and no place of its first one among the tokens.
+        const int tokens = task.count > 0 ? row.length - task.start * params.page_size : 0;
+        const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, params.group,
+                                   params.page_size, tokens,  task.count};
+        const auto weight_at = [&](int32_t page) { return pages.weight(page); };
+        const auto emit = [&](int32_t page, int32_t slot, int32_t count) {
+            const int32_t token = (task.start + page) * params.page_size;
+#pragma unroll 1
+            for (int32_t i = 0; i < count; ++i) {
+                lists.write(token + i, slot + i);
+            }
+        };
+        select_in_cluster(keys(pages, heads), row.count, params.page_size, weight_at, cluster, emit);
+    }
+
+private:
+    // The statistics of the block's units, for every block: warp w writes those of block w.
+    __device__ __forceinline__ void publish_units() const {
+        static_assert(kScoreWarps == kClusterBlocks, "every block has a warp");
+        const int64_t stride = units_of(params.pages);
+        const SharedSpan<ScoreStatistics> to = row_units().of_block(warp_index());
+        const int count = units_of(task.count);
+        for (int head = 0; head < params.group; ++head) {
+#pragma unroll 1
+            for (int unit = lane_index(); unit < count; unit += kWarpSize) {
+                to[head * stride + task.start / kUnitPages + unit] = units()[head * layout.chunk_units + unit];
+            }
+        }
+    }
+
+    // Order keys of this thread's pages.
+    __device__ __forceinline__ RegisterKeys<kClusterPages> keys(const ScoredPages& pages,
+                                                                SharedSpan<HeadSoftmax> heads) const {
+        RegisterKeys<kClusterPages> found{};
+        found.first = static_cast<int32_t>(threadIdx.x) * kClusterPages;
+        found.count = pages.count - found.first;
+        if (found.count > 0) {
+            ScoreTile<kClusterPages> tile;
+            tile.read(pages, found.first, 0);
+            rank_pages(pages, heads, found.first, tile, found.keys);
+        }
+        return found;
+    }
+
+    // The bounds of the block's pages, and the query on their channels; a barrier behind both.
+    __device__ __forceinline__ void stage(const T* table, const StagedBounds<T>& staged, const Scorer& scorer) const {
+        stage_bounds(table, params.pages, params.row_vectors, query, task.start, task.count, staged);
+        describe_rows(query, params.pages, task.start, staged, scorer);
+        find_temperatures(query);
+        copy_async_wait<0>();
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ SharedSpan<float> scores() const {
+        return dynamic_shared<float>(layout.scores, params.group * layout.chunk_units * kUnitPages);
+    }
+    __device__ __forceinline__ SharedSpan<ScoreStatistics> units() const {
+        return dynamic_shared<ScoreStatistics>(layout.units, params.group * layout.chunk_units);
+    }
+    __device__ __forceinline__ SharedSpan<ScoreStatistics> row_units() const {
+        return dynamic_shared<ScoreStatistics>(layout.row_units, params.group * units_of(params.pages));
+    }
+};
+
+// This thread's channel of the page that the token joins: its bounds in memory, and what the token makes of them.
+template <class T>
+class JoinedChannel {
+public:
+    // Starts to read the page's column of the table [2D,P], and the key [D]; nothing where `exists` is false.
+    __device__ __forceinline__ JoinedChannel(bool exists, T* table, const T* k_new, int head_size, int pages, int page)
+        : exists_(exists && static_cast<int>(threadIdx.x) < head_size),
+          maximum_(table + static_cast<int>(threadIdx.x) * pages + page),
+          negated_minimum_(maximum_ + head_size * pages) {
+        if (exists_) {
+            key_ = k_new[threadIdx.x];
+            maximum_before_ = *maximum_;
+            negated_minimum_before_ = *negated_minimum_;
+        }
+    }
+
+    // Writes the bounds with the token in the page.
+    __device__ __forceinline__ void raise() const {
+        if (exists_) {
+            *maximum_ = from_float<T>(raised_bound(to_float(maximum_before_), &key_, 0, 1));
+            *negated_minimum_ = from_float<T>(raised_bound(to_float(negated_minimum_before_), &key_, 1, 1));
+        }
+    }
+
+private:
+    bool exists_;
+    T* maximum_;
+    T* negated_minimum_;
+    T key_{};
+    T maximum_before_{};
+    T negated_minimum_before_{};
+};
+
+// Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same way: whether
+// pages are selected depends on the row.
+template <class T, int kHeads>
+__device__ __forceinline__ void select_row(const ScoreAndSelectParams<T>& params, const ClusterLayout& layout,
+                                           const GroupQuery& query, const QueryChannel& own, int64_t head, int64_t slot,
+                                           const AttendedRow& row, const TokenLists& lists) {
+    const AppendParams<T>& token = params.token;
+    const int size = token.head_size;
+    const T* k_new = token.k_new + head * size;
+    T* table = params.bounds + head * 2 * size * params.pages;
+    const ChunkTask task = chunk_task(row, params.page_size, pages_of_block(row, params.page_size));
+    const JoinedChannel<T> joined(task.appends, table, k_new, size, params.pages, task.start + task.joined);
+    if (task.appends) {
+        const int64_t cache = head * size * token.capacity;
+        append_row(k_new, token.v_new + head * size, token.k_cache + cache, token.v_cache + cache, slot, size);
+    }
+    if (!row.all) {
+        announce_to_cluster();
+        choose_channels(own, query);
+    }
+    joined.raise();
+    if (!row.all) {
+        const ClusterHead<T, kHeads> own_head = {params, layout, query, task};
+        own_head.score(table);
+        own_head.select(row, lists);
+    }
+}
+
+// One KV head of a row, by its cluster.
+template <class T, int kHeads>
+__device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T>& params) {
+    KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
+    KVC_SHARED(float, inverse_temperature, KVC_LARGEST_GROUP);
+    const AppendParams<T>& token = params.token;
+    const int size = token.head_size, group = params.group;
+    const ClusterLayout layout = cluster_layout<T, kHeads>(params.row_vectors, params.top_r, group, size, params.pages);
+    const GroupQuery query = {dynamic_shared<float>(layout.score.query, group * size),
+                              chosen,
+                              inverse_temperature,
+                              group,
+                              size,
+                              params.top_r};
+    const int64_t head = int64_t{blockIdx.z} * token.kv_heads + blockIdx.y;
+    const int64_t slot = token.cache_lengths[blockIdx.z];
+    if (cluster_rank() == 0 && threadIdx.x == 0) {
+        token.arrivals[head] = 0;
+    }
+    // Before the length is used, so that both loads are in flight together.
+    const QueryChannel own = read_query(params.query + head * group * size, query);
+    const AttendedRow row = attended_row(slot, params.limits);
+    const TokenLists lists = {params.indices + head * params.index_stride,
+                              params.selected == nullptr ? nullptr : params.selected + head * params.selected_width};
+    if (row.length > 0) {
+        select_row<T, kHeads>(params, layout, query, own, head, slot, row, lists);
+    }
+    if (lists.selected != nullptr) {  // past what was selected
+        const int thread = cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x);
+        fill_selected(lists.selected, row.all ? 0 : row.count, row.count, params.selected_width, thread,
+                      kClusterBlocks * kScoreThreads);
+    }
+}
+
+// Grid (kClusterBlocks, G, B) in clusters of kClusterBlocks. Nothing where there are no clusters: never launched there.
+template <class T, int kHeads>
+__global__ void __launch_bounds__(kScoreThreads) score_and_select(const ScoreAndSelectParams<T> params) {
+    start_next_launch();
+    wait_for_previous_launch();
+    if constexpr (platform::kHasClusters) {
+        step_in_cluster<T, kHeads>(params);
+    }
+}
+
+}  // namespace kvc

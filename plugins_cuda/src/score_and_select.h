@@ -1,0 +1,80 @@
+// The one launch that stands for page_scores and select_tokens where few rows leave most of a GPU idle.
+#pragma once
+
+#include "kernels/score_and_select.cuh"
+#include "src/attention.h"
+#include "src/launch.h"
+
+namespace kvc {
+
+/// Where clusters score and select. The limits rest on predictions: docs/kernels/decode-selection.md.
+struct ClusterRule {
+    static constexpr int32_t kLongestRow = 64;  // vectors of a staged row
+    static constexpr int32_t kShortestRow = 16;
+    static constexpr int kMostSharedBytes = 200 * 1024;  // dynamic; 25 KiB are static
+
+    int32_t row_vectors;  // 0 where it may not
+
+    /// By sizes and device alone. Pages of a block fit in a staged row; every block has a multiprocessor of its own.
+    template <class T, int kHeads>
+    static ClusterRule of(const KvcHybridAttentionParams& p, int32_t pages) {
+        constexpr const char* kName = "score_and_select";
+        const int32_t vectors = ceil_div(units_of(pages), kClusterBlocks) * kUnitPages / kVectorWidth<T>;
+        int32_t row = kShortestRow;
+        while (row < vectors) {
+            row *= 2;
+        }
+        if (row > kLongestRow ||
+            cluster_layout<T, kHeads>(row, p.top_r, group_of(p), p.head_size, pages).total > kMostSharedBytes) {
+            return {0};
+        }
+        const int device = platform::current_device(kName);
+        const int64_t blocks = int64_t{p.batch} * p.kv_heads * kClusterBlocks;
+        const bool fits = blocks <= platform::multiprocessors_of(kName, device);
+        return {fits && has_later_code<score_and_select<T, kHeads>>(kName, device) ? row : 0};
+    }
+};
+
+/// Queue the launch; false, and nothing, where the rule does not hold.
+template <class T, int kHeads>
+bool launch_score_and_select(const KvcHybridAttentionParams& p, int32_t pages, int32_t* arrivals, int32_t* indices,
+                             Stream& stream) {
+    const ClusterRule rule = ClusterRule::of<T, kHeads>(p, pages);
+    if (rule.row_vectors == 0) {
+        return false;
+    }
+    ScoreAndSelectParams<T> params;
+    params.query = static_cast<const T*>(p.query);
+    params.token = append_params<T>(p, arrivals);
+    params.bounds = static_cast<T*>(p.bounds);
+    params.indices = indices;
+    params.selected = p.selected;
+    params.limits = limits_of(p);
+    params.index_stride = list_stride(p.top_k);
+    params.selected_width = p.selected_width;
+    params.group = group_of(p);
+    params.page_size = p.page_size;
+    params.pages = pages;
+    params.top_r = p.top_r;
+    params.row_vectors = rule.row_vectors;
+    const int bytes = cluster_layout<T, kHeads>(rule.row_vectors, p.top_r, params.group, p.head_size, pages).total;
+    launch<score_and_select<T, kHeads>>("score_and_select", grid_of(kClusterBlocks, p.kv_heads, p.batch),
+                                        dim3(kScoreThreads), bytes, stream, params, kClusterBlocks);
+    return true;
+}
+
+/// The same for the group's number of query heads. In fp32 two blocks would share a vector of bounds: never.
+template <class T>
+bool launch_score_and_select_of(const KvcHybridAttentionParams& p, int32_t pages, int32_t* arrivals, int32_t* indices,
+                                Stream& stream) {
+    if constexpr (sizeof(T) == 2) {
+        const int32_t group = group_of(p);
+        if (group <= 4) return launch_score_and_select<T, 4>(p, pages, arrivals, indices, stream);
+        if (group <= 8) return launch_score_and_select<T, 8>(p, pages, arrivals, indices, stream);
+        return launch_score_and_select<T, 16>(p, pages, arrivals, indices, stream);
+    } else {
+        return false;
+    }
+}
+
+}  // namespace kvc

@@ -1,0 +1,136 @@
+"""A barrier, a tie, a tail or a block's part that is wrong in a cluster that selects does not pass its tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvc_trt.kernels.library import KernelLibrary
+from tests.plugins_cuda.cases import step_case
+from tests.plugins_cuda.checks import check_hybrid
+from tests.plugins_cuda.mutants import Mutation, check_noticed
+from tests.plugins_cuda.test_score_and_select import WITH_CLUSTERS, check_same, pages_case
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP, SELECT = "kernels/score_and_select.cuh", "kernels/cluster_select.cuh"
+BARRIER, CLUSTER_BARRIER = "__syncthreads();", "synchronize_cluster();"
+
+
+def without(name: str, file: str, what: str, context: str, instead: str = "") -> Mutation:
+    """`context` occurs in `file` and has `what` once."""
+    assert context.count(what) == 1
+    return Mutation(f"without_{name}", file, context, context.replace(what, instead))
+
+
+MUTATIONS = (
+    Mutation("nothing", STEP, "if (row.length > 0) {", "if (0 < row.length) {"),
+    without("the_barrier_before_staging", STEP, BARRIER, f"{BARRIER}  // the channels"),
+    without("the_barrier_behind_the_copies", STEP, BARRIER, f"copy_async_wait<0>();\n        {BARRIER}"),
+    without("the_barrier_behind_the_scores", STEP, BARRIER, f"wait_for_cluster();\n        {BARRIER}"),
+    without("the_wait_for_the_copies", STEP, "copy_async_wait<0>();", "copy_async_wait<0>();"),
+    without("the_announcement", STEP, "announce_to_cluster();", "announce_to_cluster();"),
+    without("the_wait_for_the_blocks", STEP, "wait_for_cluster();", "wait_for_cluster();"),
+    without("the_barrier_behind_the_statistics", STEP, CLUSTER_BARRIER, f"publish_units();\n        {CLUSTER_BARRIER}"),
+    without(
+        "the_barrier_behind_the_histograms",
+        SELECT,
+        CLUSTER_BARRIER,
+        f"{CLUSTER_BARRIER}\n        uint32_t weight",
+        BARRIER,
+    ),
+    without(
+        "the_barrier_behind_the_shares", SELECT, CLUSTER_BARRIER, f"{CLUSTER_BARRIER}\n        Share before", BARRIER
+    ),
+    Mutation("passes_share_their_places", SELECT, "pass % 2 * kClusterBlocks", "0 * pass * kClusterBlocks"),
+    Mutation(
+        "one_block_is_not_counted",
+        SELECT,
+        "weight += here[rank * kRadixBins]",
+        "if (rank != 5) weight += here[rank * kRadixBins]",
+    ),
+    Mutation("a_histogram_is_not_cleared", SELECT, "copies[bin] = uint4{0, 0, 0, 0};", ""),
+    Mutation("one_copy_of_a_bin_is_lost", SELECT, "own.x + own.y + own.z + own.w", "own.x + own.y + own.z"),
+    Mutation("later_blocks_come_first", SELECT, "if (other < own)", "if (other > own)"),
+    Mutation(
+        "a_block_forgets_those_before_it",
+        SELECT,
+        "first < kShares; first += kWarpSize",
+        "first < kWarpSize; first += kWarpSize",
+    ),
+    Mutation(
+        "warps_before_blocks",
+        SELECT,
+        "cluster_rank() * kWarps + warp_index()",
+        "warp_index() * kClusterBlocks + cluster_rank()",
+    ),
+    Mutation(
+        "ties_are_shared_by_no_other_block",
+        SELECT,
+        "equal.of_block(lane)[own] = of_warp.equal",
+        "equal.of_block(lane)[own] = 0",
+    ),
+    Mutation(
+        "the_last_units_are_lost",
+        STEP,
+        "(units + kClusterBlocks - 1) / kClusterBlocks",
+        "max(units / kClusterBlocks, 1)",
+    ),
+    Mutation("the_last_unit_is_not_in_the_softmax", STEP, "units_of(last + 1)", "units_of(last)"),
+    Mutation("statistics_for_the_first_block_alone", STEP, "of_block(warp_index())", "of_block(0)"),
+    Mutation("statistics_where_the_first_block_has_its_own", STEP, "task.start / kUnitPages + unit]", "unit]"),
+    Mutation("the_last_page_is_full", STEP, "row.length - task.start * params.page_size : 0", "row.length : 0"),
+    Mutation("tokens_of_the_first_block", STEP, "(task.start + page) * params.page_size", "page * params.page_size"),
+    Mutation("every_block_raises", STEP, "joined(task.appends,", "joined(true,"),
+    Mutation("the_first_block_raises", STEP, "joined(task.appends,", "joined(cluster_rank() == 0,"),
+    Mutation("bounds_are_not_raised", STEP, "joined.raise();", ""),
+    Mutation(
+        "only_the_first_block_fills_the_list", STEP, "cluster_rank() * kScoreThreads + static_cast", "static_cast"
+    ),
+    Mutation("arrivals_are_left", STEP, "token.arrivals[head] = 0;", ""),
+)
+
+
+def check(library: KernelLibrary) -> None:
+    """The reference's choices, and the bits of one launch after another: ties within blocks and between them, rows with
+    fewer units than blocks, blocks of which several warps have pages, partial pages, rows that select nothing."""
+    library.set_schedule("shuffled", seed=8)
+    sizes = ((9, 3, False, 1), (300, 40, True, 9), (521, 100, False, 4), (2100, 700, True, 4))
+    cases = [pages_case(pages, top_k=top_k, ties=ties, seed=pages, heads=heads) for pages, top_k, ties, heads in sizes]
+    lengths = (400, 13, 2, -1, 384)
+    cases += [step_case(lengths=lengths, heads=8, size=40, page=3, top_r=19, top_k=10, token_budget=5, ties=ties,
+                        capacity=401, dtype=torch.float16, seed=4) for ties in (False, True)]  # fmt: skip
+    alike = pages_case(400, top_k=333, page=2, capacity=801)
+    alike.query.zero_()
+    last = step_case(lengths=(400,), heads=8, page=16, top_r=19, top_k=70, capacity=401, dtype=torch.bfloat16)
+    last.k_new.copy_(2 * last.query[:, ::4])  # one head looks at the last page, where this is the only token
+    for case in (*cases, alike, last):
+        check_same(library, case)
+        library.set_device(WITH_CLUSTERS)
+        check_hybrid(library, case)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_mistakes_are_noticed(mutation: Mutation) -> None:
+    check_noticed(mutation, "src/hybrid_attention.cu", "tests.plugins_cuda.test_cluster_mutations")
+
+
+def test_barriers_are_all_tried() -> None:
+    """Every barrier of the two headers is removed by one of the mutations."""
+    for file in (STEP, SELECT):
+        text = (ROOT / "plugins_cuda" / file).read_text()
+        for barrier in (BARRIER, CLUSTER_BARRIER, "wait_for_cluster();", "announce_to_cluster();"):
+            removed = sum(
+                mutation.right.count(barrier) > mutation.wrong.count(barrier)
+                for mutation in MUTATIONS
+                if mutation.file == file
+            )
+            assert text.count(barrier) == removed, f"{file}: {barrier}"
+
+
+if __name__ == "__main__":
+    check(KernelLibrary(sys.argv[1]))

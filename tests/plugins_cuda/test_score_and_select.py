@@ -1,0 +1,196 @@
+"""A step whose pages are scored and selected by a cluster has the bits of one launch after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from kvc_trt.kernels.c_library import ARCHITECTURES
+from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
+from tests.plugins_cuda.cases import StepCase, step_case
+from tests.plugins_cuda.checks import check_hybrid
+from tests.plugins_cuda.test_hybrid_attention import steps
+
+DTYPES = (torch.float16, torch.bfloat16)
+FUSED = ["score_and_select", "sparse_attention"]
+APART = ["page_scores", "select_tokens", "sparse_attention"]
+BEFORE_CLUSTERS, WITH_CLUSTERS = ARCHITECTURES[0], ARCHITECTURES[1]
+MANY_ROWS = 40
+"""With two KV heads more clusters than any GPU has multiprocessors for."""
+
+
+@pytest.fixture
+def later(emulation: KernelLibrary) -> Iterator[KernelLibrary]:
+    """The emulation of a GPU with clusters."""
+    emulation.set_device(WITH_CLUSTERS)
+    yield emulation
+    emulation.set_device(BEFORE_CLUSTERS)
+
+
+@pytest.fixture
+def later_library(library: KernelLibrary) -> Iterator[KernelLibrary]:
+    """The same, or a GPU."""
+    if library.executor == "emulation":
+        library.set_device(WITH_CLUSTERS)
+    yield library
+    if library.executor == "emulation":
+        library.set_device(BEFORE_CLUSTERS)
+
+
+def launches(library: KernelLibrary, case: StepCase) -> list[str]:
+    """Names of what a step launches, at the case's sizes."""
+    arguments = case.to("cpu").arguments()
+    return [one.name.decode() for one in library.checked_launches_of(lambda: library.hybrid_attention(**arguments))]
+
+
+def results(library: KernelLibrary, case: StepCase) -> dict[str, torch.Tensor]:
+    """Everything that a step writes, as bits."""
+    moved = case.to(library.device_type)
+    output, selected = library.hybrid_attention(**moved.arguments())
+    assert selected is not None
+    written = {"output": output, "k_cache": moved.k_cache, "v_cache": moved.v_cache, "bounds": moved.bounds}
+    return {name: tensor.cpu().view(torch.int16) for name, tensor in written.items()} | {"selected": selected.cpu()}
+
+
+def check_same(library: KernelLibrary, case: StepCase) -> None:
+    """Compare the two ways of the emulation: a GPU with clusters takes the one, one without them the other."""
+    library.set_device(BEFORE_CLUSTERS)
+    assert FUSED[0] not in launches(library, case)
+    apart = results(library, case)
+    library.set_device(WITH_CLUSTERS)
+    assert launches(library, case) == FUSED
+    for name, found in results(library, case).items():
+        assert torch.equal(found, apart[name]), name
+
+
+def pages_case(pages: int, **changes: Any) -> StepCase:
+    """One row with so many pages of one token each, and room for no more."""
+    sizes = {"heads": 4, "kv_heads": 1, "size": 16, "capacity": pages, "page": 1, "top_r": 5, "token_budget": 0}
+    sizes |= {"top_k": max(1, pages // 3), "dtype": torch.bfloat16}
+    return step_case(lengths=(pages - 1,), **(sizes | changes))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_step(later: KernelLibrary, dtype: torch.dtype, data: st.DataObject) -> None:
+    check_same(later, data.draw(steps(dtype)))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("pages", [1, 2, 8, 9, 64, 65, 71, 72, 127, 128, 129, 520, 1023, 1064, 2049, 3232, 4095, 4096])
+def test_pages_around_the_blocks(later: KernelLibrary, pages: int, ties: bool) -> None:
+    check_same(later, pages_case(pages, ties=ties, seed=pages))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4, 5, 8, 9, 16])
+def test_groups(later: KernelLibrary, heads: int) -> None:
+    """Whose softmax is divided otherwise between the warps of a block than in a block of its own."""
+    for pages in (30, 300, 1100):
+        check_same(later, pages_case(pages, heads=heads, seed=heads))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 100, 599, 600])
+def test_a_query_of_zero_ties_every_page(later: KernelLibrary, top_k: int) -> None:
+    """So the lowest slots are read: one block of the cluster serves ties until they are used up, then the next."""
+    case = pages_case(600, top_k=top_k, page=2, capacity=1200)
+    case.query.zero_()
+    check_same(later, case)
+    selected = results(later, case)["selected"][0, 0]
+    assert selected[:top_k].tolist() == list(range(top_k))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_scores_that_are_no_numbers(later: KernelLibrary, value: float) -> None:
+    case = pages_case(300, top_r=16)
+    case.bounds[..., 3, 77] = value
+    check_same(later, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_select_and_rows_that_do_not(later: KernelLibrary, dtype: torch.dtype) -> None:
+    lengths = (400, 399, 0, -1, 401, 8, 20, 200)
+    sizes = {"heads": 8, "size": 40, "page": 3, "top_r": 19, "top_k": 20, "capacity": 401, "dtype": dtype}
+    check_same(later, step_case(lengths=lengths, token_budget=100, **sizes))
+    check_same(later, step_case(lengths=lengths, token_budget=500, **sizes))
+
+
+@pytest.mark.parametrize("page", [50, 301, 2**31 - 1])
+def test_large_pages(later: KernelLibrary, page: int) -> None:
+    case = step_case(lengths=(300, 40), capacity=301, page=min(page, 301), top_k=9, token_budget=5, dtype=torch.float16)
+    check_same(later, replace(case, page_size=page))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_reference(later_library: KernelLibrary, dtype: torch.dtype) -> None:
+    check_hybrid(later_library, step_case(lengths=(200, 64, 10, -1), heads=8, size=64, top_r=23, dtype=dtype, seed=3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_schedules_agree_on_every_bit(later: KernelLibrary, dtype: torch.dtype) -> None:
+    case = step_case(lengths=(700, 640), heads=8, size=64, page=2, top_r=23, top_k=50, dtype=dtype, ties=True)
+    found = []
+    for schedule in SCHEDULES:
+        later.set_schedule(schedule, seed=5)
+        found.append(results(later, case))
+    later.set_schedule(SCHEDULES[0])
+    for name, tensor in found[0].items():
+        assert all(torch.equal(tensor, other[name]) for other in found[1:]), name
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_rows_have_the_bits_of_many(later_library: KernelLibrary, dtype: torch.dtype, ties: bool) -> None:
+    """On a GPU too: few rows are scored and selected by clusters, many by one launch after another."""
+    lengths = [500 - 11 * row for row in range(MANY_ROWS)]
+    sizes = {"heads": 8, "kv_heads": 2, "size": 64, "page": 2, "top_r": 23, "top_k": 40, "capacity": 501}
+    many = step_case(lengths=lengths, dtype=dtype, ties=ties, **sizes)
+    if later_library.executor == "emulation":
+        assert launches(later_library, many) == APART
+    expected = results(later_library, many)
+    for first in (0, 17, MANY_ROWS - 2):
+        names = ("query", "k_new", "v_new", "k_cache", "v_cache", "bounds", "cache_lengths")
+        rows = slice(first, first + 2)
+        few = StepCase(**(many.arguments() | {name: getattr(many, name)[rows] for name in names}))
+        for name, found in results(later_library, few).items():
+            assert torch.equal(found, expected[name][rows]), name
+
+
+# ---- Where a cluster is launched
+
+
+def rows_case(batch: int, **changes: Any) -> StepCase:
+    """Of Llama-3.1-8B's eight KV heads, with small caches."""
+    sizes = {"heads": 32, "kv_heads": 8, "size": 16, "capacity": 64, "top_r": 4, "dtype": torch.bfloat16}
+    return step_case(lengths=[40] * batch, **(sizes | changes))
+
+
+@pytest.mark.parametrize(("architecture", "most"), [("sm_80", 0), ("sm_90a", 2), ("sm_100", 2)])
+def test_as_many_rows_as_have_multiprocessors(later: KernelLibrary, architecture: str, most: int) -> None:
+    later.set_device(architecture)
+    for batch in (1, 2, 3, 8):
+        assert launches(later, rows_case(batch)) == (FUSED if batch <= most else APART), batch
+
+
+def test_sizes_that_fit(later: KernelLibrary) -> None:
+    assert launches(later, pages_case(4096)) == FUSED
+    assert launches(later, pages_case(4097)) == APART, "a block would have more pages than a staged row"
+    assert launches(later, rows_case(1, dtype=torch.float32)) == APART
+    wide = {"size": 256, "heads": 2}
+    assert launches(later, pages_case(4096, top_r=160, **wide)) == FUSED
+    assert launches(later, pages_case(4096, top_r=256, **wide)) == APART, "more than shared memory holds"
+    assert launches(later, pages_case(1024, top_r=256, **wide)) == FUSED
+
+
+def test_the_launch_is_one_of_clusters(later: KernelLibrary) -> None:
+    arguments = rows_case(2).arguments()
+    first, second = later.launches_of(lambda: later.hybrid_attention(**arguments))
+    assert (first.name, first.cluster_blocks, list(first.grid)) == (b"score_and_select", 8, [8, 8, 2])
+    assert (second.cluster_blocks, second.begins_early) == (1, 1)
