@@ -16,7 +16,7 @@ from kvc_trt.kernels.c_library import ARCHITECTURES
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from tests.plugins_cuda.cases import StepCase, step_case
 from tests.plugins_cuda.checks import check_hybrid
-from tests.plugins_cuda.test_hybrid_attention import steps
+from tests.plugins_cuda.hybrid_steps import steps
 
 DTYPES = (torch.float16, torch.bfloat16)
 FUSED = ["score_and_select", "sparse_attention"]
