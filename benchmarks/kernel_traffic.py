@@ -13,7 +13,7 @@ from benchmarks.kernel_cases import HEAD_SIZE, HEADS, KV_HEADS, Case
 from kvc_trt.profile.floor import Accelerator
 
 FLOAT, INDEX = 4, 4
-FUSED = {"score_and_select": ("page_scores", "select_tokens")}
+FUSED = {"score_and_select": ("prepare_step", "page_scores", "select_tokens")}
 """Kernels that stand for several: what those pass to each other never leaves the multiprocessors."""
 
 
@@ -54,7 +54,7 @@ def launch_traffic(operation: str, case: Case, kernel: str) -> Traffic:
     kernels, between = kernel_traffic(operation, case), _intermediate_bytes(case)
     total = kernels.get(kernel, Traffic(0))
     for part in FUSED.get(kernel, ()):
-        total += Traffic(kernels[part].bytes - between[part], kernels[part].flops)
+        total += Traffic(kernels[part].bytes - between.get(part, 0), kernels[part].flops)
     return total
 
 
@@ -87,14 +87,15 @@ def _compact(case: Case) -> dict[str, Traffic]:
 
 
 def _hybrid(case: Case) -> dict[str, Traffic]:
-    """Append and page scores, selection, attention over k tokens. A row that fits its budget scores no pages."""
+    """Append, page scores, selection, attention over k tokens. A row that fits its budget scores no pages."""
     parameters, heads = case.parameters, case.batch * KV_HEADS
     pages = -(-case.entries // parameters.page_size) if case.is_sparse else 0
-    bounds = (parameters.top_r * pages + 2 * HEAD_SIZE) * case.item_bytes
+    raised, bounds = 2 * HEAD_SIZE * case.item_bytes, parameters.top_r * pages * case.item_bytes
     scores = Traffic(case.batch * HEADS * pages * FLOAT)
     selected = Traffic(heads * INDEX * parameters.selected_width)
     return {
-        "page_scores": Traffic(heads * bounds) + _append(case) + scores,
+        "prepare_step": Traffic(heads * raised) + _append(case),
+        "page_scores": Traffic(heads * bounds) + scores,
         "select_tokens": scores + selected,
         "sparse_attention": _attention(case, case.tokens_read),
     }

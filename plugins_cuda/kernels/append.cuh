@@ -6,9 +6,7 @@
 //
 // Bytes per KV head: 4 D s for the key and the value (s bytes per element; read and written once), and 2 D sectors of
 // 32 bytes read and written for the bounds, because the page's elements of different channels are P elements apart.
-// Deterministic: every element has one writer. page_scores.cuh writes key and value and only reads bounds; its next
-// launch, select_tokens.cuh, raises them. In the same launch the blocks that read the page's neighbours, 16 bytes at a
-// time, would race with the write.
+// Deterministic: every element has one writer.
 #pragma once
 
 #include <cstdint>
@@ -23,27 +21,83 @@ namespace kvc {
 // Enough for the key and the value of the largest head (256 fp32 elements, 4 per thread).
 constexpr int kAppendThreads = 128;
 
-// Copies k_new and v_new [D] of one KV head into `slot` of its caches [C,D]; by threads 0..kAppendThreads-1.
+// The 16 bytes of a token's key or value [D] that one thread copies; by threads 0..kAppendThreads-1.
 template <class T>
-__device__ __forceinline__ void append_row(const T* __restrict__ k_new, const T* __restrict__ v_new,
-                                           T* __restrict__ k_cache, T* __restrict__ v_cache, int64_t slot,
-                                           int head_size) {
-    constexpr int kHalf = kAppendThreads / 2;
-    const int thread = static_cast<int>(threadIdx.x);
-    const int d = (thread % kHalf) * kVectorWidth<T>;
-    if (thread >= kAppendThreads || d >= head_size) {
-        return;
+class TokenVector {
+public:
+    // Starts to read them.
+    __device__ __forceinline__ TokenVector(const T* __restrict__ k_new, const T* __restrict__ v_new, int head_size)
+        : is_key_(static_cast<int>(threadIdx.x) < kHalf),
+          first_(static_cast<int>(threadIdx.x) % kHalf * kVectorWidth<T>),
+          exists_(static_cast<int>(threadIdx.x) < kAppendThreads && first_ < head_size) {
+        if (exists_) {
+            bits_ = platform::load_16_bytes((is_key_ ? k_new : v_new) + first_);
+        }
     }
-    const bool is_key = thread < kHalf;
-    copy_vector((is_key ? k_cache : v_cache) + slot * head_size + d, (is_key ? k_new : v_new) + d);
-}
 
-// Bound `row` of a page (row d: maximum of K, row D+d: of -K) that was `before` until the token of key k_new [D] joined
-// it. An empty page holds the lowest finite value. NaN in a key makes its channel's bounds NaN, as in the reference.
+    // Writes them into `slot` of the caches [C,D] of the KV head.
+    __device__ __forceinline__ void write(T* __restrict__ k_cache, T* __restrict__ v_cache, int64_t slot,
+                                          int head_size) const {
+        if (exists_) {
+            platform::store_16_bytes((is_key_ ? k_cache : v_cache) + slot * head_size + first_, bits_);
+        }
+    }
+
+private:
+    static constexpr int kHalf = kAppendThreads / 2;
+    bool is_key_;
+    int first_;  // element
+    bool exists_;
+    uint4 bits_{};
+};
+
+// The bounds of one channel of a page. An empty page holds the lowest finite values.
+struct ChannelBounds {
+    float maximum;
+    float negated_minimum;
+
+    // A token joins the page. NaN in its key makes both NaN, as in the reference.
+    __device__ __forceinline__ void raise(float key) {
+        maximum = nan_max(maximum, key);
+        negated_minimum = nan_max(negated_minimum, -key);
+    }
+};
+
+// This thread's channel of the page that a token joins; channel d has thread d.
 template <class T>
-__device__ __forceinline__ float raised_bound(float before, const T* __restrict__ k_new, int row, int head_size) {
-    return nan_max(before, row < head_size ? to_float(k_new[row]) : -to_float(k_new[row - head_size]));
-}
+class JoinedChannel {
+public:
+    // Starts to read the bounds [2D,P] of the page, and the key [D].
+    __device__ __forceinline__ JoinedChannel(const T* __restrict__ k_new, T* __restrict__ bounds, int head_size,
+                                             int pages, int page)
+        : exists_(static_cast<int>(threadIdx.x) < head_size),
+          maximum_(bounds + static_cast<int>(threadIdx.x) * pages + page),
+          negated_minimum_(maximum_ + head_size * pages) {
+        if (exists_) {
+            key_ = k_new[threadIdx.x];
+            maximum_before_ = *maximum_;
+            negated_minimum_before_ = *negated_minimum_;
+        }
+    }
+
+    // Writes the bounds with the token in the page.
+    __device__ __forceinline__ void raise() const {
+        if (exists_) {
+            ChannelBounds bounds = {to_float(maximum_before_), to_float(negated_minimum_before_)};
+            bounds.raise(to_float(key_));
+            *maximum_ = from_float<T>(bounds.maximum);
+            *negated_minimum_ = from_float<T>(bounds.negated_minimum);
+        }
+    }
+
+private:
+    bool exists_;
+    T* maximum_;
+    T* negated_minimum_;
+    T key_{};
+    T maximum_before_{};
+    T negated_minimum_before_{};
+};
 
 template <class T>
 struct AppendParams {
@@ -72,8 +126,8 @@ __global__ void __launch_bounds__(kAppendThreads) append(const AppendParams<T> p
         return;
     }
     const int64_t entry = head * params.head_size, cache = entry * params.capacity;
-    append_row(params.k_new + entry, params.v_new + entry, params.k_cache + cache, params.v_cache + cache, slot,
-               params.head_size);
+    const TokenVector<T> token(params.k_new + entry, params.v_new + entry, params.head_size);
+    token.write(params.k_cache + cache, params.v_cache + cache, slot, params.head_size);
 }
 
 }  // namespace kvc

@@ -93,14 +93,12 @@ __global__ void __launch_bounds__(kBlockThreads) raise_bounds(const RaiseBoundsP
         if (page >= params.pages || first >= end) continue;
         T& upper = bounds[channel * params.pages + page];
         T& lower = bounds[(params.head_size + channel) * params.pages + page];
-        float high = to_float(upper), negated_low = to_float(lower);
+        ChannelBounds raised = {to_float(upper), to_float(lower)};
         for (int64_t token = first; token < end; ++token) {
-            high = raised_bound(high, keys + token * params.head_size, channel, params.head_size);
-            negated_low = raised_bound(negated_low, keys + token * params.head_size, params.head_size + channel,
-                                       params.head_size);
+            raised.raise(to_float(keys[token * params.head_size + channel]));
         }
-        upper = from_float<T>(high);
-        lower = from_float<T>(negated_low);
+        upper = from_float<T>(raised.maximum);
+        lower = from_float<T>(raised.negated_minimum);
     }
 }
 

@@ -32,40 +32,41 @@ public:
     static constexpr int kSpareVectors = 0;  // at the end of a staged row
     static constexpr __host__ __device__ int rows(int channels) { return channels; }
 
-    // Of shared memory, beside the staged bounds and the query.
-    static constexpr __host__ __device__ int shared_bytes(int channels, int group) {
-        return signed_bytes(channels, group) + kChannelParts * kHeads * kBlockPages * static_cast<int>(sizeof(float));
+    // Of the query as the scorer takes it: HeadTile [tiles,r].
+    static constexpr __host__ __device__ int query_vectors(int channels, int group) {
+        return (channels * tiles(group) * kHeads + kVectorWidth<float> - 1) / kVectorWidth<float>;
     }
 
-    // `shared_start`: where those bytes start.
-    __device__ __forceinline__ FmaScorer(const GroupQuery& query, int shared_start)
-        : tiles_(tiles(query.group)),
-          signed_query_(dynamic_shared<float>(shared_start, query.channels * tiles_ * kHeads)),
-          partials_(dynamic_shared<float>(shared_start + signed_bytes(query.channels, query.group),
-                                          kChannelParts * kHeads * kBlockPages)) {}
+    // Of shared memory, beside the staged bounds and the query.
+    static constexpr int kScratchBytes = kChannelParts * kHeads * kBlockPages * static_cast<int>(sizeof(float));
 
-    // Stores what the channel of staged row i contributes, `sign` times the query on it; by the row's own thread.
-    __device__ __forceinline__ void store_query(const GroupQuery& query, int i, int channel, float sign) const {
-        for (int tile = 0; tile < tiles_; ++tile) {
+    // Writes the query on the chosen channels, so many vectors from `to` on.
+    static __device__ __forceinline__ void write_query(const GroupQuery& query, uint4* to) {
+        const int count = tiles(query.group) * query.channels;
+        for (int i = static_cast<int>(threadIdx.x); i < count; i += kScoreThreads) {
+            HeadTile<kHeads> tile;
 #pragma unroll
             for (int j = 0; j < kHeads; ++j) {
-                const int head = tile * kHeads + j;
-                const float q = head < query.group ? query.values[head * query.head_size + channel] : 0.0f;
-                signed_query_[(tile * query.channels + i) * kHeads + j] = sign * q;
+                tile.value[j] = query.factor(i / query.channels * kHeads + j, i % query.channels);
             }
+            platform::store_vector_of(reinterpret_cast<HeadTile<kHeads>*>(to) + i, tile);
         }
     }
 
+    // Where the query and the scratch memory start, in bytes of dynamic shared memory.
+    __device__ __forceinline__ FmaScorer(int channels, int group, int query_start, int scratch_start)
+        : query_(dynamic_shared<HeadTile<kHeads>>(query_start, channels * tiles(group))),
+          partials_(dynamic_shared<float>(scratch_start, kScratchBytes / sizeof(float))) {}
+
     // Scores the pages of a chunk for all heads of the group.
-    __device__ __forceinline__ void score(const StagedBounds<float>& staged, const GroupQuery& query,
+    __device__ __forceinline__ void score(const StagedBounds<float>& staged, const ScoredHeads& heads,
                                           const ScoredChunk& chunk) const {
-        const SharedSpan<HeadTile<kHeads>> heads = signed_query_.template cast<HeadTile<kHeads>>();
-        for (int tile = 0; tile < tiles_; ++tile) {
-            const SharedSpan<HeadTile<kHeads>> part = heads.part(tile * query.channels, query.channels);
+        for (int tile = 0; tile < tiles(heads.group); ++tile) {
+            const SharedSpan<HeadTile<kHeads>> part = query_.part(tile * staged.rows, staged.rows);
             for (int page = 0; page < chunk.count; page += kBlockPages) {
-                add_channels(staged, part, query.channels, page, chunk.count);
+                add_channels(staged, part, page, chunk.count);
                 __syncthreads();
-                write_sums(query, tile * kHeads, chunk, page);
+                write_sums(heads, tile * kHeads, chunk, page);
                 __syncthreads();
             }
         }
@@ -73,13 +74,11 @@ public:
 
 private:
     static constexpr __host__ __device__ int tiles(int group) { return (group + kHeads - 1) / kHeads; }
-    static constexpr __host__ __device__ int signed_bytes(int channels, int group) {
-        return (channels * tiles(group) * kHeads * static_cast<int>(sizeof(float)) + 15) / 16 * 16;
-    }
 
     // This thread's run of channels for its pages from first_page on, for one tile of heads -> partials.
     __device__ __forceinline__ void add_channels(const StagedBounds<float>& staged, SharedSpan<HeadTile<kHeads>> query,
-                                                 int channels, int first_page, int count) const {
+                                                 int first_page, int count) const {
+        const int channels = staged.rows;
         const int part = static_cast<int>(threadIdx.x) / kPageLanes;
         const int lane = static_cast<int>(threadIdx.x) % kPageLanes;
         const int run = (channels + kChannelParts - 1) / kChannelParts;
@@ -114,7 +113,7 @@ private:
 
     // Adds the runs in order and writes up to kBlockPages pages from first_page on, for one tile of heads. Neighbouring
     // threads have neighbouring pages of one head, kLanePages each.
-    __device__ __forceinline__ void write_sums(const GroupQuery& query, int first_head, const ScoredChunk& chunk,
+    __device__ __forceinline__ void write_sums(const ScoredHeads& heads, int first_head, const ScoredChunk& chunk,
                                                int first_page) const {
         static_assert(kHeads * kPageLanes <= kScoreThreads && kPageLanes % kWarpSize == 0, "a warp has one head");
         const int own = static_cast<int>(threadIdx.x) / kPageLanes;
@@ -132,12 +131,11 @@ private:
                 sum.value[k] += run.value[k];
             }
         }
-        write_page_scores(chunk, query, first_head + own, first_page + lane * kLanePages, sum.value);
+        write_page_scores(chunk, heads, first_head + own, first_page + lane * kLanePages, sum.value);
     }
 
-    int tiles_;                       // of kHeads query heads
-    SharedSpan<float> signed_query_;  // HeadTile [tiles,r]
-    SharedSpan<float> partials_;      // [kChannelParts,kHeads,kBlockPages]
+    SharedSpan<HeadTile<kHeads>> query_;  // [tiles,r]
+    SharedSpan<float> partials_;          // [kChannelParts,kHeads,kBlockPages]
 };
 
 }  // namespace kvc

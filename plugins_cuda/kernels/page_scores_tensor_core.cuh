@@ -43,36 +43,42 @@ public:
         return (channels + kStepChannels - 1) / kStepChannels * kStepChannels;
     }
 
-    // Of shared memory, beside the staged bounds and the query.
-    static constexpr __host__ __device__ int shared_bytes(int channels, int) {
-        return rows(channels) / kStepChannels * kStepOperands * static_cast<int>(sizeof(uint4));
+    // Of the query as the scorer takes it: its operands.
+    static constexpr __host__ __device__ int query_vectors(int channels, int) {
+        return rows(channels) / kStepChannels * kStepOperands;
     }
 
-    // `shared_start`: where those bytes start.
-    __device__ __forceinline__ TensorCoreScorer(const GroupQuery& query, int shared_start)
-        : operands_(dynamic_shared<uint4>(shared_start, rows(query.channels) / kStepChannels * kStepOperands)) {}
+    // Of shared memory, beside the staged bounds and the query.
+    static constexpr int kScratchBytes = 0;
 
-    // Stores what the channel of staged row i contributes, `sign` times the query on it; by the row's own thread. Zero
-    // for a row of zeros (sign 0) and past the last head.
-    __device__ __forceinline__ void store_query(const GroupQuery& query, int i, int channel, float sign) const {
-        const SharedSpan<T> elements = operands_.template cast<T>();
-        const int step = i / kStepChannels, in_half = i % 8, after = i % kStepChannels / 8;
+    // Writes the query on the chosen channels, so many vectors from `to` on; zeros past the last channel and head.
+    static __device__ __forceinline__ void write_query(const GroupQuery& query, uint4* to) {
+        const int count = query_vectors(query.channels, query.group);
+        for (int i = static_cast<int>(threadIdx.x); i < count; i += kScoreThreads) {
+            const int row = i % kStepOperands / kQuad;
+            const int channel = i / kStepOperands * kStepChannels + i % kQuad * 2;
+            Vec<T> operand;
 #pragma unroll
-        for (int head = 0; head < 2 * kRows; ++head) {
-            const int operand = step * kStepOperands + head % kRows * kQuad + in_half / 2;
-            const int word = operand * 4 + after * 2 + head / kRows;
-            const float q = head < query.group && sign != 0.0f ? query.values[head * query.head_size + channel] : 0.0f;
-            elements[word * 2 + in_half % 2] = from_float<T>(sign < 0.0f ? -q : q);
+            for (int j = 0; j < kVectorWidth<T>; ++j) {  // a word has two channels of a head
+                const int word = j / 2;
+                const float factor = query.factor(row + word % 2 * kRows, channel + word / 2 * 8 + j % 2);
+                operand.values[j] = from_float<T>(factor);
+            }
+            platform::store_vector_of(to + i, operand);
         }
     }
 
+    // Where the query starts, in bytes of dynamic shared memory.
+    __device__ __forceinline__ TensorCoreScorer(int channels, int group, int query_start, int)
+        : operands_(dynamic_shared<uint4>(query_start, query_vectors(channels, group))) {}
+
     // Scores the pages of a chunk for all heads of the group.
-    __device__ __forceinline__ void score(const StagedBounds<T>& staged, const GroupQuery& query,
+    __device__ __forceinline__ void score(const StagedBounds<T>& staged, const ScoredHeads& heads,
                                           const ScoredChunk& chunk) const {
         for (int page = warp_index() * kTilePages; page < chunk.count; page += kScoreWarps * kTilePages) {
             float sums[kUnits][4] = {};
             add_channels(staged, page, sums);
-            write_tile(query, chunk, page, sums);
+            write_tile(heads, chunk, page, sums);
         }
     }
 
@@ -99,20 +105,20 @@ private:
     }
 
     // Lane 4 group + t has the sums of head `group` (and group + 8) and of pages 2t, 2t+1 of each unit.
-    __device__ __forceinline__ void write_tile(const GroupQuery& query, const ScoredChunk& chunk, int page,
+    __device__ __forceinline__ void write_tile(const ScoredHeads& heads, const ScoredChunk& chunk, int page,
                                                const float (&sums)[kUnits][4]) const {
         const int group = lane_index() / kQuad, own_page = page + lane_index() % kQuad * kLanePages;
         if constexpr (kHeads == 4) {
             const bool second = group >= kRows;
             const float own[kLanePages] = {second ? sums[1][0] : sums[0][0], second ? sums[1][1] : sums[0][1]};
-            write_page_scores(chunk, query, group % kRows, own_page + (second ? kUnitPages : 0), own);
+            write_page_scores(chunk, heads, group % kRows, own_page + (second ? kUnitPages : 0), own);
         } else {
 #pragma unroll
             for (int unit = 0; unit < kUnits; ++unit) {
 #pragma unroll
                 for (int half = 0; half < kHalves; ++half) {
                     const float own[kLanePages] = {sums[unit][2 * half], sums[unit][2 * half + 1]};
-                    write_page_scores(chunk, query, group + half * kRows, own_page + unit * kUnitPages, own);
+                    write_page_scores(chunk, heads, group + half * kRows, own_page + unit * kUnitPages, own);
                 }
             }
         }

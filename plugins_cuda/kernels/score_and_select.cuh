@@ -1,8 +1,8 @@
-// page_scores.cuh and select_tokens.cuh in one launch, for few rows on sm_90 and later: a cluster of blocks for every (row,
-// KV head). Each scores its share of the row's pages; they exchange statistics, histograms and counts, and each names the
-// tokens that are selected from its own pages.
+// prepare_step.cuh, page_scores.cuh and select_tokens.cuh in one launch, for few rows on sm_90 and later: a cluster of
+// blocks for every (row, KV head). Each scores its share of the row's pages; they exchange statistics, histograms and
+// counts, and each names the tokens that are selected from its own pages.
 //
-// Source and semantics: those of the two. Results have the same bits: every function that decides them is theirs.
+// Source and semantics: those of the three. Results have the same bits: every function that decides them is theirs.
 //
 //   in   query [B,H,D], k_new, v_new [B,G,D]
 //   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P] with the token in them; arrivals [B,G] = 0;
@@ -32,6 +32,7 @@
 #include "kernels/dependent_launch.cuh"
 #include "kernels/page_scores.cuh"
 #include "kernels/page_shares.cuh"
+#include "kernels/prepared_query.cuh"
 #include "kernels/select_tokens.cuh"
 #include "kernels/staged_bounds.cuh"
 
@@ -61,6 +62,7 @@ constexpr int kClusterPages = 4;
 struct ClusterLayout {
     ScoreLayout score;
     int chunk_units;  // that there is room for
+    int query;        // float [g,D]
     int scores;       // float [g,8 chunk_units]
     int units;        // ScoreStatistics [g,chunk_units]: of the block
     int row_units;    // ScoreStatistics [g,U]: of all blocks
@@ -72,9 +74,10 @@ __host__ __device__ __forceinline__ ClusterLayout cluster_layout(int row_vectors
                                                                  int head_size, int pages) {
     constexpr int kStatisticsBytes = static_cast<int>(sizeof(ScoreStatistics));
     ClusterLayout layout;
-    layout.score = score_layout<T, kHeads>(row_vectors, channels, group, head_size);
+    layout.score = score_layout<T, kHeads>(row_vectors, channels, group);
     layout.chunk_units = row_vectors * kVectorWidth<T> / kUnitPages;
-    layout.scores = layout.score.total;
+    layout.query = layout.score.total;
+    layout.scores = layout.query + group * head_size * static_cast<int>(sizeof(float));
     layout.units = layout.scores + group * layout.chunk_units * kUnitPages * static_cast<int>(sizeof(float));
     layout.row_units = layout.units + group * layout.chunk_units * kStatisticsBytes;
     layout.total = layout.row_units + group * units_of(pages) * kStatisticsBytes;
@@ -102,18 +105,17 @@ struct ClusterHead {
     __device__ __forceinline__ void score(const T* table) const {
         __syncthreads();  // the channels are chosen, and the page's bounds written
         if (task.count > 0) {
-            const Scorer scorer(query, layout.score.scorer);
-            const StagedBounds<T> staged = {dynamic_shared<T>(0, layout.score.rows * layout.score.row),
-                                            starts_of_rows<T>(), layout.score.row, layout.score.rows};
-            stage(table, staged, scorer);
+            stage(table);
+            const ScoreLayout& own = layout.score;
             const ScoredChunk chunk = {
                 &scores()[0],
                 &units()[0],
                 layout.chunk_units,
                 task.count,
-                {task.joined, static_cast<float>(task.tokens), static_cast<float>(params.page_size)},
+                {task.last, static_cast<float>(task.tokens), static_cast<float>(params.page_size)},
             };
-            scorer.score(staged, query, chunk);
+            Scorer(params.top_r, params.group, own.factors, own.scratch)
+                .score(staged(), {temperatures(), params.group}, chunk);
         }
         wait_for_cluster();
         __syncthreads();
@@ -179,14 +181,25 @@ private:
     }
 
     // The bounds of the block's pages, and the query on their channels; a barrier behind both.
-    __device__ __forceinline__ void stage(const T* table, const StagedBounds<T>& staged, const Scorer& scorer) const {
-        stage_bounds(table, params.pages, params.row_vectors, query, task.start, task.count, staged);
-        describe_rows(query, params.pages, task.start, staged, scorer);
-        find_temperatures(query);
+    __device__ __forceinline__ void stage(const T* table) const {
+        const ScoreLayout& own = layout.score;
+        StagedQuads quads(&query.chosen.template cast<uint4>()[0], (own.rows + 3) / 4, params.row_vectors);
+        stage_bounds(table, params.pages, params.row_vectors, quads, params.top_r, task.start, task.count, staged());
+        copy_async_commit();
+        const int vectors = Scorer::query_vectors(params.top_r, params.group);
+        Scorer::write_query(query, &dynamic_shared<uint4>(own.factors, vectors)[0]);
+        find_temperatures(query, &temperatures()[0]);
         copy_async_wait<0>();
         __syncthreads();
     }
 
+    __device__ __forceinline__ StagedBounds<T> staged() const {
+        const ScoreLayout& own = layout.score;
+        return {dynamic_shared<T>(0, own.rows * own.row), starts_of_rows<T>(), own.row, own.rows};
+    }
+    __device__ __forceinline__ SharedSpan<float> temperatures() const {
+        return dynamic_shared<float>(layout.score.query, params.group);
+    }
     __device__ __forceinline__ SharedSpan<float> scores() const {
         return dynamic_shared<float>(layout.scores, params.group * layout.chunk_units * kUnitPages);
     }
@@ -198,62 +211,30 @@ private:
     }
 };
 
-// This thread's channel of the page that the token joins: its bounds in memory, and what the token makes of them.
-template <class T>
-class JoinedChannel {
-public:
-    // Starts to read the page's column of the table [2D,P], and the key [D]; nothing where `exists` is false.
-    __device__ __forceinline__ JoinedChannel(bool exists, T* table, const T* k_new, int head_size, int pages, int page)
-        : exists_(exists && static_cast<int>(threadIdx.x) < head_size),
-          maximum_(table + static_cast<int>(threadIdx.x) * pages + page),
-          negated_minimum_(maximum_ + head_size * pages) {
-        if (exists_) {
-            key_ = k_new[threadIdx.x];
-            maximum_before_ = *maximum_;
-            negated_minimum_before_ = *negated_minimum_;
-        }
-    }
-
-    // Writes the bounds with the token in the page.
-    __device__ __forceinline__ void raise() const {
-        if (exists_) {
-            *maximum_ = from_float<T>(raised_bound(to_float(maximum_before_), &key_, 0, 1));
-            *negated_minimum_ = from_float<T>(raised_bound(to_float(negated_minimum_before_), &key_, 1, 1));
-        }
-    }
-
-private:
-    bool exists_;
-    T* maximum_;
-    T* negated_minimum_;
-    T key_{};
-    T maximum_before_{};
-    T negated_minimum_before_{};
-};
-
 // Stores the token and selects, in a row that takes part in the step. All blocks of a cluster take the same way: whether
 // pages are selected depends on the row.
 template <class T, int kHeads>
 __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T>& params, const ClusterLayout& layout,
-                                           const GroupQuery& query, const QueryChannel& own, int64_t head, int64_t slot,
+                                           const GroupQuery& query, const QueryChannel& own,
+                                           const TokenVector<T>& entry, int64_t head, int64_t slot,
                                            const AttendedRow& row, const TokenLists& lists) {
     const AppendParams<T>& token = params.token;
     const int size = token.head_size;
-    const T* k_new = token.k_new + head * size;
     T* table = params.bounds + head * 2 * size * params.pages;
-    const ChunkTask task = chunk_task(row, params.page_size, pages_of_block(row, params.page_size));
-    const JoinedChannel<T> joined(task.appends, table, k_new, size, params.pages, task.start + task.joined);
-    if (task.appends) {
-        const int64_t cache = head * size * token.capacity;
-        append_row(k_new, token.v_new + head * size, token.k_cache + cache, token.v_cache + cache, slot, size);
-    }
+    const int page = (row.length - 1) / params.page_size, chunk = pages_of_block(row, params.page_size);
+    const bool appends = page / chunk == cluster_rank();
+    const JoinedChannel<T> joined(token.k_new + head * size, table, appends ? size : 0, params.pages, page);
     if (!row.all) {
         announce_to_cluster();
         choose_channels(own, query);
     }
-    joined.raise();
+    if (appends) {  // elsewhere `joined` is no channel
+        const int64_t cache = head * size * token.capacity;
+        entry.write(token.k_cache + cache, token.v_cache + cache, slot, size);
+        joined.raise();
+    }
     if (!row.all) {
-        const ClusterHead<T, kHeads> own_head = {params, layout, query, task};
+        const ClusterHead<T, kHeads> own_head = {params, layout, query, chunk_task(row, params.page_size, chunk)};
         own_head.score(table);
         own_head.select(row, lists);
     }
@@ -263,28 +244,22 @@ __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T>& params
 template <class T, int kHeads>
 __device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T>& params) {
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
-    KVC_SHARED(float, inverse_temperature, KVC_LARGEST_GROUP);
     const AppendParams<T>& token = params.token;
     const int size = token.head_size, group = params.group;
     const ClusterLayout layout = cluster_layout<T, kHeads>(params.row_vectors, params.top_r, group, size, params.pages);
-    const GroupQuery query = {dynamic_shared<float>(layout.score.query, group * size),
-                              chosen,
-                              inverse_temperature,
-                              group,
-                              size,
-                              params.top_r};
+    const GroupQuery query = {dynamic_shared<float>(layout.query, group * size), chosen, group, size, params.top_r};
     const int64_t head = int64_t{blockIdx.z} * token.kv_heads + blockIdx.y;
     const int64_t slot = token.cache_lengths[blockIdx.z];
+    const TokenVector<T> entry(token.k_new + head * size, token.v_new + head * size, size);
+    const QueryChannel own = read_query(params.query + head * group * size, query);
     if (cluster_rank() == 0 && threadIdx.x == 0) {
         token.arrivals[head] = 0;
     }
-    // Before the length is used, so that both loads are in flight together.
-    const QueryChannel own = read_query(params.query + head * group * size, query);
     const AttendedRow row = attended_row(slot, params.limits);
     const TokenLists lists = {params.indices + head * params.index_stride,
                               params.selected == nullptr ? nullptr : params.selected + head * params.selected_width};
     if (row.length > 0) {
-        select_row<T, kHeads>(params, layout, query, own, head, slot, row, lists);
+        select_row<T, kHeads>(params, layout, query, own, entry, head, slot, row, lists);
     }
     if (lists.selected != nullptr) {  // past what was selected
         const int thread = cluster_rank() * kScoreThreads + static_cast<int>(threadIdx.x);

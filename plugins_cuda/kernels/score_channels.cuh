@@ -6,8 +6,7 @@
 //
 // A channel's place is the number of channels before it: all of larger A, and the lower ones of equal A. Every warp
 // ranks its own channels and lays them out in order; then each thread searches the other warps' lists.
-// That takes 32 + 6 D/32 comparisons per channel instead of D, one barrier, and no communication between blocks: every
-// block of the grid chooses for itself, rather than wait for a launch that does it once.
+// That takes 32 + 6 D/32 comparisons per channel instead of D, and one barrier.
 //
 // Order of sums: over the group, head 0 first, so that equal channels get equal bits at any position (the
 // reference does the same). Channels are kept best first, as their places give them.
@@ -24,19 +23,30 @@
 namespace kvc {
 
 constexpr int kScoreThreads = 256;
+constexpr int kScoreWarps = kScoreThreads / kWarpSize;
 static_assert(kScoreThreads >= KVC_LARGEST_HEAD_SIZE, "one thread per channel");
 
-// The query of one KV head's group, and what follows from it; in shared memory.
+// The query of one KV head's group, and the channels that it chose; in shared memory.
 struct GroupQuery {
-    SharedSpan<float> values;               // [g,D]
-    SharedSpan<int32_t> chosen;             // [r]: rows of the bounds that the chosen channels read, best channel first
-    SharedSpan<float> inverse_temperature;  // [g]: 1/T
-    int group;                              // g
-    int head_size;                          // D
-    int channels;                           // r
+    SharedSpan<float> values;    // [g,D]
+    SharedSpan<int32_t> chosen;  // [r]: rows of the bounds that the chosen channels read, best channel first
+    int group;                   // g
+    int head_size;               // D
+    int channels;                // r
 
     // The channel of which `row` of the bounds is the maximum or the negated minimum.
     __device__ __forceinline__ int channel_of(int row) const { return row < head_size ? row : row - head_size; }
+
+    // What the bound of the i-th best channel is multiplied by for `head`: the query on it, negated where a minimum is
+    // read as a negated maximum. 0 past the last channel and the last head.
+    __device__ __forceinline__ float factor(int head, int i) const {
+        if (head >= group || i >= channels) {
+            return 0.0f;
+        }
+        const int row = chosen[i];
+        const float value = values[head * head_size + channel_of(row)];
+        return row < head_size ? value : -value;
+    }
 };
 
 // What the query says about this thread's channel.
@@ -151,9 +161,10 @@ __device__ __forceinline__ void choose_channels(const QueryChannel& own, const G
     }
 }
 
-// Fills `query.inverse_temperature`; one warp per head. No barrier.
-__device__ __forceinline__ void find_temperatures(const GroupQuery& query) {
-    for (int head = warp_index(); head < query.group; head += kScoreThreads / kWarpSize) {
+// 1/T of every head -> inverse_temperature [g]; one warp per head, the last warp first: what else follows from the
+// choice is given to the first ones. No barrier.
+__device__ __forceinline__ void find_temperatures(const GroupQuery& query, float* inverse_temperature) {
+    for (int head = kScoreWarps - 1 - warp_index(); head < query.group; head += kScoreWarps) {
         const int start = head * query.head_size;
         float whole = 0.0f;
 #pragma unroll 1
@@ -169,7 +180,7 @@ __device__ __forceinline__ void find_temperatures(const GroupQuery& query) {
         part = warp_sum(part);
         if (lane_index() == 0) {
             const float share = part == 0.0f ? 1.0f : part / whole;
-            query.inverse_temperature[head] = 1.0f / sqrtf(static_cast<float>(query.head_size) * share);
+            inverse_temperature[head] = 1.0f / sqrtf(static_cast<float>(query.head_size) * share);
         }
     }
 }

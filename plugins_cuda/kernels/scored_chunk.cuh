@@ -8,8 +8,13 @@
 
 namespace kvc {
 
-constexpr int kScoreWarps = kScoreThreads / kWarpSize;
 constexpr int kLanePages = 2;  // neighbouring pages of a head whose scores one lane writes, as a float2
+
+// The query heads of a KV head that scores its pages.
+struct ScoredHeads {
+    SharedSpan<float> inverse_temperature;  // [g]: 1/T
+    int group;                              // g
+};
 
 // The staged pages of a chunk that are scored, and where their scores go.
 struct ScoredChunk {
@@ -23,10 +28,10 @@ struct ScoredChunk {
 // Writes the scores of pages `page` (even) and page + 1 of `head`, from the sums over channels, and the unit's
 // statistics. By all lanes of a warp: kUnitPages / kLanePages neighbouring lanes have a unit. A head past the group's
 // last is left out; of a unit's pages past the last one, some get -inf.
-__device__ __forceinline__ void write_page_scores(const ScoredChunk& chunk, const GroupQuery& query, int head, int page,
-                                                  const float (&sums)[kLanePages]) {
-    const bool exists = head < query.group;
-    const float inverse = exists ? query.inverse_temperature[head] : 0.0f;
+__device__ __forceinline__ void write_page_scores(const ScoredChunk& chunk, const ScoredHeads& heads, int head,
+                                                  int page, const float (&sums)[kLanePages]) {
+    const bool exists = head < heads.group;
+    const float inverse = exists ? heads.inverse_temperature[head] : 0.0f;
     float scores[kLanePages];
     float tokens[kLanePages];
 #pragma unroll

@@ -1,13 +1,11 @@
-// Which tokens a decode step reads: the best pages by their share of attention, cut to top_k tokens. Also raises the
-// bounds of the page that the step's token joined, which page_scores.cuh must find as they were.
+// Which tokens a decode step reads: the best pages by their share of attention, cut to top_k tokens.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3, step 8 of hybrid attention: top_k tokens by (f descending, x
 // ascending), f[x] being their share of attention (page_shares.cuh). Tokens of a page have one share, so pages are
 // selected by weight (radix_select.cuh) and the last one gives its lowest tokens.
 //
-//   in   scores fp32 [B,G,H/G,8U] of page_scores.cuh and the statistics of their units [B,G,H/G,U], k_new [B,G,D]
-//   out  bounds [B,G,2D,P] raised by the new key;
-//        indices int32 [B,G,index_stride]: the top_k slots of a row that does not read all its entries, ascending;
+//   in   scores fp32 [B,G,H/G,8U] of page_scores.cuh and the statistics of their units [B,G,H/G,U]
+//   out  indices int32 [B,G,index_stride]: the top_k slots of a row that does not read all its entries, ascending;
 //        selected int32 [B,G,selected_width], or null: the same for the caller, 0..m-1 for other rows, -1 past the end
 //
 // One block per (row, KV head), grid (G, B): a softmax and a selection over 500 to 4300 pages is latency, not work. The
@@ -18,8 +16,7 @@
 // A score of NaN or +inf makes the head's share NaN everywhere, hence f of every page: all rank equally low, and the
 // lowest slots are read. So do scores that are all -inf.
 //
-// Bytes per KV head: 4 g P read, 4 top_k written, twice with `selected`; 2D sectors of 32 bytes of bounds, read while
-// the selection runs and written at its end. Exponentials: g P.
+// Bytes per KV head: 4 g P read, 4 top_k written, twice with `selected`. Exponentials: g P.
 //
 // Determinism: a row's pages and their statistics depend on the row alone; pages past its end take no part, so neither
 // the capacity nor the batch changes a bit. Equal scores give equal keys.
@@ -28,7 +25,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/append.cuh"
 #include "kernels/attended_row.cuh"
 #include "kernels/dependent_launch.cuh"
 #include "kernels/emit_selected.cuh"
@@ -38,8 +34,8 @@
 #include "kernels/platform.cuh"
 #include "kernels/radix_select.cuh"
 #include "kernels/reduce.cuh"
-#include "kernels/score_channels.cuh"
 #include "kernels/shared.cuh"
+#include "kvc/limits.h"
 
 namespace kvc {
 
@@ -48,14 +44,10 @@ constexpr int kTokenWarps = kTokenThreads / kWarpSize;
 constexpr int kTokenBlocks = 2;  // per multiprocessor, at least: 64 registers
 constexpr int kTokenCopies = 8;  // histograms of the radix selection, see there
 static_assert(kTokenWarps >= KVC_LARGEST_GROUP, "every head has a warp");
-static_assert(kTokenThreads >= 2 * KVC_LARGEST_HEAD_SIZE, "every bound of a page has a thread");
 
-template <class T>
 struct SelectTokensParams {
     const float* scores;           // [B,G,H/G,8U]
     const ScoreStatistics* units;  // [B,G,H/G,U] of the scores
-    const T* k_new;                // [B,G,D]
-    T* bounds;                     // [B,G,2D,P]
     const int64_t* cache_lengths;  // [B]: entries before the append
     uint32_t* keys;                // [B,G,P]; used by KeysInWorkspace
     int32_t* indices;              // [B,G,index_stride]
@@ -66,7 +58,6 @@ struct SelectTokensParams {
     int32_t group;      // H/G
     int32_t page_size;  // p
     int32_t pages;      // P
-    int32_t head_size;  // D
 };
 
 // Where the chosen tokens go.
@@ -164,26 +155,6 @@ __device__ __forceinline__ void select_in_memory(const ScoredPages& pages, int32
     write_best(pages, quota, memory_keys<kTokenThreads>(pages.count, key_at), storage, lists);
 }
 
-// The bound that this thread raises, if any.
-template <class T>
-struct RaisedBound {
-    T* element;  // null: none
-    float before;
-};
-
-// Starts to read it.
-template <class T>
-__device__ __forceinline__ RaisedBound<T> read_bound(const SelectTokensParams<T>& params, const AttendedRow& row,
-                                                     int64_t head) {
-    const int thread = static_cast<int>(threadIdx.x);
-    if (row.length == 0 || thread >= 2 * params.head_size) {
-        return {nullptr, 0.0f};
-    }
-    const int page = (row.length - 1) / params.page_size;
-    T* element = params.bounds + (head * 2 * params.head_size + thread) * params.pages + page;
-    return {element, to_float(*element)};
-}
-
 // Writes 0..count-1 and then -1, from slot `first` on; by so many threads, of which this is number `thread`.
 __device__ __forceinline__ void fill_selected(int32_t* selected, int64_t first, int32_t count, int64_t width,
                                               int32_t thread, int32_t threads) {
@@ -193,13 +164,12 @@ __device__ __forceinline__ void fill_selected(int32_t* selected, int64_t first, 
 }
 
 // Grid (G, B).
-template <class T, class Keys>
-__global__ void __launch_bounds__(kTokenThreads, kTokenBlocks) select_tokens(const SelectTokensParams<T> params) {
+template <class Keys>
+__global__ void __launch_bounds__(kTokenThreads, kTokenBlocks) select_tokens(const SelectTokensParams params) {
     start_next_launch();
     wait_for_previous_launch();
     const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
     const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);
-    const RaisedBound<T> bound = read_bound(params, row, head);
     int32_t* selected = params.selected == nullptr ? nullptr : params.selected + head * params.selected_width;
     if (!row.all) {
         const int64_t units = units_of(params.pages);
@@ -227,11 +197,6 @@ __global__ void __launch_bounds__(kTokenThreads, kTokenBlocks) select_tokens(con
     if (selected != nullptr) {
         fill_selected(selected, row.all ? 0 : row.count, row.count, params.selected_width,
                       static_cast<int32_t>(threadIdx.x), kTokenThreads);
-    }
-    if (bound.element != nullptr) {
-        const T* k_new = params.k_new + head * params.head_size;
-        const float raised = raised_bound(bound.before, k_new, static_cast<int>(threadIdx.x), params.head_size);
-        *bound.element = from_float<T>(raised);
     }
 }
 

@@ -9,10 +9,12 @@
 
 #include <cstdint>
 
-#include "kernels/append.cuh"
 #include "kernels/copy_async.cuh"
+#include "kernels/numeric.cuh"
 #include "kernels/score_channels.cuh"
+#include "kernels/shared.cuh"
 #include "kernels/stored_pages.h"
+#include "kvc/limits.h"
 
 namespace kvc {
 
@@ -49,39 +51,71 @@ __device__ __forceinline__ SharedSpan<int32_t> starts_of_rows() {
     }
 }
 
-// Starts the copies of pages [start, start + count) of one KV head's table [2D,P], one vector per thread and row, and
-// writes the rows of zeros.
-template <class T>
-__device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, int row_vectors,
-                                             const GroupQuery& query, int start, int count, const StagedBounds<T>& to) {
-    constexpr int kWidth = kVectorWidth<T>;
-    const int place = static_cast<int>(threadIdx.x) % row_vectors * kWidth;  // of this thread's vector in its rows
-    const int rows = kScoreThreads / row_vectors;
-    int i = static_cast<int>(threadIdx.x) / row_vectors;
-#pragma unroll 4
-    for (; i < query.channels; i += rows) {
-        const int element = query.chosen[i] * pages + start;  // below 512 · 2^20
-        const int shift = kAlignedRows<T> ? 0 : element & (kWidth - 1);
-        if (place < shift + count) {
-            copy_async_16(&to.values[i * to.row + place], table + (element - shift + place));
+// Which rows a thread stages: four at a time, one vector of each. kScoreThreads / row_vectors threads have a vector of
+// the same pages and take turns.
+class StagedQuads {
+public:
+    // `quads`: the numbers of the rows to stage, four to a vector; the first of this thread's are read now.
+    __device__ __forceinline__ StagedQuads(const uint4* quads, int count, int row_vectors)
+        : quads_(quads),
+          count_(count),
+          step_(kScoreThreads / row_vectors),
+          own_(static_cast<int>(threadIdx.x) / row_vectors) {
+        read_next(own_);
+    }
+
+    // Calls visit(i, row) for every row of this thread, the i-th best. The next four are read meanwhile.
+    template <class Visit>
+    __device__ __forceinline__ void for_each(const Visit& visit) {
+#pragma unroll 1
+        for (int quad = own_; quad < count_; quad += step_) {
+            const uint4 rows = next_;
+            read_next(quad + step_);
+            visit(4 * quad, static_cast<int>(rows.x));
+            visit(4 * quad + 1, static_cast<int>(rows.y));
+            visit(4 * quad + 2, static_cast<int>(rows.z));
+            visit(4 * quad + 3, static_cast<int>(rows.w));
         }
     }
-    copy_async_commit();
-#pragma unroll 1
-    for (; i < to.rows; i += rows) {
-        to.values.template cast<uint4>()[(i * to.row + place) / kWidth] = uint4{0, 0, 0, 0};
-    }
-}
 
-// Raises the staged bounds of the appended token's page, which is `page` of the chunk; one thread per channel.
-template <class T>
-__device__ __forceinline__ void raise_staged(const StagedBounds<T>& staged, const GroupQuery& query, int page,
-                                             const T* __restrict__ k_new) {
-    const int i = static_cast<int>(threadIdx.x);
-    if (i < query.channels) {
-        T& bound = staged.values[staged.start_of(i) + page];
-        bound = from_float<T>(raised_bound(to_float(bound), k_new, query.chosen[i], query.head_size));
+private:
+    __device__ __forceinline__ void read_next(int quad) {
+        if (quad < count_) {
+            next_ = platform::load_vector_of<uint4>(quads_ + quad);
+        }
     }
+
+    const uint4* quads_;
+    int count_;
+    int step_;  // between this thread's
+    int own_;   // its first
+    uint4 next_{};
+};
+
+// Starts the copies of pages [start, start + count) of one KV head's table [2D,P] on `channels` rows, and writes the rows
+// of zeros. The caller commits them.
+template <class T>
+__device__ __forceinline__ void stage_bounds(const T* __restrict__ table, int pages, int row_vectors,
+                                             StagedQuads& quads, int channels, int start, int count,
+                                             const StagedBounds<T>& to) {
+    constexpr int kWidth = kVectorWidth<T>;
+    const int place = static_cast<int>(threadIdx.x) % row_vectors * kWidth;  // of this thread's vector in its rows
+    quads.for_each([&](int i, int row) {
+        const int element = row * pages + start;  // below 512 · 2^20
+        const int shift = kAlignedRows<T> ? 0 : element & (kWidth - 1);
+        if (i < channels) {
+            if (place < shift + count) {
+                copy_async_16(&to.values[i * to.row + place], table + (element - shift + place));
+            }
+            if constexpr (!kAlignedRows<T>) {
+                if (place == 0) {
+                    to.first[i] = i * to.row + shift;
+                }
+            }
+        } else if (i < to.rows) {
+            to.values.template cast<uint4>()[(i * to.row + place) / kWidth] = uint4{0, 0, 0, 0};
+        }
+    });
 }
 
 }  // namespace kvc

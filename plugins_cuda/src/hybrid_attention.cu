@@ -1,14 +1,16 @@
-// kvc_hybrid_attention: one decode step of one layer, as three launches however long the rows are, or as two for few rows
+// kvc_hybrid_attention: one decode step of one layer, as four launches however long the rows are, or as two for few rows
 // (src/score_and_select.h).
 //
-//   page_scores       (chunks of pages, G, B)   append key and value; score pages where a row is longer than its budget
-//   select_tokens     (G, B)                    rank the pages of a KV head, list its tokens; raise the page's bounds
+//   prepare_step      (G, B)                    store the token, raise its page's bounds; choose the channels of the query
+//   page_scores       (chunks of pages, G, B)   score pages where a row is longer than its budget
+//   select_tokens     (G, B)                    rank the pages of a KV head, list its tokens
 //   sparse_attention  see sparse_attention.cuh  attend to the listed tokens, or to all
 //
-// Three, because each needs all of what the one before it wrote for a KV head, and between blocks only a launch, or the
+// Four, because each needs all of what the one before it wrote for a KV head, and between blocks only a launch, or the
 // barrier of a cluster, gives that without spinning. docs/kernels/decode-selection.md has the estimates for fewer. Grids
 // follow from sizes alone, so a captured graph serves every length; blocks with nothing to do return.
 #include "kernels/page_scores.cuh"
+#include "kernels/prepare_step.cuh"
 #include "kernels/select_tokens.cuh"
 #include "src/attention.h"
 #include "src/operation.h"
@@ -17,9 +19,9 @@
 namespace kvc {
 namespace {
 
-// Vectors of a staged row of page_scores, which fix the pages of a block. A longer row chooses channels fewer times, which
-// is half of a short row's instructions; below kEnoughBlocks blocks (two for each of the 132 multiprocessors of an H100
-// or H200) parallel blocks are worth more. Scores do not depend on it.
+// Vectors of a staged row of page_scores, which fix the pages of a block. With longer rows fewer blocks copy the prepared
+// query; below kEnoughBlocks blocks (two for each of the 132 multiprocessors of an H100 or H200) parallel blocks are worth
+// more. Scores do not depend on it.
 constexpr int kLongestRow = 64;
 constexpr int kShortestRow = 16;
 constexpr int64_t kEnoughBlocks = 264;
@@ -27,6 +29,7 @@ constexpr int kMostSharedBytes = 64 * 1024;
 
 // The parts of the workspace.
 struct Scratch {
+    uint4* prepared;         // [B,G,prepared_vectors]
     float* scores;           // [B,G,H/G,8U]
     ScoreStatistics* units;  // [B,G,H/G,U]
     uint32_t* keys;          // [B,G,P]
@@ -34,14 +37,58 @@ struct Scratch {
     AttentionScratch attention;
 };
 
+// Whether any row can be longer than what it reads. An engine of which none can needs no scores and no lists.
+bool any_sparse(const KvcHybridAttentionParams& p) { return most_attended(limits_of(p)) < p.capacity; }
+
+// Calls `body` with the query heads that share one pass over the staged bounds (an integral_constant): see PageScorer.
+template <class T, class Body>
+auto dispatch_scored_heads(int32_t group, Body&& body) {
+    constexpr int kFewest = sizeof(T) == 2 ? 4 : 1;
+    if (group <= kFewest) return body(std::integral_constant<int, kFewest>{});
+    if (group <= 2 * kFewest) return body(std::integral_constant<int, 2 * kFewest>{});
+    return body(std::integral_constant<int, 4 * kFewest>{});
+}
+
+template <class T>
+int64_t prepared_vectors_of(const KvcHybridAttentionParams& p) {
+    return dispatch_scored_heads<T>(group_of(p), [&](auto heads) {
+        return prepared_layout<PageScorer<T, decltype(heads)::value>>(p.top_r, group_of(p)).total;
+    });
+}
+
+// Vectors of a prepared query. Types of equal size have equal ones.
+int64_t prepared_vectors(const KvcHybridAttentionParams& p) {
+    return p.dtype == KVC_FLOAT32 ? prepared_vectors_of<float>(p) : prepared_vectors_of<bfloat16_t>(p);
+}
+
 // P.
 int32_t pages_of(const KvcHybridAttentionParams& p) {
     return static_cast<int32_t>(stored_pages(p.capacity, p.page_size, element_bytes_of(p.dtype)));
 }
 
+template <class T>
+void launch_prepare_step(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
+    PrepareStepParams<T> params;
+    params.query = static_cast<const T*>(p.query);
+    params.token = append_params<T>(p, scratch.attention.arrivals);
+    params.bounds = static_cast<T*>(p.bounds);
+    params.prepared = scratch.prepared;
+    params.limits = limits_of(p);
+    params.group = group_of(p);
+    params.page_size = p.page_size;
+    params.pages = pages_of(p);
+    params.top_r = p.top_r;
+    const dim3 grid = grid_of(p.kv_heads, p.batch);
+    const size_t bytes = sizeof(float) * params.group * p.head_size;
+    dispatch_scored_heads<T>(params.group, [&](auto heads) {
+        launch<prepare_step<T, decltype(heads)::value>>("prepare_step", grid, dim3(kScoreThreads), bytes, stream,
+                                                        params);
+    });
+}
+
 template <class T, int kHeads>
 int staged_bytes(const KvcHybridAttentionParams& p, int row_vectors) {
-    return score_layout<T, kHeads>(row_vectors, p.top_r, group_of(p), p.head_size).total;
+    return score_layout<T, kHeads>(row_vectors, p.top_r, group_of(p)).total;
 }
 
 template <class T, int kHeads>
@@ -57,13 +104,15 @@ void choose_row_vectors(const KvcHybridAttentionParams& p, PageScoresParams<T>& 
 template <class T, int kHeads>
 void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
     PageScoresParams<T> params;
-    params.query = static_cast<const T*>(p.query);
-    params.token = append_params<T>(p, scratch.attention.arrivals);
+    params.prepared = scratch.prepared;
     params.bounds = static_cast<const T*>(p.bounds);
+    params.cache_lengths = p.cache_lengths;
     params.scores = scratch.scores;
     params.units = scratch.units;
     params.limits = limits_of(p);
+    params.kv_heads = p.kv_heads;
     params.group = group_of(p);
+    params.head_size = p.head_size;
     params.page_size = p.page_size;
     params.pages = pages_of(p);
     params.top_r = p.top_r;
@@ -73,28 +122,10 @@ void launch_page_scores(const KvcHybridAttentionParams& p, const Scratch& scratc
     launch<page_scores<T, kHeads>>("page_scores", grid, dim3(kScoreThreads), bytes, stream, params);
 }
 
-// Query heads that share one pass over the staged bounds: see PageScorer.
-template <class T>
-void launch_page_scores_of(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
-    const int32_t group = group_of(p);
-    if constexpr (sizeof(T) == 2) {
-        if (group <= 4) return launch_page_scores<T, 4>(p, scratch, stream);
-        if (group <= 8) return launch_page_scores<T, 8>(p, scratch, stream);
-        launch_page_scores<T, 16>(p, scratch, stream);
-    } else {
-        if (group == 1) return launch_page_scores<T, 1>(p, scratch, stream);
-        if (group == 2) return launch_page_scores<T, 2>(p, scratch, stream);
-        launch_page_scores<T, 4>(p, scratch, stream);
-    }
-}
-
-template <class T>
 void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
-    SelectTokensParams<T> params;
+    SelectTokensParams params;
     params.scores = scratch.scores;
     params.units = scratch.units;
-    params.k_new = static_cast<const T*>(p.k_new);
-    params.bounds = static_cast<T*>(p.bounds);
     params.cache_lengths = p.cache_lengths;
     params.keys = scratch.keys;
     params.indices = scratch.indices;
@@ -105,11 +136,9 @@ void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scra
     params.group = group_of(p);
     params.page_size = p.page_size;
     params.pages = pages_of(p);
-    params.head_size = p.head_size;
     const dim3 grid = grid_of(p.kv_heads, p.batch);
     const auto launch_with = [&]<class Keys>(TypeTag<Keys>, size_t dynamic_shared_bytes) {
-        launch<select_tokens<T, Keys>>("select_tokens", grid, dim3(kTokenThreads), dynamic_shared_bytes, stream,
-                                       params);
+        launch<select_tokens<Keys>>("select_tokens", grid, dim3(kTokenThreads), dynamic_shared_bytes, stream, params);
     };
     if (params.pages <= KeysInRegisters<4>::kMostPages) {
         launch_with(TypeTag<KeysInRegisters<4>>(), 0);
@@ -123,27 +152,37 @@ void launch_select_tokens(const KvcHybridAttentionParams& p, const Scratch& scra
 }
 
 struct HybridAttention {
-    // An engine whose every row is read as a whole needs no scores and no lists.
     static Scratch lay_out(const KvcHybridAttentionParams& p, Workspace& workspace) {
-        const bool any_sparse = most_attended(limits_of(p)) < p.capacity;
-        const int32_t scored_pages = any_sparse ? pages_of(p) : 0;
+        const bool sparse = any_sparse(p);
+        const int32_t scored_pages = sparse ? pages_of(p) : 0;
         const int32_t units = units_of(scored_pages);
         const int32_t listed_pages = scored_pages > KeysInShared::kMostPages ? scored_pages : 0;
         Scratch scratch;
+        scratch.prepared = workspace.take<uint4>({p.batch, p.kv_heads, sparse ? prepared_vectors(p) : 0});
         scratch.scores = workspace.take<float>({p.batch, p.heads, units, kUnitPages});
         scratch.units = workspace.take<ScoreStatistics>({p.batch, p.heads, units});
         scratch.keys = workspace.take<uint32_t>({p.batch, p.kv_heads, listed_pages});
-        scratch.indices = workspace.take<int32_t>({p.batch, p.kv_heads, any_sparse ? list_stride(p.top_k) : 0});
+        scratch.indices = workspace.take<int32_t>({p.batch, p.kv_heads, sparse ? list_stride(p.top_k) : 0});
         scratch.attention = take_attention_scratch(p, workspace);
         return scratch;
     }
 
     template <class T>
     static void run(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
-        if (!launch_score_and_select_of<T>(p, pages_of(p), scratch.attention.arrivals, scratch.indices, stream)) {
-            launch_page_scores_of<T>(p, scratch, stream);
-            launch_select_tokens<T>(p, scratch, stream);
-        }
+        dispatch_scored_heads<T>(group_of(p), [&](auto heads) {
+            constexpr int kHeads = decltype(heads)::value;
+            if constexpr (sizeof(T) == 2) {
+                if (launch_score_and_select<T, kHeads>(p, pages_of(p), scratch.attention.arrivals, scratch.indices,
+                                                       stream)) {
+                    return;
+                }
+            }
+            launch_prepare_step<T>(p, scratch, stream);
+            if (any_sparse(p)) {
+                launch_page_scores<T, kHeads>(p, scratch, stream);
+            }
+            launch_select_tokens(p, scratch, stream);
+        });
         launch_attention<T>(p, scratch.attention, TokenList{scratch.indices, list_stride(p.top_k)}, stream);
     }
 };

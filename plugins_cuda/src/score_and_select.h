@@ -1,4 +1,4 @@
-// The one launch that stands for page_scores and select_tokens where few rows leave most of a GPU idle.
+// The one launch that stands for the first three of a hybrid step where few rows leave most of a GPU idle.
 #pragma once
 
 #include "kernels/score_and_select.cuh"
@@ -61,20 +61,6 @@ bool launch_score_and_select(const KvcHybridAttentionParams& p, int32_t pages, i
     launch<score_and_select<T, kHeads>>("score_and_select", grid_of(kClusterBlocks, p.kv_heads, p.batch),
                                         dim3(kScoreThreads), bytes, stream, params, kClusterBlocks);
     return true;
-}
-
-/// The same for the group's number of query heads. In fp32 two blocks would share a vector of bounds: never.
-template <class T>
-bool launch_score_and_select_of(const KvcHybridAttentionParams& p, int32_t pages, int32_t* arrivals, int32_t* indices,
-                                Stream& stream) {
-    if constexpr (sizeof(T) == 2) {
-        const int32_t group = group_of(p);
-        if (group <= 4) return launch_score_and_select<T, 4>(p, pages, arrivals, indices, stream);
-        if (group <= 8) return launch_score_and_select<T, 8>(p, pages, arrivals, indices, stream);
-        return launch_score_and_select<T, 16>(p, pages, arrivals, indices, stream);
-    } else {
-        return false;
-    }
 }
 
 }  // namespace kvc

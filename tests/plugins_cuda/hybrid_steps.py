@@ -74,4 +74,4 @@ def launches_of(library: KernelLibrary, case: StepCase) -> list[tuple[str, tuple
 
 
 def page_blocks(library: KernelLibrary, case: StepCase) -> int:
-    return launches_of(library, case)[0][1][0]
+    return dict(launches_of(library, case))["page_scores"][0]

@@ -85,8 +85,8 @@ MUTATIONS = (
     Mutation("statistics_where_the_first_block_has_its_own", STEP, "task.start / kUnitPages + unit]", "unit]"),
     Mutation("the_last_page_is_full", STEP, "row.length - task.start * params.page_size : 0", "row.length : 0"),
     Mutation("tokens_of_the_first_block", STEP, "(task.start + page) * params.page_size", "page * params.page_size"),
-    Mutation("every_block_raises", STEP, "joined(task.appends,", "joined(true,"),
-    Mutation("the_first_block_raises", STEP, "joined(task.appends,", "joined(cluster_rank() == 0,"),
+    Mutation("every_block_appends", STEP, "page / chunk == cluster_rank()", "true"),
+    Mutation("the_first_block_appends", STEP, "page / chunk == cluster_rank()", "cluster_rank() == 0"),
     Mutation("bounds_are_not_raised", STEP, "joined.raise();", ""),
     Mutation(
         "only_the_first_block_fills_the_list", STEP, "cluster_rank() * kScoreThreads + static_cast", "static_cast"

@@ -15,6 +15,7 @@ from tests.plugins_cuda.mutants import Mutation, check_noticed
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
+PREPARE, PREPARED = "kernels/prepare_step.cuh", "kernels/prepared_query.cuh"
 FMA, TENSOR_CORE = "kernels/page_scores_fma.cuh", "kernels/page_scores_tensor_core.cuh"
 CHUNK = "kernels/scored_chunk.cuh"
 STAGED, SELECT, APPEND = "kernels/staged_bounds.cuh", "kernels/select_tokens.cuh", "kernels/append.cuh"
@@ -32,7 +33,6 @@ END = "params.page_size + 1}"
 WAIT = "    wait_for_previous_launch();\n"
 LENGTH = "    const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);\n"
 HEAD = "    const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;\n"
-APPENDED = "if (i < query.channels) {\n        T& bound"
 MUTATIONS = (
     Mutation("nothing", CHANNELS, "sum > 0.0f ?", "0.0f < sum ?"),
     Mutation("no_warp_barrier_before_channels_are_ranked", CHANNELS, "    __syncwarp();\n", ""),
@@ -41,16 +41,19 @@ MUTATIONS = (
     Mutation("equal_channels_by_descending_index", CHANNELS, "first + i < warp ?", "first + i > warp ?"),
     Mutation("a_sum_of_zero_takes_the_maximum", CHANNELS, "sum > 0.0f ?", "sum >= 0.0f ?"),
     Mutation("temperature_of_all_channels", CHANNELS, "part / whole;", "whole / whole;"),
-    without_barrier("after_the_choice", SCORES, f"query);\n    {BARRIER}\n    const T* table"),
+    without_barrier("after_the_choice", PREPARE, f"query);\n        {BARRIER}"),
+    Mutation(
+        "the_query_where_the_temperatures_are", PREPARED, "prepared + layout.factors", "prepared + layout.temperatures"
+    ),
     Mutation("no_wait_for_the_copies", SCORES, "    copy_async_wait<0>();\n", ""),
     without_barrier("after_the_copies", SCORES, f"wait<0>();\n    {BARRIER}"),
-    without_barrier("after_the_raise", SCORES, f"head_size);\n        {BARRIER}\n    }}"),
     without_barrier("before_runs_are_added", FMA, f"{BARRIER}\n                write"),
     without_barrier("before_partials_are_written_again", FMA, f"chunk, page);\n                {BARRIER}"),
-    Mutation("rows_start_where_they_are_aligned", SCORES, "i * staged.row + (", "i * staged.row + 0 * ("),
-    Mutation("no_rows_of_zeros", STAGED, "i < to.rows; i += rows", "i < query.channels; i += rows"),
-    Mutation("halves_of_a_step_change_places", TENSOR_CORE, "after * 2 + head", "(1 - after) * 2 + head"),
-    Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "word * 2 + in_half % 2", "word * 2 + 1 - in_half % 2"),
+    Mutation("rows_start_where_they_are_aligned", STAGED, "i * to.row + shift", "i * to.row"),
+    Mutation("no_rows_of_zeros", STAGED, "else if (i < to.rows)", "else if (i < channels)"),
+    Mutation("some_rows_are_not_staged", STAGED, "quad += step_) {", "quad += 2 * step_) {"),
+    Mutation("halves_of_a_step_change_places", TENSOR_CORE, "word / 2 * 8", "(1 - word / 2) * 8"),
+    Mutation("channels_of_a_pair_change_places", TENSOR_CORE, "+ j % 2);", "+ 1 - j % 2);"),
     Mutation("a_small_group_writes_one_unit", TENSOR_CORE, "second ? sums[1][0] : sums[0][0]", "sums[0][0]"),
     Mutation("the_upper_half_of_a_large_group_twice", TENSOR_CORE, "group + half * kRows", "group"),
     Mutation(
@@ -59,8 +62,7 @@ MUTATIONS = (
     Mutation("rows_of_fp32_are_aligned", STAGED, "stored_pages(1, 1, sizeof(T)) % kVectorWidth<T> == 0", "true"),
     Mutation("every_warp_scores_the_same_pages", TENSOR_CORE, "page = warp_index() * kTilePages", "page = 0"),
     Mutation("the_last_vector_is_not_staged", STAGED, "place < shift + count", "place + kWidth <= shift + count"),
-    Mutation("the_appended_key_does_not_count", STAGED, APPENDED, APPENDED.replace("query.channels", "0")),
-    Mutation("minimum_for_maximum", SCORES, "row < query.head_size ? 1.0f : -1.0f", "1.0f"),
+    Mutation("minimum_for_maximum", CHANNELS, "row < head_size ? value : -value", "value"),
     Mutation("pages_past_the_end_count", CHUNK, "scores[i] = minus_infinity();", "scores[i] = 9.0f;"),
     Mutation("a_partial_page_counts_as_a_full_one", STATISTICS, "page == last ? in_last : in_others", "in_others"),
     Mutation("pages_of_equal_weight_in_the_softmax", STATISTICS, "tokens[i] * expf", "expf"),
@@ -79,12 +81,16 @@ MUTATIONS = (
     without_barrier("before_keys_in_memory_are_counted", SELECT, BARRIER),
     Mutation("the_last_page_is_not_selected", SELECT, END, END.replace(" + 1", "")),
     Mutation("nothing_past_the_end_of_selected", SELECT, "slot < width;", "slot < count;"),
-    Mutation("bounds_are_not_raised", SELECT, "raised_bound(bound.before,", "raised_bound(bound.before * 2,"),
+    Mutation("bounds_are_not_raised", PREPARE, "    joined.raise();\n", ""),
+    Mutation(
+        "bounds_of_the_page_behind", PREPARE, "(row.length - 1) / params.page_size", "row.length / params.page_size"
+    ),
+    Mutation("prepare_step_does_not_wait_for_the_launch_before_it", PREPARE, WAIT, ""),
     Mutation("page_scores_does_not_wait_for_the_launch_before_it", SCORES, WAIT, ""),
     Mutation("select_tokens_waits_after_a_load", SELECT, WAIT + HEAD + LENGTH, HEAD + LENGTH + WAIT),
     Mutation("select_tokens_does_not_wait_in_some_blocks", SELECT, WAIT, f"    if (blockIdx.x > 0)\n{WAIT}"),
-    Mutation("minimum_of_the_key_itself", APPEND, ": -to_float", ": to_float"),
-    Mutation("the_value_is_not_appended", APPEND, "(is_key ? k_new : v_new) + d", "k_new + d"),
+    Mutation("minimum_of_the_key_itself", APPEND, "nan_max(negated_minimum, -key)", "nan_max(negated_minimum, key)"),
+    Mutation("the_value_is_not_appended", APPEND, "(is_key_ ? k_new : v_new) + first_", "k_new + first_"),
 )
 
 
@@ -125,7 +131,7 @@ def test_mistakes_are_noticed(mutation: Mutation) -> None:
 
 def test_barriers_are_all_tried() -> None:
     """Every barrier of the headers is removed by one of the mutations."""
-    for file in (CHANNELS, SCORES, FMA, TENSOR_CORE, CHUNK, STATISTICS, SELECT):
+    for file in (CHANNELS, PREPARE, SCORES, FMA, TENSOR_CORE, CHUNK, STATISTICS, SELECT):
         there = (ROOT / "plugins_cuda" / file).read_text().count("__syncthreads();")
         removed = sum(BARRIER in mutation.right for mutation in MUTATIONS if mutation.file == file)
         assert there == removed, f"{file} has {there} barriers, {removed} are removed"

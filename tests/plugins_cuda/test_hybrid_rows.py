@@ -87,16 +87,17 @@ def test_launches_depend_on_sizes_alone(emulation: KernelLibrary) -> None:
         launches_of(emulation, small(lengths=lengths)) for lengths in ((100, 64, 10), (0, -1, 3), (101, -1, -1))
     ]
     assert launches[0] == launches[1] == launches[2]
-    assert [name for name, _ in launches[0]] == ["page_scores", "select_tokens", "sparse_attention"]
-    assert launches[0][0][1] == (1, 2, 3), "pages, KV heads, rows"
-    assert launches[0][1][1] == (2, 3, 1)
+    assert [name for name, _ in launches[0]] == ["prepare_step", "page_scores", "select_tokens", "sparse_attention"]
+    grids = dict(launches[0])
+    assert grids["page_scores"] == (1, 2, 3), "pages, KV heads, rows"
+    assert grids["prepare_step"] == grids["select_tokens"] == (2, 3, 1)
 
 
 def test_blocks_of_the_attention_are_those_of_the_rows_that_are_read_most_often(emulation: KernelLibrary) -> None:
     """Splits are of 128 tokens beyond 256: of a sparse row, or of the rows that `dense_until` adds to the budget's."""
 
     def splits(**changes: int) -> int:
-        return launches_of(emulation, small(lengths=(100, -1, 3), capacity=701, **changes))[2][1][2]
+        return launches_of(emulation, small(lengths=(100, -1, 3), capacity=701, **changes))[-1][1][2]
 
     assert splits(top_k=16, token_budget=700, dense_until=0) == 1
     assert splits(top_k=16, token_budget=700, dense_until=700) == 1

@@ -165,9 +165,9 @@ def test_every_launcher_is_asked(emulation: KernelLibrary) -> None:
 
 # Refused unless kernels are allowed all that a device has: dynamic memory alone is within 48 KiB.
 NEEDS_TO_BE_ALLOWED = {
-    "32K, budget 1024, batch 8": (step(8, 32768, 1024, dtype=Dtype.FLOAT32), "page_scores"),
-    "16K, budget 2048, batch 4": (step(4, 16384, 2048, dtype=Dtype.FLOAT32), "page_scores"),
-    "quest-matched, batch 1": (step(1, 32768, 512, "quest-matched", Dtype.FLOAT32), "page_scores"),
+    "hybrid, 64K, budget 2048": (step(1, 65536, 2048, "hybrid", Dtype.FLOAT32), "sm_80", "select_tokens"),
+    "32K, budget 512, in clusters": (step(1, 32768, 512), "sm_90a", "score_and_select"),
+    "64K, budget 512, batch 2, in clusters": (step(2, 65536, 512), "sm_90a", "score_and_select"),
 }
 
 
@@ -177,12 +177,13 @@ def pages(count: int) -> Call:
     return replace(one, parameters=replace(one.parameters, capacity=count, page_size=1))
 
 
-NEEDS_TO_BE_ALLOWED |= {f"{count} pages": (pages(count), "select_tokens") for count in (9889, 12288)}
+NEEDS_TO_BE_ALLOWED |= {f"{count} pages": (pages(count), "sm_80", "select_tokens") for count in (9889, 12288)}
 
 
 @pytest.mark.parametrize("case", NEEDS_TO_BE_ALLOWED)
 def test_static_arrays_count_against_what_a_block_has_by_default(emulation: KernelLibrary, case: str) -> None:
-    call, kernel = NEEDS_TO_BE_ALLOWED[case]
+    call, architecture, kernel = NEEDS_TO_BE_ALLOWED[case]
+    emulation.set_device(architecture)
     (launch,) = (one for one in call.launches(emulation) if one.name == kernel.encode())
     assert launch.dynamic_shared_bytes <= BY_DEFAULT < launch.static_shared_bytes + launch.dynamic_shared_bytes
 
@@ -199,8 +200,9 @@ def forgetful() -> KernelLibrary:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", NEEDS_TO_BE_ALLOWED)
 def test_a_launcher_that_forgets_static_arrays_is_refused(forgetful: KernelLibrary, case: str) -> None:
-    call, kernel = NEEDS_TO_BE_ALLOWED[case]
-    with pytest.raises(KernelError, match=rf"kernel {kernel}: \d+ bytes of dynamic shared memory beside (4160|9600)"):
+    call, architecture, kernel = NEEDS_TO_BE_ALLOWED[case]
+    forgetful.set_device(architecture)
+    with pytest.raises(KernelError, match=rf"kernel {kernel}: \d+ bytes of dynamic shared memory beside (9600|25344)"):
         call.launches(forgetful)
 
 
@@ -209,7 +211,7 @@ def test_the_first_launches_may_come_from_several_threads(emulation: KernelLibra
     every = [step(batch, context, 1024) for batch in BATCHES for context in CONTEXTS]
     with ThreadPoolExecutor(4) as threads:
         launches = emulation.checked_launches_of(lambda: list(threads.map(lambda call: call.make(emulation), every)))
-    assert len(launches) == 3 * len(every)
+    assert len(launches) == 4 * len(every)
 
 
 def test_the_benchmarks_sizes_are_those_of_an_engine() -> None:

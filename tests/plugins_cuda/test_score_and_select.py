@@ -20,7 +20,7 @@ from tests.plugins_cuda.hybrid_steps import steps
 
 DTYPES = (torch.float16, torch.bfloat16)
 FUSED = ["score_and_select", "sparse_attention"]
-APART = ["page_scores", "select_tokens", "sparse_attention"]
+APART = ["prepare_step", "page_scores", "select_tokens", "sparse_attention"]
 BEFORE_CLUSTERS, WITH_CLUSTERS = ARCHITECTURES[0], ARCHITECTURES[1]
 MANY_ROWS = 40
 """With two KV heads more clusters than any GPU has multiprocessors for."""
