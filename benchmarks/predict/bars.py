@@ -51,13 +51,13 @@ def bars(snapshot: Snapshot) -> Iterator[Bar]:
 
 def _step_bars(snapshot: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:
     case = _case(call)
-    trio = call["gpus"][gpu.name]["predicted_us"]
+    attention = call["gpus"][gpu.name]["predicted_us"]
     if case.batch <= 8:
-        yield Bar("score + select + attend, CUDA graph", _text(call), gpu.name, 15, True, "us", trio, KERNELS)
+        yield Bar("score + select + attend, CUDA graph", _text(call), gpu.name, 15, True, "us", attention, KERNELS)
         for selection in _kernels(snapshot, call, "select_tokens"):  # none where it is one kernel with the scores
             top_k = selection["gpus"][gpu.name]["predicted_us"]
             yield Bar("of which top-k", _text(call), gpu.name, 5, True, "us", top_k, KERNELS)
-    share = 100 * floor_of_step(case, gpu) / predicted_step(case, gpu, trio)
+    share = 100 * floor_of_step(case, gpu) / predicted_step(case, gpu, attention)
     limit = 60 if case.batch == 1 else 75
     yield Bar("sparse decode step, share of its floor", _text(call), gpu.name, limit, False, "%", share, STEP)
 
@@ -69,10 +69,10 @@ def floor_of_step(case: Case, gpu: Accelerator) -> float:
     return 1e6 * floor_seconds(cost, case.batch, gpu.bandwidth)
 
 
-def predicted_step(case: Case, gpu: Accelerator, trio: float) -> float:
-    """Weights at the bandwidth of a long copy, the trio, and the edges of the other launches, in microseconds."""
+def predicted_step(case: Case, gpu: Accelerator, attention: float) -> float:
+    """Weights at the bandwidth of a long copy, the attention call, and the edges of other launches, in microseconds."""
     weights = 1e6 * weight_bytes(MODEL, "bf16").per_step / (COPY_SHARE * gpu.bandwidth)
-    return weights + MODEL.num_hidden_layers * (trio + OTHER_LAUNCHES * EDGE_MICROSECONDS)
+    return weights + MODEL.num_hidden_layers * (attention + OTHER_LAUNCHES * EDGE_MICROSECONDS)
 
 
 def _dense_bars(_: Snapshot, call: Snapshot, gpu: Accelerator) -> Iterator[Bar]:

@@ -111,7 +111,9 @@ def check(library: KernelLibrary) -> None:
     last.k_new.copy_(2 * last.query[:, ::4])  # one head looks at the last page, where this is the only token
     steps.append(last)
     steps.append(
-        step_case(lengths=(399,), heads=9, kv_heads=1, capacity=400, page=2, top_r=19, dtype=torch.bfloat16, seed=7)
+        step_case(  # more rows than are staged at a time
+            lengths=(399,), heads=9, kv_heads=1, size=128, capacity=400, page=2, top_r=90, dtype=torch.bfloat16, seed=7
+        )
     )
     steps.append(without_pages(step_case(lengths=(199,), capacity=201, page=3, top_r=11, token_budget=16, seed=6), 9))
     many = step_case(
