@@ -120,11 +120,12 @@ def test_ranks_that_were_ended_are_not_asked_again(executor):
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from kvc_trt.backends.torch.parallel.group import RankGroup
 from tests.small_model import SMALL
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
 group = RankGroup(SMALL, Path("/nowhere"), 2)
 group._start()
 print(*group.process_ids, group._processes.directory, flush=True)
