@@ -28,7 +28,7 @@ def compile_mutant(mutation: Mutation, source: str, *flags: str) -> Path:
     """A library of the one operation in `source` ("src/compact.cu"), with the mistake; `flags` for it alone."""
     text = (PLUGINS / mutation.file).read_text()
     assert text.count(mutation.right) == 1, f"{mutation.file} has changed: {mutation.name} no longer applies"
-    overlay = Path(_directory.name) / f"{Path(source).stem}-{mutation.name}"
+    overlay = Path(tempfile.mkdtemp(prefix=f"{mutation.name}-", dir=_directory.name))
     changed = overlay / mutation.file
     changed.parent.mkdir(parents=True)
     changed.write_text(text.replace(mutation.right, mutation.wrong))
