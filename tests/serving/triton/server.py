@@ -29,6 +29,8 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 START_SECONDS, STOP_SECONDS = 90.0, 45.0
 _FAILED = re.compile(r"error while loading shared libraries|failed to load|^error", re.MULTILINE)
 SHARED_MEMORY = Path("/dev/shm")
+NO_REPLY = 0
+"""The status of a request whose connection was refused or closed."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class TritonServer:
                 return Reply(error.code, json.loads(content))
             return Reply(error.code, content.decode(errors="replace"))
         except (ConnectionError, urllib.error.URLError):
-            return Reply(0, None)
+            return Reply(NO_REPLY, None)
 
 
 def check_environment() -> None:

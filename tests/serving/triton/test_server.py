@@ -15,7 +15,7 @@ from kvc_trt.backends.registry import open_engine
 from kvc_trt.serving.engine import ServingSettings
 from kvc_trt.serving.triton.repository import export_model
 from tests.serving.triton.prompts import ANSWER, LAMP, PROMPTS, answered_alone, answered_by_run, talkative_engine
-from tests.serving.triton.server import check_environment, grpc, serving, wait_until
+from tests.serving.triton.server import NO_REPLY, check_environment, grpc, serving, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -285,5 +285,6 @@ def test_a_model_whose_process_died_does_not_answer(repository, tmp_path):
     with serving(only, tmp_path) as server:
         assert server.generate("tiny", text_input=LAMP).body["text_output"] == ANSWER
         server.kill_stubs()
-        assert server.generate("tiny", text_input=LAMP).status >= 400
+        status = server.generate("tiny", text_input=LAMP).status
+        assert status >= 400 or status == NO_REPLY, server.log  # rarely it closes the connection instead
         server.kill()
