@@ -18,7 +18,7 @@ from kvc_trt.kernels import reference_ops
 from kvc_trt.kernels.c_library import KernelLibraryError
 from kvc_trt.kernels.library import KernelLibrary, empty_outputs
 from kvc_trt.kernels.loading import VARIABLE, current_library
-from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.operators.schema import Operator
 
 Result = Tensor | tuple[Tensor, ...] | None
@@ -121,8 +121,8 @@ def _register() -> Any:
     """Define the operators and their implementations; they exist as long as the returned object."""
     torch_library: Any = torch.library  # PyTorch leaves these functions untyped
     library = torch_library.Library("kvc", "DEF")
-    forms: list[tuple[Operator, tuple[str, ...]]] = [(operator, ()) for operator in KERNEL_OPERATORS]
-    forms += [(operator, optional_outputs(operator)) for operator in KERNEL_OPERATORS if optional_outputs(operator)]
+    forms: list[tuple[Operator, tuple[str, ...]]] = [(operator, ()) for operator in LIBRARY_OPERATORS]
+    forms += [(operator, optional_outputs(operator)) for operator in LIBRARY_OPERATORS if optional_outputs(operator)]
     for operator, without in forms:
         name, implementation = form_name(operator, without), _implementation(operator, without)
         library.define(schema(operator, without), tags=(torch.Tag.needs_fixed_stride_order,))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from kvc_trt.operators.dimensions import INT32_MAX, MAX_TOKENS, SIZES, Size
-from kvc_trt.operators.schema import CACHE, INT64, Attribute, Kernel, Operator, Stride, Tensor
+from kvc_trt.operators.schema import CACHE, FLOAT, INT64, Attribute, Kernel, Operator, Stride, Tensor
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _numbers(operator: Operator, kernel: Kernel) -> Iterator[Member]:
     sizes = {symbol: SIZES[symbol] for symbol in _sizes(operator) if SIZES[symbol].field not in (None, *attributes)}
     for symbol, size in sizes.items():
         if symbol not in operator.formulas:
-            most = size.at_most if size.at_most in sizes else _number(size.most)
+            most = size.at_most if size.at_most in size_members(operator) else _number(size.most)
             yield _size(symbol, size, f"{symbol} in {size.least}..{most}", sizes)
     for attribute in operator.attributes:
         if attribute.name not in kernel.ignored:
@@ -105,7 +105,7 @@ def _number(value: int) -> str:
 
 
 def _address(operator: Operator, tensor: Tensor) -> Member:
-    element = {CACHE: "void", INT64: "int64_t"}.get(tensor.element, "int32_t")
+    element = {CACHE: "void", FLOAT: "float", INT64: "int64_t"}.get(tensor.element, "int32_t")
     written = tensor in operator.outputs or tensor in operator.state
     comment = f"[{','.join(tensor.shape)}]{_summary(tensor)}"
     return Member(tensor.name, f"{element}*" if written else f"const {element}*", comment, tensor)

@@ -17,6 +17,7 @@ from kvc_trt import reference
 from kvc_trt.kernels.library import CompactResult
 from kvc_trt.operators.dimensions import stored_pages
 from kvc_trt.reference.bounds import append_in_place
+from kvc_trt.reference.layers import rotated
 
 
 def compact(
@@ -122,6 +123,34 @@ def dense_attention(
     attended = reference.dense_attention(_widened(query[active]), _widened(keys), _widened(values), slots + 1)
     output[active] = attended.to(query.dtype)
     return output
+
+
+def rotated_hybrid_attention(
+    joined: Tensor, cosines: Tensor, sines: Tensor, k_cache: Tensor, v_cache: Tensor, bounds: Tensor,
+    cache_lengths: Tensor, heads: int, page_size: int, top_r: int, top_k: int, token_budget: int, dense_until: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`hybrid_attention` behind the rotary embedding: joined [B,H+2G,D], cosines, sines [B,D/2]; also the query."""
+    token = rotated_token(joined, cosines, sines, heads)
+    output, selected = hybrid_attention(
+        *token, k_cache, v_cache, bounds, cache_lengths, page_size, top_r, top_k, token_budget, dense_until
+    )
+    return output, selected, token[0]
+
+
+def rotated_dense_attention(
+    joined: Tensor, cosines: Tensor, sines: Tensor, k_cache: Tensor, v_cache: Tensor, cache_lengths: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """`dense_attention` behind the rotary embedding, as `rotated_hybrid_attention`."""
+    token = rotated_token(joined, cosines, sines, heads)
+    return dense_attention(*token, k_cache, v_cache, cache_lengths), token[0]
+
+
+def rotated_token(joined: Tensor, cosines: Tensor, sines: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Split joined [B,H+2G,D] to query [B,H,D], key and value [B,G,D], the first two rotated in float32."""
+    kv_heads = (joined.shape[1] - heads) // 2
+    query, key, value = torch.split(joined, [heads, kv_heads, kv_heads], dim=1)
+    angles = cosines[:, None], sines[:, None]
+    return rotated(query.float(), *angles).to(joined.dtype), rotated(key.float(), *angles).to(joined.dtype), value
 
 
 def channel_major(page_min: Tensor, page_max: Tensor, dtype: torch.dtype) -> Tensor:

@@ -117,8 +117,9 @@ class Operator:
     summary: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    write: Callable[[Emitter, Layout], Mapping[str, Value]]
-    """Writes the body with an emitter. Each input is the value of its name; the result maps outputs to values."""
+    write: Callable[[Emitter, Layout], Mapping[str, Value]] | None
+    """Writes the body with an emitter. Each input is the value of its name; the result maps outputs to values. None:
+    the operator is one of the kernel libraries alone, and no graph has it."""
     attributes: tuple[Attribute, ...] = ()
     formulas: Mapping[str, str] = field(default_factory=dict)
     """Formula of each output size that is derived from attributes and other sizes, by symbol."""
@@ -139,9 +140,11 @@ class Operator:
         return self.inputs + self.outputs
 
     def body(self, layout: Layout) -> FunctionProto:
-        """Return the operator as an ONNX function of standard operators, for one engine."""
+        """Return the operator as an ONNX function of standard operators, for one engine; ValueError if it has none."""
         from kvc_trt.operators.emitter import Emitter, make_function
 
+        if self.write is None:
+            raise ValueError(f"{self.name} has no body: it is an operator of the kernel libraries alone")
         emit = Emitter()
         written = self.write(emit, layout)
         self._check_names("outputs", written, self.outputs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvc_trt.kernels.parameters import kernel_of, members
+from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.operators.dimensions import MAX_GROUP, MAX_HEAD_SIZE, SIZES
-from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import Operator
 
 
@@ -36,7 +36,7 @@ def parameters_header() -> str:
 extern "C" {{
 #endif
 
-{"".join(map(_struct, KERNEL_OPERATORS))}
+{"".join(map(_struct, LIBRARY_OPERATORS))}
 #ifdef __cplusplus
 }}
 #endif
@@ -51,7 +51,7 @@ def _struct(operator: Operator) -> str:
 
 
 def _symbols() -> str:
-    named = {symbol for one in KERNEL_OPERATORS for tensor in one.tensors for symbol in tensor.shape}
+    named = {symbol for one in LIBRARY_OPERATORS for tensor in one.tensors for symbol in tensor.shape}
     words = [f"{symbol} {size.words}" for symbol, size in SIZES.items() if symbol in named - {"2D", "C+M"}]
     half = (len(words) + 1) // 2
     derived = f"P = {SIZES['P'].rule}."

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvc_trt.kernels.parameters import kernel_of, members, size_members
+from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.operators.dimensions import ELEMENT_BYTES, INT32_MAX, SIZES, Size, names_in
-from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import CACHE, Attribute, Operator, Tensor
 from plugins_cuda.generate.formulas import expression
 
 
 def rules_header() -> str:
     """One function for the numbers and one for the tensors of each parameter struct."""
-    functions = "".join(map(_functions, KERNEL_OPERATORS))
+    functions = "".join(map(_functions, LIBRARY_OPERATORS))
     return f"""// The numbers and tensors of every operation, as checks; src/validate.cpp ties several together.
 #pragma once
 
@@ -48,9 +48,9 @@ def _functions(operator: Operator) -> str:
 inline void check_numbers(const {struct}& p) {{
 {_locals(operator, derived)}
 check_ranges({{{{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16}}, {sizes}}});
+{f"check_ranges({{{attributes}}});" if attributes else ""}
 {multiples}
 {"check_group(p);" if "H" in held else ""}
-{f"check_ranges({{{attributes}}});" if attributes else ""}
 {odd}
 }}
 
@@ -74,16 +74,20 @@ def _sizes(operator: Operator) -> list[tuple[str, Size]]:
 
 
 def _size_ranges(operator: Operator) -> Iterator[str]:
-    held = size_members(operator)
-    for symbol, size in _sizes(operator):
-        if symbol not in operator.formulas:
-            limit = size.at_most if size.at_most in held else None
-            yield _range(operator, size.field or "", size.least, size.most, limit)
+    """Those of sizes that follow from no others, also where an attribute holds one."""
+    held, attributes = size_members(operator), {one.name: one for one in _attributes(operator)}
+    for symbol, field in held.items():
+        size = SIZES[symbol]
+        if field in attributes:
+            yield _range(operator, field, attributes[field].least, attributes[field].most, attributes[field].at_most)
+        elif symbol not in operator.formulas:
+            yield _range(operator, field, size.least, size.most, size.at_most if size.at_most in held else None)
 
 
 def _attribute_ranges(operator: Operator) -> Iterator[str]:
     """Limits of others come first, then what they limit, then what follows from all."""
-    for one in sorted(_attributes(operator), key=lambda attribute: attribute.at_most is not None):
+    others = [one for one in _attributes(operator) if one.name not in size_members(operator).values()]
+    for one in sorted(others, key=lambda attribute: attribute.at_most is not None):
         yield _range(operator, one.name, one.least, one.most, one.at_most)
     for symbol, size in _sizes(operator):
         if symbol in operator.formulas:
@@ -102,10 +106,11 @@ def _range(operator: Operator, field: str, least: int, most: int, at_most: str |
 
 
 def _multiples(operator: Operator) -> Iterator[str]:
-    for _, size in _sizes(operator):
+    held = size_members(operator)
+    for size in (SIZES[symbol] for symbol in held):
         if isinstance(size.multiple_of, int):
             yield f'check_multiple("{size.field}", p.{size.field}, {size.multiple_of});'
-        elif size.multiple_of is not None and size.multiple_of in size_members(operator):
+        elif size.multiple_of is not None and size.multiple_of in held:
             divisor = SIZES[size.multiple_of].field
             yield f'check_multiple("{size.field}", p.{size.field}, p.{divisor}, "{divisor}");'
 
@@ -118,7 +123,7 @@ def _contiguous(operator: Operator) -> list[Tensor]:
 
 def _tensor(operator: Operator, tensor: Tensor) -> str:
     written = tensor in operator.outputs or tensor in operator.state
-    kind = "integers" if tensor.element != CACHE else "output" if written else "input"
+    kind = "numbers" if tensor.element != CACHE else "output" if written else "input"
     shape = ", ".join(_extent(operator, symbol) for symbol in tensor.shape)
     made = f'make.{kind}("{tensor.name}", p.{tensor.name}, {{{shape}}})'
     return f"make.optional({made})" if tensor.optional else made

@@ -13,42 +13,46 @@
 
 #include "kernels/attended_row.cuh"
 #include "kernels/dependent_launch.cuh"
+#include "kernels/new_token.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
+#include "kvc/limits.h"
 
 namespace kvc {
 
-// Enough for the key and the value of the largest head (256 fp32 elements, 4 per thread).
-constexpr int kAppendThreads = 128;
+constexpr int kAppendThreads = KVC_LARGEST_HEAD_SIZE;
 
-// The 16 bytes of a token's key or value [D] that one thread copies; by threads 0..kAppendThreads-1.
+// This thread's channel of a token's key and value.
 template <class T>
-class TokenVector {
+class TokenChannel {
 public:
-    // Starts to read them.
-    __device__ __forceinline__ TokenVector(const T* __restrict__ k_new, const T* __restrict__ v_new, int head_size)
-        : is_key_(static_cast<int>(threadIdx.x) < kHalf),
-          first_(static_cast<int>(threadIdx.x) % kHalf * kVectorWidth<T>),
-          exists_(static_cast<int>(threadIdx.x) < kAppendThreads && first_ < head_size) {
-        if (exists_) {
-            bits_ = platform::load_16_bytes((is_key_ ? k_new : v_new) + first_);
+    // Starts to read key and value [D].
+    __device__ __forceinline__ TokenChannel(const HeadChannel<T>& channel, const T* __restrict__ key,
+                                            const T* __restrict__ value)
+        : channel_(channel) {
+        if (channel_.exists()) {
+            key_ = channel_.load(key);
+            value_ = value[channel_.number()];
         }
     }
 
-    // Writes them into `slot` of the caches [C,D] of the KV head.
+    // The key, rotated.
+    __device__ __forceinline__ T key() const { return channel_.rotated(key_); }
+
+    // Writes both into `slot` of the caches [C,D] of the KV head.
     __device__ __forceinline__ void write(T* __restrict__ k_cache, T* __restrict__ v_cache, int64_t slot,
                                           int head_size) const {
-        if (exists_) {
-            platform::store_16_bytes((is_key_ ? k_cache : v_cache) + slot * head_size + first_, bits_);
+        if (channel_.exists()) {
+            const int64_t to = slot * head_size + channel_.number();
+            k_cache[to] = key();
+            v_cache[to] = value_;
         }
     }
 
 private:
-    static constexpr int kHalf = kAppendThreads / 2;
-    bool is_key_;
-    int first_;  // element
-    bool exists_;
-    uint4 bits_{};
+    const HeadChannel<T>& channel_;
+    typename HeadChannel<T>::Pair key_{};
+    T value_{};
 };
 
 // The bounds of one channel of a page. An empty page holds the lowest finite values.
@@ -67,24 +71,22 @@ struct ChannelBounds {
 template <class T>
 class JoinedChannel {
 public:
-    // Starts to read the bounds [2D,P] of the page, and the key [D].
-    __device__ __forceinline__ JoinedChannel(const T* __restrict__ k_new, T* __restrict__ bounds, int head_size,
-                                             int pages, int page)
+    // Starts to read the bounds [2D,P] of the page.
+    __device__ __forceinline__ JoinedChannel(T* __restrict__ bounds, int head_size, int pages, int page)
         : exists_(static_cast<int>(threadIdx.x) < head_size),
           maximum_(bounds + static_cast<int>(threadIdx.x) * pages + page),
           negated_minimum_(maximum_ + head_size * pages) {
         if (exists_) {
-            key_ = k_new[threadIdx.x];
             maximum_before_ = *maximum_;
             negated_minimum_before_ = *negated_minimum_;
         }
     }
 
-    // Writes the bounds with the token in the page.
-    __device__ __forceinline__ void raise() const {
+    // Writes the bounds with a token of this key in the page.
+    __device__ __forceinline__ void raise(T key) const {
         if (exists_) {
             ChannelBounds bounds = {to_float(maximum_before_), to_float(negated_minimum_before_)};
-            bounds.raise(to_float(key_));
+            bounds.raise(to_float(key));
             *maximum_ = from_float<T>(bounds.maximum);
             *negated_minimum_ = from_float<T>(bounds.negated_minimum);
         }
@@ -94,22 +96,35 @@ private:
     bool exists_;
     T* maximum_;
     T* negated_minimum_;
-    T key_{};
     T maximum_before_{};
     T negated_minimum_before_{};
 };
 
 template <class T>
 struct AppendParams {
-    const T* k_new;                // [B,G,D]
-    const T* v_new;                // [B,G,D]
+    NewToken<T> token;
     T* k_cache;                    // [B,G,C,D]
     T* v_cache;                    // [B,G,C,D]
     const int64_t* cache_lengths;  // [B]: slot of the new token; outside 0..C-1 the row is left alone
     int32_t* arrivals;             // [B,G]: set to zero for the merge of the attention that follows
     int64_t capacity;              // C
     int32_t kv_heads;              // G
+    int32_t group;                 // H/G
     int32_t head_size;             // D
+
+    // The query heads [g,D] of a KV head, and its key or value [D].
+    __device__ __forceinline__ const T* query_of(int64_t row, int kv_head) const {
+        return token.query + row * token.query_row + kv_head * group * head_size;
+    }
+    __device__ __forceinline__ TokenChannel<T> entry_of(const HeadChannel<T>& channel, int64_t row, int kv_head) const {
+        const int64_t start = row * token.entry_row + kv_head * head_size;
+        return {channel, token.key + start, token.value + start};
+    }
+
+    // Where the rotated query of a KV head of the batch goes; null where it is not rotated here.
+    __device__ __forceinline__ T* rotated_of(int64_t head) const {
+        return token.rotated == nullptr ? nullptr : token.rotated + head * group * head_size;
+    }
 };
 
 // The append of the dense path, which keeps no bounds. Grid (G, B).
@@ -117,17 +132,24 @@ template <class T>
 __global__ void __launch_bounds__(kAppendThreads) append(const AppendParams<T> params) {
     start_next_launch();
     wait_for_previous_launch();
-    const int64_t head = int64_t{blockIdx.y} * params.kv_heads + blockIdx.x;
+    const int64_t row = blockIdx.y, head = row * params.kv_heads + blockIdx.x;
+    const int kv_head = static_cast<int>(blockIdx.x), size = params.head_size;
+    const HeadChannel<T> channel(params.token, row, size);
+    const TokenChannel<T> entry = params.entry_of(channel, row, kv_head);
     if (threadIdx.x == 0) {
         params.arrivals[head] = 0;
     }
-    const int64_t slot = params.cache_lengths[blockIdx.y];
-    if (!has_slot(slot, params.capacity)) {
-        return;
+    if (T* const rotated = params.rotated_of(head); rotated != nullptr && channel.exists()) {
+        const T* const query = params.query_of(row, kv_head);
+        for (int start = 0; start < params.group * size; start += size) {
+            rotated[start + channel.number()] = channel.rotated(channel.load(query + start));
+        }
     }
-    const int64_t entry = head * params.head_size, cache = entry * params.capacity;
-    const TokenVector<T> token(params.k_new + entry, params.v_new + entry, params.head_size);
-    token.write(params.k_cache + cache, params.v_cache + cache, slot, params.head_size);
+    const int64_t slot = params.cache_lengths[row];
+    if (has_slot(slot, params.capacity)) {
+        const int64_t cache = head * size * params.capacity;
+        entry.write(params.k_cache + cache, params.v_cache + cache, slot, size);
+    }
 }
 
 }  // namespace kvc

@@ -1,10 +1,10 @@
-// What a decode step does once for every KV head, ahead of all that is done for its pages: stores the token, and says
-// which channels score the pages, and how.
+// What a decode step does once for every KV head, ahead of all that is done for its pages: rotates and stores the token,
+// and says which channels score the pages, and how.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3, steps 2 to 4 and 6 of hybrid attention (score_channels.cuh), and the
 // extremes that pages keep (append.cuh).
 //
-//   in   query [B,H,D], k_new, v_new [B,G,D]
+//   in   the new token: query [B,H,D], key and value [B,G,D], which it rotates where that is left to it (new_token.cuh)
 //   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P] (row d: page maxima of K, row D+d: of -K) with the token in
 //        them; arrivals [B,G] = 0 for the attention's merge; of rows that do not read all their entries anyway, the
 //        prepared query (prepared_query.cuh)
@@ -30,16 +30,14 @@
 
 namespace kvc {
 
-static_assert(kScoreThreads >= kAppendThreads, "the token's vectors have threads");
+static_assert(kScoreThreads >= kAppendThreads, "every channel has a thread");
 
 template <class T>
 struct PrepareStepParams {
-    const T* query;         // [B,H,D]
-    AppendParams<T> token;  // the new token, the caches, and the rows' lengths
-    T* bounds;              // [B,G,2D,P]
-    uint4* prepared;        // [B,G,vectors of a prepared query]; null if every row reads all its entries
+    AppendParams<T> append;  // the new token, the caches, and the rows' lengths
+    T* bounds;               // [B,G,2D,P]
+    uint4* prepared;         // [B,G,vectors of a prepared query]; null if every row reads all its entries
     AttentionLimits limits;
-    int32_t group;      // H/G
     int32_t page_size;  // p
     int32_t pages;      // P
     int32_t top_r;      // r
@@ -52,32 +50,32 @@ __global__ void __launch_bounds__(kScoreThreads) prepare_step(const PrepareStepP
     wait_for_previous_launch();
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
     using Scorer = PageScorer<T, kHeads>;
-    const AppendParams<T>& token = params.token;
-    const int size = token.head_size, group = params.group;
+    const AppendParams<T>& append = params.append;
+    const int size = append.head_size, group = append.group, kv_head = static_cast<int>(blockIdx.x);
     const GroupQuery query = {dynamic_shared<float>(0, group * size), chosen, group, size, params.top_r};
-    const int64_t head = int64_t{blockIdx.y} * token.kv_heads + blockIdx.x;
-    const T* k_new = token.k_new + head * size;
-    const int64_t cache_length = token.cache_lengths[blockIdx.y];
-    const TokenVector<T> entry(k_new, token.v_new + head * size, size);
-    const QueryChannel own = read_query(params.query + head * group * size, query);
+    const int64_t row_number = blockIdx.y, head = row_number * append.kv_heads + kv_head;
+    const int64_t cache_length = append.cache_lengths[row_number];
+    const HeadChannel<T> channel(append.token, row_number, size);
+    const TokenChannel<T> entry = append.entry_of(channel, row_number, kv_head);
+    const QueryChannel own = read_query(channel, append.query_of(row_number, kv_head), append.rotated_of(head), query);
     if (threadIdx.x == 0) {
-        token.arrivals[head] = 0;
+        append.arrivals[head] = 0;
     }
     const AttendedRow row = attended_row(cache_length, params.limits);
     if (row.length == 0) {
         return;
     }
-    const int64_t table = head * 2 * size * params.pages, cache = head * size * token.capacity;
+    const int64_t table = head * 2 * size * params.pages, cache = head * size * append.capacity;
     const int page = (row.length - 1) / params.page_size;
-    const JoinedChannel<T> joined(k_new, params.bounds + table, size, params.pages, page);
-    entry.write(token.k_cache + cache, token.v_cache + cache, cache_length, size);
+    const JoinedChannel<T> joined(params.bounds + table, size, params.pages, page);
+    entry.write(append.k_cache + cache, append.v_cache + cache, cache_length, size);
     if (!row.all) {
         choose_channels(own, query);
         __syncthreads();
         const int vectors = prepared_layout<Scorer>(params.top_r, group).total;
         write_prepared<Scorer>(query, params.prepared + head * vectors);
     }
-    joined.raise();
+    joined.raise(entry.key());
 }
 
 }  // namespace kvc

@@ -4,14 +4,14 @@
 //
 // Source and semantics: those of the three. Results have the same bits: every function that decides them is theirs.
 //
-//   in   query [B,H,D], k_new, v_new [B,G,D]
+//   in   the new token: query [B,H,D], key and value [B,G,D] (new_token.cuh)
 //   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P] with the token in them; arrivals [B,G] = 0;
 //        indices int32 [B,G,index_stride] and selected int32 [B,G,selected_width], or null: see select_tokens.cuh
 //
 // Grid (kClusterBlocks, G, B). Every block chooses the channels for itself. A block has neighbouring units of pages, so no
 // vector of bounds is of two blocks in 16 bit: the block of the page that the token joins writes the page's bounds in
-// memory, then stages them; no other block reads them. It also writes key and value. Scores, statistics and keys never
-// leave the multiprocessors.
+// memory, then stages them; no other block reads them. It also writes key and value; the first block writes the query where
+// it is rotated here. Scores, statistics and keys never leave the multiprocessors.
 //
 // Barriers of the cluster: one that every block has begun, arrived at early and waited for behind the scores; one behind
 // the statistics; then those of cluster_select.cuh, the last of which is also behind the last write into another block.
@@ -40,15 +40,13 @@ namespace kvc {
 
 template <class T>
 struct ScoreAndSelectParams {
-    const T* query;         // [B,H,D]
-    AppendParams<T> token;  // the new token, the caches, and the rows' lengths
-    T* bounds;              // [B,G,2D,P]
-    int32_t* indices;       // [B,G,index_stride]
-    int32_t* selected;      // [B,G,selected_width] or null
+    AppendParams<T> append;  // the new token, the caches, and the rows' lengths
+    T* bounds;               // [B,G,2D,P]
+    int32_t* indices;        // [B,G,index_stride]
+    int32_t* selected;       // [B,G,selected_width] or null
     AttentionLimits limits;
     int64_t index_stride;
     int64_t selected_width;
-    int32_t group;        // H/G
     int32_t page_size;    // p
     int32_t pages;        // P
     int32_t top_r;        // r
@@ -114,8 +112,8 @@ struct ClusterHead {
                 task.count,
                 {task.last, static_cast<float>(task.tokens), static_cast<float>(params.page_size)},
             };
-            Scorer(params.top_r, params.group, own.factors, own.scratch)
-                .score(staged(), {temperatures(), params.group}, chunk);
+            Scorer(params.top_r, query.group, own.factors, own.scratch)
+                .score(staged(), {temperatures(), query.group}, chunk);
         }
         wait_for_cluster();
         __syncthreads();
@@ -135,10 +133,10 @@ struct ClusterHead {
         synchronize_cluster();
         const int last = (row.length - 1) / params.page_size;
         head_softmax<kScoreThreads, kTokenWarps>(&row_units()[0], units_of(params.pages), units_of(last + 1),
-                                                 params.group, heads);
+                                                 query.group, heads);
         // A block past the row's end has no pages, and no place of its first one among the tokens.
         const int tokens = task.count > 0 ? row.length - task.start * params.page_size : 0;
-        const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, params.group,
+        const ScoredPages pages = {&scores()[0],     nullptr, layout.chunk_units, query.group,
                                    params.page_size, tokens,  task.count};
         const auto weight_at = [&](int32_t page) { return pages.weight(page); };
         const auto emit = [&](int32_t page, int32_t slot, int32_t count) {
@@ -158,7 +156,7 @@ private:
         const int64_t stride = units_of(params.pages);
         const SharedSpan<ScoreStatistics> to = row_units().of_block(warp_index());
         const int count = units_of(task.count);
-        for (int head = 0; head < params.group; ++head) {
+        for (int head = 0; head < query.group; ++head) {
 #pragma unroll 1
             for (int unit = lane_index(); unit < count; unit += kWarpSize) {
                 to[head * stride + task.start / kUnitPages + unit] = units()[head * layout.chunk_units + unit];
@@ -186,7 +184,7 @@ private:
         StagedQuads quads(&query.chosen.template cast<uint4>()[0], (own.rows + 3) / 4, params.row_vectors);
         stage_bounds(table, params.pages, params.row_vectors, quads, params.top_r, task.start, task.count, staged());
         copy_async_commit();
-        const int vectors = Scorer::query_vectors(params.top_r, params.group);
+        const int vectors = Scorer::query_vectors(params.top_r, query.group);
         Scorer::write_query(query, &dynamic_shared<uint4>(own.factors, vectors)[0]);
         find_temperatures(query, &temperatures()[0]);
         copy_async_wait<0>();
@@ -198,16 +196,16 @@ private:
         return {dynamic_shared<T>(0, own.rows * own.row), starts_of_rows<T>(), own.row, own.rows};
     }
     __device__ __forceinline__ SharedSpan<float> temperatures() const {
-        return dynamic_shared<float>(layout.score.query, params.group);
+        return dynamic_shared<float>(layout.score.query, query.group);
     }
     __device__ __forceinline__ SharedSpan<float> scores() const {
-        return dynamic_shared<float>(layout.scores, params.group * layout.chunk_units * kUnitPages);
+        return dynamic_shared<float>(layout.scores, query.group * layout.chunk_units * kUnitPages);
     }
     __device__ __forceinline__ SharedSpan<ScoreStatistics> units() const {
-        return dynamic_shared<ScoreStatistics>(layout.units, params.group * layout.chunk_units);
+        return dynamic_shared<ScoreStatistics>(layout.units, query.group * layout.chunk_units);
     }
     __device__ __forceinline__ SharedSpan<ScoreStatistics> row_units() const {
-        return dynamic_shared<ScoreStatistics>(layout.row_units, params.group * units_of(params.pages));
+        return dynamic_shared<ScoreStatistics>(layout.row_units, query.group * units_of(params.pages));
     }
 };
 
@@ -216,22 +214,22 @@ private:
 template <class T, int kHeads>
 __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T>& params, const ClusterLayout& layout,
                                            const GroupQuery& query, const QueryChannel& own,
-                                           const TokenVector<T>& entry, int64_t head, int64_t slot,
+                                           const TokenChannel<T>& entry, int64_t head, int64_t slot,
                                            const AttendedRow& row, const TokenLists& lists) {
-    const AppendParams<T>& token = params.token;
-    const int size = token.head_size;
+    const AppendParams<T>& append = params.append;
+    const int size = append.head_size;
     T* table = params.bounds + head * 2 * size * params.pages;
     const int page = (row.length - 1) / params.page_size, chunk = pages_of_block(row, params.page_size);
     const bool appends = page / chunk == cluster_rank();
-    const JoinedChannel<T> joined(token.k_new + head * size, table, appends ? size : 0, params.pages, page);
+    const JoinedChannel<T> joined(table, appends ? size : 0, params.pages, page);
     if (!row.all) {
         announce_to_cluster();
         choose_channels(own, query);
     }
     if (appends) {  // elsewhere `joined` is no channel
-        const int64_t cache = head * size * token.capacity;
-        entry.write(token.k_cache + cache, token.v_cache + cache, slot, size);
-        joined.raise();
+        const int64_t cache = head * size * append.capacity;
+        entry.write(append.k_cache + cache, append.v_cache + cache, slot, size);
+        joined.raise(entry.key());
     }
     if (!row.all) {
         const ClusterHead<T, kHeads> own_head = {params, layout, query, chunk_task(row, params.page_size, chunk)};
@@ -244,16 +242,18 @@ __device__ __forceinline__ void select_row(const ScoreAndSelectParams<T>& params
 template <class T, int kHeads>
 __device__ __forceinline__ void step_in_cluster(const ScoreAndSelectParams<T>& params) {
     KVC_SHARED(int32_t, chosen, KVC_LARGEST_HEAD_SIZE);
-    const AppendParams<T>& token = params.token;
-    const int size = token.head_size, group = params.group;
+    const AppendParams<T>& append = params.append;
+    const int size = append.head_size, group = append.group, kv_head = static_cast<int>(blockIdx.y);
     const ClusterLayout layout = cluster_layout<T, kHeads>(params.row_vectors, params.top_r, group, size, params.pages);
     const GroupQuery query = {dynamic_shared<float>(layout.query, group * size), chosen, group, size, params.top_r};
-    const int64_t head = int64_t{blockIdx.z} * token.kv_heads + blockIdx.y;
-    const int64_t slot = token.cache_lengths[blockIdx.z];
-    const TokenVector<T> entry(token.k_new + head * size, token.v_new + head * size, size);
-    const QueryChannel own = read_query(params.query + head * group * size, query);
+    const int64_t row_number = blockIdx.z, head = row_number * append.kv_heads + kv_head;
+    const int64_t slot = append.cache_lengths[row_number];
+    const HeadChannel<T> channel(append.token, row_number, size);
+    const TokenChannel<T> entry = append.entry_of(channel, row_number, kv_head);
+    T* const rotated = cluster_rank() == 0 ? append.rotated_of(head) : nullptr;
+    const QueryChannel own = read_query(channel, append.query_of(row_number, kv_head), rotated, query);
     if (cluster_rank() == 0 && threadIdx.x == 0) {
-        token.arrivals[head] = 0;
+        append.arrivals[head] = 0;
     }
     const AttendedRow row = attended_row(slot, params.limits);
     const TokenLists lists = {params.indices + head * params.index_stride,

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "kernels/new_token.cuh"
 #include "kernels/numeric.cuh"
 #include "kernels/platform.cuh"
 #include "kernels/reduce.cuh"
@@ -61,28 +62,38 @@ __device__ __forceinline__ uint32_t importance_key(float importance) {
 }
 
 // Reads query [g,D]: fills `to.values` and returns the thread's channel. Loads of several heads are under way together.
+// Where heads are rotated on the way, they are also written to `rotated` [g,D], unless it is null.
 template <class T>
-__device__ __forceinline__ QueryChannel read_query(const T* __restrict__ query, const GroupQuery& to) {
+__device__ __forceinline__ QueryChannel read_query(const HeadChannel<T>& channel, const T* __restrict__ query,
+                                                   T* __restrict__ rotated, const GroupQuery& to) {
     constexpr int kInFlight = 4;
-    const int d = static_cast<int>(threadIdx.x);
-    if (d >= to.head_size) {
+    if (!channel.exists()) {
         return {0, 0};
     }
+    const int d = channel.number();
     float importance = 0.0f;
     float sum = 0.0f;
 #pragma unroll 1
     for (int first = 0; first < to.group; first += kInFlight) {
-        float q[kInFlight];
+        typename HeadChannel<T>::Pair read[kInFlight];
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-            q[i] = first + i < to.group ? to_float(query[(first + i) * to.head_size + d]) : 0.0f;
+            if (first + i < to.group) {
+                read[i] = channel.load(query + (first + i) * to.head_size);
+            }
         }
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
             if (first + i < to.group) {
-                to.values[(first + i) * to.head_size + d] = q[i];
-                importance += fabsf(q[i]);
-                sum += q[i];
+                const int at = (first + i) * to.head_size + d;
+                const T value = channel.rotated(read[i]);
+                if (rotated != nullptr) {
+                    rotated[at] = value;
+                }
+                const float q = to_float(value);
+                to.values[at] = q;
+                importance += fabsf(q);
+                sum += q;
             }
         }
     }

@@ -1,7 +1,8 @@
 // What the two attention operations share on the host: which part of its cache a row reads, the scratch memory of the
 // attention kernel, and its launch.
 //
-// `Params` is KvcDenseAttentionParams or KvcHybridAttentionParams.
+// `Params` is KvcDenseAttentionParams or KvcHybridAttentionParams. The operations that rotate their new token are these
+// two behind another first step: its parameters are turned into theirs, with the rotated query in place of the given one.
 #pragma once
 
 #include <algorithm>
@@ -61,18 +62,46 @@ AttentionScratch take_attention_scratch(const Params& params, Workspace& workspa
     return scratch;
 }
 
+/// The new token of every row, in tensors of its own and rotated.
+template <class T, class Params>
+NewToken<T> separate_token(const Params& params) {
+    NewToken<T> token{};
+    token.query = static_cast<const T*>(params.query);
+    token.key = static_cast<const T*>(params.k_new);
+    token.value = static_cast<const T*>(params.v_new);
+    token.query_row = int64_t{params.heads} * params.head_size;
+    token.entry_row = int64_t{params.kv_heads} * params.head_size;
+    return token;
+}
+
+/// The new token of every row as one product of the joined projections has it, to be rotated.
+template <class T, class Params>
+NewToken<T> joined_token(const Params& params) {
+    const int64_t heads = int64_t{params.heads} * params.head_size;
+    const int64_t kv_heads = int64_t{params.kv_heads} * params.head_size;
+    NewToken<T> token{};
+    token.query = static_cast<const T*>(params.joined);
+    token.key = token.query + heads;
+    token.value = token.key + kv_heads;
+    token.query_row = token.entry_row = heads + 2 * kv_heads;
+    token.cosines = params.cosines;
+    token.sines = params.sines;
+    token.rotated = static_cast<T*>(params.query);
+    return token;
+}
+
 /// The new token and where it goes.
 template <class T, class Params>
-AppendParams<T> append_params(const Params& params, int32_t* arrivals) {
+AppendParams<T> append_params(const Params& params, const NewToken<T>& token, int32_t* arrivals) {
     AppendParams<T> append{};
-    append.k_new = static_cast<const T*>(params.k_new);
-    append.v_new = static_cast<const T*>(params.v_new);
+    append.token = token;
     append.k_cache = static_cast<T*>(params.k_cache);
     append.v_cache = static_cast<T*>(params.v_cache);
     append.cache_lengths = params.cache_lengths;
     append.arrivals = arrivals;
     append.capacity = params.capacity;
     append.kv_heads = params.kv_heads;
+    append.group = group_of(params);
     append.head_size = params.head_size;
     return append;
 }

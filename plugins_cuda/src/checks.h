@@ -97,9 +97,9 @@ struct TensorMaker {
     Tensor output(const char* field, void* data, std::initializer_list<int64_t> shape) const {
         return {field, data, bytes(field, shape, element_bytes), kDataAlignment, true, false};
     }
-    template <class Integer>
-    static Tensor integers(const char* field, Integer* data, std::initializer_list<int64_t> shape) {
-        return {field, data, bytes(field, shape, sizeof(Integer)), sizeof(Integer), !std::is_const_v<Integer>, false};
+    template <class Number>
+    static Tensor numbers(const char* field, Number* data, std::initializer_list<int64_t> shape) {
+        return {field, data, bytes(field, shape, sizeof(Number)), sizeof(Number), !std::is_const_v<Number>, false};
     }
     static Tensor optional(Tensor tensor) {
         tensor.optional = true;

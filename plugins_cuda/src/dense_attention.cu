@@ -1,4 +1,4 @@
-// kvc_dense_attention: append the new token, then attend to all entries of each row.
+// kvc_dense_attention and kvc_rotated_dense_attention: append the new token, then attend to all entries of each row.
 #include "src/attention.h"
 #include "src/operation.h"
 
@@ -12,9 +12,45 @@ struct DenseAttention {
 
     template <class T>
     static void run(const KvcDenseAttentionParams& params, const AttentionScratch& scratch, Stream& stream) {
+        step(params, separate_token<T>(params), scratch, stream);
+    }
+
+    template <class T>
+    static void step(const KvcDenseAttentionParams& params, const NewToken<T>& token, const AttentionScratch& scratch,
+                     Stream& stream) {
         const dim3 grid = grid_of(params.kv_heads, params.batch);
-        launch<append<T>>("append", grid, dim3(kAppendThreads), 0, stream, append_params<T>(params, scratch.arrivals));
+        launch<append<T>>("append", grid, dim3(kAppendThreads), 0, stream,
+                          append_params<T>(params, token, scratch.arrivals));
         launch_attention<T>(params, scratch, TokenList{}, stream);
+    }
+};
+
+struct RotatedDenseAttention {
+    using Params = KvcRotatedDenseAttentionParams;
+
+    static AttentionScratch lay_out(const Params& params, Workspace& workspace) {
+        return DenseAttention::lay_out(with_rotated_query(params), workspace);
+    }
+
+    template <class T>
+    static void run(const Params& params, const AttentionScratch& scratch, Stream& stream) {
+        DenseAttention::step(with_rotated_query(params), joined_token<T>(params), scratch, stream);
+    }
+
+    static KvcDenseAttentionParams with_rotated_query(const Params& p) {
+        KvcDenseAttentionParams params{};
+        params.dtype = p.dtype;
+        params.batch = p.batch;
+        params.heads = p.heads;
+        params.kv_heads = p.kv_heads;
+        params.head_size = p.head_size;
+        params.capacity = p.capacity;
+        params.query = p.query;
+        params.k_cache = p.k_cache;
+        params.v_cache = p.v_cache;
+        params.cache_lengths = p.cache_lengths;
+        params.output = p.output;
+        return params;
     }
 };
 
@@ -29,4 +65,14 @@ extern "C" KvcStatus kvc_dense_attention_workspace(const KvcDenseAttentionParams
 extern "C" KvcStatus kvc_dense_attention(const KvcDenseAttentionParams* params, void* workspace,
                                          uint64_t workspace_bytes, void* stream, KvcMessage* message) {
     return kvc::call<kvc::DenseAttention>(params, workspace, workspace_bytes, stream, message);
+}
+
+extern "C" KvcStatus kvc_rotated_dense_attention_workspace(const KvcRotatedDenseAttentionParams* params,
+                                                           uint64_t* bytes, KvcMessage* message) {
+    return kvc::query_workspace<kvc::RotatedDenseAttention>(params, bytes, message);
+}
+
+extern "C" KvcStatus kvc_rotated_dense_attention(const KvcRotatedDenseAttentionParams* params, void* workspace,
+                                                 uint64_t workspace_bytes, void* stream, KvcMessage* message) {
+    return kvc::call<kvc::RotatedDenseAttention>(params, workspace, workspace_bytes, stream, message);
 }

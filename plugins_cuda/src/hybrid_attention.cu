@@ -1,7 +1,7 @@
-// kvc_hybrid_attention: one decode step of one layer, as four launches however long the rows are, or as two for few rows
-// (src/score_and_select.h).
+// kvc_hybrid_attention and kvc_rotated_hybrid_attention: one decode step of one layer, as four launches however long the rows
+// are, or as two for few rows (src/score_and_select.h).
 //
-//   prepare_step      (G, B)                    store the token, raise its page's bounds; choose the channels of the query
+//   prepare_step      (G, B)                    rotate and store the token, raise its page's bounds; choose the query's channels
 //   page_scores       (chunks of pages, G, B)   score pages where a row is longer than its budget
 //   select_tokens     (G, B)                    rank the pages of a KV head, list its tokens
 //   sparse_attention  see sparse_attention.cuh  attend to the listed tokens, or to all
@@ -67,20 +67,19 @@ int32_t pages_of(const KvcHybridAttentionParams& p) {
 }
 
 template <class T>
-void launch_prepare_step(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
+void launch_prepare_step(const KvcHybridAttentionParams& p, const AppendParams<T>& append, const Scratch& scratch,
+                         Stream& stream) {
     PrepareStepParams<T> params;
-    params.query = static_cast<const T*>(p.query);
-    params.token = append_params<T>(p, scratch.attention.arrivals);
+    params.append = append;
     params.bounds = static_cast<T*>(p.bounds);
     params.prepared = scratch.prepared;
     params.limits = limits_of(p);
-    params.group = group_of(p);
     params.page_size = p.page_size;
     params.pages = pages_of(p);
     params.top_r = p.top_r;
     const dim3 grid = grid_of(p.kv_heads, p.batch);
-    const size_t bytes = sizeof(float) * params.group * p.head_size;
-    dispatch_scored_heads<T>(params.group, [&](auto heads) {
+    const size_t bytes = sizeof(float) * append.group * p.head_size;
+    dispatch_scored_heads<T>(append.group, [&](auto heads) {
         launch<prepare_step<T, decltype(heads)::value>>("prepare_step", grid, dim3(kScoreThreads), bytes, stream,
                                                         params);
     });
@@ -169,21 +168,64 @@ struct HybridAttention {
 
     template <class T>
     static void run(const KvcHybridAttentionParams& p, const Scratch& scratch, Stream& stream) {
+        step(p, separate_token<T>(p), scratch, stream);
+    }
+
+    template <class T>
+    static void step(const KvcHybridAttentionParams& p, const NewToken<T>& token, const Scratch& scratch,
+                     Stream& stream) {
+        const AppendParams<T> append = append_params<T>(p, token, scratch.attention.arrivals);
         dispatch_scored_heads<T>(group_of(p), [&](auto heads) {
             constexpr int kHeads = decltype(heads)::value;
             if constexpr (sizeof(T) == 2) {
-                if (launch_score_and_select<T, kHeads>(p, pages_of(p), scratch.attention.arrivals, scratch.indices,
-                                                       stream)) {
+                if (launch_score_and_select<T, kHeads>(p, append, pages_of(p), scratch.indices, stream)) {
                     return;
                 }
             }
-            launch_prepare_step<T>(p, scratch, stream);
+            launch_prepare_step<T>(p, append, scratch, stream);
             if (any_sparse(p)) {
                 launch_page_scores<T, kHeads>(p, scratch, stream);
             }
             launch_select_tokens(p, scratch, stream);
         });
         launch_attention<T>(p, scratch.attention, TokenList{scratch.indices, list_stride(p.top_k)}, stream);
+    }
+};
+
+struct RotatedHybridAttention {
+    using Params = KvcRotatedHybridAttentionParams;
+
+    static Scratch lay_out(const Params& params, Workspace& workspace) {
+        return HybridAttention::lay_out(with_rotated_query(params), workspace);
+    }
+
+    template <class T>
+    static void run(const Params& params, const Scratch& scratch, Stream& stream) {
+        HybridAttention::step(with_rotated_query(params), joined_token<T>(params), scratch, stream);
+    }
+
+    static KvcHybridAttentionParams with_rotated_query(const Params& p) {
+        KvcHybridAttentionParams params{};
+        params.dtype = p.dtype;
+        params.batch = p.batch;
+        params.heads = p.heads;
+        params.kv_heads = p.kv_heads;
+        params.head_size = p.head_size;
+        params.page_size = p.page_size;
+        params.top_r = p.top_r;
+        params.capacity = p.capacity;
+        params.top_k = p.top_k;
+        params.token_budget = p.token_budget;
+        params.dense_until = p.dense_until;
+        params.selected_width = p.selected_width;
+        params.query = p.query;
+        params.k_cache = p.k_cache;
+        params.v_cache = p.v_cache;
+        params.bounds = p.bounds;
+        params.cache_lengths = p.cache_lengths;
+        params.output = p.output;
+        params.selected = p.selected;
+        return params;
     }
 };
 
@@ -198,4 +240,14 @@ extern "C" KvcStatus kvc_hybrid_attention_workspace(const KvcHybridAttentionPara
 extern "C" KvcStatus kvc_hybrid_attention(const KvcHybridAttentionParams* params, void* workspace,
                                           uint64_t workspace_bytes, void* stream, KvcMessage* message) {
     return kvc::call<kvc::HybridAttention>(params, workspace, workspace_bytes, stream, message);
+}
+
+extern "C" KvcStatus kvc_rotated_hybrid_attention_workspace(const KvcRotatedHybridAttentionParams* params,
+                                                            uint64_t* bytes, KvcMessage* message) {
+    return kvc::query_workspace<kvc::RotatedHybridAttention>(params, bytes, message);
+}
+
+extern "C" KvcStatus kvc_rotated_hybrid_attention(const KvcRotatedHybridAttentionParams* params, void* workspace,
+                                                  uint64_t workspace_bytes, void* stream, KvcMessage* message) {
+    return kvc::call<kvc::RotatedHybridAttention>(params, workspace, workspace_bytes, stream, message);
 }

@@ -20,6 +20,7 @@ inline void check_numbers(const KvcAppendBlockParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576},
                   {"block", p.block, 1, 1048576}});
+
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -30,8 +31,8 @@ inline std::vector<Tensor> tensors_of(const KvcAppendBlockParams& p) {
             make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.block, p.head_size}),
             make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
-            make.integers("lengths", p.lengths, {p.batch})};
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.numbers("lengths", p.lengths, {p.batch})};
 }
 
 // ---- KvcRaiseBounds
@@ -43,9 +44,8 @@ inline void check_numbers(const KvcRaiseBoundsParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"block", p.block, 1, 1048576},
                   {"pages", p.pages, 1, 1048576}});
-    check_multiple("head_size", p.head_size, 8);
-
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32}, {"reserved", p.reserved, 0, 0}});
+    check_multiple("head_size", p.head_size, 8);
 }
 
 inline std::vector<Tensor> tensors_of(const KvcRaiseBoundsParams& p) {
@@ -53,7 +53,7 @@ inline std::vector<Tensor> tensors_of(const KvcRaiseBoundsParams& p) {
     const int64_t D = p.head_size;
     return {make.input("k_new", p.k_new, {p.batch, p.kv_heads, p.block, p.head_size}),
             make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, p.pages}),
-            make.integers("cache_lengths", p.cache_lengths, {p.batch}), make.integers("lengths", p.lengths, {p.batch})};
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}), make.numbers("lengths", p.lengths, {p.batch})};
 }
 
 // ---- KvcCompact
@@ -65,14 +65,14 @@ inline void check_numbers(const KvcCompactParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"window", p.window, 1, 1024},
-                  {"prompt_length", p.prompt_length, 1, 1048576}});
+                  {"prompt_length", p.prompt_length, 1, 1048576},
+                  {"capacity", p.capacity, 1, 1048576}});
+    check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
+                  {"page_size", p.page_size, 1, kLargestInt32},
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
-    check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
-                  {"page_size", p.page_size, 1, kLargestInt32},
-                  {"capacity", p.capacity, 1, 1048576},
-                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     check_odd("pool_kernel", p.pool_kernel);
 }
 
@@ -83,13 +83,13 @@ inline std::vector<Tensor> contiguous_tensors_of(const KvcCompactParams& p) {
     const int64_t element_bytes = make.element_bytes;
     const int64_t D = p.head_size;
     return {make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
-            make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
+            make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
             make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.optional(make.output("bounds", p.bounds,
                                       {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)})),
-            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
-            make.integers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.numbers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
 }
 
 // ---- KvcCompactTurn
@@ -101,14 +101,14 @@ inline void check_numbers(const KvcCompactTurnParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"window", p.window, 1, 1024},
-                  {"prompt_length", p.prompt_length, 1, 1048576}});
+                  {"prompt_length", p.prompt_length, 1, 1048576},
+                  {"capacity", p.capacity, 1, 1048576}});
+    check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
+                  {"page_size", p.page_size, 1, kLargestInt32},
+                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
-    check_ranges({{"pool_kernel", p.pool_kernel, 1, 4095},
-                  {"page_size", p.page_size, 1, kLargestInt32},
-                  {"capacity", p.capacity, 1, 1048576},
-                  {"prompt_budget", p.prompt_budget, 1, p.capacity, "capacity"}});
     check_odd("pool_kernel", p.pool_kernel);
 }
 
@@ -121,14 +121,14 @@ inline std::vector<Tensor> tensors_of(const KvcCompactTurnParams& p) {
     return {make.input("q_window", p.q_window, {p.batch, p.heads, p.window, p.head_size}),
             make.input("k", p.k, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
             make.input("v", p.v, {p.batch, p.kv_heads, p.prompt_length, p.head_size}),
-            make.integers("prompt_lengths", p.prompt_lengths, {p.batch}),
-            make.integers("window_lengths", p.window_lengths, {p.batch}),
+            make.numbers("prompt_lengths", p.prompt_lengths, {p.batch}),
+            make.numbers("window_lengths", p.window_lengths, {p.batch}),
             make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.optional(make.output("bounds", p.bounds,
                                       {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)})),
-            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
-            make.integers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.numbers("indices", p.indices, {p.batch, p.kv_heads, p.capacity})};
 }
 
 // ---- KvcDenseAttention
@@ -140,10 +140,10 @@ inline void check_numbers(const KvcDenseAttentionParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
+    check_ranges({{"reserved", p.reserved, 0, 0}});
     check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
     check_multiple("head_size", p.head_size, 8);
     check_group(p);
-    check_ranges({{"reserved", p.reserved, 0, 0}});
 }
 
 inline std::vector<Tensor> tensors_of(const KvcDenseAttentionParams& p) {
@@ -154,7 +154,7 @@ inline std::vector<Tensor> tensors_of(const KvcDenseAttentionParams& p) {
             make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.head_size}),
             make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
             make.output("output", p.output, {p.batch, p.heads, p.head_size})};
 }
 
@@ -170,9 +170,6 @@ inline void check_numbers(const KvcHybridAttentionParams& p) {
                   {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
-    check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
-    check_multiple("head_size", p.head_size, 8);
-    check_group(p);
     check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
                   {"token_budget", p.token_budget, 0, kLargestInt32},
                   {"dense_until", p.dense_until, 0, kLargestInt32},
@@ -180,6 +177,9 @@ inline void check_numbers(const KvcHybridAttentionParams& p) {
                   {"top_k", p.top_k, 1, p.capacity, "capacity"},
                   {"selected_width", p.selected_width, std::max({top_k, token_budget, dense_until}),
                    std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"}});
+    check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
+    check_multiple("head_size", p.head_size, 8);
+    check_group(p);
 }
 
 inline std::vector<Tensor> tensors_of(const KvcHybridAttentionParams& p) {
@@ -194,9 +194,9 @@ inline std::vector<Tensor> tensors_of(const KvcHybridAttentionParams& p) {
             make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)}),
-            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
             make.output("output", p.output, {p.batch, p.heads, p.head_size}),
-            make.optional(make.integers("selected", p.selected, {p.batch, p.kv_heads, p.selected_width}))};
+            make.optional(make.numbers("selected", p.selected, {p.batch, p.kv_heads, p.selected_width}))};
 }
 
 // ---- KvcJoinBlock
@@ -208,6 +208,7 @@ inline void check_numbers(const KvcJoinBlockParams& p) {
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576},
                   {"block", p.block, 1, 1048576}});
+
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -219,11 +220,11 @@ inline std::vector<Tensor> tensors_of(const KvcJoinBlockParams& p) {
             make.input("v_new", p.v_new, {p.batch, p.kv_heads, p.block, p.head_size}),
             make.input("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.input("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.integers("cache_lengths", p.cache_lengths, {p.batch}),
-            make.integers("lengths", p.lengths, {p.batch}),
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.numbers("lengths", p.lengths, {p.batch}),
             make.output("k", p.k, {p.batch, p.kv_heads, C + M, p.head_size}),
             make.output("v", p.v, {p.batch, p.kv_heads, C + M, p.head_size}),
-            make.integers("joined_lengths", p.joined_lengths, {p.batch})};
+            make.numbers("joined_lengths", p.joined_lengths, {p.batch})};
 }
 
 // ---- KvcReplaceCache
@@ -234,6 +235,7 @@ inline void check_numbers(const KvcReplaceCacheParams& p) {
                   {"kv_heads", p.kv_heads, 1, 65535},
                   {"head_size", p.head_size, 16, 256},
                   {"capacity", p.capacity, 1, 1048576}});
+
     check_multiple("head_size", p.head_size, 8);
 }
 
@@ -242,10 +244,10 @@ inline std::vector<Tensor> tensors_of(const KvcReplaceCacheParams& p) {
 
     return {make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.integers("slot_positions", p.slot_positions, {p.batch, p.kv_heads, p.capacity}),
+            make.numbers("slot_positions", p.slot_positions, {p.batch, p.kv_heads, p.capacity}),
             make.input("k_kept", p.k_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
             make.input("v_kept", p.v_kept, {p.batch, p.kv_heads, p.capacity, p.head_size}),
-            make.integers("positions_kept", p.positions_kept, {p.batch, p.kv_heads, p.capacity})};
+            make.numbers("positions_kept", p.positions_kept, {p.batch, p.kv_heads, p.capacity})};
 }
 
 // ---- KvcReplaceBounds
@@ -254,8 +256,9 @@ inline void check_numbers(const KvcReplaceBoundsParams& p) {
     check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
                   {"batch", p.batch, 1, 65535},
                   {"kv_heads", p.kv_heads, 1, 65535},
-                  {"channels", p.channels, 32, 512},
-                  {"pages", p.pages, 1, 1048576}});
+                  {"pages", p.pages, 1, 1048576},
+                  {"channels", p.channels, 32, 512}});
+
     check_multiple("channels", p.channels, 16);
 }
 
@@ -264,6 +267,80 @@ inline std::vector<Tensor> tensors_of(const KvcReplaceBoundsParams& p) {
 
     return {make.output("bounds", p.bounds, {p.batch, p.kv_heads, p.channels, p.pages}),
             make.input("bounds_kept", p.bounds_kept, {p.batch, p.kv_heads, p.channels, p.pages})};
+}
+
+// ---- KvcRotatedHybridAttention
+
+inline void check_numbers(const KvcRotatedHybridAttentionParams& p) {
+    const int64_t top_k = p.top_k;
+    const int64_t token_budget = p.token_budget;
+    const int64_t dense_until = p.dense_until;
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"heads", p.heads, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
+                  {"head_size", p.head_size, 16, 256},
+                  {"capacity", p.capacity, 1, 1048576}});
+    check_ranges({{"page_size", p.page_size, 1, kLargestInt32},
+                  {"token_budget", p.token_budget, 0, kLargestInt32},
+                  {"dense_until", p.dense_until, 0, kLargestInt32},
+                  {"top_r", p.top_r, 1, p.head_size, "head_size"},
+                  {"top_k", p.top_k, 1, p.capacity, "capacity"},
+                  {"selected_width", p.selected_width, std::max({top_k, token_budget, dense_until}),
+                   std::max({top_k, token_budget, dense_until}), "max(top_k, token_budget, dense_until)"}});
+    check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
+    check_multiple("head_size", p.head_size, 8);
+    check_group(p);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcRotatedHybridAttentionParams& p) {
+    const TensorMaker make = maker(p);
+    const int64_t heads = p.heads;
+    const int64_t G = p.kv_heads;
+    const int64_t D = p.head_size;
+    const int64_t C = p.capacity;
+    const int64_t page_size = p.page_size;
+    const int64_t element_bytes = make.element_bytes;
+    return {make.input("joined", p.joined, {p.batch, heads + 2 * G, p.head_size}),
+            make.numbers("cosines", p.cosines, {p.batch, D / 2}),
+            make.numbers("sines", p.sines, {p.batch, D / 2}),
+            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("bounds", p.bounds, {p.batch, p.kv_heads, 2 * D, stored_pages(C, page_size, element_bytes)}),
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.output("output", p.output, {p.batch, p.heads, p.head_size}),
+            make.optional(make.numbers("selected", p.selected, {p.batch, p.kv_heads, p.selected_width})),
+            make.output("query", p.query, {p.batch, p.heads, p.head_size})};
+}
+
+// ---- KvcRotatedDenseAttention
+
+inline void check_numbers(const KvcRotatedDenseAttentionParams& p) {
+    check_ranges({{"dtype", p.dtype, KVC_FLOAT32, KVC_BFLOAT16},
+                  {"batch", p.batch, 1, 65535},
+                  {"heads", p.heads, 1, 65535},
+                  {"kv_heads", p.kv_heads, 1, p.heads, "heads"},
+                  {"head_size", p.head_size, 16, 256},
+                  {"capacity", p.capacity, 1, 1048576}});
+    check_ranges({{"reserved", p.reserved, 0, 0}});
+    check_multiple("heads", p.heads, p.kv_heads, "kv_heads");
+    check_multiple("head_size", p.head_size, 8);
+    check_group(p);
+}
+
+inline std::vector<Tensor> tensors_of(const KvcRotatedDenseAttentionParams& p) {
+    const TensorMaker make = maker(p);
+    const int64_t heads = p.heads;
+    const int64_t G = p.kv_heads;
+    const int64_t D = p.head_size;
+    return {make.input("joined", p.joined, {p.batch, heads + 2 * G, p.head_size}),
+            make.numbers("cosines", p.cosines, {p.batch, D / 2}),
+            make.numbers("sines", p.sines, {p.batch, D / 2}),
+            make.output("k_cache", p.k_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.output("v_cache", p.v_cache, {p.batch, p.kv_heads, p.capacity, p.head_size}),
+            make.numbers("cache_lengths", p.cache_lengths, {p.batch}),
+            make.output("output", p.output, {p.batch, p.heads, p.head_size}),
+            make.output("query", p.query, {p.batch, p.heads, p.head_size})};
 }
 
 }  // namespace kvc::checks

@@ -37,27 +37,25 @@ struct ClusterRule {
 
 /// Queue the launch; false, and nothing, where the rule does not hold.
 template <class T, int kHeads>
-bool launch_score_and_select(const KvcHybridAttentionParams& p, int32_t pages, int32_t* arrivals, int32_t* indices,
-                             Stream& stream) {
+bool launch_score_and_select(const KvcHybridAttentionParams& p, const AppendParams<T>& append, int32_t pages,
+                             int32_t* indices, Stream& stream) {
     const ClusterRule rule = ClusterRule::of<T, kHeads>(p, pages);
     if (rule.row_vectors == 0) {
         return false;
     }
     ScoreAndSelectParams<T> params;
-    params.query = static_cast<const T*>(p.query);
-    params.token = append_params<T>(p, arrivals);
+    params.append = append;
     params.bounds = static_cast<T*>(p.bounds);
     params.indices = indices;
     params.selected = p.selected;
     params.limits = limits_of(p);
     params.index_stride = list_stride(p.top_k);
     params.selected_width = p.selected_width;
-    params.group = group_of(p);
     params.page_size = p.page_size;
     params.pages = pages;
     params.top_r = p.top_r;
     params.row_vectors = rule.row_vectors;
-    const int bytes = cluster_layout<T, kHeads>(rule.row_vectors, p.top_r, params.group, p.head_size, pages).total;
+    const int bytes = cluster_layout<T, kHeads>(rule.row_vectors, p.top_r, append.group, p.head_size, pages).total;
     launch<score_and_select<T, kHeads>>("score_and_select", grid_of(kClusterBlocks, p.kv_heads, p.batch),
                                         dim3(kScoreThreads), bytes, stream, params, kClusterBlocks);
     return true;

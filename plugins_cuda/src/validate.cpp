@@ -90,6 +90,12 @@ void validate_sizes(const KvcCompactTurnParams* params) {
 
 void validate_sizes(const KvcHybridAttentionParams* params) { check_sizes(params, "KvcHybridAttentionParams"); }
 void validate_sizes(const KvcDenseAttentionParams* params) { check_sizes(params, "KvcDenseAttentionParams"); }
+void validate_sizes(const KvcRotatedHybridAttentionParams* params) {
+    check_sizes(params, "KvcRotatedHybridAttentionParams");
+}
+void validate_sizes(const KvcRotatedDenseAttentionParams* params) {
+    check_sizes(params, "KvcRotatedDenseAttentionParams");
+}
 void validate_sizes(const KvcAppendBlockParams* params) { check_sizes(params, "KvcAppendBlockParams"); }
 void validate_sizes(const KvcRaiseBoundsParams* params) { check_sizes(params, "KvcRaiseBoundsParams"); }
 void validate_sizes(const KvcJoinBlockParams* params) { check_sizes(params, "KvcJoinBlockParams"); }
@@ -109,6 +115,8 @@ void validate(const KvcCompactParams* params) {
 void validate(const KvcCompactTurnParams* params) { check_all(params); }
 void validate(const KvcHybridAttentionParams* params) { check_all(params); }
 void validate(const KvcDenseAttentionParams* params) { check_all(params); }
+void validate(const KvcRotatedHybridAttentionParams* params) { check_all(params); }
+void validate(const KvcRotatedDenseAttentionParams* params) { check_all(params); }
 void validate(const KvcAppendBlockParams* params) { check_all(params); }
 void validate(const KvcRaiseBoundsParams* params) { check_all(params); }
 void validate(const KvcJoinBlockParams* params) { check_all(params); }

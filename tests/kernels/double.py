@@ -43,6 +43,8 @@ OPERATION(kvc_compact, KvcCompactParams)
 OPERATION(kvc_dense_attention, KvcDenseAttentionParams)
 #ifndef INCOMPLETE
 OPERATION(kvc_hybrid_attention, KvcHybridAttentionParams)
+OPERATION(kvc_rotated_hybrid_attention, KvcRotatedHybridAttentionParams)
+OPERATION(kvc_rotated_dense_attention, KvcRotatedDenseAttentionParams)
 #endif
 """
 

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvc_trt.kernels import KernelLibraryError, loading, reference_ops, use_library
-from kvc_trt.kernels.ops import kvc
+from kvc_trt.kernels.ops import argument_names, kvc, operator_name
+from kvc_trt.kernels.rotated import ROTATED_DENSE_ATTENTION, ROTATED_HYBRID_ATTENTION
 from tests.kernels.double import Calls, compile_double
 from tests.plugins_cuda.cases import DTYPES, compact_case, step_case
+from tests.plugins_cuda.test_rotated_attention import unrotated
 
 
 def finite(case):
@@ -26,10 +28,14 @@ def arguments(name, **options):
     if name == "compact":
         return tuple(compact_case(lengths=[60, 24, 3], **options).arguments().values())
     case = finite(step_case(lengths=[60, -1, 10], **options))
+    if name in ROTATED:
+        given = unrotated(case).arguments(ROTATED[name], "cpu")
+        return tuple(given[argument] for argument in argument_names(ROTATED[name]))
     return tuple((case.arguments() if name == "hybrid_attention" else case.dense_arguments()).values())
 
 
-NAMES = ("compact", "hybrid_attention", "dense_attention")
+ROTATED = {operator_name(one): one for one in (ROTATED_HYBRID_ATTENTION, ROTATED_DENSE_ATTENTION)}
+NAMES = ("compact", "hybrid_attention", "dense_attention", *ROTATED)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -78,9 +84,9 @@ def test_a_chosen_library_is_called_instead(double):
     with use_library(double.path):
         for name in NAMES:
             getattr(kvc, name)(*arguments(name))
-    assert calls.count.value == before + 3
+    assert calls.count.value == before + len(NAMES)
     kvc.dense_attention(*arguments("dense_attention"))
-    assert calls.count.value == before + 3
+    assert calls.count.value == before + len(NAMES)
 
 
 def test_a_cuda_library_leaves_cpu_tensors_to_the_reference(tmp_path, monkeypatch):

@@ -8,12 +8,12 @@ import subprocess
 import pytest
 
 from kvc_trt.kernels import structs
+from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.operators.compact import COMPACT
-from kvc_trt.operators.registry import KERNEL_OPERATORS
 from tests.kernels.double import INCLUDE, compiler
 
 STRUCTS = {
-    **{operator.kernel.struct: structs.struct_of(operator) for operator in KERNEL_OPERATORS},
+    **{operator.kernel.struct: structs.struct_of(operator) for operator in LIBRARY_OPERATORS},
     "KvcMessage": structs.Message,
     "KvcPrefetchParams": structs.PrefetchParameters,
 }

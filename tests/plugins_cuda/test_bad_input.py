@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import KernelLibrary
+from kvc_trt.kernels.rotated import ROTATED_DENSE_ATTENTION, ROTATED_HYBRID_ATTENTION
 from kvc_trt.kernels.structs import Parameters, Status, struct_of
 from kvc_trt.operators.compact import COMPACT
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
@@ -36,10 +37,14 @@ NUMBERS = {
     },
     "kvc_dense_attention": {**SHAPE, "reserved": 0, "capacity": 24},
 }  # fmt: skip
+PAGED, ROTATED = ("kvc_hybrid_attention", "kvc_rotated_hybrid_attention"), "kvc_rotated_dense_attention"
+NUMBERS |= {PAGED[1]: NUMBERS[PAGED[0]], ROTATED: NUMBERS["kvc_dense_attention"]}
 STRUCTS: dict[str, type[Parameters]] = {
     "kvc_compact": struct_of(COMPACT),
     "kvc_hybrid_attention": struct_of(HYBRID_ATTENTION),
     "kvc_dense_attention": struct_of(DENSE_ATTENTION),
+    "kvc_rotated_hybrid_attention": struct_of(ROTATED_HYBRID_ATTENTION),
+    "kvc_rotated_dense_attention": struct_of(ROTATED_DENSE_ATTENTION),
 }
 
 
@@ -82,6 +87,15 @@ POINTERS = {
     },
     "kvc_dense_attention": STEP,
 }
+TOKEN = {
+    "joined": Pointer(2 * 8 * 16 * 4),
+    "cosines": Pointer(2 * 8 * 4, alignment=4),
+    "sines": Pointer(2 * 8 * 4, alignment=4),
+    "query": Pointer(2 * 4 * 16 * 4, written=True),
+}
+for operation in PAGED[0], "kvc_dense_attention":
+    kept = {name: pointer for name, pointer in POINTERS[operation].items() if name not in ("query", "k_new", "v_new")}
+    POINTERS[operation.replace("kvc_", "kvc_rotated_")] = TOKEN | kept
 
 
 @dataclass(frozen=True)
@@ -146,7 +160,13 @@ def bad_numbers_of_compact() -> Iterator[Bad]:
 
 
 def bad_numbers_of_attention() -> Iterator[Bad]:
-    name = "kvc_hybrid_attention"
+    for name in PAGED:
+        yield from bad_numbers_of_pages(name)
+    for name in "kvc_dense_attention", ROTATED:
+        yield from outside(name, "reserved", 0, 0, largest=INT32)
+
+
+def bad_numbers_of_pages(name: str) -> Iterator[Bad]:
     yield from outside(name, "page_size", 1, INT32, largest=INT32)
     yield from outside(name, "top_r", 1, 16, largest=INT32)
     yield from outside(name, "top_k", 1, 24, largest=INT64)
@@ -155,7 +175,6 @@ def bad_numbers_of_attention() -> Iterator[Bad]:
     for value in (-1, 0, 11, 13, INT64):
         yield Bad(name, {"selected_width": value}, "selected_width", "12..12")
     yield Bad(name, {"top_k": 20}, "selected_width", "20..20")
-    yield from outside("kvc_dense_attention", "reserved", 0, 0, largest=INT32)
 
 
 def bad_addresses(operation: str) -> Iterator[tuple[str, str, str]]:
@@ -244,7 +263,7 @@ def test_largest_sizes(library: KernelLibrary, operation: str) -> None:
     if operation == "kvc_compact":
         strides = {f"kv_stride_{axis}": 256 for axis in ("batch", "head", "token")}
         large |= {"prompt_length": 2**20, "prompt_budget": 2**20 - 1, "page_size": 1, "window": 1024, **strides}
-    if operation == "kvc_hybrid_attention":
+    if operation in PAGED:
         large |= {"page_size": 1, "top_r": 256, "top_k": 2**20, "selected_width": 2**20}
     for name, value in large.items():
         setattr(call.params, name, value)

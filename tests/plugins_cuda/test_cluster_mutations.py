@@ -87,11 +87,11 @@ MUTATIONS = (
     Mutation("tokens_of_the_first_block", STEP, "(task.start + page) * params.page_size", "page * params.page_size"),
     Mutation("every_block_appends", STEP, "page / chunk == cluster_rank()", "true"),
     Mutation("the_first_block_appends", STEP, "page / chunk == cluster_rank()", "cluster_rank() == 0"),
-    Mutation("bounds_are_not_raised", STEP, "joined.raise();", ""),
+    Mutation("bounds_are_not_raised", STEP, "joined.raise(entry.key());", ""),
     Mutation(
         "only_the_first_block_fills_the_list", STEP, "cluster_rank() * kScoreThreads + static_cast", "static_cast"
     ),
-    Mutation("arrivals_are_left", STEP, "token.arrivals[head] = 0;", ""),
+    Mutation("arrivals_are_left", STEP, "append.arrivals[head] = 0;", ""),
 )
 
 

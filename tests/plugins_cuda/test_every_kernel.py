@@ -10,6 +10,8 @@ import torch
 from kvc_trt.kernels.c_library import ARCHITECTURES
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda import cases, checks
+from tests.plugins_cuda.test_rotated_attention import check as check_rotated
+from tests.plugins_cuda.test_rotated_attention import unrotated
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
@@ -53,6 +55,13 @@ def test_step_of_many_rows(with_clusters: KernelLibrary, heads: int, dtype: torc
     lengths = [10, -1, *range(60, 60 + 5 * 8, 5)]
     case = cases.step_case(lengths=lengths, heads=heads, size=64, dtype=dtype, seed=2)
     checks.check_hybrid(with_clusters, case)
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_step_that_rotates(with_clusters: KernelLibrary, dtype: torch.dtype, rows: int) -> None:
+    """Selecting and dense, in clusters and apart."""
+    check_rotated(with_clusters, unrotated(cases.step_case(lengths=[*range(60, 60 + rows)], size=24, dtype=dtype)))
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)

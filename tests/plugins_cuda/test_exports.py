@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from kvc_trt.kernels.library import KernelLibrary
-from kvc_trt.operators.registry import KERNEL_OPERATORS
+from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTROL = {
     f"kvc_emulation_{name}"
     for name in ("set_schedule", "set_device", "set_checks_only", "launches", "clear_launches", "executions")
 }
-OPERATIONS = {one.kernel.operation for one in KERNEL_OPERATORS if one.kernel is not None}
+OPERATIONS = {one.kernel.operation for one in LIBRARY_OPERATORS if one.kernel is not None}
 ABI = {"kvc_abi_version", "kvc_executor", "kvc_prefetch", *OPERATIONS, *(f"{one}_workspace" for one in OPERATIONS)}
 """Two functions of the library, a hint, and two of every operation."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.operators.dimensions import SIZES, evaluate
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.registry import KERNEL_OPERATORS
@@ -78,10 +79,15 @@ def _window_attention() -> Operator:
     )
 
 
+def _add(monkeypatch: pytest.MonkeyPatch, operator: Operator) -> None:
+    """To the operators with plugins, and so to those of the kernel libraries."""
+    monkeypatch.setattr(plugins, "KERNEL_OPERATORS", (*KERNEL_OPERATORS, operator))
+    for module in (header, validation):
+        monkeypatch.setattr(module, "LIBRARY_OPERATORS", (*LIBRARY_OPERATORS, operator))
+
+
 def test_an_operator_reaches_every_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    operators = (*KERNEL_OPERATORS, _window_attention())
-    for module in (header, validation, plugins):
-        monkeypatch.setattr(module, "KERNEL_OPERATORS", operators)
+    _add(monkeypatch, _window_attention())
     texts = {path.name: text for path, text in generate.generated().items()}
     for text in ("} KvcWindowAttentionParams;", "const void* sinks;", "[H], one logit per head", "odd, in 3..top_k"):
         assert text in texts["parameters.h"]
@@ -103,9 +109,7 @@ def test_an_operator_reaches_every_file(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_struct_and_the_checks_of_an_operator_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    operators = (*KERNEL_OPERATORS, _window_attention())
-    for module in (header, validation, plugins):
-        monkeypatch.setattr(module, "KERNEL_OPERATORS", operators)
+    _add(monkeypatch, _window_attention())
     for path, text in generate.generated().items():
         copy = tmp_path / path.relative_to(generate.PLUGINS)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,8 @@ from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.cases import step_case, without_pages
 from tests.plugins_cuda.checks import check_hybrid
 from tests.plugins_cuda.mutants import Mutation, check_noticed
+from tests.plugins_cuda.test_rotated_attention import check_hybrid as check_rotated
+from tests.plugins_cuda.test_rotated_attention import unrotated
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANNELS, SCORES = "kernels/score_channels.cuh", "kernels/page_scores.cuh"
@@ -19,6 +21,7 @@ PREPARE, PREPARED = "kernels/prepare_step.cuh", "kernels/prepared_query.cuh"
 FMA, TENSOR_CORE = "kernels/page_scores_fma.cuh", "kernels/page_scores_tensor_core.cuh"
 CHUNK = "kernels/scored_chunk.cuh"
 STAGED, SELECT, APPEND = "kernels/staged_bounds.cuh", "kernels/select_tokens.cuh", "kernels/append.cuh"
+TOKEN = "kernels/new_token.cuh"
 STATISTICS, SHARES = "kernels/page_statistics.cuh", "kernels/page_shares.cuh"
 RADIX, EMIT = "kernels/radix_select.cuh", "kernels/emit_selected.cuh"
 BARRIER = "__syncthreads();"
@@ -81,7 +84,7 @@ MUTATIONS = (
     without_barrier("before_keys_in_memory_are_counted", SELECT, BARRIER),
     Mutation("the_last_page_is_not_selected", SELECT, END, END.replace(" + 1", "")),
     Mutation("nothing_past_the_end_of_selected", SELECT, "slot < width;", "slot < count;"),
-    Mutation("bounds_are_not_raised", PREPARE, "    joined.raise();\n", ""),
+    Mutation("bounds_are_not_raised", PREPARE, "    joined.raise(entry.key());\n", ""),
     Mutation(
         "bounds_of_the_page_behind", PREPARE, "(row.length - 1) / params.page_size", "row.length / params.page_size"
     ),
@@ -90,7 +93,11 @@ MUTATIONS = (
     Mutation("select_tokens_waits_after_a_load", SELECT, WAIT + HEAD + LENGTH, HEAD + LENGTH + WAIT),
     Mutation("select_tokens_does_not_wait_in_some_blocks", SELECT, WAIT, f"    if (blockIdx.x > 0)\n{WAIT}"),
     Mutation("minimum_of_the_key_itself", APPEND, "nan_max(negated_minimum, -key)", "nan_max(negated_minimum, key)"),
-    Mutation("the_value_is_not_appended", APPEND, "(is_key_ ? k_new : v_new) + first_", "k_new + first_"),
+    Mutation("the_value_is_not_appended", APPEND, "value_ = value[channel_.number()];", ""),
+    Mutation("both_halves_turn_the_same_way", TOKEN, "second ? sine : -sine", "sine"),
+    Mutation("every_row_is_at_the_first_ones_position", TOKEN, "row * half", "0 * row * half"),
+    Mutation("the_key_is_not_rotated", APPEND, "return channel_.rotated(key_);", "return key_.own;"),
+    Mutation("the_rotated_query_is_not_written", CHANNELS, "rotated[at] = value;", ""),
 )
 
 
@@ -124,6 +131,7 @@ def check(library: KernelLibrary) -> None:
     for step in steps:
         compared = check_hybrid(library, step)
         assert compared.near_ties == 0, "these inputs have one right choice"
+    check_rotated(library, unrotated(steps[0]))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

@@ -18,22 +18,22 @@ from kvc_trt import policies
 from kvc_trt.kernels.c_library import ARCHITECTURES, KernelError
 from kvc_trt.kernels.library import KernelLibrary
 from kvc_trt.kernels.parameters import members
+from kvc_trt.kernels.rotated import LIBRARY_OPERATORS
 from kvc_trt.kernels.structs import Dtype, EmulatedLaunch, struct_of
 from kvc_trt.methods.parameters import PolicyParameters
 from kvc_trt.models.config import ModelConfig
 from kvc_trt.models.presets import list_presets, load_preset
-from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import Operator
 from tests.plugins_cuda.mutants import Mutation, compile_mutant
 from tests.plugins_cuda.toys import PLUGINS
 
-OPERATIONS = {one.kernel.operation: one for one in KERNEL_OPERATORS if one.kernel is not None}
+OPERATIONS = {one.kernel.operation: one for one in LIBRARY_OPERATORS if one.kernel is not None}
 STEP, PROMPT = "kvc_hybrid_attention", "kvc_compact"
 OF_POLICY = {
     "rocketkv": tuple(OPERATIONS),
     "hybrid": (STEP, "kvc_append_block", "kvc_raise_bounds"),
     "quest-matched": (STEP,),
-    "full": ("kvc_dense_attention", "kvc_append_block"),
+    "full": ("kvc_dense_attention", "kvc_rotated_dense_attention", "kvc_append_block"),
 }
 """Operations that engines of these policies call; the other policies with kernels call some of them at other sizes."""
 BATCHES, BUDGETS = (1, 4, 8, 16, 32), (256, 512, 1024, 2048)

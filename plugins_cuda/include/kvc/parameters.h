@@ -195,6 +195,53 @@ typedef struct KvcReplaceBoundsParams {
     const void* bounds_kept; /* [B,G,2D,P], the bounds from now on */
 } KvcReplaceBoundsParams;
 
+/* Rotate the new token, then append one token, select the pages that matter, attend to their tokens. */
+typedef struct KvcRotatedHybridAttentionParams {
+    uint64_t struct_bytes;        /* sizeof(KvcRotatedHybridAttentionParams) of the caller */
+    int32_t dtype;                /* KvcDtype */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t kv_heads;             /* G in 1..H */
+    int32_t head_size;            /* D in 16..256, a multiple of 8 */
+    int32_t heads;                /* H in 1..65535: query heads, a multiple of kv_heads, H / G in 1..16 */
+    int32_t page_size;            /* 1..2^31-1: tokens of a page */
+    int32_t top_r;                /* 1..head_size: channels that score pages */
+    int64_t capacity;             /* C in 1..2^20 */
+    int64_t top_k;                /* 1..capacity: tokens that a sparse step reads */
+    int64_t token_budget;         /* 0..2^31-1 */
+    int64_t dense_until;          /* 0..2^31-1: rows of m <= max(token_budget, dense_until) read all their entries */
+    int64_t selected_width;       /* max(top_k, token_budget, dense_until) */
+    const void* joined;           /* [B,H+2G,D], queries, keys and values of the new token, before RoPE */
+    const float* cosines;         /* [B,D/2], of the row's position */
+    const float* sines;           /* [B,D/2] */
+    void* k_cache;                /* [B,G,C,D] */
+    void* v_cache;                /* [B,G,C,D] */
+    void* bounds;                 /* [B,G,2D,P], page maxima of K, then of -K; empty pages: the lowest finite value */
+    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
+    void* output;                 /* [B,H,D] */
+    int32_t* selected;            /* [B,G,K], slots read, ascending, -1 past the end; or null */
+    void* query;                  /* [B,H,D], the rotated query */
+} KvcRotatedHybridAttentionParams;
+
+/* Rotate the new token, then append one token, attend to every entry. */
+typedef struct KvcRotatedDenseAttentionParams {
+    uint64_t struct_bytes;        /* sizeof(KvcRotatedDenseAttentionParams) of the caller */
+    int32_t dtype;                /* KvcDtype */
+    int32_t batch;                /* B in 1..65535 */
+    int32_t kv_heads;             /* G in 1..H */
+    int32_t head_size;            /* D in 16..256, a multiple of 8 */
+    int32_t heads;                /* H in 1..65535: query heads, a multiple of kv_heads, H / G in 1..16 */
+    int32_t reserved;             /* 0 */
+    int64_t capacity;             /* C in 1..2^20 */
+    const void* joined;           /* [B,H+2G,D], queries, keys and values of the new token, before RoPE */
+    const float* cosines;         /* [B,D/2], of the row's position */
+    const float* sines;           /* [B,D/2] */
+    void* k_cache;                /* [B,G,C,D] */
+    void* v_cache;                /* [B,G,C,D] */
+    const int64_t* cache_lengths; /* [B], on the device: entries before the append, where the new one goes */
+    void* output;                 /* [B,H,D] */
+    void* query;                  /* [B,H,D], the rotated query */
+} KvcRotatedDenseAttentionParams;
+
 #ifdef __cplusplus
 }
 #endif

@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* Raised whenever a parameter struct or the meaning of a field changes. */
-#define KVC_ABI_VERSION 2
+/* Raised whenever an operation is added, or a parameter struct or the meaning of a field changes. */
+#define KVC_ABI_VERSION 3
 
 /* Type of queries, keys, values, bounds and outputs of one call. Scores and sums are always fp32. */
 typedef enum KvcDtype { KVC_FLOAT32 = 0, KVC_FLOAT16 = 1, KVC_BFLOAT16 = 2 } KvcDtype;

@@ -16,10 +16,12 @@ from kvc_trt.backends.tensorrt.plugins import PluginLibrary
 from kvc_trt.backends.tensorrt.profiles import choose_profile, decode_profiles, prefill_profiles
 from kvc_trt.backends.tensorrt.requirements import BuiltFor, describe, library_of, missing_for, missing_here, refuse
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.kernels.structs import ABI_VERSION
 
 REBUILD = "rebuild it: kvc-trt build --config engine/config.json -o engine --force"
 SHA256, OTHER = "ab" * 32, "cd" * 32
-PLUGINS = PluginLibrary("plugins", Path("/opt/libkvc_plugins.so"), SHA256, 2, "cuda")
+WANTED = f"expected one for CUDA with ABI {ABI_VERSION}"
+PLUGINS = PluginLibrary("plugins", Path("/opt/libkvc_plugins.so"), SHA256, ABI_VERSION, "cuda")
 H200 = Gpu("NVIDIA H200", (9, 0), 150_754_820_096, 149_000_000_000)
 GOOD = GpuMachine("11.4.0.106", None, (13, 0), None, (13, 0), H200, None, (PLUGINS,))
 MANIFEST = {
@@ -27,7 +29,7 @@ MANIFEST = {
         "backend": "tensorrt",
         "architecture": "sm_90",
         "tensorrt": "11.4.0.106",
-        "plugins": {"file": "libkvc_plugins.so", "sha256": SHA256, "abi": 2},
+        "plugins": {"file": "libkvc_plugins.so", "sha256": SHA256, "abi": ABI_VERSION},
         "compatibility": "none",
     }
 }
@@ -76,17 +78,17 @@ MACHINES = {
     ),
     "no plugin library": (
         replace(GOOD, libraries=()),
-        "plugin library: expected one for CUDA with ABI 2, found none",
+        f"plugin library: {WANTED}, found none",
         "make plugins",
     ),
     "plugin library of another version": (
         replace(GOOD, libraries=(replace(PLUGINS, abi=7),)),
-        "plugin library: expected one for CUDA with ABI 2, found /opt/libkvc_plugins.so (cuda, ABI 7)",
+        f"plugin library: {WANTED}, found /opt/libkvc_plugins.so (cuda, ABI 7)",
         "make plugins",
     ),
     "emulated kernels": (
         replace(GOOD, libraries=(replace(PLUGINS, executor="emulation"),)),
-        "plugin library: expected one for CUDA with ABI 2, found /opt/libkvc_plugins.so (emulation, ABI 2)",
+        f"plugin library: {WANTED}, found /opt/libkvc_plugins.so (emulation, ABI {ABI_VERSION})",
         "make plugins",
     ),
 }
@@ -118,8 +120,8 @@ ENGINES = {
     ),
     "plugins of another version": (
         GOOD,
-        replace(TARGET, library_abi=3),
-        "the engine's plugins are of another version: expected ABI 2, found ABI 3",
+        replace(TARGET, library_abi=ABI_VERSION + 1),
+        f"the engine's plugins are of another version: expected ABI {ABI_VERSION}, found ABI {ABI_VERSION + 1}",
         REBUILD,
     ),
 }
@@ -228,5 +230,5 @@ def test_doctor_shows_the_facts():
     found = describe(GOOD)
     assert found["gpu"] == "NVIDIA H200 (sm_90, 140.4 GiB)"
     assert found["driver"] == "for CUDA 13.0"
-    assert found["plugins"] == f"/opt/libkvc_plugins.so (cuda, ABI 2, SHA-256 {SHA256[:16]})"
+    assert found["plugins"] == f"/opt/libkvc_plugins.so (cuda, ABI {ABI_VERSION}, SHA-256 {SHA256[:16]})"
     assert describe(GpuMachine()) == {}
