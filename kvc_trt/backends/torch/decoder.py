@@ -79,6 +79,10 @@ class TorchDecoder(Projections):
         self.caches = len(cache_sites(config, parameters))
         self._ahead = weight_prefetch(weights.embedding.device)
         self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
+        # The kernels rotate what a step projects, where nothing stands between the two: no norm, type or other kernel.
+        normed = any("self_attn.q_norm.weight" in layer for layer in weights.layers)
+        same_type = weights.embedding.dtype == cache_dtype
+        self._rotates = same_type and not normed and dense_attention is None and self._by_nodes.steps is None
 
     @property
     def steps_by_nodes(self) -> bool:
@@ -122,15 +126,15 @@ class TorchDecoder(Projections):
         hidden = functional.embedding(tokens, self._weights.embedding)
         x = self._norm(hidden, layers[0]["input_layernorm.weight"])
         for layer, next_norm in enumerate(norms):
-            made = self._split(layer, x, cos, sin)
+            made = (self._join(layer, x), cos, sin) if self._rotates else self._split(layer, x, cos, sin)
             if self._ahead is not None:
                 self._ahead.start(*(layers[layer][f"{name}.weight"] for name in AFTER_ATTENTION))
             if self._by_nodes.steps is not None:
                 outputs = self._by_nodes.steps.attend(layer, x, made, positions, cache_lengths, state, count)
             else:
-                stored = cache_lengths[layer]
+                attend, stored = self._attend_rotated if self._rotates else self._attend, cache_lengths[layer]
                 outputs = [
-                    self._decode_attention(layer, own, stored + step if step else stored, state)
+                    attend(layer, own, stored + step if step else stored, state)
                     for step, own in enumerate(zip(*(part.chunk(count) for part in made), strict=True))
                 ]
             attended = outputs[0] if count == 1 else torch.cat(outputs)
@@ -207,10 +211,8 @@ class TorchDecoder(Projections):
         assert self._by_nodes.prompts is not None
         return self._by_nodes.prompts.store(layer, block, prompt_lengths)
 
-    def _decode_attention(
-        self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State
-    ) -> Tensor:
-        """Store one token per row and attend [B,H,D]."""
+    def _attend(self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State) -> Tensor:
+        """Store one token per row, of query [B,H,D], key and value [B,G,D], and attend [B,H,D]."""
         query, keys, values = (x.to(self.cache_dtype) for x in made)
         inputs = query, keys, values, state[f"k_cache.{layer}"], state[f"v_cache.{layer}"]
         if not uses_pages(self.parameters, layer):
@@ -222,6 +224,30 @@ class TorchDecoder(Projections):
             self._see(layer, selected=selected)
         else:
             attended = kvc.hybrid_attention_without_selected(*paged, **self._hybrid_numbers)
+        self._see(layer, query=query, attended=attended)
+        return attended
+
+    def _attend_rotated(
+        self, layer: int, made: tuple[Tensor, Tensor, Tensor], cache_lengths: Tensor, state: State
+    ) -> Tensor:
+        """Do the same from what a step projects [B,(H+2G)*D], and cosines and sines [B,D/2]: kernels rotate it."""
+        joined, *angles = made
+        heads, kv_heads = self._heads
+        inputs = (
+            joined.view(len(joined), heads + 2 * kv_heads, -1),
+            *angles,
+            *(state[f"{name}.{layer}"] for name in ("k_cache", "v_cache")),
+        )
+        attended: Tensor
+        if not uses_pages(self.parameters, layer):
+            attended, _ = kvc.rotated_dense_attention(*inputs, cache_lengths, heads=heads)
+            return attended
+        paged = *inputs, state[f"bounds.{layer}"], cache_lengths
+        if f"selected.{layer}" in self._expose:
+            attended, selected, query = kvc.rotated_hybrid_attention(*paged, heads=heads, **self._hybrid_numbers)
+            self._see(layer, selected=selected)
+        else:
+            attended, query = kvc.rotated_hybrid_attention_without_selected(*paged, heads=heads, **self._hybrid_numbers)
         self._see(layer, query=query, attended=attended)
         return attended
 

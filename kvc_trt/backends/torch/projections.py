@@ -80,8 +80,11 @@ class Projections:
         """Project N normed tokens to queries [N,H,D], keys and values [N,G,D], rotated to their positions."""
         weights = self._weights.layers[layer]
         norms = weights.get("self_attn.q_norm.weight"), weights.get("self_attn.k_norm.weight")
-        joined = linear(weights, "self_attn.qkv_proj", x)
-        return self._run.rotated_heads(joined, cos, sin, *norms, self._heads, self.config.norm_epsilon)
+        return self._run.rotated_heads(self._join(layer, x), cos, sin, *norms, self._heads, self.config.norm_epsilon)
+
+    def _join(self, layer: int, x: Tensor) -> Tensor:
+        """Project N normed tokens to queries, keys and values side by side [N,(H+2G)*D], not rotated yet."""
+        return linear(self._weights.layers[layer], "self_attn.qkv_proj", x)
 
     def _output(self, layer: int, attended: Tensor) -> Tensor:
         """Project attention's output back: [N,H*D] -> [N,hidden]."""
