@@ -20,11 +20,11 @@ namespace kvc {
 namespace {
 
 // Vectors of a staged row of page_scores, which fix the pages of a block. With longer rows fewer blocks copy the prepared
-// query; below kEnoughBlocks blocks (two for each of the 132 multiprocessors of an H100 or H200) parallel blocks are worth
-// more. Scores do not depend on it.
+// query; below kEnoughBlocks blocks (one for each of the 132 multiprocessors of an H100 or H200) parallel blocks are worth
+// more. docs/kernels/decode-selection.md compares limits. Scores do not depend on it.
 constexpr int kLongestRow = 64;
 constexpr int kShortestRow = 16;
-constexpr int64_t kEnoughBlocks = 264;
+constexpr int64_t kEnoughBlocks = 132;
 constexpr int kMostSharedBytes = 64 * 1024;
 
 // The parts of the workspace.
