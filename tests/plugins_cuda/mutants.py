@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import subprocess
-import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
+
+from kvc_trt.kernels.c_library import KernelError
+from kvc_trt.kernels.library import KernelLibrary
+
+Check = Callable[[KernelLibrary], None]
+"""A function of a module, which is found by its name in another process."""
+SECONDS = 300
+"""The most that a check may take."""
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins_cuda"
 _FLAGS = ("-std=c++20", "-fPIC", "-w", "-ffp-contract=off", "-DKVC_EMULATION")
+RARELY_INLINED = "-D__forceinline__=inline"
+"""Halves the time to compile kernels. But the race detector does not see a struct that is loaded to be an argument."""
+# Forked from a process that has imported what checks need: importing torch takes longer than most checks.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["pytest", "hypothesis", "tests.plugins_cuda.checks", __name__])
 _directory = tempfile.TemporaryDirectory(prefix="kvc-mutants-")
 
 
@@ -34,24 +50,64 @@ def compile_mutant(mutation: Mutation, source: str, *flags: str) -> Path:
     changed.write_text(text.replace(mutation.right, mutation.wrong))
     library = overlay / "libmutant.so"
     kernels = overlay / "kernels.o"
-    _compile("-O0", "-c", *flags, f"-I{overlay}", "-x", "c++", source, "-o", kernels)
+    included = ("-include", _prefix(*flags))
+    _compile("-O0", "-c", *flags, *included, f"-I{overlay}", "-x", "c++", source, "-o", kernels)
     _compile("-shared", kernels, *_unchanged(), "-o", library)
     return library
 
 
-def check_noticed(mutation: Mutation, source: str, module: str) -> None:
-    """Whether `python -m MODULE LIBRARY` fails with the mistake; the mutation "nothing" is none and must pass.
+def check_noticed(mutation: Mutation, source: str, check: Check, *flags: str) -> None:
+    """Whether `check` fails with the mistake; a mutation whose name begins with "control" is none and must pass.
 
-    In a process of its own: a mistake may write anywhere. The race detector watches, which needs no luck.
+    The race detector watches, which needs no luck.
     """
-    library = compile_mutant(mutation, source, "-fsanitize=thread")
-    command = [sys.executable, "-m", module, str(library)]
-    done = subprocess.run(command, cwd=PLUGINS.parent, capture_output=True, text=True, timeout=300, check=False)
-    if mutation.name == "nothing":
-        assert done.returncode == 0, done.stderr
+    found = noticed(compile_mutant(mutation, source, "-fsanitize=thread", *flags), check)
+    print(found)
+    assert bool(found) != mutation.name.startswith("control"), found
+
+
+def noticed(library: Path, check: Check) -> str:
+    """What `check` says against a library: "" if it passes, else what it raised, or the signal that ended it.
+
+    In a process of its own, as a mistake may write anywhere or never end.
+    """
+    ours, theirs = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_try_out, args=(library, check, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(SECONDS):
+            process.kill()
+            return f"not over after {SECONDS} s"
+        found: str = ours.recv()
+        return found
+    except EOFError:
+        process.join()
+        assert process.exitcode is not None
+        assert process.exitcode < 0, f"the check broke off with {process.exitcode}"
+        return f"signal {-process.exitcode}"
+    finally:
+        process.join()
+
+
+def _try_out(library: Path, check: Check, answer: Connection) -> None:
+    """Send what `noticed` returns."""
+    torch.set_num_threads(1)
+    try:
+        check(KernelLibrary(library))
+    except (AssertionError, KernelError) as error:
+        answer.send(f"{type(error).__name__}: {error}")
     else:
-        noticed = done.returncode < 0 or "AssertionError" in done.stderr or "KernelError" in done.stderr
-        assert noticed, f"returned {done.returncode}: {done.stderr[-2000:]}"
+        answer.send("")
+
+
+@functools.cache
+def _prefix(*flags: str) -> Path:
+    """A header that every kernel includes, compiled: the emulation, which no mutation changes."""
+    header = Path(tempfile.mkdtemp(prefix="prefix-", dir=_directory.name)) / "prefix.h"
+    header.write_text('#include "emulation/device.h"\n')
+    _compile("-O0", *flags, "-x", "c++-header", header, "-o", f"{header}.gch")
+    return header
 
 
 @functools.cache

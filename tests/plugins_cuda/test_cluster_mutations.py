@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.cases import step_case
 from tests.plugins_cuda.checks import check_hybrid
-from tests.plugins_cuda.mutants import Mutation, check_noticed
+from tests.plugins_cuda.mutants import RARELY_INLINED, Mutation, check_noticed
 from tests.plugins_cuda.test_score_and_select import WITH_CLUSTERS, check_same, pages_case
 
 pytestmark = pytest.mark.slow
@@ -28,7 +27,7 @@ def without(name: str, file: str, what: str, context: str, instead: str = "") ->
 
 
 MUTATIONS = (
-    Mutation("nothing", STEP, "if (row.length > 0) {", "if (0 < row.length) {"),
+    Mutation("control", STEP, "if (row.length > 0) {", "if (0 < row.length) {"),
     without("the_barrier_before_staging", STEP, BARRIER, f"{BARRIER}  // the channels"),
     without("the_barrier_behind_the_copies", STEP, BARRIER, f"copy_async_wait<0>();\n        {BARRIER}"),
     without("the_barrier_behind_the_scores", STEP, BARRIER, f"wait_for_cluster();\n        {BARRIER}"),
@@ -116,7 +115,7 @@ def check(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mistakes_are_noticed(mutation: Mutation) -> None:
-    check_noticed(mutation, "src/hybrid_attention.cu", "tests.plugins_cuda.test_cluster_mutations")
+    check_noticed(mutation, "src/hybrid_attention.cu", check, RARELY_INLINED)
 
 
 def test_barriers_are_all_tried() -> None:
@@ -130,7 +129,3 @@ def test_barriers_are_all_tried() -> None:
                 if mutation.file == file
             )
             assert text.count(barrier) == removed, f"{file}: {barrier}"
-
-
-if __name__ == "__main__":
-    check(KernelLibrary(sys.argv[1]))

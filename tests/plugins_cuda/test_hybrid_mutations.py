@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.cases import step_case, without_pages
 from tests.plugins_cuda.checks import check_hybrid
-from tests.plugins_cuda.mutants import Mutation, check_noticed
+from tests.plugins_cuda.mutants import RARELY_INLINED, Mutation, check_noticed
 from tests.plugins_cuda.test_rotated_attention import check_hybrid as check_rotated
 from tests.plugins_cuda.test_rotated_attention import unrotated
 
@@ -37,7 +36,7 @@ WAIT = "    wait_for_previous_launch();\n"
 LENGTH = "    const AttendedRow row = attended_row(params.cache_lengths[blockIdx.y], params.limits);\n"
 HEAD = "    const int64_t head = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;\n"
 MUTATIONS = (
-    Mutation("nothing", CHANNELS, "sum > 0.0f ?", "0.0f < sum ?"),
+    Mutation("control", CHANNELS, "sum > 0.0f ?", "0.0f < sum ?"),
     Mutation("no_warp_barrier_before_channels_are_ranked", CHANNELS, "    __syncwarp();\n", ""),
     without_barrier("before_lists_are_searched", CHANNELS, BARRIER),
     Mutation("equal_channels_of_a_warp_share_a_place", CHANNELS, "return place + __popc", "return place + 0 * __popc"),
@@ -136,7 +135,7 @@ def check(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_mistakes_are_noticed(mutation: Mutation) -> None:
-    check_noticed(mutation, "src/hybrid_attention.cu", "tests.plugins_cuda.test_hybrid_mutations")
+    check_noticed(mutation, "src/hybrid_attention.cu", check, RARELY_INLINED)
 
 
 def test_barriers_are_all_tried() -> None:
@@ -145,7 +144,3 @@ def test_barriers_are_all_tried() -> None:
         there = (ROOT / "plugins_cuda" / file).read_text().count("__syncthreads();")
         removed = sum(BARRIER in mutation.right for mutation in MUTATIONS if mutation.file == file)
         assert there == removed, f"{file} has {there} barriers, {removed} are removed"
-
-
-if __name__ == "__main__":
-    check(KernelLibrary(sys.argv[1]))

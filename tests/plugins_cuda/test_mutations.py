@@ -7,21 +7,18 @@ Kernels run under the race detector, so that a missing barrier shows even where 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import re
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvc_trt.kernels.c_library import KernelError
 from kvc_trt.kernels.library import SCHEDULES, KernelLibrary
 from tests.plugins_cuda import test_observation_scores as observation
 from tests.plugins_cuda.cases import step_case
 from tests.plugins_cuda.checks import check_dense, check_hybrid
-from tests.plugins_cuda.mutants import Mutation, compile_mutant
+from tests.plugins_cuda.mutants import Check, Mutation, check_noticed
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +38,12 @@ def wrong(name: str, file: str, right: str, instead: str) -> Mutation:
 
 
 # ---- What a library must do
+
+
+def in_every_schedule(check: Check, library: KernelLibrary) -> None:
+    for order in SCHEDULES:
+        library.set_schedule(order, seed=8)
+        check(library)
 
 
 def votes(library: KernelLibrary) -> None:
@@ -78,7 +81,7 @@ def lists(library: KernelLibrary) -> None:
     check_hybrid(library, step_case(lengths=[16400], heads=1, size=16, page=64, top_k=16385, **rows))
 
 
-SOURCES: dict[Callable[[KernelLibrary], None], str] = {
+SOURCES: dict[Check, str] = {
     votes: "src/compact.cu",
     attention: "src/dense_attention.cu",
     several_splits: "src/hybrid_attention.cu",
@@ -98,7 +101,7 @@ KEYS_ARE_REPLACED_EARLY = (
     "wait_for_oldest();\n            copy_keys(rows, first + ahead, stage);\n            multiply_keys(stage, scores);",
 )
 
-MUTATIONS: dict[Callable[[KernelLibrary], None], tuple[Mutation, ...]] = {
+MUTATIONS: dict[Check, tuple[Mutation, ...]] = {
     votes: (
         wrong("control_votes", ROW, "n > params.prompt_budget ? n : 0", "params.prompt_budget < n ? n : 0"),
         without(BARRIER, STATISTICS, before="        for (int64_t key = chunk.first"),
@@ -165,42 +168,9 @@ MUTATIONS: dict[Callable[[KernelLibrary], None], tuple[Mutation, ...]] = {
 PAIRS = [(check, mutation) for check, mutations in MUTATIONS.items() for mutation in mutations]
 
 
-# Every mutant runs in a process of its own, as it may write anywhere; forked from one that has imported what they need.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__])
-
-
-def try_out(library: Path, check: Callable[[KernelLibrary], None], answer: Connection) -> None:
-    """Answer "" where `check` passes in every schedule, else what it raised."""
-    torch.set_num_threads(1)
-    try:
-        tried = KernelLibrary(library)
-        for order in SCHEDULES:
-            tried.set_schedule(order, seed=8)
-            check(tried)
-    except (AssertionError, KernelError) as error:
-        answer.send(f"{type(error).__name__}: {error}")
-    else:
-        answer.send("")
-
-
 @pytest.mark.parametrize(("check", "mutation"), PAIRS, ids=[mutation.name for _, mutation in PAIRS])
-def test_a_mistake_is_noticed(check: Callable[[KernelLibrary], None], mutation: Mutation) -> None:
-    library = compile_mutant(mutation, SOURCES[check], "-fsanitize=thread")
-    ours, theirs = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=try_out, args=(library, check, theirs))
-    process.start()
-    theirs.close()
-    try:
-        noticed = ours.recv()
-    except EOFError:
-        process.join()
-        assert process.exitcode is not None
-        assert process.exitcode < 0, f"{mutation.name} ended with {process.exitcode}"
-        noticed = f"signal {-process.exitcode}"
-    process.join()
-    print(noticed)
-    assert bool(noticed) != mutation.name.startswith("control_"), noticed
+def test_a_mistake_is_noticed(check: Check, mutation: Mutation) -> None:
+    check_noticed(mutation, SOURCES[check], partial(in_every_schedule, check))
 
 
 def test_every_barrier_is_tried() -> None:
