@@ -10,12 +10,14 @@ from dataclasses import replace
 
 from kvc_trt.kernels.parameters import kernel_of
 from kvc_trt.operators.dense_attention import DENSE_ATTENTION
+from kvc_trt.operators.dimensions import SIZES
 from kvc_trt.operators.hybrid_attention import HYBRID_ATTENTION
 from kvc_trt.operators.registry import KERNEL_OPERATORS
 from kvc_trt.operators.schema import CACHE, FLOAT, Attribute, Operator, Tensor
 from kvc_trt.operators.tensors import K_NEW, QUERY, V_NEW
 
-_HEADS = Attribute("heads", 1, 65535, "query heads, a multiple of kv_heads, H / G in 1..16", bits=32)
+_H = SIZES["H"]
+_HEADS = Attribute("heads", _H.least, _H.most, f"query heads, a multiple of kv_heads, {_H.rule}", bits=_H.bits)
 _TOKEN = (
     Tensor("joined", CACHE, ("B", "H+2G", "D"), "queries, keys and values of the new token, before RoPE"),
     Tensor("cosines", FLOAT, ("B", "D/2"), "of the row's position"),
@@ -47,5 +49,7 @@ def _rotated(operator: Operator) -> Operator:
 
 ROTATED_HYBRID_ATTENTION = _rotated(HYBRID_ATTENTION)
 ROTATED_DENSE_ATTENTION = _rotated(DENSE_ATTENTION)
-LIBRARY_OPERATORS = (*KERNEL_OPERATORS, ROTATED_HYBRID_ATTENTION, ROTATED_DENSE_ATTENTION)
+ROTATED = ((HYBRID_ATTENTION, ROTATED_HYBRID_ATTENTION), (DENSE_ATTENTION, ROTATED_DENSE_ATTENTION))
+"""Each plain step with the one that rotates."""
+LIBRARY_OPERATORS = (*KERNEL_OPERATORS, *(rotated for _, rotated in ROTATED))
 """Every operator that a kernel library computes."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from plugins_cuda.generate.header import limits_header, parameters_header
 from plugins_cuda.generate.plugins import dimensions_header, operator_sources, operators_header
+from plugins_cuda.generate.rotated import rotated_header
 from plugins_cuda.generate.validation import rules_header
 
 PLUGINS = Path(__file__).resolve().parents[1]
@@ -26,6 +27,7 @@ def generated() -> Mapping[Path, str]:
         "include/kvc/limits.h": f"/* {NOTE} */\n{limits_header()}",
         "include/kvc/parameters.h": f"/* {NOTE} */\n{parameters_header()}",
         "src/parameter_rules.h": f"// {NOTE}\n{rules_header()}",
+        "src/rotated_parameters.h": f"// {NOTE}\n{rotated_header()}",
         "tensorrt/dimensions.h": f"// {NOTE}\n{dimensions_header()}",
         "tensorrt/operators.h": f"// {NOTE}\n{operators_header()}",
         **{f"tensorrt/operators/{name}": f"// {NOTE}\n{text}" for name, text in operator_sources().items()},

@@ -1,11 +1,13 @@
-// Appends one token to the cache of a KV head: its key and value, and what becomes of a page's bounds.
+// Appends one token to the cache of a KV head: its key and value, and what becomes of a page's bounds. The key is rotated
+// on the way where that is left to the step (new_token.cuh); then so is the query, for the attention kernel.
 //
 // Source: RocketKV (arXiv 2502.14051), section 3.3: pages of p consecutive slots keep the element-wise extremes of
 // their keys. Bounds are stored channel-major, [2D,P] per KV head: row d holds the page maxima of K, row D+d those of
 // -K, so that a minimum is read as a negated maximum and one comparison serves both.
 //
 // Bytes per KV head: 4 D s for the key and the value (s bytes per element; read and written once), and 2 D sectors of
-// 32 bytes read and written for the bounds, because the page's elements of different channels are P elements apart.
+// 32 bytes read and written for the bounds, because the page's elements of different channels are P elements apart. Where
+// it is rotated here, 2 g D s for the query (g heads of the group), read and written, and 4 D for the row's angles.
 // Deterministic: every element has one writer.
 #pragma once
 
@@ -127,7 +129,7 @@ struct AppendParams {
     }
 };
 
-// The append of the dense path, which keeps no bounds. Grid (G, B).
+// The first launch of dense attention, which keeps no bounds. Grid (G, B), a thread per channel.
 template <class T>
 __global__ void __launch_bounds__(kAppendThreads) append(const AppendParams<T> params) {
     start_next_launch();
@@ -139,11 +141,8 @@ __global__ void __launch_bounds__(kAppendThreads) append(const AppendParams<T> p
     if (threadIdx.x == 0) {
         params.arrivals[head] = 0;
     }
-    if (T* const rotated = params.rotated_of(head); rotated != nullptr && channel.exists()) {
-        const T* const query = params.query_of(row, kv_head);
-        for (int start = 0; start < params.group * size; start += size) {
-            rotated[start + channel.number()] = channel.rotated(channel.load(query + start));
-        }
+    if (T* const rotated = params.rotated_of(head); rotated != nullptr) {
+        rotate_heads(channel, params.query_of(row, kv_head), rotated, params.group, size);
     }
     const int64_t slot = params.cache_lengths[row];
     if (has_slot(slot, params.capacity)) {

@@ -78,4 +78,30 @@ private:
     float sine_ = 0.0f;  // negated in the first half
 };
 
+// Rotates the channel of a group's heads [g,D]. Loads of several heads are under way together.
+template <class T>
+__device__ __forceinline__ void rotate_heads(const HeadChannel<T>& channel, const T* __restrict__ heads,
+                                             T* __restrict__ rotated, int group, int head_size) {
+    constexpr int kInFlight = 4;
+    if (!channel.exists()) {
+        return;
+    }
+#pragma unroll 1
+    for (int first = 0; first < group; first += kInFlight) {
+        typename HeadChannel<T>::Pair read[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            if (first + i < group) {
+                read[i] = channel.load(heads + (first + i) * head_size);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            if (first + i < group) {
+                rotated[(first + i) * head_size + channel.number()] = channel.rotated(read[i]);
+            }
+        }
+    }
+}
+
 }  // namespace kvc

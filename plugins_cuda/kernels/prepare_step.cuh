@@ -7,14 +7,14 @@
 //   in   the new token: query [B,H,D], key and value [B,G,D], which it rotates where that is left to it (new_token.cuh)
 //   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P] (row d: page maxima of K, row D+d: of -K) with the token in
 //        them; arrivals [B,G] = 0 for the attention's merge; of rows that do not read all their entries anyway, the
-//        prepared query (prepared_query.cuh)
+//        prepared query (prepared_query.cuh); the rotated query [B,H,D] where it is rotated here
 //
 // One block per (row, KV head), grid (G, B), a thread per channel: latency, not work. All loads that wait for nothing are
 // under way together, those that wait for the row's length next; the token is stored while its channels are ranked, and
 // the page's bounds are written last.
 //
 // Bytes per KV head: g D s, 4 D s for the token (s bytes per element), 2D sectors of 32 bytes of bounds, read and written,
-// and the prepared query.
+// and the prepared query; to rotate, g D s written and 4 D read.
 //
 // Determinism: see score_channels.cuh and append.cuh. A row's bits depend on the row alone.
 #pragma once

@@ -6,7 +6,8 @@
 //
 //   in   the new token: query [B,H,D], key and value [B,G,D] (new_token.cuh)
 //   out  k_cache, v_cache [B,G,C,D] and bounds [B,G,2D,P] with the token in them; arrivals [B,G] = 0;
-//        indices int32 [B,G,index_stride] and selected int32 [B,G,selected_width], or null: see select_tokens.cuh
+//        indices int32 [B,G,index_stride] and selected int32 [B,G,selected_width], or null: see select_tokens.cuh;
+//        the rotated query [B,H,D] where it is rotated here
 //
 // Grid (kClusterBlocks, G, B). Every block chooses the channels for itself. A block has neighbouring units of pages, so no
 // vector of bounds is of two blocks in 16 bit: the block of the page that the token joins writes the page's bounds in

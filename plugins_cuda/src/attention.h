@@ -1,8 +1,8 @@
 // What the two attention operations share on the host: which part of its cache a row reads, the scratch memory of the
 // attention kernel, and its launch.
 //
-// `Params` is KvcDenseAttentionParams or KvcHybridAttentionParams. The operations that rotate their new token are these
-// two behind another first step: its parameters are turned into theirs, with the rotated query in place of the given one.
+// `Params` is KvcDenseAttentionParams or KvcHybridAttentionParams, but for joined_token: the operations that rotate their
+// new token turn their parameters into those of the plain ones (src/rotated_parameters.h).
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // kvc_dense_attention and kvc_rotated_dense_attention: append the new token, then attend to all entries of each row.
 #include "src/attention.h"
 #include "src/operation.h"
+#include "src/rotated_parameters.h"
 
 namespace kvc {
 namespace {
@@ -35,22 +36,6 @@ struct RotatedDenseAttention {
     template <class T>
     static void run(const Params& params, const AttentionScratch& scratch, Stream& stream) {
         DenseAttention::step(with_rotated_query(params), joined_token<T>(params), scratch, stream);
-    }
-
-    static KvcDenseAttentionParams with_rotated_query(const Params& p) {
-        KvcDenseAttentionParams params{};
-        params.dtype = p.dtype;
-        params.batch = p.batch;
-        params.heads = p.heads;
-        params.kv_heads = p.kv_heads;
-        params.head_size = p.head_size;
-        params.capacity = p.capacity;
-        params.query = p.query;
-        params.k_cache = p.k_cache;
-        params.v_cache = p.v_cache;
-        params.cache_lengths = p.cache_lengths;
-        params.output = p.output;
-        return params;
     }
 };
 

@@ -1,7 +1,7 @@
-// kvc_hybrid_attention and kvc_rotated_hybrid_attention: one decode step of one layer, as four launches however long the rows
-// are, or as two for few rows (src/score_and_select.h).
+// kvc_hybrid_attention and kvc_rotated_hybrid_attention: one decode step of one layer, as four launches however long the
+// rows are, or as two for few rows (src/score_and_select.h).
 //
-//   prepare_step      (G, B)                    rotate and store the token, raise its page's bounds; choose the query's channels
+//   prepare_step      (G, B)                    rotate and store the token, raise its page's bounds; choose channels
 //   page_scores       (chunks of pages, G, B)   score pages where a row is longer than its budget
 //   select_tokens     (G, B)                    rank the pages of a KV head, list its tokens
 //   sparse_attention  see sparse_attention.cuh  attend to the listed tokens, or to all
@@ -14,6 +14,7 @@
 #include "kernels/select_tokens.cuh"
 #include "src/attention.h"
 #include "src/operation.h"
+#include "src/rotated_parameters.h"
 #include "src/score_and_select.h"
 
 namespace kvc {
@@ -202,30 +203,6 @@ struct RotatedHybridAttention {
     template <class T>
     static void run(const Params& params, const Scratch& scratch, Stream& stream) {
         HybridAttention::step(with_rotated_query(params), joined_token<T>(params), scratch, stream);
-    }
-
-    static KvcHybridAttentionParams with_rotated_query(const Params& p) {
-        KvcHybridAttentionParams params{};
-        params.dtype = p.dtype;
-        params.batch = p.batch;
-        params.heads = p.heads;
-        params.kv_heads = p.kv_heads;
-        params.head_size = p.head_size;
-        params.page_size = p.page_size;
-        params.top_r = p.top_r;
-        params.capacity = p.capacity;
-        params.top_k = p.top_k;
-        params.token_budget = p.token_budget;
-        params.dense_until = p.dense_until;
-        params.selected_width = p.selected_width;
-        params.query = p.query;
-        params.k_cache = p.k_cache;
-        params.v_cache = p.v_cache;
-        params.bounds = p.bounds;
-        params.cache_lengths = p.cache_lengths;
-        params.output = p.output;
-        params.selected = p.selected;
-        return params;
     }
 };
 

@@ -11,12 +11,15 @@ from kvc_trt.kernels.library import KernelLibrary
 from tests.plugins_cuda.cases import step_case
 from tests.plugins_cuda.checks import check_hybrid
 from tests.plugins_cuda.mutants import RARELY_INLINED, Mutation, check_noticed
+from tests.plugins_cuda.test_rotated_attention import check_hybrid as check_rotated
+from tests.plugins_cuda.test_rotated_attention import unrotated
 from tests.plugins_cuda.test_score_and_select import WITH_CLUSTERS, check_same, pages_case
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP, SELECT = "kernels/score_and_select.cuh", "kernels/cluster_select.cuh"
+ROTATED = "cluster_rank() == 0 ? append.rotated_of(head)"
 BARRIER, CLUSTER_BARRIER = "__syncthreads();", "synchronize_cluster();"
 
 
@@ -91,6 +94,8 @@ MUTATIONS = (
         "only_the_first_block_fills_the_list", STEP, "cluster_rank() * kScoreThreads + static_cast", "static_cast"
     ),
     Mutation("arrivals_are_left", STEP, "append.arrivals[head] = 0;", ""),
+    Mutation("every_block_writes_the_rotated_query", STEP, f"{ROTATED} : nullptr", "append.rotated_of(head)"),
+    Mutation("no_block_writes_the_rotated_query", STEP, f"{ROTATED} : nullptr", "nullptr"),
 )
 
 
@@ -111,6 +116,7 @@ def check(library: KernelLibrary) -> None:
         check_same(library, case)
         library.set_device(WITH_CLUSTERS)
         check_hybrid(library, case)
+    check_rotated(library, unrotated(cases[4]))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

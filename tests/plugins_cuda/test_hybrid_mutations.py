@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation("both_halves_turn_the_same_way", TOKEN, "second ? sine : -sine", "sine"),
     Mutation("every_row_is_at_the_first_ones_position", TOKEN, "row * half", "0 * row * half"),
     Mutation("the_key_is_not_rotated", APPEND, "return channel_.rotated(key_);", "return key_.own;"),
-    Mutation("the_rotated_query_is_not_written", CHANNELS, "rotated[at] = value;", ""),
+    Mutation("the_rotated_query_is_not_written", PREPARE, "append.rotated_of(head)", "static_cast<T*>(nullptr)"),
 )
 
 

@@ -31,8 +31,8 @@ OPERATIONS = {one.kernel.operation: one for one in LIBRARY_OPERATORS if one.kern
 STEP, PROMPT = "kvc_hybrid_attention", "kvc_compact"
 OF_POLICY = {
     "rocketkv": tuple(OPERATIONS),
-    "hybrid": (STEP, "kvc_append_block", "kvc_raise_bounds"),
-    "quest-matched": (STEP,),
+    "hybrid": (STEP, "kvc_rotated_hybrid_attention", "kvc_append_block", "kvc_raise_bounds"),
+    "quest-matched": (STEP, "kvc_rotated_hybrid_attention"),
     "full": ("kvc_dense_attention", "kvc_rotated_dense_attention", "kvc_append_block"),
 }
 """Operations that engines of these policies call; the other policies with kernels call some of them at other sizes."""

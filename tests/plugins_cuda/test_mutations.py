@@ -19,6 +19,8 @@ from tests.plugins_cuda import test_observation_scores as observation
 from tests.plugins_cuda.cases import step_case
 from tests.plugins_cuda.checks import check_dense, check_hybrid
 from tests.plugins_cuda.mutants import Check, Mutation, check_noticed
+from tests.plugins_cuda.test_rotated_attention import check_dense as check_rotated
+from tests.plugins_cuda.test_rotated_attention import unrotated
 
 pytestmark = pytest.mark.slow
 
@@ -81,9 +83,17 @@ def lists(library: KernelLibrary) -> None:
     check_hybrid(library, step_case(lengths=[16400], heads=1, size=16, page=64, top_k=16385, **rows))
 
 
+def rotation(library: KernelLibrary) -> None:
+    """A group of more heads than are read at a time."""
+    for dtype in (FLOAT, HALF):
+        case = step_case(lengths=[40, 9], capacity=41, heads=6, kv_heads=1, size=24, dtype=dtype)
+        check_rotated(library, unrotated(case))
+
+
 SOURCES: dict[Check, str] = {
     votes: "src/compact.cu",
     attention: "src/dense_attention.cu",
+    rotation: "src/dense_attention.cu",
     several_splits: "src/hybrid_attention.cu",
     lists: "src/hybrid_attention.cu",
 }
@@ -92,6 +102,7 @@ SOURCES: dict[Check, str] = {
 
 ROW, STATISTICS, VOTES = "observation_row.cuh", "observation_statistics.cuh", "observation_votes.cuh"
 TILES, MERGE, TILE = "observation_tiles.cuh", "attention_merge.cuh", "attention_tile.cuh"
+TOKEN = "new_token.cuh"
 TENSOR_CORE, FMA, SPARSE = "attention_tensor_core.cuh", "attention_fma.cuh", "sparse_attention.cuh"
 OLDEST = ("copy_async_wait<1>();", "copy_async_wait<3>();")
 CALLS = ("__syncthreads();", "__syncwarp();", "copy_async_wait<0>();", *OLDEST, "__threadfence();")
@@ -146,6 +157,11 @@ MUTATIONS: dict[Check, tuple[Mutation, ...]] = {
         wrong("tail_of_a_batch_counts", FMA, "tokens[j] < rows.end ?", "tokens[j] <= rows.end ?"),
         wrong("a_full_row_takes_part", "attended_row.cuh", "cache_length < capacity", "cache_length <= capacity"),
         wrong("split_ends_late", SPARSE, "count - split * tokens < tokens ?", "false ?"),
+    ),
+    rotation: (
+        wrong("control_rotation", TOKEN, "first < group; first +=", "group > first; first +="),
+        wrong("later_heads_are_not_rotated", TOKEN, "first < group; first +=", "first < 1; first +="),
+        wrong("each_head_is_rotated_as_the_first", TOKEN, "rotated(read[i])", "rotated(read[0])"),
     ),
     several_splits: (
         wrong("control_several_splits", SPARSE, "task[0].split < task[0].splits", "task[0].splits > task[0].split"),

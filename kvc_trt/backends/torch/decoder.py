@@ -80,9 +80,8 @@ class TorchDecoder(Projections):
         self._ahead = weight_prefetch(weights.embedding.device)
         self._by_nodes = runs_by_nodes(self, twin_of, self._expose, turns=turns)
         # The kernels rotate what a step projects, where nothing stands between the two: no norm, type or other kernel.
-        normed = any("self_attn.q_norm.weight" in layer for layer in weights.layers)
-        same_type = weights.embedding.dtype == cache_dtype
-        self._rotates = same_type and not normed and dense_attention is None and self._by_nodes.steps is None
+        plain = weights.embedding.dtype == cache_dtype and not config.qk_norm
+        self._rotates = plain and dense_attention is None and self._by_nodes.steps is None
 
     @property
     def steps_by_nodes(self) -> bool:

@@ -80,7 +80,7 @@ class TorchHarness:
         return TorchExecutor(self._engine).weights
 
     def operators(self) -> list[EngineOperator]:
-        """Each operator that a layer of this engine calls."""
+        """Each operator that a layer of this engine calls. Of a step that rotates, what comes behind the rotation."""
         layers, device = range(self._engine.model.num_hidden_layers), kernel_device()
         parameters = self._engine.parameters
         paged = sum(uses_pages(parameters, layer) for layer in layers)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kvc_trt import policies
+from kvc_trt.backends.torch import decoder
 from kvc_trt.backends.torch import device as device_module
 from kvc_trt.backends.torch.executor import TorchExecutor, kernel_device
 from kvc_trt.backends.torch.weights import TorchWeights
@@ -19,6 +20,7 @@ from kvc_trt.engine.program import twin_program
 from kvc_trt.errors import InputError, UnsupportedEnvironment
 from kvc_trt.graph.weights import EngineWeights
 from kvc_trt.kernels import loading, use_library
+from kvc_trt.kernels.ops import kvc
 from kvc_trt.reference.decoder import ReferenceDecoder
 from kvc_trt.runtime import Request, Session
 from kvc_trt.runtime.batch import batch_of
@@ -40,6 +42,34 @@ POLICIES = {
     "pyramidkv, a budget for each layer": {"token_budget": 80, "window": 16, "pool_kernel": 7},
 }  # fmt: skip
 STEPS = 12
+
+
+class Called:
+    """`torch.ops.kvc`, and the names of what was called of it."""
+
+    def __init__(self):
+        self.names = set()
+
+    def __getattr__(self, name):
+        def call(*arguments, **numbers):
+            self.names.add(name)
+            return getattr(kvc, name)(*arguments, **numbers)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "rotates"),
+    [("biased and tied", "fp32", True), ("normed heads", "fp32", False), ("llama", "fp16", False)],
+)
+def test_kernels_rotate_where_nothing_stands_between(family, precision, rotates, make_program, monkeypatch):
+    """Neither a norm of heads nor, on a CPU, a cache of another type than the weights: they are float32 there."""
+    monkeypatch.setattr(decoder, "kvc", called := Called())
+    executor = TorchExecutor(make_program("rocketkv", precision, FAMILIES[family], skip_layers=1), device="cpu")
+    run(executor, batch_of(prompts()), 1)
+    before = "rotated_" if rotates else ""
+    steps = {f"{before}dense_attention", f"{before}hybrid_attention_without_selected"}
+    assert {name for name in called.names if "attention" in name} == steps
 
 
 def reference_logits(program, batch, tokens):
