@@ -15,6 +15,7 @@ from kvc_trt.backends.tensorrt.loading import DTYPES, TensorInfo, load, state_pr
 from kvc_trt.backends.tensorrt.plugins import check_trusted, fingerprint, named_path
 from kvc_trt.engine.manifest import rebuild_hint
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.kernels.structs import ABI_VERSION
 from tests.backends.compiled import as_compiled
 from tests.backends.tensorrt import rtx
 
@@ -146,7 +147,7 @@ class TestLibraries:
         monkeypatch.setenv("KVC_TRT_KERNELS", str(copy))
         monkeypatch.delenv(plugins.VARIABLE, raising=False)
         (found,) = plugins.find_libraries(ask=True)
-        assert (found.kind, found.abi, found.executor) == ("python", 2, "emulation")
+        assert (found.kind, found.abi, found.executor) == ("python", ABI_VERSION, "emulation")
 
     def test_a_named_one_that_is_not_there_is_a_fact(self, monkeypatch):
         monkeypatch.setenv(plugins.VARIABLE, "/nowhere/libkvc_plugins.so")
