@@ -10,6 +10,7 @@ from kvc_trt.backends.tensorrt.format import GRAPHS, INSPECTOR_DIRECTORY, inspec
 from kvc_trt.engine.files import listing, sha256
 from kvc_trt.engine.format import EXTEND_FILE
 from kvc_trt.engine.manifest import canonical, sealed
+from kvc_trt.kernels.structs import ABI_VERSION
 
 TARGETS = {
     "tensorrt": {"tensorrt": "11.4.0.106"},
@@ -36,7 +37,7 @@ def as_compiled(engine: Path, backend: str, library_sha256: str = "ab" * 32) -> 
         "backend": backend,
         "architecture": "sm_90",
         **TARGETS[backend],
-        "plugins": {"file": "libkvc_plugins.so", "sha256": library_sha256, "abi": 2},
+        "plugins": {"file": "libkvc_plugins.so", "sha256": library_sha256, "abi": ABI_VERSION},
         "compatibility": "none",
     }
     sizes = listing(engine)

@@ -20,6 +20,7 @@ from kvc_trt.engine.manifest import canonical, sealed
 from kvc_trt.engine.model_choice import choose_model
 from kvc_trt.engine.resolved_build import resolve
 from kvc_trt.errors import InputError, UnsupportedEnvironment
+from kvc_trt.kernels.structs import ABI_VERSION
 from kvc_trt.models.checkpoint import Checkpoint
 from kvc_trt.models.fp8 import as_floats
 from kvc_trt.models.hugging_face import parse_config
@@ -30,7 +31,7 @@ TARGET = {
     "backend": "tensorrt",
     "architecture": "sm_90",
     "tensorrt": "11.4.0.106",
-    "plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 64, "abi": 2},
+    "plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 64, "abi": ABI_VERSION},
     "compatibility": "none",
 }
 
@@ -227,8 +228,8 @@ def test_a_damaged_plan(compiled):
         {"architecture": None},
         {"tensorrt": 11},
         {"compatibility": "version"},
-        {"plugins": {"file": "../evil.so", "sha256": "0" * 64, "abi": 2}},
-        {"plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 63, "abi": 2}},
+        {"plugins": {"file": "../evil.so", "sha256": "0" * 64, "abi": ABI_VERSION}},
+        {"plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 63, "abi": ABI_VERSION}},
         {"plugins": {"file": "libkvc_plugins.so", "sha256": "0" * 64, "abi": True}},
         {"plugins": None},
         {"more": 1},
