@@ -15,7 +15,9 @@ from kvc_trt.profile.traffic import row_traffic
 OTHER_LAUNCHES = 7
 """ASSUMED launches of a layer beside attention, which rotates: four products, two norms, activation."""
 ROTATION_MICROSECONDS = 0.6
-"""What rotating adds to attention's first launch, by the same model, at batch 8 and 32; 0.2 in clusters, so a bound."""
+"""What rotating adds to attention's first launch at batch 8 and 32, by the same model; 0.2 in clusters, so a bound.
+
+docs/decisions/0031-rotation-in-the-step.md says how it was found."""
 KERNELS = "python -m benchmarks.kernels"
 STEP = "python -m benchmarks.torch_backend"
 Snapshot = Mapping[str, Any]

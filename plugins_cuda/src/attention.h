@@ -12,6 +12,7 @@
 #include "kernels/sparse_attention.cuh"
 #include "kvc/attention.h"
 #include "src/launch.h"
+#include "src/rotated_parameters.h"
 
 namespace kvc {
 
@@ -105,6 +106,20 @@ AppendParams<T> append_params(const Params& params, const NewToken<T>& token, in
     append.head_size = params.head_size;
     return append;
 }
+
+/// The operation behind the rotation of its new token. `Plain` is an operation with a function `step`, which takes the token.
+template <class Plain>
+struct Rotated {
+    template <class Params>
+    static auto lay_out(const Params& params, Workspace& workspace) {
+        return Plain::lay_out(with_rotated_query(params), workspace);
+    }
+
+    template <class T, class Params, class Scratch>
+    static void run(const Params& params, const Scratch& scratch, Stream& stream) {
+        Plain::step(with_rotated_query(params), joined_token<T>(params), scratch, stream);
+    }
+};
 
 /// The slots that each sparse row reads, ascending; null where no row is sparse.
 struct TokenList {

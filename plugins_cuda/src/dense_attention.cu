@@ -1,7 +1,6 @@
 // kvc_dense_attention and kvc_rotated_dense_attention: append the new token, then attend to all entries of each row.
 #include "src/attention.h"
 #include "src/operation.h"
-#include "src/rotated_parameters.h"
 
 namespace kvc {
 namespace {
@@ -26,19 +25,6 @@ struct DenseAttention {
     }
 };
 
-struct RotatedDenseAttention {
-    using Params = KvcRotatedDenseAttentionParams;
-
-    static AttentionScratch lay_out(const Params& params, Workspace& workspace) {
-        return DenseAttention::lay_out(with_rotated_query(params), workspace);
-    }
-
-    template <class T>
-    static void run(const Params& params, const AttentionScratch& scratch, Stream& stream) {
-        DenseAttention::step(with_rotated_query(params), joined_token<T>(params), scratch, stream);
-    }
-};
-
 }  // namespace
 }  // namespace kvc
 
@@ -54,10 +40,10 @@ extern "C" KvcStatus kvc_dense_attention(const KvcDenseAttentionParams* params, 
 
 extern "C" KvcStatus kvc_rotated_dense_attention_workspace(const KvcRotatedDenseAttentionParams* params,
                                                            uint64_t* bytes, KvcMessage* message) {
-    return kvc::query_workspace<kvc::RotatedDenseAttention>(params, bytes, message);
+    return kvc::query_workspace<kvc::Rotated<kvc::DenseAttention>>(params, bytes, message);
 }
 
 extern "C" KvcStatus kvc_rotated_dense_attention(const KvcRotatedDenseAttentionParams* params, void* workspace,
                                                  uint64_t workspace_bytes, void* stream, KvcMessage* message) {
-    return kvc::call<kvc::RotatedDenseAttention>(params, workspace, workspace_bytes, stream, message);
+    return kvc::call<kvc::Rotated<kvc::DenseAttention>>(params, workspace, workspace_bytes, stream, message);
 }

@@ -14,7 +14,6 @@
 #include "kernels/select_tokens.cuh"
 #include "src/attention.h"
 #include "src/operation.h"
-#include "src/rotated_parameters.h"
 #include "src/score_and_select.h"
 
 namespace kvc {
@@ -193,19 +192,6 @@ struct HybridAttention {
     }
 };
 
-struct RotatedHybridAttention {
-    using Params = KvcRotatedHybridAttentionParams;
-
-    static Scratch lay_out(const Params& params, Workspace& workspace) {
-        return HybridAttention::lay_out(with_rotated_query(params), workspace);
-    }
-
-    template <class T>
-    static void run(const Params& params, const Scratch& scratch, Stream& stream) {
-        HybridAttention::step(with_rotated_query(params), joined_token<T>(params), scratch, stream);
-    }
-};
-
 }  // namespace
 }  // namespace kvc
 
@@ -221,10 +207,10 @@ extern "C" KvcStatus kvc_hybrid_attention(const KvcHybridAttentionParams* params
 
 extern "C" KvcStatus kvc_rotated_hybrid_attention_workspace(const KvcRotatedHybridAttentionParams* params,
                                                             uint64_t* bytes, KvcMessage* message) {
-    return kvc::query_workspace<kvc::RotatedHybridAttention>(params, bytes, message);
+    return kvc::query_workspace<kvc::Rotated<kvc::HybridAttention>>(params, bytes, message);
 }
 
 extern "C" KvcStatus kvc_rotated_hybrid_attention(const KvcRotatedHybridAttentionParams* params, void* workspace,
                                                   uint64_t workspace_bytes, void* stream, KvcMessage* message) {
-    return kvc::call<kvc::RotatedHybridAttention>(params, workspace, workspace_bytes, stream, message);
+    return kvc::call<kvc::Rotated<kvc::HybridAttention>>(params, workspace, workspace_bytes, stream, message);
 }

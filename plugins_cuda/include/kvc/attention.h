@@ -31,8 +31,8 @@ KVC_API KvcStatus kvc_dense_attention(const KvcDenseAttentionParams* params, voi
 
 /* The same steps from the product of the joined projections, [B,H+2G,D]: queries, keys and values of the new token, which
  * have no rotary embedding yet. Query and key get it (arXiv 2104.09864; the two halves of a head form the pairs): products
- * and their sum in fp32, each rounded, the result rounded to the call's type. The number of launches is the
- * same. The rotated query is written to `query`, also that of inactive rows. */
+ * and their sum in fp32, each rounded, the result rounded to the call's type. The number of launches is the same.
+ * The rotated query is written to `query`, also that of inactive rows. */
 KVC_API KvcStatus kvc_rotated_hybrid_attention_workspace(const KvcRotatedHybridAttentionParams* params, uint64_t* bytes,
                                                          KvcMessage* message);
 KVC_API KvcStatus kvc_rotated_dense_attention_workspace(const KvcRotatedDenseAttentionParams* params, uint64_t* bytes,
